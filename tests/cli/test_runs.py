@@ -13,6 +13,7 @@ import torch
 
 import umbel
 from tests.cli.conftest import SMALL
+from tests.helpers.errors import raises
 from umbel.protocol.errors import ConfigError, ModelError
 
 
@@ -28,11 +29,11 @@ def test_a_run_from_python_is_that_of_the_app_and_can_be_loaded_by_name(umbel_ho
 
 
 def test_a_value_that_cannot_be_used_is_named_before_anything_starts(umbel_home: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no ronds; did you mean rounds\?"):
+    with raises(ConfigError, "config.unknown-key", "ronds", "rounds?"):
         umbel.run(ronds=3)
-    with pytest.raises(ConfigError, match="rounds must be a whole number"):
+    with raises(ConfigError, "config.wrong-value", "rounds", 0.5):
         umbel.run({"rounds": 0.5})
-    with pytest.raises(ModelError, match="draws in training"):
+    with raises(ModelError, "model.batches", "drops", "engine"):
         umbel.run(model="tests.cli.test_runs:drops", loss="mse", engine="batched", node_wait=1.0)
     assert not (umbel_home / "runs").exists()
 
@@ -87,7 +88,7 @@ def test_clients_predict_with_their_best_hypothesis(kept: Path) -> None:
 
 
 def test_a_run_that_is_not_there_is_named(umbel_home: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no run 'last'"):
+    with raises(ConfigError, "config.no-run", "'last'"):
         umbel.load()
-    with pytest.raises(ConfigError, match=r"holds no run: config.toml is missing"):
+    with raises(ConfigError, "config.no-run", tmp_path, "config.toml"):
         umbel.load(tmp_path)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import umbel
+from tests.helpers.errors import raises
 from tests.research.experiments.conftest import in_process  # noqa: F401
-from umbel.protocol.errors import UmbelError
+from umbel.protocol.errors import ConfigError, DatasetError
 
 
 @pytest.mark.usefixtures("in_process")
@@ -28,16 +30,18 @@ def test_every_combination_is_run_once_and_the_same_call_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("values", "reason"),
+    ("values", "kind", "code", "part"),
     [
-        ({"seed": 1}, "config.nothing-varied"),
-        ({"seed": []}, "config.nothing-varied"),
-        ({"sed": [1, 2]}, "did you mean seed"),
-        ({"step_size": [0.1, 0.0]}, "step-size"),
-        ({"dataset": ["synthetic", "nowhere"]}, "'nowhere'"),
+        ({"seed": 1}, ConfigError, "config.nothing-varied", ""),
+        ({"seed": []}, ConfigError, "config.nothing-varied", ""),
+        ({"sed": [1, 2]}, ConfigError, "config.unknown-key", "seed?"),
+        ({"step_size": [0.1, 0.0]}, ConfigError, "config.wrong-value", "step-size"),
+        ({"dataset": ["synthetic", "nowhere"]}, DatasetError, "data.unknown", "'nowhere'"),
     ],
 )
-def test_what_cannot_be_run_is_named_before_any_work(umbel_home: Path, values: dict[str, object], reason: str) -> None:
-    with pytest.raises(UmbelError, match=reason):
+def test_what_cannot_be_run_is_named_before_any_work(
+    umbel_home: Path, values: dict[str, object], kind: Any, code: str, part: str
+) -> None:
+    with raises(kind, code, part):
         umbel.sweep("synthetic", name="steps", **values)
     assert not (umbel_home / "sweeps").exists()

@@ -127,17 +127,17 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], p
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "reason"),
+    ("name", "text", "code"),
     [
-        ("own.toml", "client = ", "cannot be read as a schema"),
-        ("own.json", "[1]", "holds no schema: it needs target, features"),
-        ("manifest.json", '{"name": "x", "clients": 3}', "holds no schema"),
-        ("own.toml", "", "lacks target"),
+        ("own.toml", "client = ", "data.unreadable"),
+        ("own.json", "[1]", "data.schema"),
+        ("manifest.json", '{"name": "x", "clients": 3}', "data.schema"),
+        ("own.toml", "", "data.missing-key"),
     ],
 )
-def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str, text: str, reason: str) -> None:
+def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str, text: str, code: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(DatasetError, match=reason):
+    with raises(DatasetError, code, name):
         Schema.read(tmp_path / name)
     with raises(DatasetError, "data.no-file"):
         Schema.read(tmp_path / "nowhere.toml")

@@ -59,15 +59,6 @@ def test_shapes_and_types() -> None:
     assert (users.shape, vectors.shape) == ((3, 2), (50, 2))
 
 
-@pytest.mark.parametrize("skew", [0.0, 1.0, 10.0])
-def test_a_client_has_each_item_once_in_increasing_order(skew: float) -> None:
-    features, _, offsets, _, _ = draw(clients=20, items=60, skew=skew, spread=1.0)
-    for items in by_client(offsets, features[:, 0])[0]:
-        assert np.all(np.diff(items) > 0)
-        assert items[0] >= 0
-        assert items[-1] < 60
-
-
 def test_a_client_is_the_same_however_many_there_are() -> None:
     few, many = draw(clients=3, skew=0.5, spread=0.5, seed=4), draw(clients=30, skew=0.5, spread=0.5, seed=4)
     rows = few[2][-1]

@@ -237,12 +237,6 @@ def test_the_demo_configuration_is_a_run_of_the_app(run_config: dict[str, Any]) 
     assert setup.fleet.run.min_nodes == len(SITES)
 
 
-def test_help_lists_the_targets() -> None:
-    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for target in ("image", "certs", "compose-demo"):
-        assert f"make {target} " in done.stdout
-
-
 def test_the_image_makes_the_bundle_of_the_checkout(tmp_path: Path) -> None:
     """By which a site knows whether a server runs the umbel of its image."""
     for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():

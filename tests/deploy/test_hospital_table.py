@@ -120,14 +120,14 @@ def test_providers_in_no_place_are_left_out_and_the_site_reads_which(
 
 def test_clients_of_a_table_all_train_or_all_report(site: dict[str, str]) -> None:
     assert len(Node.of({**site, "role": "validation"}, RUN).validation) == 1
-    with pytest.raises(SiteError, match="set role to train or validation"):
+    with raises(SiteError, "site.role"):
         Node.of({**site, "role": "split"}, RUN)
 
 
 def test_places_must_be_at_the_site(site: dict[str, str], run_config: dict[str, Any], caplog: Any) -> None:
     assert ask({**site, "reader-options": ""}, run_config).error.reason == "refused"
     assert 'set reader-options to "geonames=/path/to/US.txt" in its node configuration' in caplog.text
-    with pytest.raises(DatasetError, match="is not a GeoNames postal code file"):
+    with raises(DatasetError, "data.unreadable", "/nowhere/US.txt"):
         Node.of({**site, "reader-options": "geonames=/nowhere/US.txt"}, RUN)
 
 
@@ -142,7 +142,7 @@ def test_a_table_that_changes_is_read_again(site: dict[str, str]) -> None:
 @pytest.mark.parametrize("name", ["table.csv", "TABLE.CSV", "table.csv.gz", "table.csv.zip"])
 def test_a_table_that_nothing_is_named_to_read_is_known_by_its_name(site: dict[str, str], name: str) -> None:
     path = Path(site["data-path"]).with_name(name)
-    with pytest.raises(SiteError, match=f"{name} is a table: name the function that reads it"):
+    with raises(SiteError, "site.table", name):
         Node.of({**site, "reader": "", "data-path": str(path)}, RUN)
-    with pytest.raises(DatasetError, match="is not a file; give a CSV or parquet file"):
+    with raises(DatasetError, "data.no-file"):
         Node.of({**site, "data-path": str(path)}, RUN)

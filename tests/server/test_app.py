@@ -364,13 +364,6 @@ def test_a_run_goes_on_without_a_node_that_always_fails(play: Play) -> None:
     assert sum(times for times, _ in run.ledger.values()) == sum(entry["releases"] for entry in run.trained)
 
 
-def test_validation_goes_on_over_the_clients_that_answer(play: Play) -> None:
-    run = play(app=failing({1}, parts=["evaluation"]), nodes=3)
-    assert [entry["lost_nodes"] for entry in run.trained] == [0] * 6
-    assert all(entry["loss"] > 0 for entry in run.history)
-    assert run.history != play(nodes=3).history
-
-
 def test_when_no_site_releases_anything_the_run_ends_after_three_rounds(
     play: Play, umbel_home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -459,14 +452,6 @@ def test_a_round_that_does_not_validate_asks_for_training_alone(play: Play) -> N
         assert asked == ({(True, True)} if number in (1, 4) else {(True, False)})
         assert (entry["loss"] is None) == (number not in (1, 4))
     assert max(max(nodes.values()) for group, nodes in run.grid.rounds.items() if group.isdigit()) == 1
-
-
-def test_a_node_without_sampled_training_clients_is_asked_to_report_alone(play: Play) -> None:
-    run = play(nodes=20, clients_per_round=2, rounds=2)
-    assert isinstance(run.grid, ListeningGrid)
-    for number in ("1", "2"):
-        kinds = Counter(message.metadata.message_type for message, _ in run.grid.exchanged(number))
-        assert kinds == {"train": 2, "evaluate": 18} or kinds == {"train": 1, "evaluate": 19}
 
 
 # --- errors before any work
@@ -790,12 +775,6 @@ def test_a_run_to_start_from_says_its_seed(play: Play, whole: AppRun, tmp_path: 
     (tmp_path / "hypotheses.safetensors").write_bytes((whole.folder / "hypotheses.safetensors").read_bytes())
     with raises(ConfigError, "config.run-damaged", tmp_path, "/config.toml", "start-from", "seed"):
         play(start_from=str(tmp_path))
-
-
-def test_hypotheses_of_other_data_are_told_with_these(play: Play, whole: AppRun, umbel_home: Path) -> None:
-    plane(umbel_home / "data" / "plane", (3, -2), train=8, validation=4)
-    with raises(ConfigError, "config.start-from-misfit", "synthetic", "dataset"):
-        play(start_from=str(whole.folder), dataset="plane", model="mlp inputs=2 hidden=3 outputs=1", seed=1)
 
 
 def test_a_run_that_starts_from_another_says_that_local_parameters_do_not(

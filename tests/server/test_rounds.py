@@ -240,20 +240,6 @@ def test_until_a_validation_client_answers_the_newest_are_kept() -> None:
 # --- patience
 
 
-def test_patience_ends_a_run_that_gets_no_better() -> None:
-    strategy = Scripted([9, 5, 6, 5, 7, 1])
-    state, _ = play(strategy, rounds=100, patience=3)
-    assert [entry.number for entry in state.history] == [1, 2, 3, 4, 5]
-    assert state.stopped == "no better hypotheses in 3 validations"
-    assert value_of(state.best) == 1
-
-
-def test_a_better_loss_renews_patience() -> None:
-    state, _ = play(Scripted([9, 9, 8, 8, 7, 7, 7]), rounds=6, patience=2)
-    assert len(state.history) == 7
-    assert state.stopped == "all 6 rounds done"
-
-
 def test_patience_counts_validations_not_rounds() -> None:
     # Rounds 1, 4, 7 and 10 validate theta = 0, 3, 6 and 9.
     state, _ = play(Scripted([5] * 20), rounds=20, patience=2, validate_every=3)

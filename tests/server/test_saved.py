@@ -101,30 +101,23 @@ def test_a_round_that_was_not_finished_is_no_damage(copy: Path, whole: Path, wri
     [
         (latest(lambda arrays: arrays | {"strategy/respawn/idle": np.zeros(7, np.int64)}), "not as the run wrote it"),
         (latest(lambda arrays: arrays | {"strategy/respawn/idle": np.full(2, np.nan)}), "not as the run wrote it"),
-        (latest(lambda arrays: {"weight": arrays["weight"]}), "not as the run wrote it"),
         (weight(np.full((2, 1, 2), np.nan, np.float32)), "weight of the hypotheses is not finite"),
-        (weight(np.zeros((2, 1, 3), np.float32)), r"weight of each hypothesis is \(1, 3\), not \(1, 2\)"),
+        (weight(np.zeros((2, 1, 3), np.float32)), "weight of each hypothesis is (1, 3), not (1, 2)"),
         (weight(np.zeros((2, 1, 2))), "weight of the hypotheses is float64, not float32"),
         (weight(np.zeros((3, 1, 2), np.float32)), "there are 3 hypotheses, not 1 to 2"),
-        (weight(np.zeros((0, 1, 2), np.float32)), "there are 0 hypotheses, not 1 to 2"),
         (latest(lambda arrays: {"bias": arrays["weight"]}, rounds="5"), "'weight' is missing"),
         (latest(lambda arrays: arrays, rounds="-1"), "is of -1 rounds, and history.jsonl of 5"),
-        (latest(lambda arrays: arrays, rounds="0"), "is of 0 rounds, and history.jsonl of 5"),
         (latest(lambda arrays: arrays, rounds="6"), "is of 6 rounds, and history.jsonl of 5"),
         (text("history.jsonl", lambda was: was[: len(was) // 2]), "line 3 of history.jsonl is no round"),
-        (text("history.jsonl", lambda was: was.replace('"number"', '"nummer"')), "line 1 of history.jsonl is no round"),
         (text("history.jsonl", lambda was: was.replace("}", ', "more": 1}')), "line 1 of history.jsonl is no round"),
         (text("history.jsonl", lambda was: was.replace('"loss": ', '"loss": "a lot", "was": ')), "line 1 of history"),
         (text("history.jsonl", lambda was: "\n".join(was.splitlines()[1:])), "line 1 of history.jsonl is of round 2"),
         (text("outcome.json", lambda _: "[]"), "outcome.json does not say"),
         (text("nodes.json", lambda _: "[]"), "nodes.json names no node"),
-        (text("nodes.json", lambda was: was.replace("100", "-1")), "counts that cannot be: .*'train': -1"),
-        (text("nodes.json", lambda was: was.replace("train", "trains")), "trains"),
-        (text("participations.jsonl", lambda _: ""), "participations.jsonl says that there were 0 releases"),
+        (text("nodes.json", lambda was: was.replace("100", "-1")), "'train': -1"),
         (text("participations.jsonl", lambda was: was[:-3]), "participations.jsonl says that there were 21 releases"),
         (text("participations.jsonl", lambda was: was + '{"99999": 3}\n'), "client 99999 of 100 released 3 times"),
         (text("participations.jsonl", lambda was: '{"3": -30}\n' + was), "line 1 of participations.jsonl does not say"),
-        (text("participations.jsonl", lambda was: '{"3": "2"}\n' + was), "line 1 of participations.jsonl does not say"),
         (text("participations.jsonl", lambda was: was[20:]), "line 1 of participations.jsonl does not say"),
         (
             text("participations.jsonl", lambda _: json.dumps(dict.fromkeys(range(20), 9))),
@@ -138,9 +131,9 @@ def test_a_round_that_was_not_finished_is_no_damage(copy: Path, whole: Path, wri
 def test_damage_is_told_in_one_line(copy: Path, damage: Damage, words: str) -> None:
     (copy / "releases.safetensors").write_bytes(safetensors.numpy.save({}))
     damage(copy)
-    with pytest.raises(ConfigError, match=rf"^resume: {copy} is damaged: .*{words}.*; put back a copy.*$") as told:
+    with raises(ConfigError, "config.run-damaged", f"resume: {copy}", words) as told:
         saved(copy)
-    assert "\n" not in str(told.value)
+    assert "\n" not in told.value.text
 
 
 FILES = ["latest.safetensors", "history.jsonl", "participations.jsonl", "nodes.json", "outcome.json"]

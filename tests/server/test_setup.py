@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -231,24 +230,16 @@ def test_parts_are_noised_by_themselves_only_where_the_radius_is_the_updates(
 ) -> None:
     run_config["noise-per"] = unit
     assert Setup.parse(run_config).task().noise_per == unit
-    with pytest.raises(ConfigError, match=f'noise-per = "{unit}" works only with clipping = "update"'):
+    with raises(ConfigError, "config.conflict", "noise-per", unit, "clipping", "update"):
         Setup.parse(run_config | {"clipping": "public"})
 
 
 # --- what is refused
 
 
-@pytest.mark.parametrize(
-    ("key", "reason"),
-    [
-        ("stepsize", "the run config: there is no stepsize; did you mean step-size?"),
-        ("leak-meter", "the run config: there is no leak-meter"),
-        ("attack-after", "the run config: there is no attack-after"),
-        ("step_size", "the run config: there is no step_size; did you mean step-size?"),
-    ],
-)
-def test_an_unknown_key_is_named(run_config: dict[str, Any], key: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(reason)):
+@pytest.mark.parametrize("key", ["stepsize", "leak-meter", "step_size"])
+def test_an_unknown_key_is_named(run_config: dict[str, Any], key: str) -> None:
+    with raises(ConfigError, "config.unknown-key", key, *(["step-size?"] if "step" in key else [])):
         Setup.parse(run_config | {key: 1})
 
 
@@ -276,32 +267,27 @@ def test_an_unknown_mechanism_is_named_before_any_work(run_config: dict[str, Any
         Setup.parse(run_config | {"mechanism": "gausian", "clipping": "public"})
 
 
-def test_a_quorum_is_a_share(run_config: dict[str, Any]) -> None:
-    assert Setup.parse(run_config | {"quorum": 0.8}).strategy.fleet.run.quorum == 0.8
-    with pytest.raises(ConfigError, match=r"quorum must be a finite number above 0, at most 1, got 1\.5"):
-        Setup.parse(run_config | {"quorum": 1.5})
-
-
 def test_a_run_trains_for_epochs_or_for_steps(run_config: dict[str, Any]) -> None:
     Setup.parse(run_config | {"local-epochs": 0, "local-steps": 1})
-    with pytest.raises(ConfigError, match="local-epochs = 0 and local-steps = 0 train nothing"):
+    with raises(ConfigError, "config.conflict", "local-epochs", "local-steps"):
         Setup.parse(run_config | {"local-epochs": 0})
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("key", "value", "parts"),
     [
-        ({"clipping": "private"}, "clipping must be one of update, public, got 'private'"),
-        ({"clipping": ""}, "clipping must be one of update, public, got ''"),
-        ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
-        ({"engine": "warp"}, "engine must be one of auto, loop, batched, got 'warp'"),
+        ("clipping", "private", ["update, public"]),
+        ("clipping", "", ["update, public"]),
+        ("device", "tpu", ["auto, cpu, cuda"]),
+        ("engine", "warp", ["auto, loop, batched"]),
+        ("quorum", 1.5, ["at most 1"]),
     ],
 )
 def test_what_is_no_choice_is_named_with_those_there_are(
-    run_config: dict[str, Any], changes: dict[str, str], reason: str
+    run_config: dict[str, Any], key: str, value: Any, parts: list[str]
 ) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        Setup.parse(run_config | changes)
+    with raises(ConfigError, "config.wrong-value", key, repr(value), *parts):
+        Setup.parse(run_config | {key: value})
 
 
 @pytest.mark.parametrize(
@@ -351,12 +337,12 @@ def test_a_dataset_that_cannot_be_read_is_named(run_config: dict[str, Any], umbe
 
 
 def test_more_releases_than_clients_are_asked_can_never_come(run_config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"min-releases = 8 .* clients-per-round = 7"):
+    with raises(ConfigError, "config.conflict", "min-releases", 8, "clients-per-round", 7):
         Setup.parse(run_config | {"min-releases": 8})
 
 
 def test_a_radius_that_grows_out_of_all_bounds_is_found_before_the_last_round(run_config: dict[str, Any]) -> None:
     growing = {"clipping": "public", "clip-norm-decay": 2.0}
     Setup.parse(run_config | growing | {"rounds": 1000})
-    with pytest.raises(ConfigError, match="clip-norm-decay"):
+    with raises(ConfigError, "config.conflict", "clip-norm-decay"):
         Setup.parse(run_config | growing | {"rounds": 1100})

@@ -52,25 +52,18 @@ def numbers(snapshots: Snapshots) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("best_rounds", "kept"),
+    ("best_rounds", "last", "kept"),
     [
-        ([1, 1, 1], (1, 1)),
-        ([1, 2, 2], (1, 2)),
-        ([1, 2, 3], (1, 3)),
-        ([0, 0, 0], (1, 3)),  # nobody validates: the newest
-        ([0, 2, 2], (1, 2)),
+        ([1, 1, 1], None, (1, 1)),
+        ([1, 2, 3], None, (1, 3)),
+        ([0, 0, 0], None, (1, 3)),  # nobody validates: the newest
+        ([0, 2, 2], None, (1, 2)),
+        ([1, 1, 3], 2, (1, 2)),  # the last round left the best hypotheses
+        ([1, 2, 2], 2, (1, 2)),  # the last evaluation found no better ones
     ],
 )
-def test_the_first_and_the_best_round_are_kept(best_rounds: list[int], kept: tuple[int, int]) -> None:
-    assert numbers(play(best_rounds)) == kept
-
-
-def test_when_the_last_round_left_the_best_hypotheses_it_is_kept() -> None:
-    assert numbers(play([1, 1, 3], last=2)) == (1, 2)
-
-
-def test_the_last_evaluation_does_not_replace_a_better_round() -> None:
-    assert numbers(play([1, 2, 2], last=2)) == (1, 2)
+def test_the_first_and_the_best_round_are_kept(best_rounds: list[int], last: int | None, kept: tuple[int, int]) -> None:
+    assert numbers(play(best_rounds, last)) == kept
 
 
 def test_it_tells_whether_there_is_something_new_to_save() -> None:

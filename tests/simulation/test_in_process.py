@@ -73,13 +73,6 @@ def test_it_is_what_the_app_does(umbel_home: Path) -> None:
     np.testing.assert_array_equal(run.state.hypotheses["weight"], by_app.arrays("latest")["weight"])
 
 
-def test_a_runs_own_patience_and_observers_watch_it() -> None:
-    config = run_config("synthetic", rounds=60, restarts=1, patience=1, noise_multiplier=0.0, step_size=1e-12)
-    assert play(config).state.stopped == "no better hypotheses in 1 validations"
-    with raises(ConfigError, "config.import", "nowhere"):
-        play(config | {"observers": "nowhere:Mine"})
-
-
 def test_nodes_may_be_configured_as_sites_configure_them() -> None:
     """A participation costs 2/5, and each client may spend as much: in the second round nobody can."""
     config = run_config("synthetic", rounds=2, restarts=1, clients_per_round=100)

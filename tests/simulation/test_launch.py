@@ -13,6 +13,7 @@ import pytest
 import safetensors.numpy
 
 from tests.helpers.apps import PROJECT, write_app
+from tests.helpers.errors import raises
 from tests.helpers.runs import run_app
 from umbel.client.app import app as client_app
 from umbel.protocol.errors import LaunchError
@@ -120,7 +121,7 @@ def test_an_app_lies_among_few_files_where_that_is_the_same_app(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_key_that_the_app_does_not_have_is_not_submitted(simulation: dict[str, str]) -> None:
-    with pytest.raises(LaunchError, match="could not be submitted"):
+    with raises(LaunchError, "launch.not-submitted"):
         submit(APP, {"no-such-key": 1}, simulation)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.numpy
 from flwr.app import Message
 from flwr.serverapp import Grid
 
@@ -72,7 +71,7 @@ def rounds(folder: Path) -> list[tuple[int, int]]:
 # --- what is learnt
 
 
-@pytest.mark.parametrize("nodes", [0, 2, 6])
+@pytest.mark.parametrize("nodes", [0, 6])
 def test_a_part_on_each_machine_gives_what_one_process_gives(
     nodes: int, config: dict[str, Any], parts: dict[str, Path]
 ) -> None:
@@ -167,14 +166,6 @@ def test_what_is_known_late_of_a_dead_host_does_not_cost_the_one_in_its_place(
     assert [loss.node for loss in grid.losses] == [0, 1]
 
 
-def test_nodes_that_refuse_end_a_run_all_the_same(
-    config: dict[str, Any], whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "100")
-    with raises(FleetError, "nodes.refused"):
-        conduct(RayGrid(FakeHosts(config, {"one": whole})), config, 7, [Losses()])
-
-
 def test_what_a_node_says_is_in_the_servers_log(
     config: dict[str, Any], whole: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,9 +173,3 @@ def test_what_a_node_says_is_in_the_servers_log(
     with raises(FleetError, "nodes.refused"):
         conduct(RayGrid(FakeHosts(config, {"one": whole})), config, 7)
     assert "umbel refused to answer" in caplog.text
-
-
-def test_a_run_without_losses_says_nothing_of_them(config: dict[str, Any], whole: Path) -> None:
-    _, folder = learnt(config, RayGrid(FakeHosts(config, {"one": whole})))
-    assert "lost on" not in (folder / "report.html").read_text()
-    assert safetensors.numpy.load_file(folder / "hypotheses.safetensors")["weight"].shape == (2, 1, 2)

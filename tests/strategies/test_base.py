@@ -312,7 +312,7 @@ def test_a_strategy_may_refuse_a_run_before_any_work(mixing: str, monkeypatch: p
 
     monkeypatch.setattr(Mixing, "check", check)
     Setup.parse({"strategy": mixing, "rounds": 2})
-    with pytest.raises(ConfigError, match="strategy 'mixing' needs a round a parameter; set rounds higher"):
+    with raises(ConfigError, "config", "'mixing'", "rounds"):
         Setup.parse({"strategy": mixing, "rounds": 1})
 
 

@@ -104,10 +104,3 @@ def test_a_run_that_was_killed_between_any_two_files_goes_on_bit_for_bit(
         disk.most = 10**9
         resumed = play(config | {"resume": broken.name})
         assert left(resumed) == expected, f"killed before {files[most]}, the file number {most}"
-
-
-def test_a_run_that_takes_more_rounds_goes_on_from_what_was_kept(config: dict[str, Any]) -> None:
-    short = play(config | {"rounds": 2})
-    longer = play(config | {"resume": short.folder.name})
-    assert longer.folder == short.folder
-    assert left(longer) == left(play(config))

@@ -116,6 +116,17 @@ def test_check_says_whether_the_file_is_whole(tmp_path: Path) -> None:
     assert "[ledger.another-file]" in output
 
 
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [("ledger check", "ledger"), ("log show", "log"), ("log check", "log"), ("log set-aside", "log")],
+)
+def test_a_file_that_is_not_there_is_not_made(tmp_path: Path, command: str, missing: str) -> None:
+    code, output = run(command, str(tmp_path / "none.sqlite"))
+    assert code == 1
+    assert f"[{missing}.missing]" in output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_create_makes_an_empty_ledger_once(tmp_path: Path) -> None:
     path = tmp_path / "new.sqlite"
     assert run("ledger create", str(path)) == (0, f"{path} is a new, empty ledger\n")
@@ -123,13 +134,6 @@ def test_create_makes_an_empty_ledger_once(tmp_path: Path) -> None:
     code, output = run("ledger create", str(path))
     assert code == 1
     assert "[ledger.exists]" in output
-
-
-def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    code, output = run("ledger check", str(tmp_path / "none.sqlite"))
-    assert code == 1
-    assert "[ledger.missing]" in output
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- the site's log
@@ -168,12 +172,6 @@ def test_log_show_begins_when_it_is_told_to(tmp_path: Path) -> None:
     assert "round 4" not in run("log show --since 2999-01-01", path)[1]
 
 
-def test_the_log_is_by_default_that_of_the_default_ledger(umbel_home: Path) -> None:
-    umbel_home.mkdir()
-    logged(umbel_home)
-    assert run("log check")[0] == 0
-
-
 def test_log_check_compares_it_with_the_ledger(tmp_path: Path) -> None:
     log = logged(tmp_path)
     code, output = run("log check", str(log.path))
@@ -203,11 +201,3 @@ def test_a_damaged_log_is_shown_as_far_as_it_goes_and_can_be_set_aside(tmp_path:
     assert code == 0
     assert "the one before is" in output
     assert run("log check", str(log.path))[0] == 0
-
-
-def test_a_log_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    for command in ("show", "check", "set-aside"):
-        code, output = run(f"log {command}", str(tmp_path / "ledger.sqlite"))
-        assert code == 1
-        assert "[log.missing]" in output
-    assert list(tmp_path.iterdir()) == []

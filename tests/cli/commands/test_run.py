@@ -64,7 +64,7 @@ def test_a_run_to_start_from_is_found_from_where_the_user_is(
         folder.mkdir(parents=True)
         (folder / "config.toml").touch()
         assert asked([f"start-from={folder.name}"])["start-from"] == str(folder)
-    with pytest.raises(ConfigError, match="start-from: there is no run 'nowhere'"):
+    with raises(ConfigError, "config.no-run", "start-from", "'nowhere'"):
         asked(["start-from=nowhere"])
 
 

@@ -69,12 +69,6 @@ def test_whose_turn_it_is_depends_on_the_seed() -> None:
     assert first(1) == first(1) != first(2)
 
 
-def test_a_node_without_a_sampled_client_gets_no_message() -> None:
-    grid = PaperGrid.simulated(train=10, nodes=10)
-    (message,) = Fleet(clients_per_round=1).ask_training(1, RECORD, COMMON, grid)
-    assert len(grid.asked(message)) == 1
-
-
 def test_a_message_holds_the_hypotheses_and_the_task() -> None:
     grid, fleet = PaperGrid.simulated(train=4), Fleet(clients_per_round=4)
     task = replace(COMMON, clipping="public", clip_norm=0.2, run="mine")
@@ -202,11 +196,6 @@ def sampled(round: int, nodes: int = 1, clients: int = 3, of: int = 10, **option
     grid = PaperGrid.simulated(train=of, nodes=nodes)
     messages = Fleet(clients_per_round=clients, **options).ask_training(round, RECORD, COMMON, grid)
     return sorted(number for message in messages for number in grid.asked(message))
-
-
-def test_clients_are_sampled_without_replacement() -> None:
-    assert sampled(round=1, clients=10) == list(range(10))
-    assert all(len(set(sampled(round=t))) == 3 for t in range(1, 20))
 
 
 @pytest.mark.parametrize("nodes", [2, 13])

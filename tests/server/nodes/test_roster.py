@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -99,23 +98,12 @@ def test_deployed_clients_are_numbered_by_node_id() -> None:
     assert roster.place(VALIDATION, np.array([0, 1, 2])) == {7: ([0, 1], [1, 2]), 9: ([2], [2])}
 
 
-def test_a_node_without_clients_of_a_kind_is_passed_over() -> None:
-    roster = Roster({5: Hosting(1, 0), 6: Hosting(0, 2), 7: Hosting(1, 0)})
-    assert roster.place(TRAIN, np.array([0, 1])) == {5: ([0], [0]), 7: ([1], [0])}
-    assert roster.place(VALIDATION, np.array([1])) == {6: ([0], [1])}
-
-
 def test_nodes_that_are_away_are_left_out_until_they_are_seen_again() -> None:
     roster = Roster({7: EVEN, 9: ODD})
     for seen, training in (([7, 9], [0, 1, 2]), ([9], [1]), ([], [0, 1, 2]), ([7], [0, 2]), ([9, 7, 11], [0, 1, 2])):
         roster.see(seen)
         assert roster.present(TRAIN, 1).tolist() == training, "all of them where there is nobody else"
         assert roster.left_out(1) == len({7, 9} - set(seen))
-
-
-def test_positions_are_those_in_the_sample() -> None:
-    roster = Roster({5: Hosting(10, 0), 6: Hosting(10, 0)})
-    assert roster.place(TRAIN, np.array([3, 12, 17])) == {5: ([0], [3]), 6: ([1, 2], [2, 7])}
 
 
 @st.composite
@@ -225,14 +213,6 @@ def test_a_node_that_hosts_other_clients_than_before_is_left_out_of_a_run_that_g
     resumed = Roster.resumed(before.nodes, Roster({20: now, 30: Hosting(1, 1)}))
     assert (resumed.train, resumed.validation) == (3, 2)
     assert resumed.present(TRAIN, 1000).tolist() == [2], "whose numbers are taken, by nobody"
-
-
-@pytest.mark.parametrize("kind", [TRAIN, VALIDATION])
-def test_nobody_is_left_out_of_a_run_without_faults(kind: str) -> None:
-    there = two_nodes()
-    there.note(1, [20, 30], [])
-    present: Callable[[int], list[int]] = lambda t: there.present(kind, t).tolist()  # noqa: E731
-    assert present(2) == list(range(3 if kind == TRAIN else 2))
 
 
 # --- waiting
@@ -366,13 +346,11 @@ class Afar(PaperGrid):
 
 
 @pytest.mark.parametrize("bad", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
-@pytest.mark.parametrize("first", [True, False])
 def test_a_node_that_says_what_cannot_be_is_named_and_left_out(
-    bad: MetricRecord, first: bool, caplog: pytest.LogCaptureFixture
+    bad: MetricRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
-    says = {4: bad, **GOOD} if first else {**GOOD, 4: bad}
-    roster = gather(Afar(says), min_nodes=3, wait_s=60)
-    assert dict(roster.nodes) == GOOD
+    for says in ({4: bad, **GOOD}, {**GOOD, 4: bad}):
+        assert dict(gather(Afar(says), min_nodes=3, wait_s=60).nodes) == GOOD
     assert "node 4 " in caplog.text
     assert max(map(len, caplog.messages)) < 500
 
@@ -527,10 +505,6 @@ def test_a_sample_is_without_replacement_and_in_order() -> None:
         assert set(drawn) <= set(range(20))
 
 
-def test_a_sample_of_all_is_everybody() -> None:
-    assert sample([0, 1, 1], 5, 5).tolist() == [0, 1, 2, 3, 4]
-
-
 def test_a_sample_depends_on_its_seed_alone() -> None:
     assert sample([3, 1, 4], 1000, 20).tolist() == sample([3, 1, 4], 1000, 20).tolist()
     others = [sample(seed, 1000, 20).tolist() for seed in ([3, 1, 5], [3, 2, 4], [4, 1, 4])]
@@ -538,7 +512,7 @@ def test_a_sample_depends_on_its_seed_alone() -> None:
 
 
 @pytest.mark.parametrize("role", [TRAIN, VALIDATION])
-@pytest.mark.parametrize("size", [3, 9, 50])
+@pytest.mark.parametrize("size", [3, 50])
 def test_a_draw_is_a_sample_of_those_who_are_present(role: str, size: int) -> None:
     """As it is drawn from a list of them, which is not made when nobody is left out."""
     roster = Roster({1: Hosting(8, 5), 2: Hosting(6, 4)})
@@ -547,10 +521,6 @@ def test_a_draw_is_a_sample_of_those_who_are_present(role: str, size: int) -> No
         there = roster.present(role, 2)
         expected = there[sample([0, 1, 2], len(there), min(size, len(there)))]
         np.testing.assert_array_equal(roster.draw(role, 2, [0, 1, 2], size), expected, strict=True)
-
-
-def test_a_role_that_nobody_has_draws_nobody() -> None:
-    assert Roster({1: Hosting(8, 0)}).draw(VALIDATION, 1, [0], 0).tolist() == []
 
 
 def test_asking_for_more_than_there_are_names_the_key() -> None:

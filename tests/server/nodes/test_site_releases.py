@@ -224,7 +224,7 @@ def test_no_honest_gaussian_release_is_left_out(n: int, noise_per: str) -> None:
 
 
 @pytest.mark.parametrize("mechanism", [Laplace(2.0), Gaussian(2.0)], ids=["laplace", "gaussian"])
-@pytest.mark.parametrize("n", [1, 5, 200])
+@pytest.mark.parametrize("n", [1, 50])
 def test_noise_is_as_long_as_its_mechanism_says_and_hardly_ever_longer(mechanism: Mechanism, n: int) -> None:
     """50,000 draws: longer than with a chance of 1 in 1,000 are at most 50, and 5 deviations of it."""
     rng = np.random.default_rng(n)

@@ -60,15 +60,6 @@ def test_a_loss_is_in_the_unit_of_the_target() -> None:
     assert "RMSE (dollars)" in page.text
 
 
-def test_one_hypothesis_is_spoken_of_as_one() -> None:
-    one = {"weight": np.ones((1, 1, 2), np.float32)}
-    history = [entry(t, groups=[10], nearest=[]) for t in range(1, 8)]
-    page = report(state(best=one, hypotheses=one, history=history, best_round=7, best_loss=1 / 7))
-    assert "trained one hypothesis (a single model for all clients); it did best after 6 rounds" in page.text
-    assert "How far apart" not in page.text
-    assert "Nothing of this kind was found in this run." in page.text
-
-
 def test_what_was_run_is_told() -> None:
     text = plain().text
     for words in (
@@ -200,12 +191,6 @@ def test_of_a_sites_sums_without_noise_nothing_is_hidden() -> None:
     assert "sites released sums of updates as they were. Nothing bounds what these tell" in text
     assert "Choice open" in text
     assert "with noise" not in text
-
-
-@pytest.mark.parametrize("unit", ["layer", "row"])
-def test_noise_on_each_part_is_told(unit: str) -> None:
-    assert f"norm of each client's update, {unit} by {unit}" in report(config=CONFIG | {"noise-per": unit}).text
-    assert f"{unit} by {unit}" not in plain().text
 
 
 @pytest.mark.parametrize("mode", ["update", "public"])
@@ -352,12 +337,6 @@ def test_runs_stand_side_by_side_and_seeds_together() -> None:
     assert ">fedavg</text>" in page.html
 
 
-def test_a_run_is_named_by_what_sets_it_apart() -> None:
-    other = beside(config={"strategy": "ifca", "noise-multiplier": 3.0, "rounds": 7, "step-size": 0.5}, noise=3.0)
-    text = report(others=[other]).text
-    assert "this run 0.04762 none 2 ifca, rounds 7, step-size 0.5 and 1 more 0.09091 none 3.333" in text
-
-
 def test_heuristic_and_guarantee_have_columns_of_their_own() -> None:
     text = report(others=[beside(config={"clipping": "public"}, mode="public", noise=400.0, choice=0.5)]).text
     assert "this run 0.04762 none 2 " in text
@@ -384,12 +363,6 @@ def test_a_section_stands_under_its_title_with_its_words_and_its_picture() -> No
     assert "<b>hidden" not in page.html, "all text is shown as text"
     assert "What somebody saw, over three rounds." in [attrs.get("aria-label") for attrs in page.of("svg")]
     assert len(page.of("figure")) == 1 + len(report(kept=snapshots(snapshot(1), snapshot(20))).of("figure"))
-
-
-def test_sections_come_in_order_and_a_picture_is_not_needed() -> None:
-    page = report(sections=[Section("First"), Section("Second", ("With words.",))])
-    assert page.text.index("First") < page.text.index("Second With words.")
-    assert [attrs["id"] for attrs in page.of("h2") if attrs["id"].startswith("added")] == ["added-1", "added-2"]
 
 
 # --- any run can be told
@@ -487,12 +460,6 @@ def test_a_large_run_gives_a_page_of_reasonable_size() -> None:
     )  # fmt: skip
     assert len(page.html.encode()) < 1_000_000
     assert len(report(many(1000, 1000), drawn=True).html.encode()) < 1_000_000
-
-
-def test_a_model_of_a_million_parameters_is_no_trouble() -> None:
-    best = {"weight": np.zeros((2, 600_000), np.float32)}
-    page = report(state(best=best, hypotheses=best), model="cnn", manifest=None, drawn=True)
-    assert len(page.html) < 200_000
 
 
 # --- releases in the plane

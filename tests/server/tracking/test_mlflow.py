@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import umbel.client.app
+from tests.helpers.errors import raises
 from tests.helpers.runs import run_app
 from umbel.protocol.errors import ConfigError
 from umbel.simulation.grid import InProcessGrid
@@ -50,11 +51,11 @@ def test_a_run_and_what_is_added_to_it_is_one_run_on_the_server(run_config: dict
 
 def test_it_must_be_said_where(run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(ConfigError, match='track = "mlflow": where\\? Set track-options = "uri='):
+    with raises(ConfigError, "config.track-options", "track-options", "uri="):
         play(run_config | {"rounds": 1, "restarts": 1, "track": "mlflow"})
 
 
 def test_a_password_does_not_get_into_reports(run_config: dict[str, Any]) -> None:
     options = {"track": "mlflow", "track-options": "uri=http://me:secret@127.0.0.1:9"}
-    with pytest.raises(ConfigError, match="keep the password out of the uri; set MLFLOW_TRACKING_USERNAME"):
+    with raises(ConfigError, "config.track-password", "MLFLOW_TRACKING_USERNAME"):
         play(run_config | {"rounds": 1, "restarts": 1, **options})
