@@ -45,7 +45,7 @@ class ReleaseBy(StrEnum):
     """Who adds the noise to what."""
 
     CLIENT = "client"
-    """Each client to its own model, which nobody else sees without."""
+    """Each client to its own model. Others see the model only with noise."""
     SITE = "site"
     """A site once to the sums of its clients' updates: the clients trust it."""
 
