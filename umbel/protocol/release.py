@@ -27,7 +27,7 @@ class Clipping(StrEnum):
     UPDATE = "update"
     """The norm of the client's own update, at least a floor (the group privacy paper): a heuristic."""
     PUBLIC = "public"
-    """A radius that everybody knows, to which the client clips its update: a guarantee."""
+    """A clip norm that everybody knows, to which the client clips its update: a guarantee."""
 
 
 class Kind(StrEnum):
@@ -97,8 +97,8 @@ class Release:
         nu; 0 for a release without noise.
     clipping : Clipping
     radius : float or None
-        Only where it is public: the norm of an update is not for writing down. None as well where
-        releases of different radii are counted together, which cost the same.
+        The public clip norm. None in mode ``update``, since the norm of an update must not be written down. None as
+        well where releases of different clip norms are counted together, which cost the same.
     mechanism : str
         The law of the noise, by name.
     hypotheses : int
@@ -133,7 +133,7 @@ class Release:
 
     @property
     def formal(self) -> bool:
-        """Whether it has a guarantee between any two data sets of the client: radius and choice are covered.
+        """Whether it has a guarantee between any two data sets of the client: clip norm and choice are covered.
 
         A site's release covers the choice by itself.
         """
