@@ -69,7 +69,7 @@ class Reading:
     seconds : float
         Of a round.
     loss : float or None
-        What it had learnt at the end, so that nobody wins by doing less.
+        What it had learnt at the end, so that no contestant wins by doing less.
     """
 
     seconds: float

@@ -111,7 +111,7 @@ def prepare(brief: Brief, variant: str) -> Callable[[], float]:
         for number, clients in enumerate(settings.train):
             validate(state.cluster_params, settings.validate[number])
             keys = np.asarray(jax.random.split(jax.random.PRNGKey(number), len(clients)))
-            # Numbered within the round: hyp_cluster compiles a function anew for every set of names.
+            # Numbered within the round: hyp_cluster compiles a function again for each new set of names.
             asked = [(place, rows[c], key) for place, (c, key) in enumerate(zip(clients, keys, strict=True))]
             state, _ = algorithm.apply(state, asked)
         return validate(state.cluster_params, settings.validate[-1])

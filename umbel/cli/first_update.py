@@ -1,4 +1,4 @@
-"""How long a client's update is before anything has been learnt: what a public radius starts from."""
+"""How long a client's update is before anything has been learnt: a first guess of the clip norm."""
 
 from __future__ import annotations
 

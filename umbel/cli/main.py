@@ -15,7 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs": ("umbel.cli.commands.runs:app", "What runs have left behind: list, show, compare, remove."),
     "predict": ("umbel.cli.commands.predict:app", "Clients that took no part pick their best hypothesis and predict."),
     "export": ("umbel.cli.commands.export:app", "A run's hypotheses as files that other programs read."),
-    "report": ("umbel.cli.commands.report:app", "The report of a run, written anew."),
+    "report": ("umbel.cli.commands.report:app", "The report of a run, written again."),
     "keys": (
         "umbel.cli.commands.keys:app",
         "Every key of the run config, or entry of a site's policy, with its meaning.",

@@ -25,7 +25,7 @@ class Planned:
     ways : dict
         How many times less noise would be left with more clients, fewer parameters or fewer participations.
     radius : float or None
-        Median length of a client's first update, where a configuration was given: what a public radius starts from.
+        Median length of a client's first update, where a configuration was given: a first guess of the clip norm.
     """
 
     figures: Plan
@@ -55,7 +55,7 @@ def plan(
     ----------
     config : str or Path
         A TOML file of run-config values, or the name of one in configs/: its model and its dataset give n, k, the
-        clients and U, and clients' first updates the radius.
+        clients and U, and clients' first updates the clip norm.
     parameters, hypotheses, clients, clients_per_round : int
         n, k, training clients and U, in place of `config`.
     mechanism : str

@@ -110,7 +110,7 @@ class Run:
     def hypotheses(self) -> list[torch.nn.Module]:
         """The best hypotheses as networks of their own, in evaluation mode.
 
-        What each client keeps to itself (local parameters) is as the network was built, since nobody else has it.
+        Local parameters are as the network was built: only the clients have theirs.
         """
         made = []
         for j in range(len(next(iter(self.parameters.values())))):

@@ -94,7 +94,7 @@ class WarmProcess:
 
 
 def _serve(requests: socket.socket) -> NoReturn:
-    """Fork for each request until nobody can send one any more."""
+    """Fork for each request, until no process is left that can send one."""
     for number in (signal.SIGINT, signal.SIGTERM):
         # A terminal sends these to all; whoever made this process ends it by ending.
         signal.signal(number, signal.SIG_IGN)

@@ -3,7 +3,7 @@
     umbel server login umbel certs/control.secret
 
 From then on, `flwr` sends the secret to the address of this connection, and to no other. It is kept where Flower keeps
-sign-ins, ``credentials.yaml`` beside ``config.toml``, which nobody else can read.
+sign-ins, ``credentials.yaml`` beside ``config.toml``, which no other user can read.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Clipping(StrEnum):
     UPDATE = "update"
     """The norm of the client's own update, at least a floor (the group privacy paper): a heuristic."""
     PUBLIC = "public"
-    """A radius that everybody knows, to which the client clips its update: a guarantee."""
+    """A clip norm that everybody knows, to which the client clips its update: a guarantee."""
 
 
 class Kind(StrEnum):
@@ -45,7 +45,7 @@ class ReleaseBy(StrEnum):
     """Who adds the noise to what."""
 
     CLIENT = "client"
-    """Each client to its own model, which nobody else sees without."""
+    """Each client to its own model. Others see the model only with noise."""
     SITE = "site"
     """A site once to the sums of its clients' updates: the clients trust it."""
 
@@ -97,8 +97,8 @@ class Release:
         nu; 0 for a release without noise.
     clipping : Clipping
     radius : float or None
-        Only where it is public: the norm of an update is not for writing down. None as well where
-        releases of different radii are counted together, which cost the same.
+        The public clip norm. None in mode ``update``, since the norm of an update must not be written down. None as
+        well where releases of different clip norms are counted together, which cost the same.
     mechanism : str
         The law of the noise, by name.
     hypotheses : int
@@ -133,7 +133,7 @@ class Release:
 
     @property
     def formal(self) -> bool:
-        """Whether it has a guarantee between any two data sets of the client: radius and choice are covered.
+        """Whether it has a guarantee between any two data sets of the client: clip norm and choice are covered.
 
         A site's release covers the choice by itself.
         """

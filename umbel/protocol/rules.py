@@ -32,7 +32,7 @@ _KINDS = {
 
 
 class Settings(BaseModel):
-    """Base of all settings: immutable, in kebab-case outside, with no entry that nobody knows.
+    """Base of all settings: immutable, in kebab-case outside; unknown entries are refused.
 
     A subclass says in `error` what it raises, and in `source` where its entries come from.
     """

@@ -116,12 +116,12 @@ class RunConfig(Settings):
     start_from: str = Field(
         "",
         description="a run whose best hypotheses are the first ones here, for new data or new clients: its folder, or "
-        "the folder's name; local parameters begin anew",
+        "the folder's name; local parameters are not taken over",
     )
     resume: str = Field(
         "",
         description="an interrupted run to continue: its folder, or the folder's name; in simulation the nodes' own "
-        "limits and local parameters begin anew",
+        "limits and local parameters are reset",
     )
     seed: int = Field(0, ge=0, description="seed of every draw in simulation; elsewhere only of the server's draws")
 
@@ -134,7 +134,7 @@ class RunConfig(Settings):
     step_size: Number = Field(TrainingSpec.step_size, gt=0, description="s, the step size of local training")
     batch_size: int = Field(TrainingSpec.batch_size, ge=0, description="B; 0 for all of a client's rows at once")
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = Field(
-        "sgd", description="of torch.optim: sgd, momentum, adam, adamw; begins anew in each round"
+        "sgd", description="of torch.optim: sgd, momentum, adam, adamw; its state is reset in each round"
     )
     optimizer_options: str = Field(
         "", description='momentum, nesterov, weight-decay, beta1, beta2 or epsilon, as "name=value name=value"'

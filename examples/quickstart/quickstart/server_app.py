@@ -12,7 +12,7 @@ app = ServerApp()
 
 
 def global_evaluate(server_round: int, arrays: ArrayRecord):
-    """Score the model on rows that are nobody's secret."""
+    """Score the model on public rows."""
     net = Net()
     net.load_state_dict(arrays.to_torch_state_dict())
     loss, accuracy = test_fn(net, make_data(2000, seed=2**31))

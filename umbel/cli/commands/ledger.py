@@ -37,7 +37,7 @@ def show(path: _LedgerPath, delta: _Delta = DELTA) -> None:
     terminal.print(table)
     terminal.print(
         "epsilon: what is guaranteed between any two data sets of a client, over all that it ever released, for "
-        "tasks fixed in advance; none where it once released without a public radius, or with an open choice. "
+        "tasks fixed in advance; none where it once released without a public clip norm, or with an open choice. "
         "paper's budget: the sum of n/nu, a heuristic, which guarantees nothing.",
         soft_wrap=True,
     )

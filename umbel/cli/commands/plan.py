@@ -21,7 +21,7 @@ def command(
         typer.Argument(
             metavar="[CONFIG]",
             help="A TOML file of run-config values, or the name of one in configs/: its model and its dataset give "
-            "the numbers, and clients' first updates the radius. In place of n, k, the clients and U.",
+            "the numbers, and clients' first updates the clip norm. In place of n, k, the clients and U.",
             show_default="none",
         ),
     ] = "",

@@ -1,4 +1,4 @@
-"""``umbel report``: the report of a run, written anew."""
+"""``umbel report``: the report of a run, written again."""
 
 from __future__ import annotations
 

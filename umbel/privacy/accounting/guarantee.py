@@ -1,7 +1,7 @@
 """What releases guarantee together: one number, between any two data sets of a client.
 
-A release with a public radius is noise around "hypothesis plus update", and any two clipped updates lie
-within two radii. Which hypothesis that is, is covered by randomised response, or there is only one. So a
+A release with a public radius, the clip norm, is noise around "hypothesis plus update". Any two clipped updates
+lie within two radii. Which hypothesis that is, is covered by randomised response, or there is only one. So a
 release costs what these two cost together, and releases add up. Where the radius is the norm of the
 client's own update, the choice is open, or there is no noise, there is no guarantee.
 

@@ -77,7 +77,7 @@ class Plan:
     Attributes
     ----------
     release : Release
-        Of a participation, with a public radius.
+        Of a participation, with a public clip norm.
     median_participations, max_participations : int
         Participations: of the median client, and of the busiest.
     median, maximum : Guarantee or None

@@ -18,7 +18,7 @@ from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.release import Clipping, Kind, Release
 
 Account = Mapping[Release, int]
-"""How often a client released each kind of thing, in the order in which each came first; without radii."""
+"""How often a client released each kind of thing, in the order in which each came first; without clip norms."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ NO_LIMITS = Limits()
 
 
 def priced(release: Release) -> Release:
-    """Return a release as accounts have it: without its radius, on which the price does not depend."""
+    """Return a release as accounts have it: without its clip norm, on which the price does not depend."""
     return replace(release, radius=None)
 
 
@@ -132,7 +132,7 @@ def paper_spent(account: Account) -> Fraction | float:
 
 @lru_cache(maxsize=1024)
 def written(release: Release) -> str:
-    """Return a release, without its radius, as ledgers keep it."""
+    """Return a release, without its clip norm, as ledgers keep it."""
     return json.dumps(
         {
             "kind": release.kind,

@@ -177,12 +177,12 @@ class _Handler:
         self.node.check_training(self.hypotheses, task)
 
     def train(self, task: TrainingSpec, assigned: NDArray[np.int64]) -> LocalResult:
-        return self._asked(training_only(self.hypotheses, task, assigned), LocalResult)
+        return self._ask_handler(training_only(self.hypotheses, task, assigned), LocalResult)
 
     def report(self, task: EvaluationSpec) -> LocalReport:
-        return self._asked(evaluation_only(self.hypotheses, task), LocalReport)
+        return self._ask_handler(evaluation_only(self.hypotheses, task), LocalReport)
 
-    def _asked(self, content: RecordDict, kind: type[T]) -> T:
+    def _ask_handler(self, content: RecordDict, kind: type[T]) -> T:
         """Return what the handler answers to a part of the message; raise if that is an error."""
         content[_NODE] = Held(self.node)
         narrowed = copy(self.msg)

@@ -135,12 +135,12 @@ class Policy(Settings):
     )
     min_noise_multiplier: Number = Field(1.0, ge=0, description="the lowest nu it accepts; above 0")
     clipping: Annotated[AcceptedRadius, Field(strict=False)] = Field(
-        AcceptedRadius.ANY, description="public: accept only a public radius; any: the paper's as well, a heuristic"
+        AcceptedRadius.ANY, description="public: accept only a public clip norm; any: the paper's as well, a heuristic"
     )
     clip_norm_floor: Number = Field(
         ClipSchedule.floor,
         ge=0,
-        description="the smallest radius within which an update is hidden, whatever is asked; above 0",
+        description="the smallest clip norm, whatever the server asks; above 0",
     )
     release: Annotated[AcceptedRelease, Field(strict=False)] = Field(
         AcceptedRelease.CLIENT,
@@ -148,7 +148,7 @@ class Policy(Settings):
         "trust it, with noise once; any: as a run asks",
     )
     min_clients: Whole = Field(
-        10, ge=1, description="a site's sums are of no fewer clients; where fewer can pay, nobody does"
+        10, ge=1, description="a site's sums are of no fewer clients; where fewer can pay, none is charged"
     )
     max_hypotheses: Whole = Field(
         10,

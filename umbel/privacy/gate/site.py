@@ -42,7 +42,7 @@ _in_process: ContextVar[bool] = ContextVar("umbel_in_process", default=False)
 
 _KNOWN = {*Policy.names(), *(old for old, new in SETTINGS.items() if new in Policy.names())}
 
-# A simulated node holds nobody's data, and allows what a run asks for.
+# A simulated node holds no site's data, and allows what a run asks for.
 _SIMULATED: dict[str, Any] = {
     "role": "split",
     "min-noise-multiplier": 0.0,

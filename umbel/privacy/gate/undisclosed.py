@@ -40,8 +40,8 @@ def undisclosed(
     nothing : callable
         Returns the rows of clients that could not be computed.
     needed : bool
-        Whether clients are to be protected; those that report their loss as it is are not. In
-        simulation nobody is, and an error is raised.
+        Whether to protect clients: not those that report their loss without noise. In simulation no
+        client is protected, and an error is raised.
     """
     seconds = site.policy.max_seconds
     if site.simulated or not needed:

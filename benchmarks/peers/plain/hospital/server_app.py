@@ -89,7 +89,7 @@ def flatten(state: task.State) -> NDArray[np.float64]:
 
 
 def kmeans(points: NDArray[np.float64], centroids: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the centroids of Lloyd's iterations; one that attracts nobody stays where it is."""
+    """Return the centroids of Lloyd's iterations; one without points stays where it is."""
     labels = np.full(len(points), -1)
     while True:
         following = np.square(points[:, None] - centroids[None]).sum(2).argmin(1)
