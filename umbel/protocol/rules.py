@@ -82,11 +82,11 @@ class Settings(BaseModel):
 
     @classmethod
     def current(cls, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """Return entries by today's names, with the model's; a setting under both names stays twice and is refused."""
+        """Return entries by today's names, with the model's; a setting under two names stays twice and is refused."""
         found: dict[str, Any] = {}
         for name, value in entries.items():
             new = old_names.SETTINGS.get(name, "")
-            if new in cls.names() and name not in cls.names() and new not in entries:
+            if new in cls.names() and name not in cls.names() and new not in entries.keys() | found.keys():
                 old_names.hint(name, new)
                 name = new
             found[name] = old_names.model(value) if name == "model" and isinstance(value, str) else value

@@ -407,6 +407,14 @@ def test_a_setting_under_both_names_closes_the_site(monkeypatch: pytest.MonkeyPa
         own(**{"radius-floor": 0.5, "clip-norm-floor": 0.1})
 
 
+@pytest.mark.parametrize("first", ["radius", "radius-mode"])
+def test_a_setting_under_two_old_names_closes_the_site(first: str) -> None:
+    """The later of the two would win, and might be the weaker."""
+    entries = {"radius": "any", "radius-mode": "public"}
+    with raises(SiteError, "site.unknown-key", "clipping"):
+        own(**{first: entries[first]} | entries)
+
+
 def test_a_value_of_the_environment_that_cannot_be_used_closes_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMBEL_BUDGET", "lots")
     with raises(SiteError, "site.wrong-value", "budget", "lots"):

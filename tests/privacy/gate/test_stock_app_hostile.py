@@ -5,6 +5,7 @@ In each case nothing unsanitised leaves, the ledger is right, and the node goes 
 
 from __future__ import annotations
 
+import asyncio
 import io
 import pickle
 from collections.abc import Callable
@@ -277,6 +278,33 @@ def test_whatever_goes_wrong_at_a_site_its_reply_is_as_any_other(
 def tmp_path_of(folder: Path) -> Path:
     (folder / "other").mkdir()
     return folder / "other"
+
+
+class Panic(BaseException):
+    """What a library's code in Rust raises: no `Exception`."""
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize("error", [Panic, asyncio.CancelledError, GeneratorExit])
+def test_what_is_no_exception_to_python_is_a_fault_all_the_same(
+    kind: str, error: type[BaseException], tmp_path: Path
+) -> None:
+    """Otherwise the process would end, and the server learn from its silence that these data make it panic."""
+
+    def panics(msg: Message) -> Message:
+        raise error(SECRET)
+
+    node = Node(Gate(4.0, 1.0, frozen="b", reports=["loss"]), panics, tmp_path, report_noise_multiplier=2.0)
+    assert not refused(node.send(asks(START), kind))
+    assert node.paid == 1
+
+
+def test_who_ends_the_node_ends_it_while_it_computes(tmp_path: Path) -> None:
+    def interrupted(msg: Message) -> Message:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Node(Gate(4.0, 1.0, frozen="b"), interrupted, tmp_path).send(asks(START))
 
 
 @pytest.mark.parametrize("fault", BREAKS)

@@ -23,7 +23,7 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import Runs, Status
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import SiteLog, beside
-from umbel.privacy.gate.store import Names, Store
+from umbel.privacy.gate.store import Names, Store, request_digest, request_text
 from umbel.protocol.errors import LedgerError, Refused
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
@@ -141,6 +141,28 @@ def test_a_request_is_known_by_todays_words(unpacked: Path, tmp_path: Path) -> N
     asks["config"] |= {"noise-multiplier": 7.0, "rounds": 100}
     with raises(Refused, "refused.by-people", "another"):
         runs.check_approved("another", asks)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "after"),
+    [
+        ("approved", "refused", Status.REFUSED),
+        ("refused", "approved", Status.REFUSED),
+        ("waiting", "approved", Status.APPROVED),
+        ("waiting", "waiting", Status.WAITING),
+    ],
+)
+def test_requests_that_are_one_in_todays_words_become_one(north: Path, first: str, second: str, after: Status) -> None:
+    """A server could ask for a model by its old and its new name, and no migration may fail for that."""
+    with sqlite3.connect(f"{north}.runs.sqlite") as connection:
+        [(text,)] = connection.execute("SELECT asks FROM requests WHERE id = 1").fetchall()
+        for model, status in (("linear-7x1", first), ("linear inputs=7 outputs=1", second)):
+            asks = json.loads(text)
+            asks["config"]["model"] = model
+            row = request_digest(request_text(asks)), status, request_text(asks)
+            connection.execute("INSERT INTO requests (digest, at, run, status, asks) VALUES (?, '', '1', ?, ?)", row)
+    found = [one.status for one in Runs(north).requests() if one.asks["config"]["model"] == "linear inputs=7 outputs=1"]
+    assert found == [after]
 
 
 def test_clients_keep_their_numbers(unpacked: Path, tmp_path: Path) -> None:

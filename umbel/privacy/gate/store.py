@@ -68,6 +68,11 @@ TABLES = _LEDGER | _RUNS | _NAMES
 _ALONE, _RUNS_APPLICATION = 3, 0x554D4252
 _RUNS_FILE, _NAMES_FILE, _TAKEN_OVER = ".runs.sqlite", ".clients.json", ".taken-over"
 _FIELDS = {"radius": "clip_norm", "radius_mode": "clipping"}
+# Two requests may be one in today's words. A refusal of either holds, and otherwise an approval of either.
+_SAME_REQUEST = (
+    " ON CONFLICT (digest) DO UPDATE SET status = CASE WHEN 'refused' IN (status, excluded.status) THEN 'refused' "
+    "WHEN 'approved' IN (status, excluded.status) THEN 'approved' ELSE status END"
+)
 
 
 class Store:
@@ -310,7 +315,8 @@ def _take_over(connection: sqlite3.Connection, path: Path) -> None:
                 for table in _RUNS:
                     for row in old.execute(f"SELECT * FROM {table} ORDER BY id").fetchall():
                         values = _renamed(row) if table == "requests" else row
-                        connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", values)
+                        insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})"
+                        connection.execute(insert + (_SAME_REQUEST if table == "requests" else ""), values)
         if names.exists():
             known = json.loads(names.read_text(encoding="utf-8"))
             if not isinstance(known, list) or not all(type(client) in (int, str) for client in known):

@@ -52,7 +52,9 @@ def undisclosed(
         try:
             with time_limit(seconds / clients):
                 own = compute(slice(client, client + 1))
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):  # somebody ends the node
+            raise
+        except BaseException as error:  # as a library's code in Rust raises where it panics
             log_failure("for a client, and answers as if it had no update", error)
             continue
         for rows, row in zip(found, own, strict=True):
@@ -60,7 +62,7 @@ def undisclosed(
     return found
 
 
-def log_failure(what: str, error: Exception) -> None:
+def log_failure(what: str, error: BaseException) -> None:
     """Write to the node's own log what could not be computed, and why."""
     trace = None if isinstance(error, UmbelError) else error
     log(ERROR, "umbel could not compute %s: %s", what, error, exc_info=trace)
