@@ -80,11 +80,6 @@ def test_an_option_that_it_has_not_is_named(run_config: dict[str, Any]) -> None:
 # --- a package with state
 
 
-def steps(run: AppRun) -> dict[str, Any]:
-    """Return what the strategy keeps."""
-    return {name: value for name, value in run.arrays("latest").items() if name.startswith("strategy/")}
-
-
 def test_its_state_lies_beside_the_hypotheses(run_config: dict[str, Any]) -> None:
     run = play(run_config | MOMENTUM)
     assert {name: value.shape for name, value in run.arrays("latest").items()} == {

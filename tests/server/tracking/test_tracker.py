@@ -131,17 +131,16 @@ def test_no_name_is_no_tracker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "reason"),
+    ("name", "options", "code", "part"),
     [
-        ("mlfow", "", "track must be one of mlflow, tensorboard, wandb, got 'mlfow'; did you mean mlflow?"),
-        ("", "uri=x", "track-options = 'uri=x' are of no use without track"),
-        ("tensorboard", "dir=x", "track-options: there is no option dir"),
+        ("mlfow", "", "config.unknown-name", "mlflow?"),
+        ("", "uri=x", "config.track-options", "'uri=x'"),
+        ("tensorboard", "dir=x", "config.unknown-option", "track-options"),
     ],
 )
-def test_what_cannot_track_is_named(name: str, options: str, reason: str) -> None:
-    with pytest.raises(ConfigError) as error:
+def test_what_cannot_track_is_named(name: str, options: str, code: str, part: str) -> None:
+    with raises(ConfigError, code, part):
         named(Setup.parse({"track": name, "track-options": options}))
-    assert str(error.value).startswith(reason)
 
 
 @pytest.mark.parametrize("name", TRACKERS)
