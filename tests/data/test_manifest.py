@@ -79,6 +79,7 @@ def test_a_manifest_that_is_no_object_is_refused(folder: Path) -> None:
                 "JSON",
             ),
         ),
+        ({"units": {"target": 5}}, ("data.conflict", "units", "got 5")),
         ({"units": {"target": {"unit": None}}}, ("data.conflict", "units.target.unit", "None")),
         ({"units": {"target": {"scale": float("nan")}}}, ("data.conflict", "units.target.scale", "nan")),
         (

@@ -777,6 +777,12 @@ def test_a_run_to_start_from_says_its_seed(play: Play, whole: AppRun, tmp_path: 
         play(start_from=str(tmp_path))
 
 
+def test_hypotheses_of_other_data_are_told_with_these(play: Play, whole: AppRun, umbel_home: Path) -> None:
+    plane(umbel_home / "data" / "plane", (3, -2), train=8, validation=4)
+    with raises(ConfigError, "config.start-from-misfit", "synthetic", "dataset"):
+        play(start_from=str(whole.folder), dataset="plane", model="mlp inputs=2 hidden=3 outputs=1", seed=1)
+
+
 def test_a_run_that_starts_from_another_says_that_local_parameters_do_not(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

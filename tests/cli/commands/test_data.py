@@ -254,6 +254,7 @@ def test_a_dataset_is_sharded_where_the_user_is(tmp_path: Path, monkeypatch: pyt
     told = said("data", "describe", find_dataset("plane"))
     assert "part 1/2, with the rows of 3 clients" in told
     assert "clients 5 training, 2 validation" in told, "of the whole"
+    refused("data.no-schema", "data", "describe", tmp_path / "plane", "--schema")
 
 
 def test_one_part_alone_may_be_written(tmp_path: Path) -> None:
