@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -37,3 +38,17 @@ def test_an_executor_that_ends_by_itself_is_waited_for() -> None:
     executor = subprocess.Popen(["true"])
     node._wait(executor, parent=os.getppid())
     assert executor.returncode == 0
+
+
+def test_the_executor_imports_nothing_from_a_working_folder_that_hides_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site may be started in a folder that somebody has sent, with data and more in it."""
+    (tmp_path / "umbel").mkdir()
+    for name in ("umbel/__init__", "umbel/__main__", "fractions", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('code of somebody else')")
+    monkeypatch.chdir(tmp_path)
+    executor = node._executor(["--help"], stdout=subprocess.PIPE, text=True)
+    told, _ = executor.communicate()
+    assert executor.returncode == 0
+    assert "umbel site executor" in told

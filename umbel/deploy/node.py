@@ -18,9 +18,10 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from umbel.protocol.errors import SiteError
+from umbel.protocol.project import PACKAGE
 
 _DEFAULT_PORT = "9094"
 _LOOK_S = 1.0
@@ -65,13 +66,21 @@ def _execute(parent: int, folder: Path, address: str, secret: Path) -> NoReturn:
     """Run an executor that ends with the SuperNode, and end the SuperNode with it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # both come to the executor as well, and it ends this
-    command = [sys.executable, "-m", "umbel", "site", "executor", "--insecure", "--runtime-api-address", address]
-    command += ["--superexec-auth-secret-file", str(secret), "--parent-pid", str(parent)]
-    _wait(subprocess.Popen(command, preexec_fn=_listen), parent)
+    options = ["--insecure", "--runtime-api-address", address]
+    options += ["--superexec-auth-secret-file", str(secret), "--parent-pid", str(parent)]
+    _wait(_executor(options, preexec_fn=_listen), parent)
     shutil.rmtree(folder, ignore_errors=True)
     if os.getppid() == parent:
         os.kill(parent, signal.SIGTERM)
     os._exit(0)
+
+
+def _executor(options: list[str], **how: Any) -> subprocess.Popen[Any]:
+    """Start the executor with what is installed: the working folder, whoever filled it, stands before nothing."""
+    places = filter(None, [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(PACKAGE.parent)])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    command = [sys.executable, "-P", "-m", "umbel", "site", "executor", *options]
+    return subprocess.Popen(command, env=environment, **how)
 
 
 def _wait(executor: subprocess.Popen[bytes], parent: int) -> None:

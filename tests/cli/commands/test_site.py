@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.helpers.errors import ended
 from umbel.cli.main import app
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate.ledger import Ledger
+from umbel.protocol.project import OWN_PATH
 
 
 @pytest.fixture
@@ -58,3 +60,19 @@ def test_what_would_fail_later_is_told_now_in_one_line(
     data: Path, node_config: str, options: list[str], code: str, part: str
 ) -> None:
     ended(*check(node_config.format(data=data), *options), code, part)
+
+
+def test_a_reader_that_is_installed_is_not_one_of_that_name_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the folder came with the data, it would be the sender's code."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(OWN_PATH, "")
+    for place, text in (("installed", ""), ("sent", "raise RuntimeError('of the sender')")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "umbel_test_reader.py").write_text(text)
+    (tmp_path / "sent" / "rows.csv").write_text("who,x\n")
+    sys.path.append(str(tmp_path / "installed"))
+    monkeypatch.chdir(tmp_path / "sent")
+    config = f'data-path="{tmp_path}/sent/rows.csv" reader="umbel_test_reader:read"'
+    ended(*check(config), "config.import", "umbel_test_reader", "'read'")

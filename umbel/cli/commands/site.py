@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -12,6 +14,7 @@ from umbel.cli.commands.terminal import console
 from umbel.protocol.cli import PASSES_ON, errors_in_one_line
 from umbel.protocol.errors import SiteError
 from umbel.protocol.flower import parse_config_args
+from umbel.protocol.project import OWN_PATH
 from umbel.protocol.run_config import RunConfig
 
 app = typer.Typer(
@@ -21,6 +24,13 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     help="Check a site before it goes online, and start it.",
 )
+
+
+@app.callback()
+def _site() -> None:
+    """Find a site's own modules after installed ones: its working folder may hold what others have sent."""
+    if own := os.environ.pop(OWN_PATH, ""):
+        sys.path += [folder for folder in own.split(os.pathsep) if folder not in sys.path]
 
 
 @app.command(context_settings=PASSES_ON)
