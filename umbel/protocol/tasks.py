@@ -49,7 +49,8 @@ class _Spec:
         values = {name: getattr(self, name) for name in self._fields()}
         # Flower checks each entry, and most stay as they are from round to round.
         record = _record(tuple((name, value) for name, value in values.items() if name not in _OF_A_MESSAGE)).copy()
-        record["round"], record["clients"] = self.round, list(self.clients)
+        clients: list[int] = list(self.clients)
+        record["round"], record["clients"] = self.round, clients
         return record
 
     @classmethod

@@ -177,14 +177,21 @@ def clip(updates: Matrix, radius: float) -> Matrix:
     return clipped
 
 
-def stacked(rows: Sequence[Matrix], m: int, n: int) -> Matrix:
-    """Return rows (n,), made for this alone, as a matrix (m, n): of a single one, which may be long, without a copy.
+def each(generators: Iterator[NoiseSource], rows: int) -> Iterator[NoiseSource]:
+    """Yield one generator a row, asking for each only when it is its turn.
 
     Raises
     ------
     ValueError
-        When there are fewer rows than m.
+        When there are fewer generators than rows.
     """
-    if len(rows) < m:
-        raise ValueError("there are fewer generators than clients")
-    return rows[0][None] if m == 1 else np.array(rows).reshape(m, n)
+    for _ in range(rows):
+        generator = next(generators, None)
+        if generator is None:
+            raise ValueError("there are fewer generators than clients")
+        yield generator
+
+
+def stacked(rows: Sequence[Matrix], n: int) -> Matrix:
+    """Return rows (n,), made for this alone, as a matrix (m, n): of a single one, which may be long, without a copy."""
+    return rows[0][None] if len(rows) == 1 else np.array(rows).reshape(len(rows), n)

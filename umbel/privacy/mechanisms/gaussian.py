@@ -11,13 +11,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import islice
 from typing import ClassVar
 
 import numpy as np
 from scipy import special
 
-from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, stacked
+from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each, stacked
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,7 @@ class Gaussian(Mechanism):
 
     def noise(self, sizes: Sequence[int], radii: Matrix, generators: Iterator[NoiseSource]) -> Matrix:
         n = sum(sizes)
-        normals = [generator.standard_normal(n) for generator in islice(generators, len(radii))]
-        noise = stacked(normals, len(radii), n)
+        noise = stacked([generator.standard_normal(n) for generator in each(generators, len(radii))], n)
         noise *= np.repeat(self.noise_multiplier * radii, sizes, axis=1)
         return noise
 

@@ -24,13 +24,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, lru_cache
-from itertools import islice
 from typing import ClassVar
 
 import numpy as np
 from scipy import special
 
-from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, stacked
+from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each, stacked
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import quotient
 
@@ -61,10 +60,10 @@ class Laplace(Mechanism):
         """
         n, shapes = sum(sizes), [(size + 1) / 2 for size in sizes]
         mixing, normals = [], []
-        for generator in islice(generators, len(radii)):
-            mixing += [generator.standard_gamma(shape) for shape in shapes]
+        for generator in each(generators, len(radii)):
+            mixing.append([generator.standard_gamma(shape) for shape in shapes])
             normals.append(generator.standard_normal(n))
-        noise = stacked(normals, len(radii), n)
+        noise = stacked(normals, n)
         epsilons = np.asarray(sizes) / (self.noise_multiplier * radii)
         scales = np.sqrt(np.array(mixing).reshape(radii.shape) * 2.0) / epsilons
         noise *= scales if len(sizes) == 1 else np.repeat(scales, sizes, axis=1)
