@@ -90,7 +90,7 @@ def test_test_clients_are_a_dataset_within(tmp_path: Path) -> None:
     kept = Dataset(manifest(0, 1), FEATURES[:2], TARGETS[:2], np.array([0, 2]))
     write_dataset(tmp_path / "own", MANIFEST, FEATURES, TARGETS, OFFSETS, test=kept)
     np.testing.assert_array_equal(open_dataset(tmp_path / "own" / "test").features, FEATURES[:2])
-    # Written anew without any, none of the old ones stay.
+    # Writing the dataset again without test clients removes the old ones.
     write_dataset(tmp_path / "own", MANIFEST, FEATURES, TARGETS, OFFSETS)
     assert not (tmp_path / "own" / "test").exists()
 

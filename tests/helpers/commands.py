@@ -55,7 +55,7 @@ def documented(file: Path) -> Iterator[list[str]]:
     """Yield the commands in a module's docstring: the indented blocks that begin with one."""
     told = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     for block in re.findall(r"(?:^ {4}.*\n?)+", told, re.MULTILINE):
-        # Each line is a command, or goes on with the one before.
+        # Each line is a command, or continues the one before.
         for line in re.split(rf"\n +(?={_INLINE.pattern})", block.strip()):
             if _INLINE.match(line):
                 yield from _simple(" ".join(line.replace("\\\n", " ").split()))

@@ -62,7 +62,7 @@ def of_node(node_config: dict[str, Any], **run_config: Any) -> Context:
     return Context(1, 100, node_config, RecordDict(), {"seed": 3} | run_config)
 
 
-def whatever(hypotheses: Arrays, task: TrainingSpec) -> None:
+def accept(hypotheses: Arrays, task: TrainingSpec) -> None:
     """Find nothing wrong with what a task asks."""
 
 
@@ -71,7 +71,7 @@ def through_gate(
     context: Context,
     handler: Handler,
     message_type: str = "train",
-    check: Callable[[Arrays, TrainingSpec], None] = whatever,
+    check: Callable[[Arrays, TrainingSpec], None] = accept,
 ) -> Message:
     """Return what the gate lets out, on a node of the in-process grid unless it has data of its own."""
     with in_process():

@@ -85,8 +85,8 @@ class Settings(BaseModel):
         """Return entries by today's names, with the model's; a setting under two names stays twice and is refused."""
         found: dict[str, Any] = {}
         for name, value in entries.items():
-            new = old_names.SETTINGS.get(name, "")
-            if new in cls.names() and name not in cls.names() and new not in entries.keys() | found.keys():
+            new = old_names.SETTINGS.get(name)
+            if new and new in cls.names() and name not in cls.names() and new not in entries.keys() | found.keys():
                 old_names.hint(name, new)
                 name = new
             found[name] = old_names.model(value) if name == "model" and isinstance(value, str) else value

@@ -249,5 +249,5 @@ def _read_sums(
     arrays, counts, part = site_sums_in(reply.content, asked)
     matrix = checked_rows(arrays, len(next(iter(hypotheses.values()))), hypotheses)
     if not part.any():
-        raise ProtocolError("it says that nobody took part", code="protocol.nobody")
+        raise ProtocolError("it says that no client took part", code="protocol.no-releases")
     return matrix.astype(np.float64), counts, part
