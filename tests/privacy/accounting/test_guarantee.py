@@ -7,10 +7,12 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.privacy.mechanisms.reference import Masses, add, delta_of, epsilon_of, laplace_cdf, rounded_down
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.guarantee import amount, gap, guarantee, in_words, pure_cost, pure_spent, within_budget
 from umbel.privacy.mechanisms.choice import RandomisedResponse
@@ -105,6 +107,37 @@ def test_the_radius_plays_no_part() -> None:
     assert guarantee({private(radius=0.5): 3, private(radius=0.1): 2}) == guarantee({private(): 5})
 
 
+# --- a site's release among several hypotheses
+
+
+@pytest.mark.parametrize(
+    ("n", "nu", "choice", "times"), [(11, 20.0, 0.5, 20), (11, 20.0, 2.0, 5), (11, 4.0, 0.1, 3), (2, 4.0, 0.5, 1)]
+)
+def test_a_sites_release_costs_what_the_worse_of_two_moves_does(n: int, nu: float, choice: float, times: int) -> None:
+    """Its client moves one sum by two radii, or two sums by one and two counts by one: by an independent account."""
+    release = Release(Kind.SITE, n, nu, Clipping.PUBLIC, hypotheses=5, choice_epsilon=choice)
+    found = guarantee({release: times}, 1e-5)
+    assert found is not None
+    interval = found.epsilon * 0.01 / times
+
+    def masses(components: int, shift: float) -> Masses:
+        return rounded_down(lambda x: laplace_cdf(components, shift, x), -shift, shift, interval)
+
+    stays = add([(masses(n, 2 * n / nu), times)])
+    moves = add([(masses(n, n / nu), 2 * times), (masses(1, choice / 2), 2 * times)])
+    least = max(epsilon_of(lambda x, law=law: delta_of(law, x), 1e-5, 2 * found.pure) for law in (stays, moves))
+    assert least * (1 - 1e-6) <= found.epsilon <= 1.05 * least
+    assert found.pure == pytest.approx(times * (2 * n / nu + choice))
+
+
+def test_a_choice_at_a_site_costs_a_quarter_of_what_its_pure_epsilon_says() -> None:
+    """n = 11, nu = 20, choice-epsilon .5, 20 times: 8.82, where the worst of pure epsilon 1.6 comes to 32."""
+    release = Release(Kind.SITE, 11, 20.0, Clipping.PUBLIC, hypotheses=5, choice_epsilon=0.5)
+    found = guarantee({release: 20}, 1e-5)
+    assert found is not None
+    assert (found.pure, found.epsilon) == (32.0, pytest.approx(8.816, abs=0.001))
+
+
 # --- whatever a server picks as it goes
 
 
@@ -127,6 +160,57 @@ def test_what_a_server_picks_counts_as_the_least_noise_that_the_site_accepts() -
     assert least is not None
     assert own is not None
     assert own.epsilon < least_budget({private(nu=20.0): 10}) == pytest.approx(least.epsilon, abs=0.011)
+
+
+def gaussian(nu: float, **changes: Any) -> Release:
+    return private(1000, nu, mechanism="gaussian", **{"hypotheses": 1, "choice_epsilon": 0.0} | changes)
+
+
+def test_gaussian_noise_is_priced_as_it_was_whatever_else_the_site_accepts() -> None:
+    """8 at 1e-5 is mu = 1.665, so that (1.665 * 20/2)^2 = 277 releases of nu = 20 fit, at a least nu of 20 as of 1."""
+    for floor in (1.0, 20.0):
+        assert within_budget({gaussian(20.0): 277}, Fraction(8), 1e-5, floor, 1.0)
+        assert not within_budget({gaussian(20.0): 278}, Fraction(8), 1e-5, floor, 1.0)
+
+
+def test_gaussian_releases_share_one_account_of_squares() -> None:
+    """Of a client and of a site, whatever nu: 1/20^2 each for 200, and 1/10^2 each for 19, are those of 276."""
+    mixed = {gaussian(20.0): 200, gaussian(10.0): 10, replace(gaussian(10.0, hypotheses=3), kind=Kind.SITE): 9}
+    assert within_budget(mixed, Fraction(8), 1e-5, 1.0, 1.0)
+    assert not within_budget(mixed | {gaussian(10.0): 11}, Fraction(8), 1e-5, 1.0, 1.0)
+
+
+def test_a_choice_beside_gaussian_noise_is_no_gaussian_release() -> None:
+    """Its number is picked as the run goes, so that only a fixed sort covers it."""
+    chosen = gaussian(20.0, hypotheses=5, choice_epsilon=0.1)
+    alone = least_budget({chosen: 10}, 20.0, 0.1)
+    assert alone < least_budget({chosen: 10}, 5.0, 0.1)
+    assert not within_budget({chosen: 10, gaussian(20.0): 1}, Fraction(1000), 1e-5, 20.0, 0.1)
+    assert not within_budget({gaussian(20.0): 1, chosen: 10}, Fraction(1, 2), 1e-5, 20.0, 0.1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_server_that_picks_its_noise_by_what_it_sees_gets_no_more_than_the_filter_allows(seed: int) -> None:
+    """It asks for little noise while it loses and much when it leads, until the sum of squares is spent.
+
+    Of 20,000 runs each, P(seen > t) - e^eps Q(seen > t) stays below delta = .1 + 5 deviations: 1e-6 false alarms.
+    """
+    generator = np.random.default_rng(seed)
+    runs, delta, mu = 20_000, 0.1, 1.0
+    epsilon = compose({GaussianLoss(mu): 1}, delta)
+    loss = {}
+    for truth in (1, 0):
+        seen, left = np.zeros(runs), np.full(runs, mu**2)
+        while (left > 1e-9).any():
+            step = np.minimum(left, np.where(seen < epsilon, 0.2, 0.01) * generator.uniform(0.5, 1.5, runs))
+            step = np.where(seen > epsilon + 0.5, np.minimum(step, 1e-3), step)
+            size = np.sqrt(step)
+            outcome = truth * size + generator.standard_normal(runs)
+            seen += size * outcome - step / 2  # log-likelihood ratio of 1 against 0
+            left -= np.where(seen > epsilon + 1, left, step)  # it stops while it leads
+        loss[truth] = seen
+    gain = (loss[1] > epsilon).mean() - math.exp(epsilon) * (loss[0] > epsilon).mean()
+    assert gain < delta + 5 * math.sqrt(0.25 / runs) * (1 + math.exp(epsilon))
 
 
 def test_the_pure_sum_counts_where_it_is_smaller() -> None:

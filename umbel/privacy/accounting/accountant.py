@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from umbel.privacy.mechanisms.base import Loss
+from umbel.privacy.mechanisms.base import Loss, Matrix
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _SHARE = 2.5e-4
 # Losses are cut above where delta is this share of the delta asked for, all participations together,
 _CUT = 1e-4
+# that of one loss among several that are one release, which does not know delta, above this,
+_NEVER = 1e-25
 # and below this many deviations under the mean: there they are moved up.
 _BELOW = 14.0
 # A delta may be wrong in the digit after these, and is raised by so much.
@@ -93,15 +96,88 @@ def _compose(losses: tuple[tuple[Loss, int], ...], delta: float) -> float:
     target = delta * (1 - 1e-6) - _ROUNDING * releases
     if target <= 0:
         return pure
-    supports = {loss: _support(loss, _CUT * delta / releases) for loss in kinds}
-    interval = max(_interval(kinds), max(high - low for low, high in supports.values()) / _MAX_GRID)
-    composed: PrivacyLossDistribution | None = None
-    for loss, count in kinds.items():
-        part = _distribution(loss, *supports[loss], interval).self_compose(count)
-        composed = part if composed is None else composed.compose(part)
-    assert composed is not None
+    composed = _together(kinds, _CUT * delta / releases)
     start = sum(count * loss.mean for loss, count in kinds.items())
     return min(pure, apart + _epsilon(composed.get_delta_for_epsilon, target, start))
+
+
+def _together(kinds: Mapping[Loss, int], cut: float) -> PrivacyLossDistribution:
+    """Return the law of the sum of so many of each loss, on a grid; losses of delta below `cut` count as infinite."""
+    supports = {loss: _support(loss, cut) for loss in kinds}
+    interval = max(_interval(kinds), max(high - low for low, high in supports.values()) / _MAX_GRID)
+    parts = [_distribution(loss, *supports[loss], interval).self_compose(count) for loss, count in kinds.items()]
+    return reduce(lambda one, other: one.compose(other), parts)
+
+
+@dataclass(frozen=True)
+class Together(Loss):
+    """The loss of several independent releases as if they were one; `delta` is an upper bound.
+
+    Attributes
+    ----------
+    parts : tuple of (Loss, int)
+        How often each loss is in it.
+    """
+
+    parts: tuple[tuple[Loss, int], ...]
+
+    @property
+    def mean(self) -> float:
+        return sum(count * loss.mean for loss, count in self.parts)
+
+    @property
+    def deviation(self) -> float:
+        return math.hypot(*(math.sqrt(count) * loss.deviation for loss, count in self.parts))
+
+    @property
+    def largest(self) -> float:
+        return sum(count * loss.largest for loss, count in self.parts)
+
+    def delta(self, epsilons: Matrix) -> Matrix:
+        below = np.abs(np.asarray(epsilons, np.float64))
+        order = np.argsort(below)
+        positive = np.empty_like(below)
+        positive[order] = _law(self.parts).get_delta_for_epsilon(below[order])
+        positive = np.where(below < self.largest, np.minimum(positive + _ROUNDING, 1.0), 0.0)
+        # Symmetry: delta(-epsilon) = 1 - exp(-epsilon) + exp(-epsilon) delta(epsilon).
+        delta: Matrix = np.where(epsilons >= 0, positive, np.exp(-below) * positive - np.expm1(-below))
+        return delta
+
+
+@lru_cache(maxsize=64)
+def _law(parts: tuple[tuple[Loss, int], ...]) -> PrivacyLossDistribution:
+    return _together(dict(parts), _NEVER)
+
+
+@dataclass(frozen=True)
+class Either(Loss):
+    """The loss of a release that is one of several, and nobody says which: the largest delta at each epsilon.
+
+    The maximum of privacy profiles is one: it is convex in exp(epsilon), falls, and is at least (1 - exp(epsilon))+
+    (Zhu, Dong and Wang 2022). So it composes like any other.
+
+    Attributes
+    ----------
+    cases : tuple of Loss
+    """
+
+    cases: tuple[Loss, ...]
+
+    @property
+    def mean(self) -> float:
+        return max(loss.mean for loss in self.cases)
+
+    @property
+    def deviation(self) -> float:
+        return max(loss.deviation for loss in self.cases)
+
+    @property
+    def largest(self) -> float:
+        return max(loss.largest for loss in self.cases)
+
+    def delta(self, epsilons: Matrix) -> Matrix:
+        delta: Matrix = np.max([loss.delta(epsilons) for loss in self.cases], axis=0)
+        return delta
 
 
 def _epsilon(delta_at: Callable[[float], float], delta: float, start: float) -> float:

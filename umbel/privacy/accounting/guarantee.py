@@ -7,24 +7,24 @@ client's own update, the choice is open, or there is no noise, there is no guara
 
 A site's release is noise around the sums of its clients' updates, and around the number of clients that
 chose each hypothesis. Another data set of one client moves one sum by up to two radii, or, where the
-client chooses otherwise, two sums by one radius and two counts by one each. Vector Laplace noise on each
-sum costs what these distances add up to, two radii either way, and choice-epsilon on top for the counts.
-Under Gaussian noise on all of it together they are the legs of one distance, of two radii either way.
+client chooses otherwise, two sums by one radius and two counts by one each. The worse of the two at each
+epsilon bounds both (docs/privacy.md, "The extreme pair dominates"). Under Gaussian noise on all of it
+together they are the legs of one distance, of two radii either way.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from umbel.privacy.accounting.accountant import compose
+from umbel.privacy.accounting.accountant import Either, Together, compose
 from umbel.privacy.mechanisms import load
 from umbel.privacy.mechanisms.base import Loss, Mechanism
 from umbel.privacy.mechanisms.choice import RandomisedResponse
+from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.release import Clipping, Kind, Release, exact
 
 DELTA = 1e-5
@@ -124,17 +124,20 @@ def within_budget(
     max_choice_epsilon: float = math.inf,
     reports: bool = False,
 ) -> bool:
-    r"""Return whether an epsilon of `budget` at `delta` holds, also where a server picked parameters during the run.
+    """Return whether an epsilon of `budget` at `delta` holds, also where a server picked parameters during the run.
 
-    Sums of pure epsilons hold for parameters that are picked during the run (Rogers et al., 2016).
-    Numerical composition is proven for parameters fixed in advance. So releases of a client's first sort
+    Sums of pure epsilons hold for parameters that are picked during the run (Rogers et al., 2016). So does the sum of
+    mu^2 of Gaussian noise: such releases together tell no more than a Brownian motion with drift that is watched for
+    a time of that sum, however its steps were picked (Smith and Thakurta, 2022).
+
+    For other noise, composition is proven for parameters fixed in advance. So releases of a client's first sort
     are all taken for ones with the least noise that the site accepts: that dominates every pick of the server,
-    and is fixed. Beside them there is room for nothing else, as a server could turn to it at the
+    and is fixed. Beside the first sort there is room for nothing else, as a server could turn to it at the
     moment that suits it best; but where training clients report, a quarter of the budget is set apart for
     reports and all other sorts, by their pure epsilons.
 
-    What was seen exceeds the budget only where the pure sum does. There the first sort has at most as many
-    releases as its fixed part of the budget allows, and the others have at most theirs.
+    What was seen exceeds the budget only where the pure sum does. There the first sort is within its fixed part of the
+    budget, and the others are within theirs.
 
     Parameters
     ----------
@@ -155,21 +158,37 @@ def within_budget(
     if not delta or not trained or any(gap(release) for release in some):
         return False
     first = trained[0]
-    alike = [release for release in trained if _sort(release) == _sort(first)]
-    worst = replace(
+    if _is_gaussian(first):
+        alike = [release for release in some if _is_gaussian(release)]
+        first_sort = {release: releases[release] for release in alike}
+    else:
+        alike = [release for release in trained if _sort(release) == _sort(first)]
+        worst = _worst(alike, min_noise_multiplier, max_choice_epsilon)
+        first_sort = {worst: sum(releases[release] for release in alike)}
+        if math.isinf(worst.choice_epsilon):
+            return False
+    apart = budget / 4 if reports else Fraction(0)
+    rest = pure_spent({release: releases[release] for release in some if release not in alike})
+    return rest <= apart and _composed(frozenset(first_sort.items()), delta) <= budget - apart
+
+
+def _is_gaussian(release: Release) -> bool:
+    """Return whether a release gives away no more than normal noise does, and nothing beside it."""
+    return all(isinstance(loss, GaussianLoss) for loss in losses(release))
+
+
+def _worst(alike: Sequence[Release], min_noise_multiplier: float, max_choice_epsilon: float) -> Release:
+    """Return the release of one sort that tells most of all that the site accepts."""
+    first = alike[0]
+    most_telling = max(max_choice_epsilon, *(one.choice_epsilon for one in alike)) if first.choice_epsilon else 0.0
+    return replace(
         first,
         radius=None,
         noise_multiplier=min(min_noise_multiplier or math.inf, *(release.noise_multiplier for release in alike)),
         # Of two, a choice tells most.
         hypotheses=2 if first.chooses else 1,
-        choice_epsilon=max(max_choice_epsilon, *(one.choice_epsilon for one in alike)) if first.choice_epsilon else 0.0,
+        choice_epsilon=most_telling,
     )
-    if math.isinf(worst.choice_epsilon):
-        return False
-    apart = budget / 4 if reports else Fraction(0)
-    rest = pure_spent({release: releases[release] for release in some if release not in alike})
-    times = sum(releases[release] for release in alike)
-    return rest <= apart and _composed(frozenset({worst: times}.items()), delta) <= budget - apart
 
 
 def _sort(release: Release) -> tuple[Kind, int, str, bool, bool]:
@@ -179,11 +198,12 @@ def _sort(release: Release) -> tuple[Kind, int, str, bool, bool]:
 
 def losses(release: Release) -> list[Loss]:
     """Return the privacy losses of a release that has a guarantee."""
+    mechanism = _mechanism(release)
     if _counts(release) and _own_pure(release) is not None:
-        # No law of sums and counts together is derived here: that of a choice among two dominates every release
-        # of the same pure epsilon (Kairouz, Oh and Viswanath, 2015).
-        return [RandomisedResponse(min(_as_float(pure_cost(release)), sys.float_info.max), 2)]
-    found: list[Loss] = [_mechanism(release).loss(release.n, DISTANCE[release.kind])]
+        count = mechanism.loss(1, 1 / mechanism.count_radius(release.choice_epsilon))
+        elsewhere = Together(((mechanism.loss(release.n, 1), 2), (count, 2)))
+        return [Either((mechanism.loss(release.n, 2), elsewhere))]
+    found: list[Loss] = [mechanism.loss(release.n, DISTANCE[release.kind])]
     if release.chooses and not _counts(release):
         found.append(RandomisedResponse(release.choice_epsilon, release.hypotheses))
     return found

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, Guarantee, guarantee
 from umbel.privacy.mechanisms import load
 from umbel.privacy.mechanisms.gaussian import calibrate
@@ -17,6 +15,7 @@ from umbel.protocol.release import LAPLACE, Clipping, Kind, Release
 
 _CHOICE_SHARE, _LARGEST_CHOICE = 0.25, 2.0
 _LEAST = 1e-4  # of a wanted epsilon; less takes more noise than anybody learns from
+_RARE = 1e-3  # the chance that a client takes part more often than the plan says
 _DIGITS = 4  # of a noise multiplier that is worked out
 
 
@@ -79,7 +78,7 @@ class Plan:
     release : Release
         Of a participation, with a public clip norm.
     median_participations, max_participations : int
-        Participations: of the median client, and of the busiest.
+        Participations: of the median client, and the most that any has in 99.9 % of runs.
     median, maximum : Guarantee or None
         What is guaranteed to them between any two of their data sets; None where that is nothing.
     noise_left : float
@@ -102,7 +101,7 @@ class Plan:
         found = []
         if self.maximum is not None and self.maximum.epsilon > MEANINGFUL:
             found.append(
-                f"The busiest client spends epsilon {self.maximum.epsilon:,.0f}. Above {MEANINGFUL} "
+                f"The busiest client may spend epsilon {self.maximum.epsilon:,.0f}. Above {MEANINGFUL} "
                 "a guarantee rules out nothing: the noise may stop particular attacks, but it proves nothing. "
                 "Use a smaller model, more noise, or fewer rounds."
             )
@@ -118,8 +117,8 @@ def plan(task: Task, noise_multiplier: float, choice_epsilon: float, rounds: int
     """Return the figures of a run.
 
     Every round draws `clients_per_round` of `clients` without replacement, so a client's
-    participations are Binomial(rounds, clients_per_round / clients). The expected maximum takes
-    clients for independent.
+    participations are Binomial(rounds, clients_per_round / clients). In 99.9 % of runs no client has more than
+    `max_participations`.
 
     Raises
     ------
@@ -131,8 +130,8 @@ def plan(task: Task, noise_multiplier: float, choice_epsilon: float, rounds: int
     from scipy import stats  # it takes half a second
 
     count = stats.binom(rounds, task.clients_per_round / task.clients)
-    # E[max] is the sum over m of the chance that somebody has more than m.
-    most = round(float(np.sum(1 - count.cdf(np.arange(rounds)) ** task.clients)))
+    # Whatever clients have to do with each other, the chance that one of them has more is at most the sum of chances.
+    most = int(count.isf(_RARE / task.clients))
     return _figures(task, noise_multiplier, choice_epsilon, int(count.median()), most, delta)
 
 

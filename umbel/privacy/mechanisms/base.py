@@ -144,7 +144,8 @@ class Mechanism(ABC):
         With it, and the clients' own radius for the sums of their updates, a change of any one client, its choice
         included, must cost no more than ``pure(n, 2)`` plus `choice_epsilon` together, or, where nothing pure
         bounds it, than ``loss(n, 2)``: the client may move one sum by 2 radii, or two sums by 1 each and two counts
-        by 1 each.
+        by 1 each. At delta the account takes the worse of ``loss(n, 2)`` and of twice ``loss(n, 1)`` with twice
+        ``loss(1, 1 / count_radius)``.
 
         Raises
         ------
@@ -166,7 +167,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def loss(self, n: int, distance: float) -> Loss:
-        """Return the privacy loss of one release between two inputs `distance` radii apart."""
+        """Return a loss that bounds the privacy loss between any two inputs at most `distance` radii apart."""
 
 
 def clip(updates: Matrix, radius: float) -> Matrix:
