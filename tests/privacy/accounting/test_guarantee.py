@@ -16,6 +16,7 @@ from tests.privacy.mechanisms.reference import Masses, add, delta_of, epsilon_of
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.guarantee import amount, gap, guarantee, in_words, pure_cost, pure_spent, within_budget
 from umbel.privacy.mechanisms.choice import RandomisedResponse
+from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.protocol.release import Clipping, Kind, Release
@@ -279,3 +280,13 @@ def test_no_budget_is_less_than_what_was_released_and_the_pure_sum_always_is_one
     assert found is not None
     assert within_budget(account, Fraction(pure_spent(account)), 1e-5, 5.0, 1.0)
     assert not within_budget(account, Fraction(found.epsilon * (1 - 1e-6)), 1e-5, 5.0, 1.0)
+
+
+def test_discrete_gaussian_releases_have_an_account_of_their_own() -> None:
+    """rho = (2/20)^2/2 each, of which 245 fit 8 at 1e-5; beside normal noise there is room for none."""
+    discrete = replace(gaussian(20.0), mechanism="discrete-gaussian")
+    most = max(times for times in range(1, 300) if within_budget({discrete: times}, Fraction(8), 1e-5, 1.0, 1.0))
+    fits = compose({ConcentratedLoss(0.005 * most): 1}, 1e-5), compose({ConcentratedLoss(0.005 * (most + 1)): 1}, 1e-5)
+    assert fits[0] <= 8 < fits[1]
+    assert most == 245
+    assert not within_budget({gaussian(20.0): 1, discrete: 1}, Fraction(8), 1e-5, 1.0, 1.0)

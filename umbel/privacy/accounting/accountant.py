@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from umbel.privacy.mechanisms.base import Loss, Matrix
+from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 
 if TYPE_CHECKING:
@@ -75,12 +76,15 @@ def _compose(losses: tuple[tuple[Loss, int], ...], delta: float) -> float:
     kinds: dict[Loss, int] = {}
     apart = 0.0
     gaussian = math.hypot(*(math.sqrt(count) * loss.mu for loss, count in losses if isinstance(loss, GaussianLoss)))
-    if gaussian > _HUGE:
+    rho = sum(count * loss.rho for loss, count in losses if isinstance(loss, ConcentratedLoss))
+    if max(gaussian, rho) > _HUGE:
         return pure
     if gaussian:
         kinds[GaussianLoss(gaussian)] = 1
+    if rho:
+        kinds[ConcentratedLoss(rho)] = 1
     for loss, count in losses:
-        if isinstance(loss, GaussianLoss):
+        if isinstance(loss, GaussianLoss | ConcentratedLoss):
             continue
         if _TINY < loss.largest <= _HUGE or math.isinf(loss.largest):
             kinds[loss] = count

@@ -24,6 +24,7 @@ from umbel.privacy.accounting.accountant import Either, Together, compose
 from umbel.privacy.mechanisms import load
 from umbel.privacy.mechanisms.base import Loss, Mechanism
 from umbel.privacy.mechanisms.choice import RandomisedResponse
+from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.release import Clipping, Kind, Release, exact
 
@@ -128,7 +129,8 @@ def within_budget(
 
     Sums of pure epsilons hold for parameters that are picked during the run (Rogers et al., 2016). So does the sum of
     mu^2 of Gaussian noise: such releases together tell no more than a Brownian motion with drift that is watched for
-    a time of that sum, however its steps were picked (Smith and Thakurta, 2022).
+    a time of that sum, however its steps were picked (Smith and Thakurta, 2022). And so does the sum of rho of
+    discrete Gaussian noise (Feldman and Zrnic, 2021).
 
     For other noise, composition is proven for parameters fixed in advance. So releases of a client's first sort
     are all taken for ones with the least noise that the site accepts: that dominates every pick of the server,
@@ -158,8 +160,8 @@ def within_budget(
     if not delta or not trained or any(gap(release) for release in some):
         return False
     first = trained[0]
-    if _is_gaussian(first):
-        alike = [release for release in some if _is_gaussian(release)]
+    if (kind := _adds_up(first)) is not None:
+        alike = [release for release in some if _adds_up(release) is kind]
         first_sort = {release: releases[release] for release in alike}
     else:
         alike = [release for release in trained if _sort(release) == _sort(first)]
@@ -172,9 +174,10 @@ def within_budget(
     return rest <= apart and _composed(frozenset(first_sort.items()), delta) <= budget - apart
 
 
-def _is_gaussian(release: Release) -> bool:
-    """Return whether a release gives away no more than normal noise does, and nothing beside it."""
-    return all(isinstance(loss, GaussianLoss) for loss in losses(release))
+def _adds_up(release: Release) -> type[Loss] | None:
+    """Return the kind of a release's only loss, if one number says all of it and such numbers have a filter."""
+    [loss, *more] = losses(release)
+    return type(loss) if isinstance(loss, GaussianLoss | ConcentratedLoss) and not more else None
 
 
 def _worst(alike: Sequence[Release], min_noise_multiplier: float, max_choice_epsilon: float) -> Release:

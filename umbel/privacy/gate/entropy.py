@@ -31,17 +31,28 @@ class SecureGenerator:
         """Return `size` independent numbers from [0, 1), multiples of 2**-53."""
         return self._uniform(size) - 2.0**-53
 
+    def bytes(self, length: int) -> bytes:
+        """Return `length` random bytes."""
+        return self._stream.update(bytes(length))
+
     def _uniform(self, count: int) -> NDArray[np.float64]:
         """Return numbers from (0, 1], multiples of 2**-53."""
-        words = np.frombuffer(self._stream.update(bytes(8 * count)), np.uint64)
-        return ((words >> np.uint64(11)).astype(np.float64) + 1) * 2.0**-53
+        return ((self._words(count) >> np.uint64(11)).astype(np.float64) + 1) * 2.0**-53
+
+    def _words(self, count: int) -> NDArray[np.uint64]:
+        return np.frombuffer(self.bytes(8 * count), np.uint64)
+
+    def _near_zero(self, count: int) -> NDArray[np.float64]:
+        """Return numbers from (0, 1], of 53 significant bits each also next to 0: the tails of normals hang on them."""
+        high, low = (self._words(count).astype(np.float64) for _ in range(2))
+        return (high + (low + 0.5) * 2.0**-64) * 2.0**-64
 
     def standard_normal(self, size: int) -> NDArray[np.float64]:
         """Return `size` independent standard normals, by the Box-Muller transform."""
         normals = np.empty(size + size % 2)
         for begin in range(0, len(normals), _BLOCK):
             pairs = (min(begin + _BLOCK, len(normals)) - begin) // 2
-            radius = np.sqrt(-2 * np.log(self._uniform(pairs)))
+            radius = np.sqrt(-2 * np.log(self._near_zero(pairs)))
             angle = 2 * np.pi * self._uniform(pairs)
             normals[begin : begin + pairs] = radius * np.cos(angle)
             normals[begin + pairs : begin + 2 * pairs] = radius * np.sin(angle)

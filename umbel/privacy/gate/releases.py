@@ -131,6 +131,10 @@ class Sanitiser:
             if not site.simulated:
                 radius = max(radius, min_radius(deviation, finest))
             check_noise(mechanism, everything.shape[1], radius)
+            if mechanism.public_only and task.clipping is not Clipping.PUBLIC:
+                raise Refused(
+                    f"mechanism {mechanism.name!r} takes clipping = 'public' alone", code="refused.private-radius"
+                )
         return cls(task, everything, mechanism, radius, finest, parts)
 
     @property

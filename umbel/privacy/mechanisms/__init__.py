@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from umbel.privacy.mechanisms.base import Mechanism
+from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.privacy.mechanisms.gaussian import Gaussian
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.protocol.plugins import load_class
 
-__all__ = ["MECHANISMS", "Gaussian", "Laplace", "Mechanism", "load"]
+__all__ = ["MECHANISMS", "DiscreteGaussian", "Gaussian", "Laplace", "Mechanism", "load"]
 
-MECHANISMS: dict[str, type[Mechanism]] = {"laplace": Laplace, "gaussian": Gaussian}
+MECHANISMS: dict[str, type[Mechanism]] = {one.name: one for one in (Laplace, Gaussian, DiscreteGaussian)}
 
 
 def load(name: str) -> type[Mechanism]:

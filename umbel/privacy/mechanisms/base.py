@@ -40,6 +40,9 @@ class NoiseSource(Protocol):
     def random(self, size: int, /) -> Matrix:
         """Return independent numbers, uniform in [0, 1)."""
 
+    def bytes(self, length: int, /) -> bytes:
+        """Return random bytes."""
+
 
 class Loss(ABC):
     """The privacy loss of one release between two inputs; the same for adding and removing.
@@ -95,6 +98,8 @@ class Mechanism(ABC):
     noise_multiplier: float
 
     name: ClassVar[str]
+    public_only: ClassVar[bool] = False
+    """Whether it takes a radius that everybody knows, and not the norm of an update."""
 
     def __post_init__(self) -> None:
         if not 0 < self.noise_multiplier < math.inf:

@@ -1,0 +1,183 @@
+"""Noise on a grid: drawn exactly, added exactly, and never worth more than its zCDP says."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from tests.helpers.errors import raises
+from umbel.privacy.accounting.accountant import compose
+from umbel.privacy.gate.releases import sanitise
+from umbel.privacy.mechanisms import DiscreteGaussian
+from umbel.privacy.mechanisms.base import Matrix
+from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, _table, draw
+from umbel.privacy.mechanisms.gaussian import GaussianLoss
+from umbel.protocol.errors import Refused
+from umbel.protocol.release import Clipping
+
+
+class Scripted:
+    """A source of given words, after which nothing may be drawn."""
+
+    def __init__(self, *words: int) -> None:
+        self._bytes = b"".join(word.to_bytes(8, "little") for word in words)
+
+    def bytes(self, length: int) -> bytes:
+        assert len(self._bytes) >= length, "more was drawn than it takes"
+        found, self._bytes = self._bytes[:length], self._bytes[length:]
+        return found
+
+    def standard_normal(self, size: int) -> Matrix:
+        raise NotImplementedError
+
+    def standard_gamma(self, shape: float) -> float:
+        raise NotImplementedError
+
+    def random(self, size: int) -> Matrix:
+        raise NotImplementedError
+
+
+# --- drawn exactly
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.7, 300.7])
+def test_a_table_holds_the_first_bits_of_the_probabilities(scale: float) -> None:
+    """By sums with 1,000 bits."""
+    first, table = _table(scale, 64)
+    with mpmath.workprec(1000):
+        reach = math.ceil(30 * scale)
+        masses = [mpmath.exp(-(mpmath.mpf(x) ** 2) / (2 * mpmath.mpf(scale) ** 2)) for x in range(-reach, reach + 1)]
+        total, below = mpmath.fsum(masses), mpmath.mpf(0)
+        limits = []
+        for mass in masses:
+            below += mass
+            limits.append(int(mpmath.floor(mpmath.ldexp(below / total, 64))))
+    start = first + reach
+    assert table == limits[start : start + len(table)]
+    assert limits[start - 1] == 0
+    assert limits[start + len(table)] == 2**64 - 1
+
+
+def test_a_word_between_two_limits_decides_by_itself() -> None:
+    first, table = _table(2.7, 64)
+    middle = -first
+    assert draw(2.7, 1, Scripted(table[middle] - 1)) == [0]
+    assert draw(2.7, 1, Scripted(table[middle - 1] + 1)) == [0]
+
+
+def test_a_word_that_is_a_limit_is_decided_by_more_bits() -> None:
+    first, table = _table(2.7, 64)
+    limit = table[-first]
+    assert draw(2.7, 1, Scripted(limit, 0)) == [0]
+    assert draw(2.7, 1, Scripted(limit, 2**64 - 1)) == [1]
+    longer, more = _table(2.7, 128)
+    tie = more[-longer] & (2**64 - 1)
+    assert draw(2.7, 1, Scripted(limit, tie, 0)) == [0], "and by still more where these are its own"
+
+
+def test_the_ends_are_open() -> None:
+    """A word of zeros or ones lies among numbers of chances below 2^-64, which more bits tell apart."""
+    first, table = _table(2.7, 64)
+    assert draw(2.7, 1, Scripted(0, 2**40)) < first
+    assert draw(2.7, 1, Scripted(0, 2**64 - 1)) <= first
+    assert draw(2.7, 1, Scripted(2**64 - 1, 2**64 - 2**40)) > first + len(table)
+
+
+def test_draws_have_the_law() -> None:
+    """A false alarm in 10,000 of these tests, by chi-square."""
+    draws = draw(3.3, 200_000, np.random.default_rng(0))
+    values = np.arange(-12, 13)
+    chances = np.exp(-(values**2) / (2 * 3.3**2)) / np.exp(-(np.arange(-99, 100) ** 2) / (2 * 3.3**2)).sum()
+    found = np.array([(draws == value).sum() for value in values])
+    rest = np.append(chances, 1 - chances.sum()) * len(draws)
+    assert stats.chisquare(np.append(found, len(draws) - found.sum()), rest).pvalue > 1e-4
+
+
+# --- added exactly
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32), st.floats(0.01, 30), st.floats(1e-3, 1e3), st.integers(1, 40))
+def test_an_update_is_moved_to_the_grid_within_the_radius(seed: int, nu: float, radius: float, n: int) -> None:
+    mechanism = DiscreteGaussian(nu)
+    updates = np.random.default_rng(seed).standard_normal((3, n)) * radius * [[0.1], [1.0], [100.0]]
+    moved = mechanism.constrain(updates, radius)
+    step, scale = mechanism._grid(radius)
+    assert math.frexp(step)[0] == 0.5, "a power of two"
+    assert Fraction(scale) * Fraction(step) >= Fraction(nu) * Fraction(radius)
+    assert (np.abs(moved) <= np.abs(updates)).all()
+    assert (moved == np.rint(moved / step) * step).all()
+    for row in moved:
+        assert sum(Fraction(float(x)) ** 2 for x in row) <= Fraction(radius) ** 2
+    assert (np.abs(moved[0] - updates[0]) <= step).all(), "a short update is moved by less than a step"
+
+
+def test_update_and_noise_add_up_without_rounding() -> None:
+    mechanism, radius = DiscreteGaussian(2.0), 0.3
+    updates = np.random.default_rng(1).standard_normal((2, 5))
+    noisy = sanitise(mechanism, updates, radius, Clipping.PUBLIC, [np.random.default_rng(seed) for seed in (2, 3)])
+    step, scale = mechanism._grid(radius)
+    expected = [draw(scale, 5, np.random.default_rng(seed)) for seed in (2, 3)]
+    steps = mechanism.constrain(updates, radius) / step
+    assert (noisy / step == steps + expected).all()
+    assert mechanism.deviation(5) * radius == pytest.approx(scale * step)
+
+
+def test_counts_lie_on_the_grid_too() -> None:
+    for nu in (0.5, 20.0, 1000.0):
+        step, _ = DiscreteGaussian(nu)._grid(DiscreteGaussian(nu).count_radius(0.0))
+        assert (1 / step).is_integer()
+
+
+def test_noise_of_too_many_steps_is_refused() -> None:
+    with raises(Refused, "refused.noise-out-of-range", "100000"):
+        DiscreteGaussian(1e5).noise([1], np.ones((1, 1)), iter([np.random.default_rng()]))
+
+
+# --- what it is worth
+
+
+@pytest.mark.parametrize("rho", [1e-4, 0.02, 0.5, 8.0])
+def test_delta_is_the_best_over_orders(rho: float) -> None:
+    epsilons = np.array([0.0, 0.1, 1.0, 5.0, 30.0])
+    orders = 1 + np.geomspace(1e-6, 1e6, 400_001)[:, None]
+    logs = (orders - 1) * (orders * rho - epsilons) + orders * np.log1p(-1 / orders) - np.log(orders - 1)
+    expected = np.exp(np.minimum(logs.min(0), 0))
+    assert ConcentratedLoss(rho).delta(epsilons) == pytest.approx(expected, rel=1e-6, abs=1e-300)
+
+
+@pytest.mark.parametrize("shift", [(1,), (3,), (2, 1), (5, 5)])
+@pytest.mark.parametrize("scale", [1.0, 4.3])
+def test_noise_moved_by_whole_steps_tells_no_more(shift: tuple[int, ...], scale: float) -> None:
+    """The exact delta, summed over all outcomes that have a chance."""
+    values = np.arange(-math.ceil(12 * scale), math.ceil(12 * scale) + 1)
+    here, loss = np.ones(1), np.zeros(1)
+    for move in shift:
+        mass = np.exp(-(values**2) / (2 * scale**2))
+        here = np.outer(here, mass / mass.sum()).ravel()
+        loss = np.add.outer(loss, ((values - move) ** 2 - values**2) / (2 * scale**2)).ravel()
+    bound = ConcentratedLoss(sum(move**2 for move in shift) / (2 * scale**2))
+    for epsilon in (0.0, 0.3, 1.0, 3.0):
+        exact = float((here * -np.expm1(np.minimum(epsilon - loss, 0))).sum())
+        assert exact <= bound.delta(np.array([epsilon]))[0] + 1e-15
+
+
+def test_releases_add_up_and_cost_a_tenth_more_than_normals() -> None:
+    hundred = compose({DiscreteGaussian(20.0).loss(11, 2): 100}, 1e-5)
+    assert hundred == pytest.approx(compose({ConcentratedLoss(0.5): 1}, 1e-5))
+    normal = compose({GaussianLoss(1.0): 1}, 1e-5)
+    assert normal < compose({ConcentratedLoss(0.5): 1}, 1e-5) < 1.1 * normal
+    assert compose({ConcentratedLoss(0.5): 1}, 0.0) == math.inf
+
+
+def test_beside_another_loss_it_goes_by_the_grid() -> None:
+    """With a Gaussian one of the same size it costs what both as zCDP do, or less."""
+    together = compose({ConcentratedLoss(0.25): 1, GaussianLoss(math.sqrt(0.5)): 1}, 1e-5)
+    assert compose({GaussianLoss(1.0): 1}, 1e-5) < together <= compose({ConcentratedLoss(0.5): 1}, 1e-5) * 1.005

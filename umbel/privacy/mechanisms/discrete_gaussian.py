@@ -1,0 +1,198 @@
+"""The discrete Gaussian mechanism: noise that lies on a grid and is drawn exactly (Canonne, Kamath and Steinke 2020).
+
+An update is clipped and moved to a grid of powers of two, each number towards zero, so that its norm does not grow.
+The noise is a whole number x of steps with a probability proportional to exp(-x^2/(2 s^2)), s being nu radii
+in steps. Update and noise add up without rounding. So the guarantee is one of what is computed, with no
+word on floating point: between inputs a distance d apart, in radii, the release is rho-zCDP with rho = (d/nu)^2/2
+(Proposition 5 and its sum over components), for any number of components.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, clip, each
+from umbel.protocol.errors import Refused
+
+_STEPS = 256  # of the grid in a standard deviation, at least
+_MOST_STEPS = 1 << 14
+_WORD = 64
+_GUARD = 160  # bits beside those of a table
+_LOST = 1 << 80  # units of these that rounding and what lies outside of a table may take from a sum, generously
+_SHORTER = 1 - 2.0**-20  # of a radius: more than what the rounding of a norm of 2**32 numbers can add
+
+
+@dataclass(frozen=True)
+class DiscreteGaussian(Mechanism):
+    """Whole steps of a public grid, normal with deviation `noise_multiplier` times the radius; public radii alone."""
+
+    name: ClassVar[str] = "discrete-gaussian"
+    public_only: ClassVar[bool] = True
+
+    def constrain(self, updates: Matrix, radius: float) -> Matrix:
+        step, _ = self._grid(radius)
+        inside: Matrix = np.trunc(clip(updates, radius * _SHORTER) / step) * step
+        return inside
+
+    def noise(self, sizes: Sequence[int], radii: Matrix, generators: Iterator[NoiseSource]) -> Matrix:
+        noise = np.empty((len(radii), sum(sizes)))
+        ends = np.cumsum(sizes)
+        for row, own, source in zip(noise, radii, each(generators, len(radii)), strict=True):
+            for part, radius in zip(np.split(row, ends[:-1]), own, strict=True):
+                step, scale = self._grid(float(radius))
+                part[:] = draw(scale, len(part), source) * step
+        return noise
+
+    def _grid(self, radius: float) -> tuple[float, float]:
+        """Return the step at a radius, a power of two no larger than it, and nu radii in steps, rounded up."""
+        deviation = math.nextafter(self.noise_multiplier * radius, math.inf)
+        step = 2.0 ** min(math.floor(math.log2(deviation / _STEPS)), math.floor(math.log2(radius)))
+        scale = deviation / step
+        if not scale <= _MOST_STEPS:
+            raise Refused(
+                f"mechanism discrete-gaussian draws noise of at most {_MOST_STEPS} radii, and noise multiplier "
+                f"{self.noise_multiplier:g} asks for more",
+                code="refused.noise-out-of-range",
+            )
+        return step, scale
+
+    def deviation(self, n: int) -> float:
+        return self.noise_multiplier
+
+    def longest(self, n: int, rare: float) -> float:
+        """Return the bound of a vector of sub-Gaussian components (Hsu, Kakade and Zhang 2012, Theorem 2.1)."""
+        return self.noise_multiplier * math.sqrt(n + 2 * math.sqrt(n * rare) + 2 * rare)
+
+    def count_radius(self, choice_epsilon: float) -> float:
+        """Return 1, as of `Gaussian`: the squares of all moves together are 4 at most."""
+        return 1.0
+
+    def pure(self, n: int, distance: int) -> Fraction | None:
+        return None
+
+    def loss(self, n: int, distance: float) -> Loss:
+        return ConcentratedLoss((distance / self.noise_multiplier) ** 2 / 2)
+
+
+def draw(scale: float, count: int, source: NoiseSource) -> NDArray[np.int64]:
+    """Return independent whole numbers, x with a probability proportional to exp(-x^2/(2 scale^2)), exactly.
+
+    The smallest x with U < P(X <= x) is drawn, U uniform in [0, 1). 64 bits of U decide nearly always; where they
+    do not, more bits of U are compared with more bits of the probabilities, until they do.
+    """
+    words = np.frombuffer(source.bytes(count * _WORD // 8), np.uint64)
+    first, table = _table(scale, _WORD)
+    limits = np.array(table, np.uint64)
+    found = np.searchsorted(limits, words, side="right")
+    values = found + first
+    # A word that is equal to a limit's first bits may lie on either side of it, or beyond an end of the table.
+    undecided = (words == limits[found - 1]) | (words == 0) | (found == len(limits))
+    for index in np.flatnonzero(undecided):
+        values[index] = _decide(scale, int(words[index]), source)
+    return values
+
+
+def _decide(scale: float, word: int, source: NoiseSource) -> int:
+    """Return the number that a word which leaves it open leads to, with as many more words as it takes."""
+    bits = _WORD
+    while True:
+        bits += _WORD
+        word = word << _WORD | int.from_bytes(source.bytes(_WORD // 8), "little")
+        first, table = _table(scale, bits)
+        above = next((place for place, limit in enumerate(table) if limit > word), len(table))
+        if word and above < len(table) and (above == 0 or table[above - 1] != word):
+            return above + first
+
+
+@lru_cache(maxsize=64)
+def _table(scale: float, bits: int) -> tuple[int, list[int]]:
+    """Return the first x of a table, and floor(2^bits P(X <= x)) from there on, where that is above 0 and no end.
+
+    It is computed between two bounds in fixed point, with more and more guard bits until both have the same floor.
+    """
+    guard = _GUARD
+    while True:
+        one = 1 << (bits + guard)
+        # Beyond it lie less than 1 + scale^2 units.
+        reach = math.ceil(scale * math.sqrt(2 * math.log(2) * (bits + guard))) + 1
+        masses = _masses(scale, reach, bits + guard)
+        total = masses[0] + 2 * sum(masses[1:])
+        sums = [below * one // total for below in accumulate([*masses[:0:-1], *masses])]
+        low, high = ([(below + change) >> guard for below in sums] for change in (-_LOST, _LOST))
+        inner = [place for place, limit in enumerate(high) if 0 < limit < (1 << bits) - 1]
+        if all(low[place] == high[place] for place in inner):
+            return inner[0] - reach, [high[place] for place in inner]
+        guard += _GUARD
+
+
+def _masses(scale: float, reach: int, bits: int) -> list[int]:
+    """Return 2^bits exp(-x^2/(2 scale^2)) for x from 0 to `reach`, each short by less than 2^45 if reach < 2^21."""
+    with localcontext(prec=math.ceil((bits + 64) * math.log10(2))):
+        exponent = -1 / (2 * Decimal(scale) ** 2)
+        ratio, square = (int((exponent * times).exp() * (1 << bits)) for times in (1, 2))
+    mass, masses = 1 << bits, []
+    for _ in range(reach + 1):
+        masses.append(mass)
+        mass = mass * ratio >> bits
+        ratio = ratio * square >> bits
+    return masses
+
+
+@dataclass(frozen=True)
+class ConcentratedLoss(Loss):
+    """All that rho-zCDP says of a loss, by Corollary 13 of Canonne, Kamath and Steinke (2020).
+
+    Attributes
+    ----------
+    rho : float
+        At least 0.
+    """
+
+    rho: float
+
+    @property
+    def mean(self) -> float:
+        return self.rho
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(2 * self.rho)
+
+    @property
+    def largest(self) -> float:
+        return math.inf if self.rho else 0.0
+
+    def delta(self, epsilons: Matrix) -> Matrix:
+        """The least exp((a - 1)(a rho - epsilon)) (1 - 1/a)^a / (a - 1) over orders a > 1."""
+        epsilons = np.asarray(epsilons, np.float64)
+        if not self.rho:
+            return np.maximum(-np.expm1(epsilons), 0.0)
+        size = np.abs(epsilons)
+        log_delta = np.minimum(_log_delta(self.rho, size), 0.0)
+        positive = np.exp(log_delta)
+        # Symmetry: delta(-epsilon) = 1 - exp(-epsilon) + exp(-epsilon) delta(epsilon).
+        delta: Matrix = np.where(epsilons >= 0, positive, np.exp(-size) * positive - np.expm1(-size))
+        return delta
+
+
+def _log_delta(rho: float, epsilons: Matrix) -> Matrix:
+    """Return the logarithm of the bound at its best order, which bisection of its derivative finds."""
+    low, high = np.full_like(epsilons, 1e-9), np.full_like(epsilons, 1.0) + epsilons / rho + 40 / math.sqrt(rho)
+    for _ in range(100):  # a - 1 between two bounds, of which any value is a bound on delta
+        middle = np.sqrt(low * high)
+        # d/da of (a-1)(a rho - eps) + (a-1) log(a-1) - a log a
+        rises = (2 * middle + 1) * rho - epsilons - np.log1p(1 / middle) > 0
+        low, high = np.where(rises, low, middle), np.where(rises, middle, high)
+    a = 1 + low
+    log_delta: Matrix = low * (a * rho - epsilons) + low * np.log(low) - a * np.log(a)
+    return log_delta
