@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import httpx
 import tomli_w
 
 from umbel.protocol.errors import LaunchError
+from umbel.protocol.flower import keep_secret
 from umbel.simulation import reaper
 
 Wait = Callable[[], dict[str, str]]
@@ -52,13 +54,13 @@ def starting(home: Path, more: Mapping[str, str] | None = None) -> Iterator[Wait
     """Do what `superlink` does, and yield, at once, what waits for it: other work can be done meanwhile."""
     empty, log_file = home / "empty", home / "superlink.log"
     empty.mkdir()
-    port = free_port()
-    (home / "config.toml").write_text(
-        tomli_w.dumps(
-            {"superlink": {"default": "simulation", "simulation": {"address": f"127.0.0.1:{port}", "insecure": True}}}
-        ),
-        encoding="utf-8",
-    )
+    port, token = free_port(), secrets.token_hex(32)
+    address = f"127.0.0.1:{port}"
+    connections = {"default": "simulation", "simulation": {"address": address, "insecure": True}}
+    (home / "config.toml").write_text(tomli_w.dumps({"superlink": connections}), encoding="utf-8")
+    secret = home / "control.secret"
+    secret.write_text(token, encoding="utf-8")
+    keep_secret(home, address, token)
     environment = os.environ | {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -68,10 +70,12 @@ def starting(home: Path, more: Mapping[str, str] | None = None) -> Iterator[Wait
         # Its own Ray, not one that happens to run here and may end before the run does.
         "RAY_ADDRESS": "local",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        **private_ray(),
         **(more or {}),
     }
-    command = [tool("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--disable-runtime-dependency-installation"]
+    # Other users of this machine reach its loopback, too: the guard asks for the secret.
+    command = [sys.executable, "-m", "umbel", "server", "start", "--control-secret", str(secret), "--insecure"]
+    command += ["--simulation", "--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
     # In their own sessions: this process acts on an interrupt.
     watch = subprocess.Popen(
         [sys.executable, reaper.__file__, str(home)], stdin=subprocess.PIPE, start_new_session=True
@@ -94,6 +98,19 @@ def starting(home: Path, more: Mapping[str, str] | None = None) -> Iterator[Wait
         assert watch.stdin is not None, "it is a pipe"
         watch.stdin.close()
         watch.wait()
+
+
+def private_ray() -> dict[str, str]:
+    """Return the environment in which Ray listens on loopback alone, and to nobody without a random token.
+
+    Ray has no option for the address; on systems where it runs on one machine alone it keeps to loopback, and this is
+    what it asks for that.
+    """
+    return {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
 
 
 def tool(name: str) -> str:
