@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from umbel.protocol.errors import ConfigError
@@ -43,3 +46,14 @@ def append(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def private_scratch() -> Path:
+    """Return a folder for temporary files that this user's processes share, and nobody else can read or prepare."""
+    folder = Path(tempfile.gettempdir()) / f"umbel-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    # Others may have made it first: what lies there is theirs.
+    return folder if private else Path(tempfile.mkdtemp(prefix="umbel-"))

@@ -31,7 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from umbel.data import digest_of, find_dataset, read_manifest
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import SweepError
-from umbel.protocol.home import write_atomically
+from umbel.protocol.home import private_scratch, write_atomically
 from umbel.protocol.project import PACKAGE, source
 from umbel.research.experiments.runs import Finished, Spec, finish
 from umbel.server.run_folder import RunFolder, versions
@@ -208,10 +208,10 @@ def _pack(path: Path) -> bytes:
 
 
 def _unpack(data: bytes) -> Path:
-    """Write a packed dataset to this machine's scratch folder, once, and return its path."""
-    folder = Path(tempfile.gettempdir()) / f"umbel-{hashlib.sha256(data).hexdigest()[:16]}"
+    """Write a packed dataset to a private folder of this machine, once, and return its path."""
+    folder = private_scratch() / hashlib.sha256(data).hexdigest()[:16]
     if not folder.exists():
-        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="umbel-"))
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent))
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             archive.extractall(scratch)
         try:
