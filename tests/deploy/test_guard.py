@@ -7,7 +7,7 @@ import http.client
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ import pytest
 import uvicorn
 
 from tests.helpers.errors import raises
+from umbel.deploy import guard
+from umbel.deploy.connections import BoundedConnection
 from umbel.deploy.guard import REFUSAL, Guard, Rules, look_up, parse_networks, read_secret
 from umbel.protocol.errors import GuardError
 
@@ -241,13 +243,137 @@ def test_no_more_of_a_request_is_read_than_a_site_may_send(chunks: int, status: 
     assert read <= 65
 
 
+def test_requests_in_flight_share_a_bound_and_so_do_those_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten of 1 MiB at most, five of an address; when one is over its room is free again."""
+    monkeypatch.setattr(guard, "_IN_FLIGHT", 10 << 20)
+    monkeypatch.setattr(guard, "_IN_FLIGHT_OF_A_PEER", 5 << 20)
+    statuses: dict[str, list[int]] = {}
+
+    async def run() -> None:
+        full, over = asyncio.Event(), asyncio.Event()
+
+        async def reader(_: Any, receive: Any, send: Any) -> None:
+            if (await receive())["type"] == "http.request":
+                await over.wait()
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+
+        stands = Guard(reader, ALONE)
+
+        async def ask(client: str) -> None:
+            async def receive() -> Any:
+                return {"type": "http.request", "body": bytes(1 << 20), "more_body": False}
+
+            async def send(message: Any) -> None:
+                if "status" in message:
+                    statuses.setdefault(client, []).append(message["status"])
+                if sum(map(len, statuses.values())) == 5:
+                    full.set()
+
+            await stands(scope(PULL, client), receive, send)
+
+        asked = [
+            asyncio.create_task(ask(client)) for client in ["192.0.2.7"] * 7 + ["192.0.2.8"] * 4 + ["192.0.2.9"] * 4
+        ]
+        await full.wait()
+        assert statuses == {"192.0.2.7": [503] * 2, "192.0.2.9": [503] * 3}, "the tenth of all is of the third"
+        over.set()
+        await asyncio.gather(*asked)
+        statuses.clear()
+        await ask("192.0.2.7")
+        assert statuses == {"192.0.2.7": [204]}
+
+    asyncio.run(run())
+
+
+def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_BODY_S", 0.0)
+    sent: list[Any] = []
+
+    async def reader(_: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["type"] == "http.disconnect"
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("status"))
+
+    asyncio.run(Guard(reader, ALONE)(scope(PULL), receive, send))
+    assert sent == [408, None]
+
+
+# --- over sockets
+
+
+def closed(sock: socket.socket) -> bool:
+    """Return whether the server has closed a connection, reading what it said before."""
+    try:
+        while sock.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_a_head_that_never_ends_is_cut_off() -> None:
+    """httptools would keep it: 500 MB of headers in three seconds, before the guard sees anything."""
+    with served(GUARDED, BoundedConnection) as (port, listener):
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.sendall(f"POST {PULL} HTTP/1.1\r\n".encode())
+            sent = 0
+            try:
+                while sent < 100 << 20:
+                    sent += sock.send(b"X-Filler: " + bytes(b"a" * (1 << 16)) + b"\r\n")
+            except ConnectionError:
+                pass
+            assert sent < 50 << 20, "the rest is what the sockets on the way hold"
+            assert closed(sock)
+        assert send_line(port, f"POST {PULL}") == 204
+    assert listener.reached == [PULL]
+
+
+def test_who_connects_and_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedConnection, "head_seconds", 0.01)
+    with served(GUARDED, BoundedConnection) as (port, _):
+        for said in (b"", b"POST /v1/fl", f"POST {PULL} HTTP/1.1\r\nHost: x\r\n".encode()):
+            with socket.create_connection(("127.0.0.1", port)) as sock:
+                sock.sendall(said)
+                assert closed(sock)
+
+
+def test_connections_are_bounded_in_all_and_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedConnection, "most", 6)
+    monkeypatch.setattr(BoundedConnection, "most_of_a_peer", 2)
+    request = f"POST {PULL} HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n".encode()
+    with served(GUARDED, BoundedConnection) as (port, _), ExitStack() as held:
+
+        def connect(source: str) -> bytes:
+            """Open a connection that stays, and return the answer to its request; nothing where it was closed."""
+            sock = held.enter_context(socket.create_connection(("127.0.0.1", port), source_address=(source, 0)))
+            try:
+                sock.sendall(request + b"hello")
+                return sock.recv(12)
+            except ConnectionError:
+                return b""
+
+        assert [bool(connect("127.0.0.2")) for _ in range(3)] == [True, True, False]
+        assert [bool(connect("127.0.0.3")) for _ in range(3)] == [True, True, False]
+        assert [bool(connect("127.0.0.1")) for _ in range(3)] == [True, True, False], "this machine's count in all"
+
+
 @contextmanager
-def served(rules: Rules, implementation: str) -> Iterator[tuple[int, Listener]]:
+def served(rules: Rules, connection: Any) -> Iterator[tuple[int, Listener]]:
     """Serve the guard on a port of this machine, as `umbel.protocol.flower.run_superlink` does."""
     listener = Listener()
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        Guard(listener, rules), http=implementation, lifespan="off", proxy_headers=False, log_level="error"
+        Guard(listener, rules),
+        http=connection,
+        lifespan="off",
+        proxy_headers=False,
+        log_level="error",
+        timeout_keep_alive=600,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],))
@@ -289,10 +415,10 @@ TRICKS = [
 ]
 
 
-@pytest.mark.parametrize("implementation", ["httptools", "h11"])
-def test_tricks_over_a_socket(implementation: str) -> None:
-    """Whichever of its parsers uvicorn takes."""
-    with served(ALONE, implementation) as (port, listener):
+@pytest.mark.parametrize("connection", ["httptools", BoundedConnection])
+def test_tricks_over_a_socket(connection: Any) -> None:
+    """Also with the parser that uvicorn would take."""
+    with served(ALONE, connection) as (port, listener):
         for trick in TRICKS:
             assert send_line(port, trick, source="127.0.0.2") in (400, 403), trick
         told = ["X-Forwarded-For: 127.0.0.1", "Forwarded: for=127.0.0.1", "X-Real-IP: 127.0.0.1"]
@@ -304,9 +430,9 @@ def test_tricks_over_a_socket(implementation: str) -> None:
         assert listener.reached == ["/health"]
 
 
-@pytest.mark.parametrize("implementation", ["httptools", "h11"])
-def test_a_site_elsewhere_and_this_machine_over_a_socket(implementation: str) -> None:
-    with served(ALONE, implementation) as (port, listener):
+@pytest.mark.parametrize("connection", ["httptools", BoundedConnection])
+def test_a_site_elsewhere_and_this_machine_over_a_socket(connection: Any) -> None:
+    with served(ALONE, connection) as (port, listener):
         for path, status in ((PULL, 204), (START, 403), (ACQUIRE, 403)):
             assert send_line(port, f"POST {path}", source="127.0.0.2") == status
             assert send_line(port, f"POST {path}") == 204
@@ -314,7 +440,7 @@ def test_a_site_elsewhere_and_this_machine_over_a_socket(implementation: str) ->
 
 
 def test_the_second_request_of_a_connection_is_looked_at_as_well() -> None:
-    with served(GUARDED, "httptools") as (port, listener):
+    with served(GUARDED, BoundedConnection) as (port, listener):
         connection = http.client.HTTPConnection("127.0.0.1", port)
         for path, status in ((PULL, 204), (START, 403), (PULL, 204)):
             connection.request("POST", path, body=b"x" * 300_000)

@@ -8,10 +8,12 @@ known here.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import re
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -32,6 +34,10 @@ REFUSAL = "forbidden by this server's guard (docs/deployment.md, Errors)"
 
 _LARGEST_BODY = 64 << 20
 """Bytes of a request to the Fleet interface; Flower sends arrays in pieces of 5 MiB."""
+_IN_FLIGHT, _IN_FLIGHT_OF_A_PEER = 256 << 20, 128 << 20
+"""Bytes of requests to it that are being read or answered: of all sites, and of one address."""
+_BODY_S = 600.0
+"""Seconds for a request's body."""
 
 _PATH = re.compile(r"/v1/(fleet|control|runtime)/[a-z]+(?:-[a-z]+)*")
 _SECRET = re.compile(r"[!-~]{32,}")
@@ -95,6 +101,7 @@ class Guard:
 
     def __init__(self, app: Asgi, rules: Rules) -> None:
         self._app, self.rules = app, rules
+        self._in_flight: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a connection on, or refuse it."""
@@ -114,28 +121,44 @@ class Guard:
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a site's request on, but for one that is too large: Flower reads all of it before it looks at a key."""
-        left = _LARGEST_BODY
-        begun = False
+        peer = str(_address(scope.get("client")))
+        taken, refusal, begun = 0, (0, ""), False
+        until = asyncio.get_running_loop().time() + _BODY_S
 
         async def receive_some() -> MutableMapping[str, Any]:
-            nonlocal left
-            message = await receive()
-            left -= len(message.get("body", b""))
-            return message if left >= 0 else {"type": "http.disconnect"}
+            nonlocal taken, refusal
+            try:
+                async with asyncio.timeout_at(until):
+                    message = await receive()
+            except TimeoutError:
+                refusal = 408, f"a request that takes more than {_BODY_S:.0f} s is not taken"
+                return {"type": "http.disconnect"}
+            some = len(message.get("body", b""))
+            taken += some
+            self._in_flight[peer] += some
+            if taken > _LARGEST_BODY:
+                refusal = 413, f"a request of more than {_LARGEST_BODY >> 20} MiB is not taken"
+            elif self._in_flight.total() > _IN_FLIGHT or self._in_flight[peer] > _IN_FLIGHT_OF_A_PEER:
+                refusal = 503, "too much is on its way here; try again"
+            return {"type": "http.disconnect"} if refusal[0] else message
 
         async def send_some(message: MutableMapping[str, Any]) -> None:
             nonlocal begun
-            if left >= 0:
+            if not refusal[0]:
                 begun = True
                 await send(message)
 
         try:
             await self._app(scope, receive_some, send_some)
         except Exception:
-            if left >= 0:
+            if not refusal[0]:
                 raise
-        if left < 0 and not begun:
-            await _refuse(send, 413, f"a request of more than {_LARGEST_BODY >> 20} MiB is not taken")
+        finally:
+            self._in_flight[peer] -= taken
+            if not self._in_flight[peer]:
+                del self._in_flight[peer]
+        if refusal[0] and not begun:
+            await _refuse(send, *refusal)
 
 
 async def _refuse(send: Send, status: int, detail: str) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from umbel.deploy.connections import BoundedConnection
 from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secret
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.flower import log, run_superlink
@@ -52,7 +53,7 @@ def main(
     # There Flower finds its executor, also where this environment is not activated.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     log(INFO, "Runs and registration are for %s", _who(rules))
-    run_superlink(context.args, lambda served: Guard(served, rules))
+    run_superlink(context.args, lambda served: Guard(served, rules), BoundedConnection)
 
 
 def _who(rules: Rules) -> str:

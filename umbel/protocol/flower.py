@@ -126,7 +126,7 @@ def run_superexec(arguments: Sequence[str], launch: Callable[[Any], None]) -> No
     command.flower_superexec()
 
 
-def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any]) -> None:
+def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connection: type) -> None:
     """Run Flower's SuperLink with its own command-line options.
 
     Parameters
@@ -135,13 +135,15 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any]) -> None
         As for ``flower-superlink``.
     guard : callable
         From the application that it would serve to the one that it serves.
+    connection : type
+        A protocol of uvicorn's, of which there is one for each connection.
     """
     command = import_module("flwr.superlink.cli.flower_superlink")
     uvicorn = import_module("uvicorn")
 
     def serve(app: Any, **options: Any) -> None:
         # By what a caller says of itself in a header it could name any address as its own.
-        uvicorn.run(app=guard(app), **options | {"proxy_headers": False})
+        uvicorn.run(app=guard(app), **options | {"proxy_headers": False, "http": connection})
 
     _replace(command, command._run_superlink_http_api, uvicorn=SimpleNamespace(run=serve))
     router = import_module("flwr.superlink.routers.fleet.router")

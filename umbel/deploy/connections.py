@@ -1,0 +1,60 @@
+"""Bounds on what strangers may hold open at the server: connections, and the time for a request's first lines.
+
+They act before the guard, which sees requests alone. The parser is h11, which bounds a request's first lines; uvicorn's
+other one, httptools, keeps whatever is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar, cast
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+class BoundedConnection(H11Protocol):
+    """uvicorn's HTTP connection by h11, closed where it is one too many or too slow to ask for something.
+
+    Connections of this machine itself count in the total alone.
+    """
+
+    most: ClassVar[int] = 256
+    """At once."""
+    most_of_a_peer: ClassVar[int] = 16
+    """At once from one address."""
+    head_seconds: ClassVar[float] = 10.0
+    """From a connection, or a request's first byte, to the end of its headers."""
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.most or self._of_this_peer() > self.most_of_a_peer:
+            transport.abort()
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiting is None and self.conn.their_state is h11.IDLE:
+            self._wait()
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _of_this_peer(self) -> int:
+        if not self.client or not self.server or self.client[0] == self.server[0]:
+            return 0
+        others = cast("set[H11Protocol]", self.connections)
+        return [one.client and one.client[0] for one in others].count(self.client[0])
+
+    def _wait(self) -> None:
+        self._waiting = self.loop.call_later(self.head_seconds, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
