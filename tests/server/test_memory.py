@@ -19,7 +19,7 @@ from umbel.server.nodes.fleet import Fleet
 from umbel.strategies.base import HypothesisStrategy
 
 # A reply is so long that its memory is the system's again as soon as it is let go.
-N, CLIENTS = 260_000, 100
+N, CLIENTS = 400_000, 100
 RELEASES = 4 * N * CLIENTS  # bytes
 TASK = TrainingSpec(noise_multiplier=1.0, batch_size=0)
 _STATUS = Path("/proc/self/status")
