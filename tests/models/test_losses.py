@@ -147,11 +147,7 @@ def loss_of(name: str, margin: float, label: int = 1) -> float:
 
 @pytest.mark.parametrize(
     ("loss", "at_minus_one", "at_zero", "at_two"),
-    [
-        ("log", math.log(1 + math.e), math.log(2), math.log(1 + math.exp(-2))),
-        ("hinge", 2, 1, 0),
-        ("margin", 1, 0, -2),
-    ],
+    [("log", math.log(1 + math.e), math.log(2), math.log(1 + math.exp(-2))), ("hinge", 2, 1, 0), ("margin", 1, 0, -2)],
 )
 @pytest.mark.parametrize("label", [-1, 1])
 def test_losses_by_hand(loss: str, at_minus_one: float, at_zero: float, at_two: float, label: int) -> None:

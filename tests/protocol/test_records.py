@@ -199,8 +199,7 @@ def test_one_matrix_is_read_and_no_more() -> None:
 
 
 @given(
-    st.lists(st.lists(st.integers(-(2**15 - 1), 2**15 - 1), min_size=3, max_size=3), max_size=4),
-    st.integers(-140, 100),
+    st.lists(st.lists(st.integers(-(2**15 - 1), 2**15 - 1), min_size=3, max_size=3), max_size=4), st.integers(-140, 100)
 )
 def test_multiples_of_a_step_arrive_to_the_bit_in_half_the_bytes(times: list[list[int]], exponent: int) -> None:
     step = 2.0**exponent

@@ -14,12 +14,7 @@ from tests.helpers.messages import task_of
 from tests.helpers.records import over_the_wire
 from tests.helpers.tasks import EVALUATION, TRAINING, evaluations, request, trainings
 from umbel.protocol.errors import ProtocolError
-from umbel.protocol.messages import (
-    evaluation_in,
-    hosting_in,
-    hosting_reply,
-    training_in,
-)
+from umbel.protocol.messages import evaluation_in, hosting_in, hosting_reply, training_in
 from umbel.protocol.release import Clipping, NoisePer
 from umbel.protocol.tasks import VERSION, EvaluationSpec, Hosting, TrainingSpec
 

@@ -268,8 +268,7 @@ def check(model: Model) -> None:
         key for key, names in model.names.items() if _matches(names, model.frozen) and _matches(names, model.local)
     ]:
         raise ModelError(
-            f"parameters {both} of model {name!r} are both frozen and local; choose one",
-            code="model.two-kinds",
+            f"parameters {both} of model {name!r} are both frozen and local; choose one", code="model.two-kinds"
         )
     if model.pretrained:
         found = model._starts(module)
