@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -64,8 +64,8 @@ class Dataset:
         digest = hashlib.sha256()
         for array in (self.features, self.targets, np.asarray(self.offsets, np.int64)):
             digest.update(f"{array.dtype.str}{array.shape}".encode())
-            for start in range(0, len(array), _SCAN_ROWS):
-                digest.update(np.ascontiguousarray(array[start : start + _SCAN_ROWS]).tobytes())
+            for _, part in _parts(array):
+                digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()[:16]
 
     def holds(self, first: int, step: int) -> bool:
@@ -124,8 +124,7 @@ def check(dataset: Dataset, source: Path) -> None:
     if manifest.tokens:
         if features.dtype.kind not in "iu":
             raise DatasetError(f"{source}: tokens must be integers, got {features.dtype}", code="data.tokens")
-        for start in range(0, len(features), _SCAN_ROWS):
-            part = features[start : start + _SCAN_ROWS]
+        for start, part in _parts(features):
             strange = ((part < 0) | (part >= manifest.tokens)).reshape(len(part), -1).any(axis=1)
             if strange.any():
                 bad_row = start + int(strange.argmax())
@@ -182,17 +181,19 @@ def held_out(lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
     return kept
 
 
-def _first_bad_row(array: NDArray[Any], scale: float) -> int | None:
-    """Return the first row that a model cannot take as it gets it, reading a bounded part at a time.
+def _parts(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield a bounded part of the rows at a time, with its first row's number."""
+    for start in range(0, len(array), _SCAN_ROWS):
+        yield start, array[start : start + _SCAN_ROWS]
 
-    It gets numbers times the scale in 32 bits, and classes in 64 bits with a sign.
-    """
+
+def _first_bad_row(array: NDArray[Any], scale: float) -> int | None:
+    """Return the first row that a model cannot take: numbers times the scale in 32 bits, classes in signed 64 bits."""
     if array.dtype.kind in "iu":
         limits = np.iinfo(array.dtype)
         if limits.max <= _LARGEST_WHOLE and max(-limits.min, limits.max) * abs(scale) <= _LARGEST:
             return None
-    for start in range(0, len(array), _SCAN_ROWS):
-        part = array[start : start + _SCAN_ROWS]
+    for start, part in _parts(array):
         with np.errstate(over="ignore"):
             sound: NDArray[np.bool_] = np.isfinite(part.astype(np.float32, copy=False) * np.float32(scale))
         if array.dtype.kind == "u":

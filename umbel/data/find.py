@@ -117,7 +117,8 @@ def recipes() -> Mapping[str, str]:
 def load_recipe(name: str) -> ModuleType:
     """Return the module that a recipe is; its ``app`` is its command."""
     spec = importlib.util.spec_from_file_location(f"umbel_recipe_{name}", BUNDLED / f"{name}.py")
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

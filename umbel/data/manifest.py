@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from umbel.data.schema import Schema
+from umbel.data.schema import Entries, Finite, Schema
 from umbel.protocol.errors import DatasetError
-from umbel.protocol.rules import Settings
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 _PART = re.compile(r"(0|[1-9]\d{0,8})/([1-9]\d{0,8})")
 _SMALLEST, _LARGEST = 1e-38, 3e38  # what a 32-bit number can hold
 # Entries that stand in a file only where they say something.
 _IF_ANY = ("metric", "part", "pretrained", "tokens", "whole")
 
 
-class Manifest(Settings):
+class Manifest(Entries):
     """What a dataset says of itself.
 
     Attributes
@@ -62,9 +60,6 @@ class Manifest(Settings):
         Where the data come from and what may be done with them.
     """
 
-    # As it stands in manifest.json.
-    model_config = ConfigDict(alias_generator=None)
-    error = DatasetError
     source: ClassVar[str] = "the manifest"
 
     name: str

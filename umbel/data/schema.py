@@ -30,7 +30,14 @@ def repeated(names: list[str]) -> list[str]:
     return sorted(name for name, count in Counter(names).items() if name and count > 1)
 
 
-class Column(Settings):
+class Entries(Settings):
+    """Base of what a file says, in the file's own words."""
+
+    model_config = ConfigDict(alias_generator=None)
+    error = DatasetError
+
+
+class Column(Entries):
     """One column of a table.
 
     Attributes
@@ -59,8 +66,6 @@ class Column(Settings):
         What stands in for a missing value; empty to do as the schema says.
     """
 
-    model_config = ConfigDict(alias_generator=None)
-    error = DatasetError
     source: ClassVar[str] = "a column of the schema"
 
     name: str = Field(min_length=1)
@@ -120,7 +125,7 @@ class Column(Settings):
         return [{"name": self.name, "unit": self.unit or unit, "scale": self.scale, "offset": self.offset}]
 
 
-class Schema(Settings):
+class Schema(Entries):
     """The columns of a table, and what is learnt from them.
 
     Attributes
@@ -139,8 +144,6 @@ class Schema(Settings):
         As in a manifest.
     """
 
-    model_config = ConfigDict(alias_generator=None)
-    error = DatasetError
     source: ClassVar[str] = "the schema"
 
     name: str = ""

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -102,7 +101,7 @@ def read(path: Path, register: Register, schema: str = "", derive: Derive | None
     what = Schema.read(Path(schema))
     rows = encode(read_table(path), what, path, derive)
     if not rows.clients:
-        why = "; ".join(f"{count} left out: {reason}" for reason, count in rows.left_out.items()) or "the table has none"
+        why = ", ".join(f"{reason}: {count} rows" for reason, count in rows.left_out.items()) or "it has none"
         raise DatasetError(f"{path}: no row is left ({why}); repair the table or its schema", code="data.no-rows")
     known = register.read()
     present = set(rows.clients)
@@ -113,8 +112,7 @@ def read(path: Path, register: Register, schema: str = "", derive: Derive | None
         )
     new = sorted(present - set(known), key=lambda client: (str(type(client)), client))
     order = [*known, *new]
-    number = {client: index for index, client in enumerate(order)}
-    owner = np.array([number[client] for client in rows.clients])
+    owner = pd.Index(order, dtype=object).get_indexer(pd.Index(rows.clients, dtype=object))
     # By what they hold: the same table in another order is the same dataset.
     sort = np.lexsort((rows.targets, *rows.features.T[::-1], owner))
     split = {"train": len(order), "validation": 0}
@@ -141,31 +139,40 @@ def read_table(path: Path) -> pd.DataFrame:
         raise DatasetError(f"{path} is not a file; give a CSV or parquet file", code="data.no-file")
     if path.suffix.lower() in _OTHERS:
         raise DatasetError(f"{path} is neither CSV nor parquet; save it as one of these", code="data.unreadable")
-    with _unreadable(path):
-        if path.suffix.lower() in (".parquet", ".pq"):
-            return pd.read_parquet(path)
-        options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"}
-        heads = {sep: pd.read_csv(path, sep=sep, header=None, nrows=1, **options).iloc[0].tolist() for sep in ",;\t"}
-        separator = max(heads, key=lambda sep: len(heads[sep]))
-        head = heads[separator]
-        if twice := repeated(head):
-            raise DatasetError(f"{path}: two columns are called {twice[0]!r}; rename one", code="data.twice")
-        # Spreadsheets end lines with separators: columns without a name, which must then be empty.
-        names = [name.strip() or f"\0{place}" for place, name in enumerate([*head, ""])]
-        options |= {"sep": separator, "index_col": False, "header": 0}
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            try:
-                frame: pd.DataFrame = pd.read_csv(path, names=names[:-1], **options)
-            except pd.errors.ParserWarning:  # rows have more fields than the head
-                frame = pd.read_csv(path, names=names, **options)
-        for name in (name for name in frame.columns if name.startswith("\0")):
-            if len(full := np.flatnonzero(frame.pop(name).fillna("").str.strip() != "")):
-                raise DatasetError(
-                    f"{path}: data row {full[0] + 1} has a value in a column without a name; name the column",
-                    code="data.missing-column",
-                )
-        return frame
+    parquet = path.suffix.lower() in (".parquet", ".pq")
+    try:
+        return pd.read_parquet(path) if parquet else _read_csv(path)
+    except ImportError:
+        raise DatasetError(f"{path} needs pyarrow: pip install pyarrow", code="data.needs-pyarrow") from None
+    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
+        told = " ".join(str(error).split())
+        kind = "parquet" if parquet else "CSV in UTF-8"
+        raise DatasetError(f"{path} cannot be read as {kind}: {told}; write it again", code="data.unreadable") from None
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"}
+    heads = {sep: pd.read_csv(path, sep=sep, header=None, nrows=1, **options).iloc[0].tolist() for sep in ",;\t"}
+    separator = max(heads, key=lambda sep: len(heads[sep]))
+    head = heads[separator]
+    if twice := repeated(head):
+        raise DatasetError(f"{path}: two columns are called {twice[0]!r}; rename one", code="data.twice")
+    # Spreadsheets end lines with separators: columns without a name, which must then be empty.
+    names = [name.strip() or f"\0{place}" for place, name in enumerate([*head, ""])]
+    options |= {"sep": separator, "index_col": False, "header": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        try:
+            frame: pd.DataFrame = pd.read_csv(path, names=names[:-1], **options)
+        except pd.errors.ParserWarning:  # rows have more fields than the head
+            frame = pd.read_csv(path, names=names, **options)
+    for name in (name for name in frame.columns if name.startswith("\0")):
+        if len(full := np.flatnonzero(frame.pop(name).fillna("").str.strip() != "")):
+            raise DatasetError(
+                f"{path}: data row {full[0] + 1} has a value in a column without a name; name the column",
+                code="data.missing-column",
+            )
+    return frame
 
 
 def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | None = None) -> Rows:
@@ -340,17 +347,3 @@ def _refuse(series: pd.Series, odd: Any, column: Column, source: Any, what: str,
             f"{source}: {column.name} in data row {bad.index[0] + 1} is {shown}{what}{more}; {fix}",
             code="data.missing-value" if what == "missing" else "data.bad-value",
         )
-
-
-@contextmanager
-def _unreadable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except ImportError:
-        raise DatasetError(f"{path} needs pyarrow: pip install pyarrow", code="data.needs-pyarrow") from None
-    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
-        parquet = path.suffix.lower() in (".parquet", ".pq")
-        kind, fix = ("parquet", "write it again") if parquet else ("CSV", "write it again, in UTF-8")
-        raise DatasetError(
-            f"{path} cannot be read as {kind}: {' '.join(str(error).split())}; {fix}", code="data.unreadable"
-        ) from None
