@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from umbel.data import Dataset, Manifest, held_out, offsets_of
-from umbel.models.baselines import SHRINKAGE, baselines
+from umbel.models.factors import SHRINKAGE, baselines
 
 
 def dataset_of(*clients: dict[int, int], train: int) -> Dataset:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from umbel.data import BUNDLED, open_dataset
-from umbel.models.baselines import baselines
+from umbel.models.factors import baselines
 from umbel.server.baselines import Baselines
 from umbel.simulation.in_process import play
 
