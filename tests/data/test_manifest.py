@@ -56,6 +56,8 @@ def test_a_manifest_that_is_no_object_is_refused(folder: Path) -> None:
         ({"feature_scale": 0.0}, ("data.conflict", "feature_scale", "0.0")),
         ({"name": "\ud800"}, ("data.conflict", "JSON")),
         ({"units": {"target": 5}}, ("data.conflict", "units", "got 5")),
+        ({"units": {"target": {"categories": [1]}}}, ("data.conflict", "units.target.categories", "[1]")),
+        ({"tokens": 5, "feature_scale": 0.5}, ("data.conflict", "feature_scale", "0.5")),
         ({"units": {"target": {"unit": None}}}, ("data.conflict", "units.target.unit", "None")),
         ({"units": {"target": {"scale": float("nan")}}}, ("data.conflict", "units.target.scale", "nan")),
         ({"units": {"items": float("inf")}}, ("data.conflict", "JSON")),

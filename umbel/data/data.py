@@ -99,13 +99,17 @@ def check(dataset: Dataset, source: Path) -> None:
     first, step = manifest.shard
     here = np.arange(manifest.clients) % step == first
     if len(bad := np.flatnonzero(here & (offsets[1:] <= offsets[:-1]))):
-        found = f"offsets {offsets[bad[0]]} to {offsets[bad[0] + 1]}"
-        raise DatasetError(f"{source}: client {bad[0]} has no rows ({found}); leave it out", code="data.empty-client")
+        one = bad[0]
+        raise DatasetError(
+            f"{source}: client {one} has no rows (offsets {offsets[one]} to {offsets[one + 1]})",
+            code="data.empty-client",
+        )
     if len(bad := np.flatnonzero(~here & (offsets[1:] != offsets[:-1]))):
         raise DatasetError(f"{source}: client {bad[0]} is not of part {manifest.part}; shard again", code="data.part")
     if 0 in (*features.shape[1:], *targets.shape[1:]):
-        found = f"features {features.shape} or targets {targets.shape}"
-        raise DatasetError(f"{source}: rows of {found} are empty", code="data.empty-rows")
+        raise DatasetError(
+            f"{source}: rows of features {features.shape} or targets {targets.shape} are empty", code="data.empty-rows"
+        )
     if len(dataset.names) not in (0, manifest.clients):
         found = f"{len(dataset.names)} names for {manifest.clients} clients"
         raise DatasetError(f"{source}: {found}; name each or none", code="data.names")

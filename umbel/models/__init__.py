@@ -224,8 +224,10 @@ def _from_factory(name: str, loss: Loss | None) -> Model:
     if isinstance(made, Model):
         return replace(made, name=name)
     if not isinstance(made, nn.Module):
-        told = f"a {type(made).__name__}; return a torch.nn.Module or a models.Model"
-        raise ModelError(f"model {name!r} gave {told}", code="model.not-a-module")
+        raise ModelError(
+            f"model {name!r} gave a {type(made).__name__}; return a torch.nn.Module or a models.Model",
+            code="model.not-a-module",
+        )
     if loss is None:
         raise ModelError(f"model {name!r} needs a loss; set it to one of {', '.join(LOSSES)}", code="model.no-loss")
     metric = loss if loss.by_row else METRICS["accuracy" if loss.name == "cross-entropy" else "rmse"]

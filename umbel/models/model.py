@@ -241,35 +241,38 @@ class Model:
 
 def check(model: Model) -> None:
     """Raise `ModelError` for a network that umbel cannot train; the text names the layer or parameter and the fix."""
-    module, what = model.module, f"model {model.name!r}"
+    module, name = model.module, model.name
     values = dict(module.named_parameters())
     if not values:
-        raise ModelError(f"{what} has no parameters", code="model.no-parameters")
+        raise ModelError(f"model {name!r} has no parameters", code="model.no-parameters")
     if odd := [key for key, value in values.items() if value.dtype != torch.float32]:
-        raise ModelError(f"{what} has parameters that are not float32: {odd}", code="model.not-float")
+        raise ModelError(f"model {name!r} has parameters that are not float32: {odd}", code="model.not-float")
     every = [one for names in model.names.values() for one in names]
     for kind, patterns in (("frozen", model.frozen), ("local", model.local)):
         if idle := [pattern for pattern in patterns if not any(fnmatchcase(key, pattern) for key in every)]:
             raise ModelError(
-                f"{kind} = {idle[0]!r} matches no parameter of {what}; it has {', '.join(every)}", code="model.no-match"
+                f"{kind} = {idle[0]!r} matches no parameter of model {name!r}; it has {', '.join(every)}",
+                code="model.no-match",
             )
     frozen = {key for key, names in model.names.items() if _matches(names, model.frozen)}
     if both := [key for key, names in model.names.items() if key in frozen and _matches(names, model.local)]:
-        raise ModelError(f"parameters {both} of {what} are both frozen and local; choose one", code="model.two-kinds")
+        raise ModelError(
+            f"parameters {both} of model {name!r} are both frozen and local; choose one", code="model.two-kinds"
+        )
     if model.pretrained:
         found = model._starts(module)
         missing = [key for key, names in model.names.items() if not found.keys() & {*names}]
         if not found or (lost := [key for key in missing if key in model.frozen_values and key in values]):
             none = f"frozen parameters {lost}" if found else "parameters"
             raise ModelError(
-                f"pretrained = {model.pretrained!r} has none of the {none} of {what} in the right shape; it has "
+                f"pretrained = {model.pretrained!r} has none of the {none} of model {name!r} in the right shape; it has "
                 f"{', '.join(model.names)}",
                 code="model.pretrained",
             )
-        log(INFO, "Model %s starts from %s, but for %s", model.name, model.pretrained, ", ".join(missing) or "nothing")
+        log(INFO, "Model %s starts from %s, but for %s", name, model.pretrained, ", ".join(missing) or "nothing")
     if not model.shapes:
         raise ModelError(
-            f"{what} has no shared parameters left; let frozen and local match fewer of {', '.join(every)}",
+            f"model {name!r} has no shared parameters left; let frozen and local match fewer of {', '.join(every)}",
             code="model.nothing-shared",
         )
 
