@@ -265,8 +265,8 @@ def check(model: Model) -> None:
         if not found or (lost := [key for key in missing if key in model.frozen_values and key in values]):
             none = f"frozen parameters {lost}" if found else "parameters"
             raise ModelError(
-                f"pretrained = {model.pretrained!r} has none of the {none} of model {name!r} in the right shape; it has "
-                f"{', '.join(model.names)}",
+                f"pretrained = {model.pretrained!r} has none of the {none} of model {name!r} in the right shape; it "
+                f"has {', '.join(model.names)}",
                 code="model.pretrained",
             )
         log(INFO, "Model %s starts from %s, but for %s", name, model.pretrained, ", ".join(missing) or "nothing")
