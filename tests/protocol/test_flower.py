@@ -62,11 +62,14 @@ LOOK = {
         "whether the app still comes from `get_load_client_app_fn` alone, and the bundle's bytes go to "
         "`install_from_fab` alone: nothing of a server's bundle may be unpacked or imported"
     ),
+    "refuse_repeated_parts": "whether an array's list of parts is still `arraychunk_ids` of its body",
     "_answers_alone": "whether the server's number is still that of no node",
     "_Executor": "whether Flower calls other methods of an executor, and `accepted` still means that a task has begun",
 }
 """What to look at where a part of Flower has changed, by the function of `umbel.protocol.flower` that uses it."""
 PINNED = {
+    "flwr.app.message.array:Array.inflate.__func__": "58f6604b3b19",
+    "flwr.app.message.array:get_object_body": "221a88d53513",
     "flwr.cli.auth_plugin:OidcCliPlugin.store_tokens": "bda41fb82194",
     "flwr.cli.build:build_fab_from_files": "4c576876bcbb",
     "flwr.cli.utils:build_pathspec": "bbf397ac2681",
@@ -277,3 +280,32 @@ def test_what_the_app_reads_of_it_is_there() -> None:
     assert {"run_id", "node_id", "task_id"} <= {*dir(TaskIdentity), *dir(type(TaskIdentity))}
     assert hasattr(TaskIdentity, "_run_id")
     assert callable(log)
+
+
+def test_an_array_that_repeats_its_parts_is_not_taken() -> None:
+    """20,000 repeats of 100 kB would take 2 GB of a process that is sent 100 kB."""
+    code = """
+import json
+import numpy as np
+from flwr.app import Array
+from flwr.supercore.inflatable.inflatable_object import get_object_body
+from umbel.protocol.flower import refuse_repeated_parts
+honest = Array(np.arange(7.0))
+content = honest.deflate()
+body = get_object_body(content, Array)
+bomb = json.dumps(json.loads(body) | {"arraychunk_ids": [0] * 20_000}).encode()
+head = content[: len(content) - len(body)]
+head = head.replace(str(len(body)).encode(), str(len(bomb)).encode())
+children = honest.children
+assert len(Array.inflate(head + bomb, children).data) == 20_000 * len(honest.data), "Flower takes it"
+for _ in range(2):
+    refuse_repeated_parts()
+assert Array.inflate(content, children).numpy().tolist() == list(range(7))
+try:
+    Array.inflate(head + bomb, children)
+except ValueError as error:
+    assert "repeats a part" in str(error)
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("refused\n", 0), done.stderr

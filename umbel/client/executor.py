@@ -40,7 +40,7 @@ from umbel.privacy.gate.refusals import refuse
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import record_refusal
 from umbel.protocol.errors import Refused, SiteError
-from umbel.protocol.flower import CLIENT_TASK, Answer, ErrorCode, log, run_superexec, run_task
+from umbel.protocol.flower import CLIENT_TASK, Answer, ErrorCode, log, refuse_repeated_parts, run_superexec, run_task
 from umbel.protocol.plugins import import_by_name
 
 _REQUEST = 1 << 16  # bytes, more than a task takes
@@ -193,6 +193,7 @@ def _own_answer(name: str, message: Message, context: Context) -> Message:
 
 def run(arguments: Sequence[str]) -> None:
     """Load everything, then wait for tasks, with the options of ``flower-superexec``."""
+    refuse_repeated_parts()
     for module in _LATER:
         import_module(module)
     own = Bundle.installed()

@@ -6,12 +6,13 @@ site's executor or the server needs is imported when it is called for, since it 
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
@@ -44,6 +45,7 @@ __all__ = [
     "log",
     "parse_config_args",
     "pull_soon",
+    "refuse_repeated_parts",
     "run_superexec",
     "run_superlink",
     "run_supernode",
@@ -212,6 +214,24 @@ def pull_soon() -> None:
     """Have the grid of a ServerApp look soon for what is still missing of a reply; a simulation's has all of it."""
     if (grid := sys.modules.get("flwr.superlink.grid.http_grid")) is not None:
         _replace(grid, grid.HttpGrid.pull_messages, pull_objects=_soon(grid.pull_objects))
+
+
+@cache
+def refuse_repeated_parts() -> None:
+    """From here on, refuse an array that is sent to this process and names one of its parts more than once.
+
+    Flower would put the part in as often as the message says: 100 kB fill any memory.
+    """
+    array = import_module("flwr.app.message.array")
+    inflate = array.Array.inflate.__func__
+
+    def inflate_once(cls: type, content: bytes, children: Any = None) -> Any:
+        parts = json.loads(array.get_object_body(content, cls))["arraychunk_ids"]
+        if len(set(parts)) != len(parts):
+            raise ValueError("an array repeats a part of itself, which is not taken from elsewhere")
+        return inflate(cls, content, children)
+
+    array.Array.inflate = classmethod(inflate_once)
 
 
 def keep_secret(home: Path, address: str, secret: str) -> None:

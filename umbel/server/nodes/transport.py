@@ -15,7 +15,7 @@ import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from umbel.protocol.flower import in_memory, log
+from umbel.protocol.flower import in_memory, log, refuse_repeated_parts
 from umbel.server.nodes.words import told
 
 # Messages sent at a time: nodes find all parts of theirs there, and need not ask for them again and again.
@@ -104,6 +104,7 @@ class SuperLink(Transport):
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
+        refuse_repeated_parts()
         self.usual = 0.0
         """Seconds that a reply takes."""
         self._pulls: dict[Future[list[Message]], _Pull] = {}
