@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from umbel.data import find_dataset
 from umbel.protocol.errors import ConfigError, DatasetError
+from umbel.protocol.plugins import distrust, trust
 from umbel.protocol.project import CONFIGS
 from umbel.protocol.run_config import RunConfig
 from umbel.server.runs import find_run, run_named
@@ -32,6 +33,7 @@ def read_values(source: str | Path = "", given: Mapping[str, Any] | None = None)
     ConfigError
         For what cannot be read, or the first value that cannot be used.
     """
+    trust(*(given or {}).values())
     values = (_read(_file(str(source))) if str(source) else {}) | RunConfig.current(given or {})
     if before := RunConfig.parse(values).start_from:
         # As it is called from here: the run may be done elsewhere, and "last" mean another one.
@@ -42,6 +44,7 @@ def read_values(source: str | Path = "", given: Mapping[str, Any] | None = None)
 def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a run that shall go on, and those given over them; errors as `read_values`."""
     folder = find_run(run)
+    trust(*given.values())
     values = _read(folder / "config.toml") | RunConfig.current(given) | {"resume": str(folder)}
     RunConfig.parse(values)
     return values
@@ -129,4 +132,8 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {file}: {error}", code="config.unreadable") from None
     # A run's own config.toml does as well: what it ran with is in a table of its own there.
-    return RunConfig.current(own if isinstance(own := values.get("config"), dict) else values)
+    if isinstance(own := values.get("config"), dict):
+        distrust(*own.values())
+        return RunConfig.current(own)
+    trust(*values.values())
+    return RunConfig.current(values)

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from umbel.data.schema import Entries, Finite, Schema
 from umbel.protocol.errors import DatasetError
+from umbel.protocol.plugins import distrust
 
 _PART = re.compile(r"(0|[1-9]\d{0,8})/([1-9]\d{0,8})")
 _SMALLEST, _LARGEST = 1e-38, 3e38  # what a 32-bit number can hold
@@ -140,4 +141,6 @@ class Manifest(Entries):
         """Check what a file says and return it; the file is named in errors."""
         if not isinstance(raw, dict):
             raise DatasetError(f"{file}: the manifest must be a JSON object", code="data.manifest")
-        return cls.parse(raw, str(file))
+        manifest = cls.parse(raw, str(file))
+        distrust(manifest.model, manifest.loss, manifest.metric)
+        return manifest

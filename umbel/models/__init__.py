@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Annotated, Any
+from types import FunctionType
+from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, Field
 from torch import nn
@@ -213,7 +214,7 @@ def _from_factory(name: str, loss: Loss | None) -> Model:
         raise ModelError(
             f"model {path!r}: {given[0]} would be downloaded; set pretrained to a file instead", code="model.download"
         )
-    factory = library or import_by_name(path)
+    factory = library or _factory(path)
     factory = partial(factory, **options) if options else factory
     try:
         made = factory()
@@ -232,6 +233,19 @@ def _from_factory(name: str, loss: Loss | None) -> Model:
         raise ModelError(f"model {name!r} needs a loss; set it to one of {', '.join(LOSSES)}", code="model.no-loss")
     metric = loss if loss.by_row else METRICS["accuracy" if loss.name == "cross-entropy" else "rmse"]
     return Model(name, factory, loss, metric)
+
+
+def _factory(path: str) -> Callable[..., Any]:
+    """Return the factory ``package.module:factory``: a class of modules, or a function of that very package."""
+    found: Any = import_by_name(path)
+    if isinstance(found, type) and issubclass(found, nn.Module | Model):
+        return cast(Callable[..., Any], found)
+    package = path.partition(":")[0].partition(".")[0]
+    if isinstance(found, FunctionType) and found.__module__.partition(".")[0] == package:
+        return cast(Callable[..., Any], found)
+    raise ModelError(
+        f"model {path!r} is no class of torch.nn.Module, and no function that {package!r} defines", code="model.factory"
+    )
 
 
 def _value(text: str) -> Any:

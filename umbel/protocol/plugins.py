@@ -7,7 +7,7 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from umbel.protocol import old_names
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.home import append, umbel_home
 from umbel.protocol.project import OWN_PATH, PACKAGE
 from umbel.protocol.rules import fault_text
 
@@ -28,29 +29,83 @@ class NoOptions:
     """For code that has no options."""
 
 
+TRUST = "UMBEL_TRUST"
+"""Environment variable with names that a person trusts, separated by spaces."""
+_TRUSTED = "trusted.txt"
+_distrusted: set[str] = set()
+
+
+def distrust(*texts: object) -> None:
+    """Note names of code in what a folder carries, a dataset or a run.
+
+    Folders are sent around, and to import a name, or to call it, runs code. So `import_by_name` refuses a name that a
+    folder carries, unless the person has named it as well (`trust`).
+    """
+    _distrusted.update(_names(texts))
+
+
+def trust(*texts: object) -> None:
+    """Note names of code that the person who runs this process has typed, and remember them in umbel's home."""
+    if new := _names(texts) - _trusted():
+        with suppress(OSError):
+            umbel_home().mkdir(parents=True, exist_ok=True)
+            append(umbel_home() / _TRUSTED, "".join(f"{name}\n" for name in sorted(new)).encode())
+        os.environ[TRUST] = " ".join([os.environ.get(TRUST, ""), *sorted(new)]).strip()
+
+
+def trust_elsewhere() -> dict[str, str]:
+    """Return the environment in which processes on other machines trust what this one does."""
+    return {TRUST: " ".join(sorted(_trusted()))}
+
+
+def _names(texts: Iterable[object]) -> set[str]:
+    words = {word for text in texts if isinstance(text, str) for word in text.replace(";", " ").split()}
+    return {word for word in words if ":" in word and "=" not in word}
+
+
+def _trusted() -> set[str]:
+    kept = umbel_home() / _TRUSTED
+    return _names([os.environ.get(TRUST, ""), kept.read_text(encoding="utf-8") if kept.is_file() else ""])
+
+
 def import_by_name(name: str) -> Any:
     """Return the object called ``package.module:attribute``.
 
     Raises
     ------
     ConfigError
-        If there is none; the text says which half is missing.
+        If there is none; the text says which half is missing. Also if a folder carries the name, and the person has
+        not named it.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith("."):
         raise ConfigError(
             f"cannot import {module_name!r} of {name!r}: give the module's full name", code="config.import"
         )
+    trusted = name not in _distrusted or name in _trusted()
     with _own_first():
         module_name = _current(module_name)
+        if not trusted and module_name.partition(".")[0] != PACKAGE.name:
+            raise _untrusted(name)
         try:
             module = importlib.import_module(module_name)
         except Exception as error:  # a user's code may raise anything
             raise ConfigError(f"cannot import {module_name!r} of {name!r}: {error}", code="config.import") from error
     try:
-        return getattr(module, attribute)
+        found = getattr(module, attribute)
     except AttributeError:
         raise ConfigError(f"{module_name!r} has no {attribute!r} (asked for {name!r})", code="config.import") from None
+    # Of umbel's own code a folder may name classes, which whoever asks for one checks, and nothing else to call.
+    if not (trusted or isinstance(found, type)):
+        raise _untrusted(name)
+    return found
+
+
+def _untrusted(name: str) -> ConfigError:
+    return ConfigError(
+        f"a folder names {name!r}, which is code that would run here; if you trust it: umbel --trust {name} ...",
+        code="config.untrusted-code",
+    )
 
 
 def own_path() -> str:

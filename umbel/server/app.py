@@ -14,6 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from umbel.protocol.flower import log, pull_soon
+from umbel.protocol.plugins import trust
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
 from umbel.server.observers import Baselines, Checkpoints, Log, Patience, Released, Resumed, named
@@ -33,6 +34,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the strategy that the run config names."""
     pull_soon()
+    trust(*context.run_config.values())
     conduct(grid, context.run_config, context.run_id)
 
 

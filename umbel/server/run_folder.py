@@ -33,6 +33,7 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import append, write_atomically
+from umbel.protocol.plugins import distrust
 from umbel.protocol.release import Release
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
@@ -240,7 +241,10 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """Return what `write_config` saved: ``config``, ``versions``, and digests by name."""
-        return tomllib.loads(self._text("config.toml"))
+        saved = tomllib.loads(self._text("config.toml"))
+        if isinstance(config := saved.get("config"), dict):
+            distrust(*config.values())
+        return saved
 
     def read(self, names: Sequence[str]) -> tuple[State, dict[ClientInRun, int], Arrays]:
         """Return the state, how often each client that released did so, and what the strategy kept.
