@@ -18,7 +18,7 @@ from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
 from umbel.strategies.group_privacy import GroupOptions, GroupPrivacy
-from umbel.strategies.respawn import by_chance, halves, respawned
+from umbel.strategies.respawn import by_chance, cosines, halves, respawned
 
 # Twelve clients, each with a direction of its own; those of even numbers also go one way, and the others another.
 OWN, FIRST, SECOND, FAR = np.eye(15)[:12], *np.eye(15)[12:]
@@ -39,6 +39,11 @@ def after(rounds: list[NDArray[np.float64]], labels: NDArray[np.int64] = ALL, **
         means = [releases[labels == j].mean(axis=0) if (labels == j).any() else SENT[j] for j in range(2)]
         moved = respawned(state, changes.get("after", 2), number, np.stack(means), SENT, releases, labels)
     return moved.round(6).tolist()
+
+
+def test_lengths_do_not_count_and_who_did_not_move_agrees_with_nobody() -> None:
+    found = cosines(np.array([[2.0, 0.0], [0.0, 0.5], [-3.0, 0.0], [0.0, 0.0]]))
+    np.testing.assert_allclose(found, [[1, 0, -1, 0], [0, 1, 0, 0], [-1, 0, 1, 0], [0, 0, 0, 0]])
 
 
 def test_the_halves_are_those_that_go_the_same_way() -> None:

@@ -16,7 +16,7 @@ from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid, stack, vectors
 from tests.helpers.runs import run_app
 from tests.helpers.sources import ROOT
-from umbel import models, strategies
+from umbel import strategies
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import site_reply, training_in
@@ -26,6 +26,7 @@ from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.observer import Run
+from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play, run_config
 from umbel.strategies.site_average import SiteAverage
@@ -103,7 +104,7 @@ def test_in_the_first_rounds_some_clients_try_another_hypothesis() -> None:
     assert [explores(round) for round in (1, 8, 9)] == [0.3, 0.3, 0.0]
     assert [explores(round, options="explore=0.5 rounds=2") for round in (1, 2, 3)] == [0.5, 0.5, 0.0]
     assert explores(1, hypotheses=1) == 0.0
-    with raises(ConfigError, "config.option-value", "0", "1"):
+    with raises(ConfigError, "config.option-value", "explore", "1"):
         explores(1, options="explore=2")
 
 
@@ -213,9 +214,8 @@ def asked_for(changes: dict[str, Any]) -> RunConfig:
     ],
 )
 def test_what_no_site_can_answer_is_refused_before_any_work(changes: dict[str, Any], reason: Any) -> None:
-    run = asked_for({"choice_epsilon": 1.0} | changes)
     with raises(*reason):
-        strategies.make(run, Fleet()).check(run, models.load("linear"))
+        Setup.parse(asked_for({"choice_epsilon": 1.0} | changes).entries())
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,7 @@ def test_what_no_site_can_answer_is_refused_before_any_work(changes: dict[str, A
     [{"hypotheses": 1}, {"mechanism": "gaussian"}, {"noise_multiplier": 0.0}, {"choice_epsilon": 0.1}],
 )
 def test_what_sites_can_answer_is_run(changes: dict[str, Any]) -> None:
-    run = asked_for(changes)
-    strategies.make(run, Fleet()).check(run, models.load("linear"))
+    Setup.parse(asked_for(changes).entries())
 
 
 # --- whole runs
