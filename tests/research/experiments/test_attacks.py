@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from umbel.data import BUNDLED, Manifest, offsets_of, write_dataset
@@ -26,9 +27,9 @@ from umbel.research.experiments.sweep import Result
 
 @pytest.mark.slow
 def test_the_attacks_command(umbel_home: Path, in_process: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (on_images, reconstruct):
-        # A few steps tell as well that the attack is made.
-        monkeypatch.setattr(module, "invert_first_layer", partial(module.invert_first_layer, iterations=2))
+    # A few steps tell as well that the attack is made, and on all images it is tested elsewhere.
+    monkeypatch.setattr(reconstruct, "invert_first_layer", partial(reconstruct.invert_first_layer, iterations=2))
+    monkeypatch.setattr(on_images, "invert_first_layer", lambda *_: torch.zeros(on_images.SHAPE))
     rng = np.random.default_rng(0)
     images = np.full((400, 28, 28), 255, np.uint8)
     for image in images:

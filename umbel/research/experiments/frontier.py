@@ -56,16 +56,9 @@ class Task:
 
 
 HOSPITAL = Task(
-    "hospital",
-    (2, 4, 8, 16),
-    True,
-    11,
-    {"k = 1": {"hypotheses": 1}, "k = 5": {}},
-    (1.0, 3.0, 10.0),
-    "RMSE in dollars",
-    0,
-    True,
-)
+    "hospital", (2, 4, 8, 16), True, 11, {"k = 1": {"hypotheses": 1}, "k = 5": {}}, (1.0, 3.0, 10.0),
+    "RMSE in dollars", 0, True,
+)  # fmt: skip
 HANDWRITING = Task("qmnist-features", (2, 4, 8), False, 100, {"k = 1": {}}, (3.0, 10.0, 30.0), "accuracy", 3, False)
 TASKS = {task.name: task for task in (HOSPITAL, HANDWRITING)}
 

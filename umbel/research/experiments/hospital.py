@@ -59,7 +59,6 @@ REGIONS = Grouping(("south-west", "north-west", "south-east", "north-east"), _re
 
 FEDAVG = "FedAvg (k = 1, ν = 0)"
 _BUDGETS = ("median_budget", "max_budget")
-
 Grid = Mapping[tuple[int, float], dict[str, Any]]  # what runs came to, by k and ν
 
 

@@ -209,13 +209,12 @@ def _figure_1(results: Sequence[Result], folder: Path, name: str) -> None:
                 ax.scatter(*optima.T, color="black", marker="x", s=50, label="optima")
                 frame = {"xlim": (low[0], high[0]), "ylim": (low[1], high[1])}
                 ax.set(title=f"{arm}, {what} ({round})", xlabel="first parameter", ylabel="second parameter", **frame)
-            axes[row, 1].scatter(
-                *flatten(result.hypotheses).T, facecolors="none", edgecolors="black", s=90, label="best hypotheses"
-            )
+            ring = {"facecolors": "none", "edgecolors": "black", "s": 90, "label": "best hypotheses"}
+            axes[row, 1].scatter(*flatten(result.hypotheses).T, **ring)
             axes[row, 1].legend(fontsize=7)
-            history = [entry for entry in result.history if entry["loss"] is not None]
             ax = axes[row, 2]
-            ax.plot([entry["number"] for entry in history], [entry["loss"] for entry in history], color=COLOURS[0])
+            points = [(entry["number"], entry["loss"]) for entry in result.history if entry["loss"] is not None]
+            ax.plot(*zip(*points, strict=True), color=COLOURS[0])
             ax.axvline(best, color="grey", linewidth=0.8, linestyle=":")
             ax.set(title=f"{arm}, validation", xlabel="round", ylabel="RMSE", ylim=(0, None))
 
@@ -223,18 +222,15 @@ def _figure_1(results: Sequence[Result], folder: Path, name: str) -> None:
 def _figure_2(result: Result, folder: Path, name: str) -> None:
     """Draw figure 2: the highest leakage over the clients of each cluster, by round."""
     trace, config = result.trace, result.spec.config
-    price = 2 / config["noise-multiplier"]
-    rounds = np.arange(1, trace["rounds"].max() + 1)
+    price, rounds = 2 / config["noise-multiplier"], np.arange(1, trace["rounds"].max() + 1)
     times = np.zeros(trace["clients"].max() + 1, int)
-    cluster = np.full(len(times), -1)
-    highest = np.zeros((config["hypotheses"], len(rounds)))
+    cluster, highest = np.full(len(times), -1), np.zeros((config["hypotheses"], len(rounds)))
     for column, round in enumerate(rounds):
         here = trace["rounds"] == round
-        times[trace["clients"][here]] += 1
-        # A client belongs to the cluster that its last release was assigned to.
-        cluster[trace["clients"][here]] = trace["groups"][here]
-        for j in range(len(highest)):
-            highest[j, column] = price * times[cluster == j].max(initial=0)
+        clients = trace["clients"][here]
+        times[clients] += 1
+        cluster[clients] = trace["groups"][here]  # a client's is that of its last release
+        highest[:, column] = [price * times[cluster == j].max(initial=0) for j in range(len(highest))]
     with figure(folder, name) as axes:
         ax = axes[0, 0]
         for j, line in enumerate(highest):
