@@ -90,6 +90,7 @@ def test_it_is_the_report_that_the_run_itself_writes(
     assert ("What I saw" in written.decode()) == (kind == "run")
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_simulation_says_whom_its_hypotheses_fit(umbel_home: Path) -> None:
     """Each of the two fits one of the two kinds of which there are about 50 validation clients each."""
     run = run_app(umbel_home, rounds=25)
@@ -103,6 +104,7 @@ def test_a_simulation_says_whom_its_hypotheses_fit(umbel_home: Path) -> None:
     assert min(picked) > 40
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_of_what_sites_trained_on_nothing_is_measured_and_an_interrupted_run_says_so(run: Path) -> None:
     (node,) = json.loads((run / "nodes.json").read_text())
     (run / "nodes.json").write_text(json.dumps([node | {"first": -1, "step": -1}]))
@@ -115,6 +117,7 @@ def test_of_what_sites_trained_on_nothing_is_measured_and_an_interrupted_run_say
     assert "it was interrupted" in page
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_runs_and_baselines_stand_beside_it(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("umbel.research.experiments.baselines.LOCAL_EPOCHS", 2)
     run, other = (run_app(umbel_home, rounds=4, seed=seed) for seed in (0, 1))
@@ -125,6 +128,7 @@ def test_runs_and_baselines_stand_beside_it(umbel_home: Path, monkeypatch: pytes
     assert rows[:3] == ["this run, 2 seeds", "fedavg", "each client by itself"]
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_what_cannot_be_compared_is_said(run: Path, unvalidated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = report(run, unvalidated.name)
     assert done.exit_code == 2
@@ -139,6 +143,7 @@ def test_baselines_need_the_clients_rows(umbel_home: Path, monkeypatch: pytest.M
         _baseline(Setup.parse({"dataset": "", "model": "linear"}))
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_run_of_a_sweep_gets_one_too(tmp_path: Path) -> None:
     spec = Spec("one", run_config("synthetic", rounds=7, patience=2))
     result = _save(spec, finish(spec.config), "", tmp_path)

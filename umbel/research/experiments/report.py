@@ -12,6 +12,7 @@ from umbel.client.engines import learner_for
 from umbel.client.learner import best_hypothesis
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.research.experiments.baselines import local_only, measure, validation_cohort
+from umbel.research.experiments.runs import LOCAL_ONLY
 from umbel.server.report import HeldOut, Measured, View, check, render
 from umbel.server.report.compare import MAX_KINDS, runs_of
 from umbel.server.run_folder import RunFolder
@@ -21,7 +22,7 @@ from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
 from umbel.simulation.in_process import play
 
-LOCAL_ONLY, FEDAVG = "local-only", "fedavg"  # made for comparison: clients that train by themselves, one model for all
+FEDAVG = "fedavg"
 
 
 def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:

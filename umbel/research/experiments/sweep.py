@@ -105,9 +105,8 @@ def sweep(specs: Sequence[Spec], folder: Path, task: Task = finish) -> list[Resu
         with FileLock(folder / ".lock", timeout=0):
             return _sweep(specs, folder, task)
     except Timeout:
-        raise SweepError(
-            f"another sweep is running in {folder}; wait for it, or give another folder", code="sweep.running"
-        ) from None
+        text = f"another sweep is running in {folder}; wait for it, or give another folder"
+        raise SweepError(text, code="sweep.running") from None
 
 
 def _sweep(specs: Sequence[Spec], folder: Path, task: Task) -> list[Result]:
