@@ -25,8 +25,7 @@ from umbel.privacy.gate.own_app import RoundGate, local_report, local_result, no
 from umbel.privacy.gate.randomness import noise, streams
 from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.runs import Runs
-from umbel.privacy.gate.time_limit import time_limit
-from umbel.privacy.gate.undisclosed import log_failure, undisclosed
+from umbel.privacy.gate.undisclosed import log_failure, time_limit, undisclosed
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import (

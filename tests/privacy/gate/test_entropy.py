@@ -7,15 +7,15 @@ import pytest
 from scipy import stats
 
 from tests.helpers.noise import sample
-from umbel.privacy.gate import entropy
-from umbel.privacy.gate.entropy import SecureGenerator
+from umbel.privacy.gate import randomness
+from umbel.privacy.gate.randomness import SecureGenerator
 
 
 @pytest.fixture
 def fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys from a fixed seed, so that a statistical test says the same every time."""
     keys = np.random.default_rng(11)
-    monkeypatch.setattr(entropy.secrets, "token_bytes", keys.bytes)
+    monkeypatch.setattr(randomness.secrets, "token_bytes", keys.bytes)
 
 
 def test_random_numbers_are_uniform_from_0_up_to_1(fixed_keys: None) -> None:

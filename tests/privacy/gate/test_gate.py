@@ -44,9 +44,9 @@ from umbel.privacy.gate.gate import LocalResult
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.own_app import RoundGate, local_result
-from umbel.privacy.gate.precision import round_to_grid
 from umbel.privacy.gate.randomness import streams
 from umbel.privacy.gate.refusals import guard
+from umbel.privacy.gate.releases import round_to_grid
 from umbel.privacy.gate.site import in_process
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.protocol.arrays import Arrays, flatten

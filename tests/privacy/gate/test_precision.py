@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.errors import raises
-from umbel.privacy.gate.precision import check_noise, min_radius, resolution, round_to_grid
+from umbel.privacy.gate.releases import check_noise, min_radius, resolution, round_to_grid
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import NOISE_STEPS

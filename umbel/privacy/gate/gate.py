@@ -27,8 +27,7 @@ from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.precision import check_noise, round_to_grid
-from umbel.privacy.gate.releases import Sanitiser, sanitise
+from umbel.privacy.gate.releases import Sanitiser, check_noise, round_to_grid, sanitise
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry
