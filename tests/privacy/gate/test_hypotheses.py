@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel import models
-from umbel.privacy.gate.tripwire import degenerate, repeated
+from umbel.privacy.gate.hypotheses import degenerate, repeated
 from umbel.protocol.arrays import Arrays
 
 GOOD = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
