@@ -21,7 +21,6 @@ from rich.table import Table
 from benchmarks import bare, scale
 from benchmarks.measure import Out, Ratio, benchmark, console, table_of
 from benchmarks.peers import plain_flower
-from umbel.data import find_dataset
 from umbel.protocol.home import write_atomically
 
 SAVED = Path(__file__).with_name("ratios.json")
@@ -56,7 +55,7 @@ def main(
 def measured() -> dict[str, Ratio]:
     """Return the ratios of this machine, now."""
     ratios = {name: measure() for name, measure in BARE.items()}
-    ratios[FLOWER] = plain_flower.compare(find_dataset("hospital"), rounds=2, times=1).turned
+    ratios[FLOWER] = plain_flower.compare(rounds=2, times=1).turned
     ratios[MANY], ratios[LATE] = scale.measure([1_000, 1_000_000], rounds=500, times=2)
     return ratios
 

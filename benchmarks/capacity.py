@@ -29,12 +29,12 @@ from scipy.optimize import nnls
 from benchmarks.measure import Out, benchmark, console, table_of
 from benchmarks.scale import apart
 from benchmarks.sizes import CNN, HOSPITAL, Network, Round, Size, play
-from umbel.client.learner import CPU_CHUNK_BYTES
 from umbel.protocol.errors import ConfigError
 
 _KEPT = 32 << 20  # bytes, from which on an array that is freed goes back to the system (glibc's M_MMAP_THRESHOLD)
 _HELD = 3  # what a node holds of each client at the end: trained, released, and packed
 _TRAINED = 3  # and in a chunk, as `Learner._training_bytes` counts
+CHUNK_BYTES = 1 << 30  # of a chunk on a CPU, as `umbel.client.learner` takes them
 _GIB, _MIB = 1 << 30, 1 << 20
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 NETWORKS: tuple[Network, ...] = ("mlp", "cnn")
@@ -155,7 +155,7 @@ def forecast(costs: Costs, size: Size, bandwidth: float = math.inf, wait: float 
 def memory_of(costs: Costs, size: Size) -> float:
     """Return a node's bytes: as fitted, but that only so many clients are trained at once as a chunk holds."""
     start, per_sent, per_release, kept = costs["memory", size.network]
-    at_once = min(size.releases, CPU_CHUNK_BYTES / (4 * _TRAINED))
+    at_once = min(size.releases, CHUNK_BYTES / (4 * _TRAINED))
     trains = 4 * size.releases + (per_release - 4) * at_once
     return start + per_sent * size.sent + max(trains, 4 * _HELD * size.releases) + kept * QUANTITIES["kept"](size)
 

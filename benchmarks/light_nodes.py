@@ -28,7 +28,6 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects, push_objects
 from flwr.supernode import fleet_http_connection
 
-from umbel.deploy.supernode import Pace
 from umbel.protocol.flower import keep_beating
 from umbel.protocol.messages import (
     asks,
@@ -39,6 +38,7 @@ from umbel.protocol.messages import (
     training_in,
     training_reply,
 )
+from umbel.protocol.polling import Pace
 from umbel.protocol.tasks import Hosting
 
 ONLINE = "SuperNode ID: "

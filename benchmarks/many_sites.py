@@ -42,11 +42,9 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from rich.table import Table
 
+import umbel
 from benchmarks.light_nodes import FAILED, ONLINE
 from benchmarks.measure import Out, benchmark, console
-from umbel.data import Manifest, offsets_of, write_dataset
-from umbel.deploy import certs
-from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.errors import LaunchError
 from umbel.protocol.flower import build_bundle
 from umbel.simulation import reaper
@@ -65,21 +63,10 @@ _PARTIES = ("SuperLink", "ServerApp")
 
 @dataclass
 class Reading:
-    """What a run with so many nodes took.
+    """What a run with so many nodes took, and how often each thing went wrong.
 
-    Attributes
-    ----------
-    nodes : str
-    joined : float
-        Seconds until all nodes had said what they host.
-    rounds : list of float
-        Seconds of each round but the first.
-    cpu, memory : dict from str to float
-        By process: seconds of a processor in a round, and MiB at the most.
-    node, database : float
-        MiB of a node, and of the SuperLink's database.
-    failures : Counter of str
-        What was said of each that did not go well, and how often.
+    Seconds until all nodes had said what they host, and of each round but the first; by process, seconds of a core in a
+    round, and MiB at the most; MiB of a node, and of the SuperLink's database.
     """
 
     nodes: str
@@ -150,22 +137,27 @@ def _numbers(name: str, text: str) -> list[int]:
 def measure(nodes: int, rounds: int, parameters: int, sqlite: bool = True, real: bool = False) -> Reading:
     """Run with so many nodes and return what it took, with whatever failed."""
     reading = Reading(f"{nodes} real" if real else str(nodes))
-    with place() as home, ExitStack() as stack:
+    names = [f"site-{i}" for i in range(nodes)]
+    with place(names) as home, ExitStack() as stack:
         superlink = start_superlink(home, sqlite)
         control = stack.enter_context(controller(home))
-        hosts = start_nodes(home, control, nodes, parameters, real)
+        hosts = start_nodes(home, control, names, parameters, real)
         _watch(home, control, superlink, hosts, reading, run_config(nodes, rounds, parameters))
         reading.failures += failures(home)
     return reading
 
 
 @contextmanager
-def place() -> Iterator[Path]:
-    """Yield a folder; what is started with it as FLWR_HOME ends with this, or soon after this process."""
+def place(names: Sequence[str]) -> Iterator[Path]:
+    """Yield a folder with certificates, and the keys of nodes of these names.
+
+    What is started with it as FLWR_HOME ends with this, or soon after this process.
+    """
     with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
         home = Path(scratch)
         (home / "empty").mkdir()  # what lies in a SuperLink's working directory is imported ahead of the app
-        certs.make(home / "certs", [_HOST], [], os.getuid())
+        nodes = [word for name in names for word in ("--node", name)]
+        _umbel("certs", "--server", _HOST, "--out", scratch + "/certs", "--owner", str(os.getuid()), *nodes)
         watch = subprocess.Popen(
             [sys.executable, reaper.__file__, scratch], stdin=subprocess.PIPE, start_new_session=True
         )
@@ -178,10 +170,14 @@ def place() -> Iterator[Path]:
             watch.wait()
 
 
+def _umbel(*words: str) -> None:
+    """Run a command of umbel's."""
+    subprocess.run([sys.executable, *_UMBEL, *words], check=True, stdout=subprocess.DEVNULL)
+
+
 def start(home: Path, name: str, command: Sequence[str]) -> psutil.Process:
     """Start Python with these arguments; it logs to a file of that name."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("UMBEL_", "FLWR_"))}
-    environment |= {
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("UMBEL_", "FLWR_"))} | {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -191,13 +187,9 @@ def start(home: Path, name: str, command: Sequence[str]) -> psutil.Process:
     }
     with (home / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, *command],
-            cwd=home / "empty",
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
+            [sys.executable, *command], cwd=home / "empty", env=environment, stdout=log, stderr=subprocess.STDOUT,
             start_new_session=True,
-        )
+        )  # fmt: skip
     return psutil.Process(process.pid)
 
 
@@ -232,37 +224,45 @@ def controller(home: Path) -> Iterator[ControlHttpClient]:
 
 
 def start_nodes(
-    home: Path, control: ControlHttpClient, nodes: int, parameters: int, real: bool
+    home: Path, control: ControlHttpClient, names: Sequence[str], parameters: int, real: bool
 ) -> list[psutil.Process]:
-    """Make and register the nodes' keys, start the nodes, and return their processes."""
-    names, keys = [f"site-{i}" for i in range(nodes)], home / "certs"
-    certs.make(keys, [_HOST], names, os.getuid())
+    """Register the nodes' keys, start the nodes, and return their processes."""
+    keys, address = home / "certs", _address(home)
     for name in names:
         public: Any = load_ssh_public_key((keys / f"{name}.pub").read_bytes())
         control.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(public), name=name))
-    if real:
-        write_site(home / "site", parameters)
-        return [start(home, name, _site(home, name)) for name in names]
-    command = ["-m", "benchmarks.light_nodes", _address(home), str(keys / "ca.crt")]
-    some = [names[i : i + _TOGETHER] for i in range(0, nodes, _TOGETHER)]
-    return [start(home, f"site-{i}", [*command, *(str(keys / one) for one in ones)]) for i, ones in enumerate(some)]
-
-
-def _site(home: Path, name: str) -> list[str]:
-    """Return what starts a real node."""
-    Ledger.create(home / f"{name}.sqlite")
-    config = f'data-path="{home}/site" ledger-path="{home}/{name}.sqlite" role="split" max-participations=1000'
-    keys = ["--root-certificates", f"{home}/certs/ca.crt", "--auth-supernode-private-key", f"{home}/certs/{name}"]
-    places = ["--superlink", _address(home), "--port", str(free_port())]
-    return [*_UMBEL, "site", "start", *places, *keys, "--node-config", config]
+    if not real:
+        command = ["-m", "benchmarks.light_nodes", address, f"{keys}/ca.crt"]
+        parts = [names[i : i + _TOGETHER] for i in range(0, len(names), _TOGETHER)]
+        return [start(home, part[0], [*command, *(f"{keys}/{name}" for name in part)]) for part in parts]
+    write_site(home / "site", parameters)
+    hosts = []
+    for name in names:
+        ledger = home / f"{name}.sqlite"
+        _umbel("ledger", "create", str(ledger))
+        config = f'data-path="{home}/site" ledger-path="{ledger}" role="split" max-participations=1000'
+        command = [
+            *_UMBEL,
+            "site",
+            "start",
+            "--superlink",
+            address,
+            "--port",
+            str(free_port()),
+            "--node-config",
+            config,
+        ]
+        command += ["--root-certificates", f"{keys}/ca.crt", "--auth-supernode-private-key", f"{keys}/{name}"]
+        hosts.append(start(home, name, command))
+    return hosts
 
 
 def write_site(folder: Path, parameters: int) -> None:
     """Write a dataset of two clients, one of which validates, for a linear model of so many parameters."""
     source, split = np.random.default_rng(0), {"train": 1, "validation": 1}
-    manifest = Manifest(name="site", clients=2, split=split, model=_model(parameters), loss="mse")
+    manifest = umbel.Manifest(name="site", clients=2, split=split, model=_model(parameters), loss="mse")
     features = source.uniform(-1, 1, (20, parameters - 1)).astype(np.float32)
-    write_dataset(folder, manifest, features, features.mean(axis=1), offsets_of([10, 10]))
+    umbel.write_dataset(folder, manifest, features, features.mean(axis=1), np.array([0, 10, 20]))
 
 
 def run_config(nodes: int, rounds: int, parameters: int) -> dict[str, Any]:
