@@ -3,8 +3,8 @@
     python -m benchmarks [--save] [--out FILE]
 
 These are the short benchmarks, a few minutes in all; `benchmarks.peers` and `benchmarks.gpu` are by themselves. All are
-ratios of two contestants that took turns on one machine, so that they hold on another as well, by and large. The
-command ends with 1 where one is worse than it was.
+ratios of two contestants that took turns on one machine, and so hold on another by and large. The command ends with 1
+where one is worse than it was.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks import bare_algorithm, bare_loops, in_process
+from benchmarks import bare_loops, in_process
 from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, show
 from benchmarks.peers.tasks import TASKS, brief_of, named
 
@@ -55,20 +55,17 @@ def compare(task: str, config: Mapping[str, Any], times: int, by_client: bool = 
     """Let all do a task in turns, print what they took, and return the ratio of the first two."""
     brief, count = brief_of(config), int(config["rounds"])
 
-    def timed(play: Callable[[float], list[float]]) -> Callable[[float], tuple[float, list[float]]]:
-        def played(nu: float) -> tuple[float, list[float]]:
-            began = time.perf_counter()
-            losses = play(nu)
-            return time.perf_counter() - began, losses
-
-        return played
+    def timed(play: Callable[[float], list[float]], nu: float) -> tuple[float, list[float]]:
+        began = time.perf_counter()
+        losses = play(nu)
+        return time.perf_counter() - began, losses
 
     players: dict[str, Callable[[float], tuple[float, list[float]]]] = {
-        "bare loop": timed(partial(bare_loops.play, bare_loops.LOOPS[task](brief), brief)),
+        "bare loop": partial(timed, partial(bare_loops.play, bare_loops.LOOPS[task](brief), brief)),
         "umbel": lambda nu: in_process.rounds({**config, "noise-multiplier": nu}),
     }
     if by_client:
-        players["algorithm.py"] = timed(partial(bare_algorithm.play, brief))
+        players["algorithm.py"] = partial(timed, partial(bare_loops.by_client, brief))
     history: dict[tuple[str, float], list[float]] = {}
 
     def go(name: str, nu: float) -> Reading:

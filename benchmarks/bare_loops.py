@@ -5,8 +5,12 @@ The yardstick for what umbel adds to them: messages, gate, ledger, strategy.
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Sequence
-from typing import Protocol
+from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +28,7 @@ Vectors = NDArray[np.float64]
 """The same as vectors (m, n)."""
 
 CLIP_NORM_FLOOR = 0.01
+_ALGORITHM = Path(__file__).resolve().parents[1] / "examples" / "algorithm.py"
 
 
 class Loop(Protocol):
@@ -160,3 +165,43 @@ def unflatten(vectors: Vectors, like: Theta) -> Theta:
     """Return vectors as stacked parameters."""
     parts = torch.from_numpy(vectors).float().split([value[0].numel() for value in like.values()], dim=1)
     return {name: part.reshape(-1, *value.shape[1:]) for (name, value), part in zip(like.items(), parts, strict=True)}
+
+
+@lru_cache(maxsize=1)
+def algorithm() -> SimpleNamespace:
+    """Return the names of the example. It is a script, so no package holds it."""
+    return SimpleNamespace(**runpy.run_path(str(_ALGORITHM)))
+
+
+def cost(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return the cost of the network 3 -> 2 -> 1 with ReLU on a client's rows (Eq. 10 and Sec. 5.2)."""
+    weight, bias, outer, constant = theta.split([6, 2, 2, 1])
+    outputs = torch.relu(torch.addmm(bias, x, weight.view(2, 3).T)) @ outer + constant
+    mean: Tensor = (outputs - y).square().mean()
+    return (mean + TINY).sqrt()
+
+
+def by_client(brief: Brief, nu: float) -> list[float]:
+    """Do what `play` does of the hospital task by `examples/algorithm.py`, Algorithm 1 as the paper states it.
+
+    It shows what computing the clients one by one costs.
+    """
+    settings, draws = brief.settings, np.random.default_rng(0)
+    clients = [brief.client(c) for c in range(len(brief.lengths))]
+    Z = [(torch.from_numpy(x), torch.from_numpy(y).flatten()) for x, y in clients]
+    theta = np.concatenate([value.reshape(brief.k, -1) for value in brief.hypotheses.values()], 1, dtype=np.float64)
+
+    def streams(purpose: str, t: int, c: int) -> Any:
+        # In place of the generator of a round's sample, so that the clients are those that umbel draws.
+        asked = SimpleNamespace(choice=lambda *_, **__: np.array(settings.train[t]))
+        return asked if purpose == "sample" else draws
+
+    rounds = algorithm().algorithm_1(
+        theta, Z, cost, streams, T=brief.rounds, U=len(settings.train[0]), E=settings.local_epochs,
+        s=settings.step_size, B_s=settings.batch_size, nu=nu,
+    )  # fmt: skip
+    models = [theta, *(theta for theta, _, _ in rounds)]
+    return [
+        float(np.mean([min(algorithm().costs(theta, Z[c], cost)) for c in judges]))
+        for theta, judges in zip(models, settings.validate, strict=True)
+    ]

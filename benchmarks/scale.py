@@ -31,6 +31,7 @@ import numpy as np
 import torch
 import typer
 from rich.table import Table
+from threadpoolctl import threadpool_limits
 
 import umbel
 from benchmarks.in_process import Laps
@@ -149,9 +150,14 @@ def cpu_of(runs: list[Run]) -> float:
 
 
 def apart(work: Callable[..., T], *args: Any) -> T:
-    """Do some work in a new process."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    """Do some work in a new process, on one thread."""
+    with ProcessPoolExecutor(1, get_context("spawn"), _one_thread) as pool:
         return pool.submit(work, *args).result()
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+    threadpool_limits(1)  # of NumPy's libraries
 
 
 def write(folder: Path, clients: int, seed: int = 0) -> None:
@@ -175,7 +181,6 @@ def write(folder: Path, clients: int, seed: int = 0) -> None:
 def play(folder: Path, rounds: int) -> Run:
     """Do a run on the dataset in `folder`, and return what it took."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=folder.parent) as home:
         os.environ["UMBEL_HOME"] = home
         config = run_config("hospital", dataset=str(folder), rounds=rounds, patience=0)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 
 import umbel
 from benchmarks.in_process import Laps
@@ -111,7 +110,6 @@ def write(folder: Path, size: Size) -> None:
 def play(size: Size, rounds: int) -> Round:
     """Do rounds of a size in this process; of each part the quickest counts."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
         write(Path(scratch) / "data", size)
         config = run_config(

@@ -2,11 +2,10 @@
 
     python -m benchmarks.peers.plain_flower [--rounds 5] [--times 2] [--out FILE]
 
-The plain app (`benchmarks/peers/plain`) is written as Flower's quickstarts are: a SuperNode a client, a
-message a client. umbel runs as ``make run CONFIG=configs/hospital.toml`` runs it, with a few
-SuperNodes that host all clients. A round is 100 clients that train, aggregation, and 200 that
-validate, timed within each ServerApp; what umbel then writes to its folder is not in it. A plain
-SuperNode has one CPU, so that all cores work. Needs the hospital dataset (``python datasets/hospital.py --help``).
+The plain app (`benchmarks/peers/plain`) is written as Flower's quickstarts are: a SuperNode and a message for each
+client. umbel runs as ``umbel run hospital`` does, with a few SuperNodes that host all clients. A round is 100 clients
+that train, aggregation, and 200 that validate, timed within each ServerApp; what umbel then writes to its folder is not
+in it. A plain SuperNode has one CPU, so that all cores work. Needs the hospital dataset (``umbel data make hospital``).
 """
 
 from __future__ import annotations
@@ -89,8 +88,7 @@ def clients_in(data: Path) -> int:
 
 def plain_config(config: dict[str, Any], data: Path, results: Path) -> dict[str, Any]:
     """Return the plain app's run config for what umbel's says."""
-    shared = {key: config[key] for key in _SHARED}
-    return shared | {"data": str(data), "results": str(results)}
+    return {key: config[key] for key in _SHARED} | {"data": str(data), "results": str(results)}
 
 
 def reading(rounds: list[dict[str, Any]]) -> Reading:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import umbel.privacy.gate.gate
-from benchmarks import bare, bare_algorithm, bare_loops, in_process
+from benchmarks import bare, bare_loops, in_process
 from benchmarks.parts import PARTS, Stopwatch, by_parts
 from benchmarks.peers.tasks import TASKS, brief_of, named
 from tests.helpers.errors import raises
@@ -77,8 +77,8 @@ def test_without_noise_the_bare_loop_has_the_losses_of_umbel(task: str, request:
     assert with_noise[0] == theirs[0], "the first validation is of the initial hypotheses"
     assert with_noise[1:] != theirs[1:], "with noise it draws its own"
     if task == "hospital":
-        np.testing.assert_allclose(bare_algorithm.play(brief, 0.0), ours, rtol=1e-5)
-        assert bare_algorithm.play(brief, 3.0)[1:] != ours[1:]
+        np.testing.assert_allclose(bare_loops.by_client(brief, 0.0), ours, rtol=1e-5)
+        assert bare_loops.by_client(brief, 3.0)[1:] != ours[1:]
 
 
 def test_images_are_taken_in_minibatches(cnn: dict[str, Any]) -> None:
