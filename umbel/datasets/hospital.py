@@ -149,7 +149,7 @@ def build(
     charges, places = charges.iloc[located], places[located]
     # Sorted ids, so that the result does not depend on the order of the file.
     providers, provider = np.unique(charges["provider"], return_inverse=True)
-    known = f"{len(providers)} providers have a ZIP code that GeoNames knows"
+    known = f"providers whose ZIP code GeoNames knows: {len(providers)}"
     split = split_of(len(providers), 70, known, f"check the GeoNames file, or use --zip {Zip.PADDED}")
     if order is None:
         client = np.random.default_rng(seed).permutation(len(providers))[provider]
