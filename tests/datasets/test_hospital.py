@@ -219,7 +219,7 @@ def test_missing_columns_are_named_beside_those_found(csv: Path, geonames: Path,
         run(csv, geonames, tmp_path / "out"),
         tmp_path / "out",
         f"{csv} lacks the columns ['Provider Id', 'Provider Zip Code']",
-        "found ['DRG Definition', 'Hospital', 'Provider Name', 'Postcode', ",
+        "['DRG Definition', 'Hospital', 'Provider Name', 'Postcode', ",
     )
 
 
