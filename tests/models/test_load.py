@@ -140,7 +140,8 @@ def test_a_factory_whose_module_lacks_a_package_is_told(write: Write) -> None:
             ("model.not-float", "float32"),
         ),
         ("def factory():\n    raise KeyError('weights')", ("model.not-built",)),
-        ("factory = 3", ("model.not-built",)),
+        ("factory = 3", ("model.factory",)),
+        ("from os import system as factory", ("model.factory",)),
     ],
 )
 def test_a_network_that_cannot_be_trained_is_named_with_the_reason(

@@ -30,8 +30,9 @@ class NoOptions:
 
 
 TRUST = "UMBEL_TRUST"
-"""Environment variable with names that a person trusts, separated by spaces."""
+"""Environment variable with names, or modules, that a person trusts, separated by spaces."""
 _TRUSTED = "trusted.txt"
+_LIBRARIES = ("torch.nn", "torch.nn.functional")  # of functions of tensors
 _distrusted: set[str] = set()
 
 
@@ -65,7 +66,12 @@ def _names(texts: Iterable[object]) -> set[str]:
 
 def _trusted() -> set[str]:
     kept = umbel_home() / _TRUSTED
-    return _names([os.environ.get(TRUST, ""), kept.read_text(encoding="utf-8") if kept.is_file() else ""])
+    return {*os.environ.get(TRUST, "").split(), *(kept.read_text(encoding="utf-8").split() if kept.is_file() else [])}
+
+
+def _is_trusted(name: str) -> bool:
+    module = name.partition(":")[0]
+    return name not in _distrusted or module in _LIBRARIES or not _trusted().isdisjoint({name, module})
 
 
 def import_by_name(name: str) -> Any:
@@ -82,7 +88,7 @@ def import_by_name(name: str) -> Any:
         raise ConfigError(
             f"cannot import {module_name!r} of {name!r}: give the module's full name", code="config.import"
         )
-    trusted = name not in _distrusted or name in _trusted()
+    trusted = _is_trusted(name)
     with _own_first():
         module_name = _current(module_name)
         if not trusted and module_name.partition(".")[0] != PACKAGE.name:
