@@ -18,9 +18,9 @@ from tests.helpers.models import write_module
 from umbel.client.engines import learner_for
 from umbel.client.node import Node
 from umbel.data import BUNDLED, offsets_of, write_dataset, write_leaf
-from umbel.privacy.gate.site import in_process
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, DatasetError, ProtocolError, SiteError
+from umbel.protocol.simulated import in_process
 from umbel.protocol.tasks import Hosting
 
 Config = dict[str, Any]

@@ -221,10 +221,8 @@ class Deployment:
         An empty folder that it may fill.
     host : str
         The address of this machine at which the SuperLink listens.
-    server_path : Path, optional
-        A folder from which the ServerApp can import.
-    secret : bool
-        Whether runs and registration are for whoever has a secret, as `flwr` here does; else for this machine.
+    server_path : sequence of Path
+        Folders from which the ServerApp can import.
     database : bool
         Whether the SuperLink keeps what it knows in a file, which takes longer, so that it can be started again.
     python : Path
@@ -235,8 +233,7 @@ class Deployment:
         self,
         folder: Path,
         host: str = "127.0.0.1",
-        server_path: Path | None = None,
-        secret: bool = True,
+        server_path: Sequence[Path] = (),
         database: bool = False,
         python: Path = Path(sys.executable),
     ) -> None:
@@ -247,17 +244,16 @@ class Deployment:
         self._home = folder / "user"
         self._certs = folder / "certs"
         self._app: Path | None = None
-        self._secret = self._certs / "control.secret" if secret else None
+        self._secret = self._certs / "control.secret"
         self._host, self._port = host, free_port()
         self._database = database
-        self._server_environment = {"PYTHONPATH": str(server_path)} if server_path else {}
+        self._server_environment = {"PYTHONPATH": os.pathsep.join(map(str, server_path))} if server_path else {}
         self._superlink: Member | None = None
 
     def __enter__(self) -> Self:
         certs.make(self._certs, [self._host], [], os.getuid())
         self._write_user(self._home)
-        if self._secret:
-            keep_secret(self._home, self.address, self._secret.read_text(encoding="utf-8"))
+        keep_secret(self._home, self.address, self._secret.read_text(encoding="utf-8"))
         try:
             self.start_superlink()
         except BaseException:
@@ -294,7 +290,7 @@ class Deployment:
         # What lies in its working directory would be imported ahead of the app.
         (folder / "empty").mkdir(parents=True, exist_ok=True)
         command = [str(self._python), *SERVER, "--host", self._host, "--port", str(self._port)]
-        command += ["--control-secret", str(self._secret)] if self._secret else []
+        command += ["--control-secret", str(self._secret)]
         command += ["--database", str(folder / "state.db")] if self._database else []
         command += ["--enable-supernode-auth"]
         command += ["--ssl-ca-certfile", str(self.ca)]
@@ -428,31 +424,12 @@ class Deployment:
         assert done.returncode == 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    def flwr_of_somebody(self, *arguments: str, path: Path | None = None) -> str:
-        """Return what a command of Flower says as it fails for somebody who has ``ca.crt`` and no secret.
-
-        Parameters
-        ----------
-        *arguments : str
-        path : Path, optional
-            A folder from which the command can import.
-        """
+    def flwr_of_somebody(self, *arguments: str) -> str:
+        """Return what a command of Flower says as it fails for somebody who has ``ca.crt`` and no secret."""
         home = self.folder / "somebody"
         if not home.exists():
             self._write_user(home)
-        environment = self._environment(home)
-        if path is None:
-            done = flwr(arguments, environment, home, START_S)
-        else:
-            done = subprocess.run(
-                [_tool("flwr"), *arguments],
-                env=environment | {"PYTHONPATH": str(path)},
-                cwd=home,
-                capture_output=True,
-                text=True,
-                timeout=START_S,
-                check=False,
-            )
+        done = flwr(arguments, self._environment(home), home, START_S)
         assert done.returncode != 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 

@@ -69,7 +69,7 @@ def test_a_command_passes_on_what_it_does_not_know_where_it_says_so(passes_on: b
 
     app = typer.Typer()
 
-    @app.command(context_settings=PASSES_ON if passes_on else {})
+    @app.command(**PASSES_ON if passes_on else {})
     def main(context: typer.Context) -> None:
         got.extend(context.args)
 

@@ -105,13 +105,14 @@ def plan(
 def _measured(config: str | Path) -> tuple[Task, RunConfig, float]:
     """Return the task of a configuration, the configuration, and how long a client's first update is."""
     # They take PyTorch, which a plan from numbers need not wait for.
-    from umbel.cli.configs import check, read_values
-    from umbel.cli.first_update import first_update
+    from umbel.client.beforehand import first_update
+    from umbel.server.rounds import draw_hypotheses
+    from umbel.simulation.configs import check, read_values
 
     values = read_values(config)
     setup = check(values)
-    run, manifest = setup.config, setup.manifest
-    assert manifest is not None, "it was checked"
-    asked = min(run.clients_per_round, manifest.train)
-    task = Task(setup.model.num_parameters, setup.strategy.hypotheses, manifest.train, asked, run.mechanism)
-    return task, run, first_update(setup)
+    run, model, dataset, count = setup.config, setup.model, setup.open_dataset(), setup.strategy.hypotheses
+    assert dataset is not None, "it was checked"
+    train = dataset.manifest.train
+    task = Task(model.num_parameters, count, train, min(run.clients_per_round, train), run.mechanism)
+    return task, run, first_update(run, model, dataset, draw_hypotheses(model, count, run.seed, 0))

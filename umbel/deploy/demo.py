@@ -23,12 +23,10 @@ from typing import Annotated, Any
 import tomli_w
 import typer
 
-from umbel.data import find_dataset
 from umbel.deploy import certs
 from umbel.deploy.guard import read_secret
-from umbel.deploy.split import split
 from umbel.protocol.cli import command_line, errors_in_one_line
-from umbel.protocol.errors import DatasetError, DemoError
+from umbel.protocol.errors import DemoError
 from umbel.protocol.flower import keep_secret
 from umbel.protocol.home import umbel_home
 from umbel.protocol.project import APP, CONFIGS
@@ -51,7 +49,7 @@ def main(
     """Build the image, start a server and three sites, run, show what came out, take all down."""
     home = umbel_home() / "demo"
     with errors_in_one_line():
-        split(_hospital(csv, geonames), len(SITES), home)
+        _write_sites(csv, geonames, home)
         certs.make(home / "certs", [], list(SITES), owner=int(os.environ.get("IMAGE_UID", "1000")))
         compose = composer(home)
         compose("build", "image")
@@ -81,19 +79,19 @@ def composer(home: Path, project: str = "umbel-demo") -> Run:
     return lambda *arguments, capture=False: _call([*docker_compose, *arguments], environment, capture)
 
 
-def _hospital(csv: Path | None, geonames: Path | None) -> Path:
-    """Return the hospital dataset, built if there is a file to build it from."""
+def _write_sites(csv: Path | None, geonames: Path | None, home: Path) -> None:
+    """Split the hospital dataset among the sites; build it first if there is a file to build it from."""
+    data = [sys.executable, "-m", "umbel", "data"]
     if csv:
-        recipe = [sys.executable, "-m", "umbel", "data", "make", "hospital", "--csv", str(csv)]
-        _call(recipe + (["--geonames", str(geonames)] if geonames else []), os.environ)
-    try:
-        return find_dataset("hospital")
-    except DatasetError:
+        raw = ["--csv", str(csv), *(["--geonames", str(geonames)] if geonames else [])]
+        _call([*data, "make", "hospital", *raw], os.environ)
+    if not (umbel_home() / "data" / "hospital").exists():
         raise DemoError(
             "there are no hospital data yet; get IPPS_FY2011.csv.gz (the README's section on hospital charges says "
             "where) and run: make compose-demo CSV=IPPS_FY2011.csv.gz",
             code="demo.no-data",
-        ) from None
+        )
+    _call([*data, "split", "hospital", "--sites", str(len(SITES)), "--out", str(home)], os.environ)
 
 
 def _run(compose: Run, keys: Path) -> Path:

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from umbel.deploy.guard import read_secret
-from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import GuardError
 from umbel.protocol.flower import keep_secret
 
@@ -40,3 +40,6 @@ def _address(config: Path, connection: str) -> str:
         raise GuardError(
             f"{config} has no connection {connection!r} with an address; write it first", code="guard.no-connection"
         ) from None
+
+
+app = command_line(main)

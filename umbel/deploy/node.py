@@ -20,6 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import typer
+
+from umbel.deploy import supernode
+from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import SiteError
 from umbel.protocol.project import PACKAGE
 
@@ -95,3 +99,13 @@ def _wait(executor: subprocess.Popen[bytes], parent: int) -> None:
 def _listen() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+
+
+def main(context: typer.Context) -> None:
+    """Start a site's node on one machine: a SuperNode with these options of Flower's, and umbel's executor."""
+    with errors_in_one_line():
+        arguments = start(context.args)
+    supernode.run(arguments)
+
+
+app = command_line(main, **PASSES_ON)

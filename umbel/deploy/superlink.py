@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secret
-from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.flower import log, run_superlink
 
 
@@ -59,3 +59,6 @@ def _who(rules: Rules) -> str:
     allowed = ["whoever has the operator's secret"] if rules.secret else []
     allowed += [f"callers from {network}" for network in rules.control_from]
     return " and ".join(allowed) or "this machine itself"
+
+
+app = command_line(main, **PASSES_ON)

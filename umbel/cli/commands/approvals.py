@@ -9,12 +9,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from umbel.cli.commands.terminal import console
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words, site_release
 from umbel.privacy.gate.charges import paper_spent
 from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
 from umbel.privacy.mechanisms import MECHANISMS
-from umbel.protocol.cli import errors_in_one_line, printable
+from umbel.protocol.cli import console, errors_in_one_line, printable
 from umbel.protocol.home import umbel_home
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig

@@ -13,7 +13,6 @@ import tomli_w
 import typer
 from rich.table import Table
 
-from umbel.cli.commands.terminal import console
 from umbel.cli.lazy import lazy
 from umbel.data import (
     BUNDLED,
@@ -27,8 +26,8 @@ from umbel.data import (
     write_dataset,
 )
 from umbel.data.recipes import load_recipe, recipes
-from umbel.deploy import split
-from umbel.protocol.cli import errors_in_one_line
+from umbel.data.split import main as split
+from umbel.protocol.cli import console, errors_in_one_line
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.run_config import RunConfig
@@ -54,7 +53,7 @@ _make = typer.Typer(
     cls=lazy(recipes, _load, "recipes"), no_args_is_help=True, help="Make a dataset of public raw data by its recipe."
 )
 app.add_typer(_make, name="make")
-app.command("split")(split.main)
+app.command("split")(split)
 
 
 @app.command("list")
@@ -236,7 +235,9 @@ def import_(
             loss=loss,
         )
         if model or loss:
-            _check_fit(data.dataset)
+            from umbel.client.beforehand import check_fit  # imports PyTorch, which what is suggested can do without
+
+            check_fit(data.dataset)
         data.write(folder)
         written = open_dataset(folder)
     known = folder.name if folder.parent == umbel_home() / "data" else str(folder)
@@ -249,20 +250,6 @@ def import_(
         typer.echo(hint)
     typer.echo(folder)
     typer.echo(f"Next: umbel run {shlex.quote(f'dataset={known}')}{_fewer(written)}")
-
-
-def _check_fit(data: Dataset) -> None:
-    """Raise unless the model and the loss that were asked for take the data."""
-    # They import PyTorch, which what is suggested can do without.
-    from umbel.models import load
-    from umbel.models.fit import misfit
-
-    manifest = data.manifest
-    if reason := misfit(load(manifest.model, manifest.loss), data):
-        raise DatasetError(
-            f"model {manifest.model!r} {reason}; give another --model or --loss, or leave both out",
-            code="data.unfit-model",
-        )
 
 
 def _fewer(data: Dataset) -> str:

@@ -11,11 +11,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from umbel.cli.commands.terminal import console
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words
 from umbel.privacy.gate.charges import paper_spent
 from umbel.privacy.gate.ledger import Ledger
-from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.cli import console, errors_in_one_line
 from umbel.protocol.errors import LedgerError
 
 app = typer.Typer(add_completion=False, suggest_commands=False, help="Read a site's ledger.", no_args_is_help=True)

@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from umbel.cli.commands.ledger import charges_in, opened
-from umbel.cli.commands.terminal import console
 from umbel.privacy.gate.site_log import SUFFIX, Decision, Line, SiteLog, beside
-from umbel.protocol.cli import errors_in_one_line, fail, printable
+from umbel.protocol.cli import console, errors_in_one_line, fail, printable
 from umbel.protocol.errors import LogError
 from umbel.protocol.home import umbel_home
 

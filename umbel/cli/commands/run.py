@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from umbel.cli.configs import read_values, resumed
-from umbel.cli.simulated import in_this_process, launched
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
+from umbel.simulation.configs import read_values, resumed
 from umbel.simulation.relay import Relay
+from umbel.simulation.start import in_this_process, launched
 
 app = typer.Typer(add_completion=False)
 

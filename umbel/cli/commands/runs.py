@@ -13,8 +13,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from umbel.cli.commands.terminal import console
-from umbel.protocol.cli import errors_in_one_line, fail
+from umbel.protocol.cli import console, errors_in_one_line, fail
 from umbel.protocol.run_config import RunConfig
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import all_runs, find_run, home_of_runs

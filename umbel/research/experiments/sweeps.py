@@ -9,12 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from umbel.cli.configs import check, read_values
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.run_config import RunConfig
 from umbel.research.experiments.runs import Spec
-from umbel.research.experiments.sweep import sweep as run_all
+from umbel.simulation.configs import check, read_values
 
 
 def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: Any) -> pd.DataFrame:
@@ -66,6 +65,11 @@ def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: A
         )
     for spec in specs:
         check(spec.config)
+    try:
+        from umbel.research.experiments.sweep import sweep as run_all
+    except ModuleNotFoundError as error:
+        text = f"{error.name} is not installed: pip install 'umbel[research]'"
+        raise ConfigError(text, code="config.not-installed") from None
     results = run_all(specs, umbel_home() / "sweeps" / name)
     rows = [{**{key: result.spec.config[key] for key in varied}, "error": result.error} for result in results]
     measures = pd.json_normalize([result.measures for result in results])

@@ -1,6 +1,6 @@
 """A site's own table of hospital charges, served as it is: its schema is ``hospital.toml``, next to this file.
 
-A node reads it with ``reader="umbel.deploy.hospital_table:read"`` and ``reader-options="geonames=/data/US.txt"``.
+A node reads it with ``reader="umbel.data.hospital_table:read"`` and ``reader-options="geonames=/data/US.txt"``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from umbel.data import Column, Dataset
+from umbel.data.data import Dataset
 from umbel.data.recipes import load_recipe
+from umbel.data.schema import Column
 from umbel.data.table import Register, values_of
 from umbel.data.table import read as read_table
 from umbel.protocol.errors import DatasetError, SiteError

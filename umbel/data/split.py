@@ -11,7 +11,10 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from umbel.data import Manifest, find_dataset, offsets_of, open_dataset, write_dataset
+from umbel.data.data import offsets_of
+from umbel.data.find import find_dataset, open_dataset
+from umbel.data.folder import write_dataset
+from umbel.data.manifest import Manifest
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import DatasetError
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from umbel.cli.configs import check
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import own_path
 from umbel.protocol.project import OWN_PATH
 from umbel.server.runs import home_of_runs
 from umbel.simulation import launch
+from umbel.simulation.configs import check
 from umbel.simulation.relay import Relay
 
 

@@ -1,0 +1,65 @@
+"""``umbel site check``: what a site's configuration means, and whether it can be used, before it goes online."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from umbel.client.bundle import Bundle
+from umbel.client.node import Node
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.policy import Policy
+from umbel.privacy.gate.site import Site
+from umbel.protocol.cli import command_line, console, errors_in_one_line
+from umbel.protocol.errors import SiteError
+from umbel.protocol.flower import parse_config_args
+from umbel.protocol.run_config import RunConfig
+
+
+def main(
+    node_config: Annotated[
+        str, typer.Argument(metavar="NODE_CONFIG", help="As the node is given it: 'data-path=\"/data\" budget=8.0'.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="The model of a run, where the data name none.")] = "",
+    loss: Annotated[str, typer.Option(help="Its loss.")] = "",
+) -> None:
+    """Say what a site's configuration means, and whether its data, its ledger and its model can be used.
+
+    What the environment sets (UMBEL_...) counts, as it does for the node.
+    """
+    with errors_in_one_line():
+        try:
+            entries = parse_config_args([node_config] if node_config else None)
+        except (ValueError, SystemExit):
+            entries = {}
+        if node_config.strip() and not entries:
+            raise SiteError(
+                f"NODE_CONFIG must be name=value pairs, separated by spaces, got {node_config!r}", code="site.bad-pairs"
+            )
+        site = Site.of(entries)
+        # An app that the site installed reads data in its own way.
+        node = None if site.policy.app else Node.of(entries, RunConfig(dataset="", model=model, loss=loss).entries())
+        ledger, kept = site.ledger_path, False
+        if ledger is not None and (kept := ledger.exists()):
+            Ledger(ledger, whole=True)
+    table = Table("", "", title="This site", show_header=False)
+    if node is not None:
+        data, used = node.dataset, node.model
+        table.add_row("data", Text(f"{data.manifest.name}: {data.manifest.clients} clients, {len(data.features)} rows"))
+        table.add_row("clients", f"{len(node.training)} train, {len(node.validation)} report")
+        table.add_row("model", Text(f"{used.name}, n = {used.num_parameters}, loss {used.loss.name}"))
+    table.add_row("ledger", Text(f"{'a whole ledger' if kept else 'made when it is first needed'}: {ledger}"))
+    table.add_row("runs of", Text(" ".join(site.policy.bundles) or str(Bundle.installed() or "no umbel that is known")))
+    for name, default, _, meaning in Policy.table():
+        field = name.replace("-", "_")
+        if getattr(site.policy, field) != Policy.model_fields[field].default and name != "data-path":
+            said = Text(f"{name} = {getattr(site.policy, field)}", style="bold")
+            table.add_row(said, Text(f"{meaning} (by default {default})"))
+    console().print(table)
+    console().print("The site can go online. All other entries are as `umbel keys --site` has them.")
+
+
+app = command_line(main)
