@@ -338,6 +338,13 @@ class Deployment:
         self.nodes[name].tamper({})
         return self.nodes[name]
 
+    def remove_node(self, name: str) -> str:
+        """Kill a node, and have the SuperLink forget it; return its number there."""
+        node = self.nodes.pop(name)
+        node.kill()
+        self.flwr("supernode", "unregister", node.node_id, CONNECTION)
+        return node.node_id
+
     def restart_node(self, name: str) -> None:
         """Start a SuperNode that was killed again, with its key and as often as it is refused, until it is let in."""
         before = self.nodes[name]

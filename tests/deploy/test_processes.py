@@ -14,7 +14,7 @@ import shutil
 import ssl
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,8 @@ def theft(deployment: Deployment, liar: Path, thief: Path) -> Attack:
     data = write_site(deployment.folder / "data" / "careless", 1.0)
     deployment.start_node("careless", flowers_own=True, **{"data-path": data})
     deployment.wait_until_online()
-    return attack(deployment, liar, thief)
+    done = attack(deployment, liar, thief)
+    return replace(done, careless=deployment.remove_node("careless"))
 
 
 def was_robbed(deployment: Deployment, name: str) -> bool:
@@ -104,7 +105,7 @@ def was_robbed(deployment: Deployment, name: str) -> bool:
 def test_flowers_own_executor_hands_over_the_data(deployment: Deployment, theft: Attack) -> None:
     """Else the tests below would hold for a harmless thief as well."""
     assert theft.status == "finished:completed"
-    assert theft.got[deployment.nodes["careless"].node_id] == ["arrays"]
+    assert theft.got[theft.careless] == ["arrays"]
     assert was_robbed(deployment, "careless")
 
 
@@ -122,7 +123,6 @@ def test_a_bundle_that_was_not_reviewed_is_refused_and_told_what_the_site_runs(
 
 def test_a_site_may_answer_with_another_app_that_it_has_installed(deployment: Deployment, theft: Attack) -> None:
     """An ordinary one behind `umbel.Gate`: the site runs its own copy, with a policy that no server can change."""
-    deployment.nodes.pop("careless").kill()
     quickstart = APP / "examples" / "quickstart"
     own = {"app": "quickstart.client_app:app", "bundle": hashlib.sha256(build_bundle(quickstart)).hexdigest()}
     own |= {"data-path": str(deployment.folder / "data"), "mechanisms": "gaussian", "budget": "inf"}
@@ -135,7 +135,7 @@ def test_a_site_may_answer_with_another_app_that_it_has_installed(deployment: De
         ("train", 12, 2.0, "gaussian")
     ]
     assert "Received 1 results and 3 failures" in deployment.server_log(run), "the others have not reviewed its bundle"
-    deployment.nodes.pop("other").kill()
+    deployment.remove_node("other")
 
 
 def test_a_task_of_another_kind_is_refused(deployment: Deployment, theft: Attack, liar: Path, thief: Path) -> None:

@@ -115,10 +115,13 @@ class Attack:
     status : str
     got : dict
         By its number what each node answered: the reason of an error, or the names of what it sent.
+    careless : str
+        The number of a node with Flower's own executor, if there was one.
     """
 
     status: str
     got: dict[str, Any]
+    careless: str = ""
 
 
 def write_liar(folder: Path) -> Path:

@@ -25,21 +25,14 @@ _SHORTEST, _REPLY = 0.5, 0.1
 # How many times as long as a look took there is none, and the most seconds; the server answers in some hundredths of a
 # second if it has time.
 _RESTS, _LONGEST = 20.0, 10.0
+_FLOWERS_OWN = 3.0  # seconds that Flower waits between two looks for a message; it waits less for a reply
 
 
 class Pace:
-    """How long the SuperNode waits in place of what Flower would wait.
+    """How long the SuperNode waits between two looks for a message, where Flower would wait 3 seconds."""
 
-    Parameters
-    ----------
-    longest : float
-        What Flower waits between two looks for a message; it waits less for a reply.
-    clock : callable
-        Seconds.
-    """
-
-    def __init__(self, longest: float = 3.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._longest, self._clock = longest, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._last = clock()
         self._woke: float | None = None  # when the look began that ends with the next wait
         self._took = 0.0  # what the look before that took
@@ -47,7 +40,7 @@ class Pace:
     def seconds(self, flowers_own: float) -> float:
         """Return how long to wait where Flower would wait so many seconds."""
         now = self._clock()
-        if flowers_own < self._longest:
+        if flowers_own < _FLOWERS_OWN:
             # It waits for the reply to a message, which it then sends.
             self._last, self._woke = now, None
             return min(_REPLY, flowers_own)

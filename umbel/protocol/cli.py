@@ -35,6 +35,17 @@ def command_line(main: Callable[..., None], **settings: Any) -> typer.Typer:
     return command
 
 
+def command_group(told: str) -> typer.Typer:
+    """Return a group of commands, which `told` describes."""
+    return typer.Typer(
+        add_completion=False,
+        suggest_commands=False,
+        no_args_is_help=True,
+        pretty_exceptions_show_locals=False,
+        help=told,
+    )
+
+
 def console() -> Console:
     """Return where tables are printed."""
     # Redirected, a table has no terminal's width to fit, and a cut cell would be a wrong one.

@@ -20,30 +20,24 @@ def launched(values: Mapping[str, Any], nodes: int, relay: Relay) -> Path:
     """Do a run in processes of its own, and return its folder.
 
     They are those of Flower's own simulation, or, where ``RAY_ADDRESS`` names a Ray cluster, hosts on its machines.
-    Errors are those of `umbel.simulation.launch.run`, or `umbel.simulation.on_cluster.run`.
+    Errors are those of `umbel.simulation.launch.run`, or `umbel.simulation.ray_grid.run`.
     """
     if os.environ.get("RAY_ADDRESS"):  # to import Ray takes a second
         from umbel.simulation import cluster
 
         if cluster.address():
             with relay.in_this_process():
-                return _on_cluster(values, nodes)
+                cluster.probe()
+                check(values, part=True)
+                _make_home()
+                # What is wrong need not wait for its imports.
+                from umbel.simulation import ray_grid
+
+                return ray_grid.run(values, nodes, own_modules(Path.cwd(), values))
     _make_home()
     environment = {OWN_PATH: own_path()}
     launch.run(launch.APP, values, nodes, relay=relay, check=lambda: check(values), environment=environment)
     return Path(relay.folder)
-
-
-def _on_cluster(values: Mapping[str, Any], nodes: int) -> Path:
-    from umbel.simulation import cluster
-
-    cluster.probe()
-    check(values, part=True)
-    _make_home()
-    # What is wrong need not wait for its imports.
-    from umbel.simulation import on_cluster
-
-    return on_cluster.run(values, nodes, own_modules(Path.cwd(), values))
 
 
 def own_modules(folder: Path, values: Mapping[str, Any]) -> list[Path]:
@@ -69,8 +63,7 @@ def _make_home() -> None:
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"{home} cannot be made: {error.strerror}; set UMBEL_HOME to a folder of yours", code="config.home"
-        ) from None
+        text = f"{home} cannot be made: {error.strerror}; set UMBEL_HOME to a folder of yours"
+        raise ConfigError(text, code="config.home") from None
     if not os.access(home, os.W_OK):
         raise ConfigError(f"{home} cannot be written to; set UMBEL_HOME to a folder of yours", code="config.home")
