@@ -21,11 +21,10 @@ class Planned:
     ----------
     figures : Plan
         Its `release` has nu and choice-epsilon.
-    delta : float
     ways : dict
         How many times less noise would be left with more clients, fewer parameters or fewer participations.
     radius : float or None
-        Median length of a client's first update, where a configuration was given: a first guess of the clip norm.
+        Median norm of a client's first update, where a configuration was given: a first guess of the clip norm.
     """
 
     figures: Plan
@@ -88,10 +87,8 @@ def plan(
             choice_epsilon = run.choice_epsilon if choice_epsilon is None else choice_epsilon
             rounds = run.rounds if rounds is None else rounds
     elif parameters is None or hypotheses is None or clients is None or clients_per_round is None:
-        raise ConfigError(
-            "name a configuration, or give parameters, hypotheses, clients and clients-per-round",
-            code="config.missing-figure",
-        )
+        text = "name a configuration, or give parameters, hypotheses, clients and clients-per-round"
+        raise ConfigError(text, code="config.missing-figure")
     else:
         task = Task(parameters, hypotheses, clients, clients_per_round, mechanism or LAPLACE)
     if target_epsilon is not None:

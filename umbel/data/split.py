@@ -1,7 +1,4 @@
-"""Split a dataset into sites that share no client, each a dataset of its own.
-
-umbel data split hospital --sites 3 --out hospital-sites
-"""
+"""``umbel data split``: a dataset as several sites that share no client, each with its own dataset."""
 
 from __future__ import annotations
 
@@ -33,40 +30,29 @@ def main(
 def split(source: Path, sites: int, out: Path) -> list[Path]:
     """Deal the clients of a dataset to `sites` sites; return their folders.
 
-    Site ``i`` of ``s`` gets every ``s``-th training client from ``i`` on, and so of the validation
-    clients, so that its own manifest says which of its clients train.
-
-    Raises
-    ------
-    DatasetError
-        When the dataset cannot be read or a site would be left without a training client.
+    Site ``i`` of ``s`` gets every ``s``-th training client from ``i`` on, and so of the validation clients, so that its
+    own manifest says which of its clients train. Raises `DatasetError` when a site would have no training client.
     """
     whole = open_dataset(source)
     manifest, offsets = whole.manifest, whole.offsets
     if not 1 <= sites <= manifest.train:
-        raise DatasetError(
-            f"{source}: {manifest.train} training clients make 1 to {manifest.train} sites, not {sites}; set --sites",
-            code="data.too-many-sites",
-        )
+        text = f"{source}: {manifest.train} training clients make 1 to {manifest.train} sites, not {sites}; set --sites"
+        raise DatasetError(text, code="data.too-many-sites")
     folders = []
     for site in range(sites):
-        training = list(range(site, manifest.train, sites))
-        validation = list(range(manifest.train + site, manifest.clients, sites))
-        clients = training + validation
+        training, validation = range(site, manifest.train, sites), range(manifest.train + site, manifest.clients, sites)
+        clients = [*training, *validation]
         rows = np.concatenate([np.arange(offsets[client], offsets[client + 1]) for client in clients])
-        part = Manifest(
-            **manifest.model_dump()
-            | {
-                "name": f"{manifest.name}-{site + 1}",
-                "clients": len(clients),
-                "split": {"train": len(training), "validation": len(validation)},
-                "groups": [manifest.groups[client] for client in clients] if manifest.groups else [],
-                "provenance": f"Part {site + 1} of {sites} of {manifest.name}. {manifest.provenance}".strip(),
-            }
-        )
-        folder = out / f"site-{site + 1}"
-        lengths = (int(offsets[client + 1] - offsets[client]) for client in clients)
+        changes = {
+            "name": f"{manifest.name}-{site + 1}",
+            "clients": len(clients),
+            "split": {"train": len(training), "validation": len(validation)},
+            "groups": [manifest.groups[client] for client in clients] if manifest.groups else [],
+            "provenance": f"Part {site + 1} of {sites} of {manifest.name}. {manifest.provenance}".strip(),
+        }
+        part, folder = Manifest(**manifest.model_dump() | changes), out / f"site-{site + 1}"
         names = [whole.names[client] for client in clients] if len(whole.names) else ()
+        lengths = whole.lengths[clients]
         write_dataset(folder, part, whole.features[rows], whole.targets[rows], offsets_of(lengths), names)
         folders.append(folder)
     return folders

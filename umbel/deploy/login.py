@@ -37,9 +37,8 @@ def _address(config: Path, connection: str) -> str:
     try:
         return str(tomllib.loads(config.read_text(encoding="utf-8"))["superlink"][connection]["address"])
     except (KeyError, TypeError, ValueError):
-        raise GuardError(
-            f"{config} has no connection {connection!r} with an address; write it first", code="guard.no-connection"
-        ) from None
+        text = f"{config} has no connection {connection!r} with an address; write it first"
+        raise GuardError(text, code="guard.no-connection") from None
 
 
 app = command_line(main)

@@ -1,10 +1,11 @@
-"""What a run is asked to do, from a file, a name and values of one's own, checked before anything starts."""
+"""The values of a run config, from a file, a name and the user, checked before anything starts."""
 
 from __future__ import annotations
 
 import difflib
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +22,8 @@ if TYPE_CHECKING:
 def read_values(source: str | Path = "", given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the values of a configuration, and those given over them, checked one by one.
 
-    Parameters
-    ----------
-    source : str or Path
-        A TOML file, or the name of one in configs/; empty for the defaults.
-    given : mapping, optional
-
-    Raises
-    ------
-    ConfigError
-        For what cannot be read, or the first value that cannot be used.
+    The source is a TOML file, or the name of one in configs/; empty for the defaults. Raises `ConfigError` when it
+    cannot be read, or for the first value that cannot be used.
     """
     values = (_read(_file(str(source))) if str(source) else {}) | RunConfig.current(given or {})
     if before := RunConfig.parse(values).start_from:
@@ -48,24 +41,14 @@ def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(values: Mapping[str, Any], part: bool = False) -> Setup:
-    """Return what a run config names, if dataset, model and strategy fit together.
+    """Return what a run config names; raise for the first of dataset, model and strategy that does not fit the others.
 
-    Parameters
-    ----------
-    values : mapping
-    part : bool
-        Whether a part of the dataset will do here (see `umbel.data.shards`).
-
-    Raises
-    ------
-    ConfigError, DatasetError, ModelError
-        For the first that does not fit.
+    With `part`, a part of the dataset will do here (see `umbel.data.shards`).
     """
     run = RunConfig.parse(values)
     if not run.dataset:
-        raise ConfigError(
-            'dataset = "" is for sites with data of their own; name a dataset to simulate', code="config.no-dataset"
-        )
+        text = 'dataset = "" is for sites with data of their own; name a dataset to simulate'
+        raise ConfigError(text, code="config.no-dataset")
     find_dataset(run.dataset)
     # They import PyTorch, and a wrong name need not wait for that.
     from umbel.client.trial import try_out
@@ -80,15 +63,10 @@ def check(values: Mapping[str, Any], part: bool = False) -> Setup:
         Saved.of(setup)
     dataset = setup.open_dataset(part)
     assert dataset is not None, "the run config names it"
-    for key, asked, kind in (
-        ("clients-per-round", run.clients_per_round, "train"),
-        ("validation-clients-per-round", run.validation_clients_per_round, "validation"),
-    ):
-        if asked > (there := dataset.manifest.split[kind]):
-            raise ConfigError(
-                f"{key} = {asked}, but dataset {run.dataset!r} has only {there}; set {key}={there}",
-                code="config.too-few-clients",
-            )
+    for key, kind in ("clients-per-round", "train"), ("validation-clients-per-round", "validation"):
+        if (asked := run.entries()[key]) > (there := dataset.manifest.split[kind]):
+            text = f"{key} = {asked}, but dataset {run.dataset!r} has only {there}; set {key}={there}"
+            raise ConfigError(text, code="config.too-few-clients")
     try_out(setup.model, dataset, run.device, run.engine, setup.strategy.hypotheses)
     return setup
 
@@ -103,24 +81,15 @@ def _file(name: str) -> Path:
     try:
         found = find_run(name)
     except ConfigError:
-        if _is_dataset(name):
-            raise ConfigError(
-                f"{name!r} is a dataset; run it as: umbel run dataset={name}", code="config.is-a-dataset"
-            ) from None
+        with suppress(DatasetError):
+            find_dataset(name)
+            text = f"{name!r} is a dataset; run it as: umbel run dataset={name}"
+            raise ConfigError(text, code="config.is-a-dataset") from None
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"configs/ has {', '.join(sorted(known))}"
-        raise ConfigError(
-            f"there is no configuration {name!r}: neither a file nor a name in configs/; {hint}",
-            code="config.unknown-configuration",
-        ) from None
+        text = f"there is no configuration {name!r}: neither a file nor a name in configs/; {hint}"
+        raise ConfigError(text, code="config.unknown-configuration") from None
     raise ConfigError(f"{found.name} is a run; to go on with it add --resume", code="config.is-a-run")
-
-
-def _is_dataset(name: str) -> bool:
-    try:
-        return bool(find_dataset(name))
-    except DatasetError:
-        return False
 
 
 def _read(file: Path) -> dict[str, Any]:

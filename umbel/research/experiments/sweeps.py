@@ -51,18 +51,15 @@ def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: A
     own = {key.replace("_", "-"): value for key, value in values.items()}
     varied = {key: value for key, value in own.items() if isinstance(value, list | tuple)}
     if not varied or not all(varied.values()):
-        raise ConfigError(
-            "a sweep varies something: give a list of values, as seed=[0, 1, 2]", code="config.nothing-varied"
-        )
+        text = "a sweep varies something: give a list of values, as seed=[0, 1, 2]"
+        raise ConfigError(text, code="config.nothing-varied")
     fixed = {key: value for key, value in own.items() if key not in varied}
     source, common = (config, {}) if isinstance(config, str | Path) else ("", dict(config))
     specs = []
     for combination in itertools.product(*varied.values()):
         some = dict(zip(varied, combination, strict=True))
-        asked = read_values(source, common | fixed | some)
-        specs.append(
-            Spec("-".join(f"{key}={_plain(value)}" for key, value in some.items()), RunConfig().entries() | asked)
-        )
+        name_of_run = "-".join(f"{key}={_plain(value)}" for key, value in some.items())
+        specs.append(Spec(name_of_run, RunConfig().entries() | read_values(source, common | fixed | some)))
     for spec in specs:
         check(spec.config)
     try:
