@@ -62,10 +62,7 @@ class PaperGrid(Grid):
     in_process = True
 
     def __init__(
-        self,
-        says: Mapping[int, Said | list[Said]],
-        looks: Sequence[list[int]] = (),
-        slow: Mapping[int, int] = {},
+        self, says: Mapping[int, Said | list[Said]], looks: Sequence[list[int]] = (), slow: Mapping[int, int] = {}
     ) -> None:
         self.says = {node: list(said) if isinstance(said, list) else [said] for node, said in says.items()}
         self.looks = list(looks) or [list(says)]

@@ -88,10 +88,7 @@ def test_a_run_in_one_process_asks_for_no_cluster(nobody: str, blank_figures: No
             RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.55.1\n    Python: 3.12.1\n"),
             (ClusterError, "cluster.not-joined"),
         ),
-        (
-            ConnectionError("no raylet here"),
-            (ClusterError, "cluster.not-joined"),
-        ),
+        (ConnectionError("no raylet here"), (ClusterError, "cluster.not-joined")),
     ],
 )
 def test_what_ray_says_is_told_with_the_fix(

@@ -112,11 +112,7 @@ def test_each_simulated_node_lives_where_its_clients_are(there: list[Place], nod
     ("there", "nodes", "told"),
     [
         ([place("a", (0, 2))], 0, (ClusterError, "cluster.parts", "dataset", "1", "2")),
-        (
-            [place("a", (1, 3)), place("w")],
-            0,
-            (ClusterError, "cluster.parts", "dataset", "2", "3"),
-        ),
+        ([place("a", (1, 3)), place("w")], 0, (ClusterError, "cluster.parts", "dataset", "2", "3")),
         ([place("a", (0, 2)), place("b", (1, 3))], 0, (ClusterError, "cluster.parts", "dataset", "2", "3")),
         ([place("a", (0, 2)), place("b", (1, 2))], 3, (ClusterError, "cluster.parts", "3", "2")),
     ],

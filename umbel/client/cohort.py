@@ -162,11 +162,7 @@ class Schedule:
 
     @classmethod
     def draw(
-        cls,
-        cohort: Cohort,
-        update: LocalUpdate,
-        generators: Sequence[np.random.Generator],
-        seeded: bool = False,
+        cls, cohort: Cohort, update: LocalUpdate, generators: Sequence[np.random.Generator], seeded: bool = False
     ) -> Schedule:
         """Have the order of each client's rows drawn from its generator; it can be gone through once.
 

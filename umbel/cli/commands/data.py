@@ -108,8 +108,7 @@ def shard_(
     dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data or in datasets/, or a path.")],
     parts: Annotated[int, typer.Argument(min=1, help="How many.")],
     out: Annotated[
-        Path | None,
-        typer.Option(help="Where part-0, part-1, ... are written.", show_default="NAME-shards"),
+        Path | None, typer.Option(help="Where part-0, part-1, ... are written.", show_default="NAME-shards")
     ] = None,
     only: Annotated[int | None, typer.Option(min=0, help="Write this part alone.", show_default="all")] = None,
 ) -> None:
