@@ -162,7 +162,11 @@ class Schedule:
 
     @classmethod
     def draw(
-        cls, cohort: Cohort, update: LocalUpdate, generators: Sequence[np.random.Generator], seeded: bool = False
+        cls,
+        cohort: Cohort,
+        update: LocalUpdate,
+        generators: Sequence[np.random.Generator],
+        seeded: bool = False,
     ) -> Schedule:
         """Have the order of each client's rows drawn from its generator; it can be gone through once.
 

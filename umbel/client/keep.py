@@ -55,7 +55,11 @@ def _personal(
 ) -> Arrays:
     policy, run = node.site.policy, node.run
     update = LocalUpdate(
-        policy.personalise_epochs, run.step_size, run.batch_size, max_examples=policy.max_examples, descent=node.descent
+        policy.personalise_epochs,
+        run.step_size,
+        run.batch_size,
+        max_examples=policy.max_examples,
+        descent=node.descent,
     )
     # Round 0: rounds of training count from 1.
     draws = partial(streams, node.seed, "shuffle", 0, clients)

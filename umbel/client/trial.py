@@ -95,7 +95,8 @@ def _check_network(model: Model, cohort: Cohort) -> None:
             values = score.of_rows(first, targets)
         except Exception as error:
             raise ModelError(
-                f"{score.name} cannot be computed of what model {name!r} gives: {one_line(error)}", code="model.score"
+                f"{score.name} cannot be computed of what model {name!r} gives: {one_line(error)}",
+                code="model.score",
             ) from error
         if values.shape != targets.shape[:1]:
             raise ModelError(
