@@ -415,7 +415,9 @@ def cohorts(draw: st.DrawFn) -> tuple[Model, Arrays, Arrays, list[Rows], LocalUp
 
 @settings(max_examples=10)
 @given(cohorts())
-def test_both_learners_give_the_same_numbers(case: tuple[Model, Arrays, Arrays, list[Rows], LocalUpdate, int]) -> None:
+def test_both_learners_give_the_same_numbers(
+    case: tuple[Model, Arrays, Arrays, list[Rows], LocalUpdate, int],
+) -> None:
     model, hypotheses, own, rows, update, seed = case
     cohort = cohort_of(*rows)
     found = []

@@ -127,7 +127,11 @@ def test_the_run_chooses_the_model_before_the_dataset(
 
 
 @pytest.mark.parametrize(
-    ("model", "loss", "targets", "told"), [("mlp", "", [0.5], "(2,)"), ("classes", "cross-entropy", [3], "0 to 2")]
+    ("model", "loss", "targets", "told"),
+    [
+        ("mlp", "", [0.5], "(2,)"),
+        ("classes", "cross-entropy", [3], "0 to 2"),
+    ],
 )
 def test_data_that_a_model_does_not_fit_are_refused_for_all_clients_alike(
     model: str,
@@ -253,7 +257,10 @@ def test_labels_may_be_of_any_type_of_number(kind: Any, tmp_path: Path, run_conf
 
 @pytest.mark.parametrize(
     ("numbers", "labels", "part"),
-    [([[0], [3], [2]], [1, -1, 1], "0 to 2"), ([[0], [1], [2]], [[1], [-1], [1]], "one label")],
+    [
+        ([[0], [3], [2]], [1, -1, 1], "0 to 2"),
+        ([[0], [1], [2]], [[1], [-1], [1]], "one label"),
+    ],
 )
 def test_preferences_that_do_not_fit_are_an_error_at_once(
     numbers: Any, labels: Any, part: str, tmp_path: Path, run_config: Config

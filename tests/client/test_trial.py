@@ -133,7 +133,11 @@ def test_what_batches_cannot_do_is_left_to_the_loop(kind: type[nn.RNNBase]) -> N
         (Recurrent, data(SEQUENCES), "aten::lstm"),
         (with_between(lambda self, hidden: F.dropout(hidden, 0.5, self.training)), data(), "dropout"),
         (lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), data(), "statistics"),
-        (with_between(lambda self, hidden: hidden - hidden.mean(0)), data(), "in the loss"),
+        (
+            with_between(lambda self, hidden: hidden - hidden.mean(0)),
+            data(),
+            "in the loss",
+        ),
     ],
     ids=["recurrent", "dropout", "batch normalisation", "rows that are mixed"],
 )
