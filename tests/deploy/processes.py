@@ -68,25 +68,13 @@ def wait_until(what: str, condition: Callable[[], T], seconds: float, pause: flo
 
 @dataclass
 class Member:
-    """A SuperLink or a SuperNode: a process, the leader of a group, and its files.
-
-    Attributes
-    ----------
-    name : str
-    process : Popen
-    folder : Path
-        Of its own; nobody else's home or ledger is there.
-    command : sequence of str
-        What started it.
-    environment : mapping from str to str
-        What it has in its environment besides what all have.
-    """
+    """A SuperLink or a SuperNode: a process, the leader of a group, with a folder for its home and ledger alone."""
 
     name: str
     process: subprocess.Popen[bytes]
     folder: Path
     command: Sequence[str]
-    environment: Mapping[str, str]
+    environment: Mapping[str, str]  # besides that of all
 
     @property
     def log(self) -> str:
@@ -154,18 +142,10 @@ class Member:
 
 @dataclass
 class Run:
-    """A submitted run, as the folder that it leaves shows it.
+    """A submitted run, as the folder that it leaves shows it."""
 
-    Attributes
-    ----------
-    runs : Path
-        Where the server keeps its runs.
-    ids : list of str
-        Flower's number of the run, and its numbers each time that it went on after an interruption.
-    """
-
-    runs: Path
-    ids: list[str] = field(default_factory=list)
+    runs: Path  # where the server keeps its runs
+    ids: list[str] = field(default_factory=list)  # Flower's number of the run, and one for each time that it resumed
 
     @property
     def id(self) -> str:
@@ -215,18 +195,8 @@ class Run:
 class Deployment:
     """A SuperLink with TLS and node authentication, the SuperNodes that are started on it, and its runs.
 
-    Parameters
-    ----------
-    folder : Path
-        An empty folder that it may fill.
-    host : str
-        The address of this machine at which the SuperLink listens.
-    server_path : sequence of Path
-        Folders from which the ServerApp can import.
-    database : bool
-        Whether the SuperLink keeps what it knows in a file, which takes longer, so that it can be started again.
-    python : Path
-        Of the environment in which the server and the nodes run.
+    It fills an empty folder. The ServerApp can import from `server_path`. With a `database` file, which takes longer,
+    the SuperLink can be started again. Server and nodes run in the environment of `python`.
     """
 
     def __init__(
@@ -315,19 +285,11 @@ class Deployment:
         flowers_own: bool = False,
         **node_config: Any,
     ) -> Member:
-        """Start a SuperNode with a key of its own that the SuperLink knows; its ledger lies in its folder.
+        """Start a SuperNode with a key that the SuperLink knows; its ledger lies in its folder.
 
-        Parameters
-        ----------
-        name : str
-        tampered : bool
-            Whether its client processes do as `Member.tamper` says, and as the app says only where that says nothing.
-        within : sequence of str
-            A command that runs the command behind it somewhere else.
-        flowers_own : bool
-            Whether Flower's own executor runs the server's code there.
-        **node_config
-            The site's configuration.
+        The client processes of a `tampered` one do as `Member.tamper` says, and else as the app says. `within` is a
+        command that runs the command behind it somewhere else. With `flowers_own`, Flower's own executor runs the
+        server's code.
         """
         key = self.write_key(name)
         self.flwr("supernode", "register", f"{key}.pub", CONNECTION, "--name", name)
@@ -360,9 +322,9 @@ class Deployment:
 
     def start_stranger(self, name: str, key: Path | None = None, tls: bool = True) -> Member:
         """Start a SuperNode with a key that the SuperLink does not know, or none, or without TLS."""
-        options = self._tls if tls else ["--insecure"]
+        options = [*(self._tls if tls else ["--insecure"]), "--max-retries", "3"]
         options += ["--auth-supernode-private-key", str(key)] if key else []
-        return self._start_node(name, [*options, "--max-retries", "3"], {}, [str(self._python), *NODE])
+        return self._start_node(name, options, {}, [str(self._python), *NODE])
 
     def write_key(self, name: str) -> Path:
         """Make a key that the SuperLink does not know yet."""
@@ -444,9 +406,8 @@ class Deployment:
         """Write where `flwr` of a user finds the SuperLink."""
         home.mkdir()
         connection = {"address": self.address, "root-certificates": str(self.ca)}
-        (home / "config.toml").write_text(
-            tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}}), encoding="utf-8"
-        )
+        config = tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}})
+        (home / "config.toml").write_text(config, encoding="utf-8")
 
     def tails(self, lines: int = 40) -> str:
         """Return the ends of all logs, for whoever reads why a test failed."""
