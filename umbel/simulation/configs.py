@@ -43,7 +43,7 @@ def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def check(values: Mapping[str, Any], part: bool = False) -> Setup:
     """Return what a run config names; raise for the first of dataset, model and strategy that does not fit the others.
 
-    With `part`, a part of the dataset will do here (see `umbel.data.shards`).
+    With `part`, a part of the dataset will do here (see `umbel.data.shard`).
     """
     run = RunConfig.parse(values)
     if not run.dataset:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from umbel.cli.lazy import lazy
 from umbel.data import BUNDLED, Column, Dataset, Schema, find_typed, open_dataset, read_manifest, shard, write_dataset
-from umbel.data.recipes import load_recipe, recipes
+from umbel.data.find import load_recipe, recipes
 from umbel.data.split import main as split
 from umbel.protocol.cli import command_group, console, errors_in_one_line
 from umbel.protocol.errors import DatasetError
