@@ -85,8 +85,8 @@ SERVER: Table = {
 SITE: Table = {
     "start": ("umbel.deploy.node:app", "Start a site's node on one machine: a SuperNode, and umbel's executor."),
     "supernode": ("umbel.deploy.supernode:app", "Start the SuperNode alone: the executor is in another container."),
-    "executor": ("umbel.client.executor:command", "Start the executor alone: it runs the site's own app."),
-    "check": ("umbel.client.check:app", "Say what a site's configuration means, and whether it can be used."),
+    "executor": ("umbel.client.commands:executor", "Start the executor alone: it runs the site's own app."),
+    "check": ("umbel.client.commands:check", "Say what a site's configuration means, and whether it can be used."),
 }
 
 app, server, site = _group(COMMANDS, _umbel, suggests=True), _group(SERVER, _server), _group(SITE, _site)

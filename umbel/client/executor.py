@@ -31,7 +31,6 @@ from importlib import import_module
 from logging import ERROR, INFO
 from typing import Any, NoReturn
 
-import typer
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
@@ -40,7 +39,6 @@ from umbel.client.bundle import Bundle, reviewed
 from umbel.privacy.gate.refusals import refuse
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import record_refusal
-from umbel.protocol.cli import PASSES_ON, command_line
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.flower import CLIENT_TASK, Answer, ErrorCode, log, run_superexec, run_task
 from umbel.protocol.plugins import import_by_name
@@ -202,11 +200,3 @@ def run(arguments: Sequence[str]) -> None:
     # Flower's second between looks would be a part of every round.
     os.environ.setdefault(_POLL, "0.1")
     run_superexec(arguments, WarmProcess().launch)
-
-
-def main(context: typer.Context) -> None:
-    """Start the executor alone, with the options of flower-superexec: it runs the site's own app."""
-    run(context.args)
-
-
-command = command_line(main, **PASSES_ON)

@@ -1,4 +1,4 @@
-"""``umbel site check``: what a site's configuration means, and whether it can be used, before it goes online."""
+"""``umbel site executor`` and ``umbel site check``, which import PyTorch only when they are called."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from umbel.client.bundle import Bundle
-from umbel.client.node import Node
-from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.site import Site
-from umbel.protocol.cli import command_line, console, errors_in_one_line
+from umbel.protocol.cli import PASSES_ON, command_line, console, errors_in_one_line
 from umbel.protocol.errors import SiteError
 from umbel.protocol.flower import parse_config_args
 from umbel.protocol.run_config import RunConfig
 
 
-def main(
+def _execute(context: typer.Context) -> None:
+    """Start the executor alone, with the options of flower-superexec: it runs the site's own app."""
+    from umbel.client import executor
+
+    executor.run(context.args)
+
+
+def _check(
     node_config: Annotated[
         str, typer.Argument(metavar="NODE_CONFIG", help="As the node is given it: 'data-path=\"/data\" budget=8.0'.")
     ] = "",
@@ -36,9 +38,14 @@ def main(
         except (ValueError, SystemExit):
             entries = {}
         if node_config.strip() and not entries:
-            raise SiteError(
-                f"NODE_CONFIG must be name=value pairs, separated by spaces, got {node_config!r}", code="site.bad-pairs"
-            )
+            text = f"NODE_CONFIG must be name=value pairs, separated by spaces, got {node_config!r}"
+            raise SiteError(text, code="site.bad-pairs")
+        from umbel.client.bundle import Bundle
+        from umbel.client.node import Node
+        from umbel.privacy.gate.ledger import Ledger
+        from umbel.privacy.gate.policy import Policy
+        from umbel.privacy.gate.site import Site
+
         site = Site.of(entries)
         # An app that the site installed reads data in its own way.
         node = None if site.policy.app else Node.of(entries, RunConfig(dataset="", model=model, loss=loss).entries())
@@ -62,4 +69,4 @@ def main(
     console().print("The site can go online. All other entries are as `umbel keys --site` has them.")
 
 
-app = command_line(main)
+executor, check = command_line(_execute, **PASSES_ON), command_line(_check)
