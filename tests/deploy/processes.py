@@ -16,13 +16,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -481,7 +481,8 @@ class Deployment:
     def _stop(self) -> None:
         """End all processes, politely first, and make sure that none is left."""
         for process in self.processes():
-            process.terminate()
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
         _, stubborn = psutil.wait_procs(self.processes(), STOP_S)
         _kill(stubborn)
         _kill(self.processes())
@@ -497,18 +498,15 @@ def free_port() -> int:
 
 def _kill(processes: list[psutil.Process]) -> None:
     for process in processes:
-        try:
-            process.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(processes, STOP_S)
 
 
 def _command_line(process: psutil.Process) -> list[str]:
-    try:
+    with suppress(psutil.Error):
         return list(process.cmdline())
-    except psutil.Error:
-        return []
+    return []
 
 
 def _tool(name: str) -> str:
