@@ -80,7 +80,7 @@ def test_its_bundle_is_that_of_the_checkout(python: Path, tmp_path: Path) -> Non
 def test_recipes_and_configurations_are_found(python: Path, tmp_path: Path) -> None:
     made = output(python, "-m", "umbel", "data", "make", "synthetic", "--out", "made.json", cwd=tmp_path)
     assert made.endswith(str(tmp_path / "made.json"))
-    code = "from umbel.simulation.configs import read_values; print(read_values('hospital')['dataset'])"
+    code = "from umbel.simulation.start import read_values; print(read_values('hospital')['dataset'])"
     assert output(python, "-c", code, cwd=tmp_path) == "hospital"
 
 

@@ -79,8 +79,8 @@ COMMANDS: Table = {
     ),
 }
 SERVER: Table = {
-    "start": ("umbel.deploy.superlink:app", "Start Flower's SuperLink with these options, and a guard in front of it."),
-    "login": ("umbel.deploy.login:app", "Keep the operator's secret for a connection."),
+    "start": ("umbel.deploy.server:start", "Start Flower's SuperLink with these options, and a guard in front of it."),
+    "login": ("umbel.deploy.server:login", "Keep the operator's secret for a connection."),
 }
 SITE: Table = {
     "start": ("umbel.deploy.node:app", "Start a site's node on one machine: a SuperNode, and umbel's executor."),

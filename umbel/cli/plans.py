@@ -104,7 +104,7 @@ def _measured(config: str | Path) -> tuple[Task, RunConfig, float]:
     # They take PyTorch, which a plan from numbers need not wait for.
     from umbel.client.beforehand import first_update
     from umbel.server.rounds import draw_hypotheses
-    from umbel.simulation.configs import check, read_values
+    from umbel.simulation.start import check, read_values
 
     values = read_values(config)
     setup = check(values)

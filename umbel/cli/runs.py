@@ -13,9 +13,8 @@ from umbel.client.prediction import predictions, read_run, table
 from umbel.data import Dataset, find_typed, open_dataset
 from umbel.server.result import Result
 from umbel.server.runs import find_run
-from umbel.simulation.configs import read_values
 from umbel.simulation.relay import Relay
-from umbel.simulation.start import in_this_process, launched
+from umbel.simulation.start import in_this_process, launched, read_values
 
 
 class Run(Result):

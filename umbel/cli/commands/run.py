@@ -11,9 +11,8 @@ import typer
 
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
-from umbel.simulation.configs import read_values, resumed
 from umbel.simulation.relay import Relay
-from umbel.simulation.start import in_this_process, launched
+from umbel.simulation.start import in_this_process, launched, read_values, resumed
 
 app = typer.Typer(add_completion=False)
 

@@ -13,7 +13,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.run_config import RunConfig
 from umbel.research.experiments.runs import Spec
-from umbel.simulation.configs import check, read_values
+from umbel.simulation.start import check, read_values
 
 
 def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: Any) -> pd.DataFrame:
