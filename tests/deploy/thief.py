@@ -108,20 +108,11 @@ def write_thief(folder: Path) -> Path:
 
 @dataclass
 class Attack:
-    """A run of the thief's.
-
-    Attributes
-    ----------
-    status : str
-    got : dict
-        By its number what each node answered: the reason of an error, or the names of what it sent.
-    careless : str
-        The number of a node with Flower's own executor, if there was one.
-    """
+    """A run of the thief's."""
 
     status: str
-    got: dict[str, Any]
-    careless: str = ""
+    got: dict[str, Any]  # by its number what each node answered: the reason of an error, or the names of its records
+    careless: str = ""  # the number of a node with Flower's own executor, if there was one
 
 
 def write_liar(folder: Path) -> Path:
