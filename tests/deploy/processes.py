@@ -321,10 +321,10 @@ class Deployment:
         wait_until(f"return of {name}", back, RETURN_S, pause=4.0)
 
     def start_stranger(self, name: str, key: Path | None = None, tls: bool = True) -> Member:
-        """Start a SuperNode with a key that the SuperLink does not know, or none, or without TLS."""
+        """Start a SuperNode of Flower's with a key that the SuperLink does not know, or none, or without TLS."""
         options = [*(self._tls if tls else ["--insecure"]), "--max-retries", "3"]
         options += ["--auth-supernode-private-key", str(key)] if key else []
-        return self._start_node(name, options, {}, [str(self._python), *NODE])
+        return self._start_node(name, options, {}, [_tool("flower-supernode")])
 
     def write_key(self, name: str) -> Path:
         """Make a key that the SuperLink does not know yet."""
