@@ -21,7 +21,6 @@ from umbel.protocol.release import Clipping, ReleaseBy
 from umbel.research.attacks import images as on_images
 from umbel.research.attacks.__main__ import app
 from umbel.research.attacks.choice import apart, started_from
-from umbel.research.attacks.collusion import last_of_cluster, last_of_sums
 from umbel.research.attacks.images import GUESSING, Finding, matched, table
 from umbel.research.attacks.victims import (
     CLIP_NORM,
@@ -34,6 +33,8 @@ from umbel.research.attacks.victims import (
     Victims,
     compared,
     gradients,
+    last_of_cluster,
+    last_of_sums,
     write_victims,
 )
 

@@ -18,9 +18,8 @@ from umbel.protocol.release import ReleaseBy
 from umbel.research.attacks.__main__ import app
 from umbel.research.attacks.rows import audit as table_audit
 from umbel.research.attacks.rows.audit import (
-    Design,
     Finding,
-    Victims,
+    ask,
     attack,
     audit,
     formal,
@@ -28,14 +27,21 @@ from umbel.research.attacks.rows.audit import (
     law_of,
     modes,
     page,
+)
+from umbel.research.attacks.rows.hospitals import PAYMENT, PLACE, SERVICE, Data, Hospitals, public_guess, victims
+from umbel.research.attacks.rows.posterior import Law, log_likelihood, site_log_likelihood, weights
+from umbel.research.attacks.rows.probes import (
+    N,
+    Probe,
+    feature_probe,
+    payment_probe,
     read_row,
     single_row_probe,
-    victims,
+    tail_probe,
+    train,
+    whole_probe,
 )
-from umbel.research.attacks.rows.hospitals import PAYMENT, PLACE, SERVICE, Data, Hospitals, public_guess
-from umbel.research.attacks.rows.posterior import Law, log_likelihood, site_log_likelihood, weights
-from umbel.research.attacks.rows.probes import N, Probe, feature_probe, payment_probe, tail_probe, train, whole_probe
-from umbel.research.attacks.victims import SITE, Mode
+from umbel.research.attacks.victims import SITE, Mode, Victims
 
 SERVICES = 3
 UNITS = {
@@ -119,7 +125,7 @@ def test_what_the_server_computes_is_what_clients_release_without_noise(rows: in
     with victims(hospitals, manifest_of(20, 0)) as folder:
         node = Victims(folder, mode.policy, 0)
         for probe in probes:
-            releases = node.release(mode, probe, 0.01, range(20))
+            releases, _ = ask(node, mode, probe, 0.01, range(20))
             updates, best = train(probe, hospitals)
             np.testing.assert_allclose(releases, probe.hypotheses[best] + updates[everybody, best], atol=2e-3)
 
@@ -248,13 +254,12 @@ def test_two_hospitals_are_told_apart_no_more_often_than_epsilon_allows() -> Non
     probe = payment_probe(np.array([0.5, 0.7]), 20, 0.4).marked(22 * 0.1)
     with victims(two.some(coins), manifest_of(count, 0)) as folder:
         node = Victims(folder, mode.policy, 0)
-        releases = node.release(mode, probe, 0.1, range(count))
+        releases, _ = ask(node, mode, probe, 0.1, range(count))
         claimed = node.claimed(0)
     assert claimed is not None
     assert claimed.pure == pytest.approx(1.5)
     updates, best = train(probe, two)
-    law = law_of(mode, Design(probe, 0.1))
-    posterior = weights(log_likelihood(law, probe.hypotheses, releases, updates, best))
+    posterior = weights(log_likelihood(law_of(mode, probe, 0.1), probe.hypotheses, releases, updates, best))
     right = float((posterior.argmax(axis=1) == coins).mean())
     most = math.exp(1.5) / (1 + math.exp(1.5))
     assert posterior.max() <= most + 1e-6
@@ -270,12 +275,12 @@ def test_a_server_may_not_ask_twice(data: Data, caplog: pytest.LogCaptureFixture
     probe = payment_probe(np.array([0.6, 0.8]), 5, 0.2).marked(1.0)
     with victims(hospitals, data.manifest) as folder:
         node = Victims(folder, mode.policy, 0)
-        node.release(mode, probe, 0.1, range(SITE))
+        ask(node, mode, probe, 0.1, range(SITE))
         with raises(FleetError, "nodes.refused"):
-            node.release(mode, probe, 0.1, range(SITE))
+            ask(node, mode, probe, 0.1, range(SITE))
         assert "no asked client can pay" in caplog.text
         with raises(FleetError, "nodes.refused"):
-            node.release(replace(mode, noise_multiplier=1.0), probe, 0.1, range(SITE))
+            ask(node, replace(mode, noise_multiplier=1.0), probe, 0.1, range(SITE))
         assert "accepts no less than 4.0" in caplog.text
 
 

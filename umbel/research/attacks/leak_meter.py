@@ -30,7 +30,15 @@ from umbel.protocol.records import to_array_record
 from umbel.protocol.release import Clipping
 from umbel.protocol.releases import Releases
 from umbel.protocol.tasks import TrainingSpec
-from umbel.research.attacks.pac_attack import Estimate, direction_error, error_rate, factors_of, has_biases, lean_of
+from umbel.research.attacks.pac_attack import (
+    Estimate,
+    direction_error,
+    error_rate,
+    factors_of,
+    has_biases,
+    lean_of,
+    sign_by_rate,
+)
 from umbel.server.nodes.exchange import Exchange
 from umbel.server.nodes.replies import Asked, read_releases
 from umbel.server.nodes.roster import TRAIN, sample
@@ -117,12 +125,10 @@ class LeakMeter(Observer):
             )
         self._dataset: Dataset = dataset
         self.client = int(sample([run.setup.config.seed, _SAMPLE_CLIENT], dataset.manifest.train, 1)[0])
-        factors = factors_of(run.setup.model)
-        biases = has_biases(run.setup.model)
-        # The estimate's own sign is that of a client who dislikes most, unless biases tell it.
-        self._sign = 1.0 if biases else {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}[lean_of(dataset)]
-        attacked = factors and run.strategy.hypotheses == 1
-        self._estimate = Estimate(factors, spectral=True, biases=biases) if attacked else None
+        model = run.setup.model
+        self._sign = sign_by_rate(model, lean_of(dataset))
+        attacked = factors_of(model) and run.strategy.hypotheses == 1
+        self._estimate = Estimate(factors_of(model), spectral=True, biases=has_biases(model)) if attacked else None
         self._run = run
         self.leaks: list[Leak] = []
         if run.folder is not None:

@@ -226,6 +226,12 @@ class AttackOptions:
 
 _ERRORS = ("error", "by_rate", "by_items")
 """Of an estimate: under the better of both signs, and under those that the attack settles on."""
+_SIGNS = {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}
+
+
+def sign_by_rate(model: Model, lean: Lean) -> float:
+    """Return the sign to give an `Estimate` by what most labels are; NaN where they do not tell it."""
+    return 1.0 if has_biases(model) else _SIGNS[lean]
 
 
 @dataclass
@@ -234,17 +240,10 @@ class _Phase:
 
     noise_multiplier: float
     estimates: dict[int, Estimate]
-    pushed: dict[int, Matrix]
-    """The sum of each victim's updates so far."""
+    pushed: dict[int, Matrix] = field(default_factory=dict)  # the sum of each victim's updates
     asked: int = 0
-    exhausted: bool = False
-    """Whether no victim releases anything any more."""
-    measured: dict[int, int] = field(default_factory=dict)
-    """After how many messages of each victim its error was last measured."""
-
-    @property
-    def name(self) -> str:
-        return f"nu = {self.noise_multiplier:g}" if self.noise_multiplier else "no noise"
+    exhausted: bool = False  # no victim releases anything any more
+    measured: dict[int, int] = field(default_factory=dict)  # of each victim, the messages when its error was measured
 
 
 class PacAttack(Recommender, Observer):
@@ -273,27 +272,18 @@ class PacAttack(Recommender, Observer):
             raise ConfigError(
                 f"strategy {run.strategy!r} is for models factors, not {model.name!r}", code="config.strategy-model"
             )
-        options = self.options
-        if min(options.multipliers) < run.noise_multiplier:
+        if min(self.options.multipliers) < run.noise_multiplier:
             # The run's own accounts go by it.
             raise ConfigError(
-                f"strategy-options: multipliers go below noise-multiplier = {run.noise_multiplier:g}; "
-                "lower that to the smallest of them",
+                f"multipliers go below noise-multiplier = {run.noise_multiplier:g}; lower that to the smallest of them",
                 code="config.multipliers",
             )
         if run.resume:
-            raise ConfigError(
-                'an attack cannot be resumed; set resume = "" and attack again', code="config.attack-resume"
-            )
+            raise ConfigError('an attack cannot be resumed; set resume = ""', code="config.attack-resume")
         if run.patience:
-            raise ConfigError(
-                "the attack leaves the item vectors as they are, and patience would stop it; set patience = 0",
-                code="config.attack-patience",
-            )
-        if run.rounds < options.rounds:
-            raise ConfigError(
-                f"the attack may take {options.rounds} rounds; raise rounds to that", code="config.attack-rounds"
-            )
+            raise ConfigError("patience would stop the attack; set patience = 0", code="config.attack-patience")
+        if run.rounds < (most := self.options.rounds):
+            raise ConfigError(f"the attack may take {most} rounds; raise rounds to that", code="config.attack-rounds")
         self.findings: list[dict[str, Any]] = []
         self.remarks: list[str] = []
         self._model, self._clipping, self._mechanism = model, run.clipping, run.mechanism
@@ -307,22 +297,14 @@ class PacAttack(Recommender, Observer):
         self._victims = sample([self.fleet.run.seed, _SAMPLE_VICTIMS], population, size)
         factors, biases = factors_of(self._model), has_biases(self._model)
         spectral = "spectral" in (self.options.attack, self.options.reading)
-        victims = self._victims.tolist()
-        self._phases = [
-            _Phase(nu, {client: Estimate(factors, spectral, biases) for client in victims}, {})
-            for nu in self.options.multipliers
-        ]
-        self._done = 0
-
-    @property
-    def _phase(self) -> _Phase:
-        """The current phase, or the last."""
-        return self._phases[min(self._done, len(self._phases) - 1)]
-
-    @property
-    def _restoring(self) -> bool:
-        """Whether all is over but that the victims get the honest items back."""
-        return self._done == len(self._phases)
+        self._phases = iter(
+            [
+                _Phase(nu, {client: Estimate(factors, spectral, biases) for client in self._victims.tolist()})
+                for nu in self.options.multipliers
+            ]
+        )
+        self._phase = next(self._phases)
+        self._restoring = False  # all is over but that the victims get the honest items back
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -366,7 +348,6 @@ class PacAttack(Recommender, Observer):
         """Learn from the victims' releases; the item vectors stay as they are."""
         if round <= self.options.after:
             return super().learn(round, releases)
-        released = len(releases.clients)
         if not self._restoring:
             phase, updates = self._phase, releases.vectors - flatten(self.fleet.sent)
             for client, update in zip(releases.clients.tolist(), updates, strict=True):
@@ -374,17 +355,8 @@ class PacAttack(Recommender, Observer):
                 phase.estimates[client].add(rows)
                 phase.pushed[client] = phase.pushed.get(client, 0.0) + rows
             phase.asked += 1
-            phase.exhausted = not released
-        return Outcome(
-            round=round,
-            clients=releases.clients,
-            groups=np.zeros(released, np.int64),
-            counts=np.array([released]),
-            releases=None,
-            asked=releases.asked,
-            lost_nodes=releases.lost_nodes,
-            following=self._honest,
-        )
+            phase.exhausted = not len(releases.clients)
+        return replace(super().learn(round, releases), following=self._honest)
 
     def after_round(self, run: Run) -> None:
         """See how far the attack is, and start the next phase when this one is done.
@@ -408,7 +380,8 @@ class PacAttack(Recommender, Observer):
             remark = self._remark()
             log(INFO, remark)
             self.remarks.append(remark)
-            self._done += 1
+            following = next(self._phases, None)
+            self._phase, self._restoring = following or phase, following is None
         if run.folder is not None:
             table = pd.DataFrame(self.findings).to_csv(index=False)
             write_atomically(run.folder.path / "findings.csv", table.encode())
@@ -427,9 +400,8 @@ class PacAttack(Recommender, Observer):
             for client, estimate in phase.estimates.items()
             if client in truth and estimate.messages
         }
-        rate, by_items = 1.0, np.ones(len(known))
+        rate, by_items = sign_by_rate(self._model, self.options.lean), np.ones(len(known))
         if known and not has_biases(self._model):
-            rate = {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}[self.options.lean]
             pushes = np.stack([phase.pushed[client] @ vector for client, (vector, _) in known.items()])
             # Items are pushed up, on the whole, where likes are more frequent.
             by_items = -rate * signs_by_items(pushes)
@@ -457,7 +429,8 @@ class PacAttack(Recommender, Observer):
         phase, error = self._phase, self.options.error
         own = [row for row in self.findings if row["noise_multiplier"] == phase.noise_multiplier]
         most = max((estimate.messages for estimate in phase.estimates.values()), default=0)
-        remark = f"Attack {self.options.attack}, {phase.name}: clients released {most} times at most"
+        level = f"nu = {phase.noise_multiplier:g}" if phase.noise_multiplier else "no noise"
+        remark = f"Attack {self.options.attack}, {level}: clients released {most} times at most"
         if any(row["error"] is not None for row in own):
             first = needed(own, error)
             stolen = [times for times in first.values() if times is not None]
@@ -487,25 +460,11 @@ def needed(findings: Iterable[Mapping[str, Any]], error: float) -> dict[int, int
 
 
 def local_parameters(grid: Grid, roster: Roster, clients: NDArray[np.int64], run: str = "") -> dict[int, Arrays]:
-    r"""Return the local parameters that training clients have now: the truth by which attacks are judged.
+    """Return by client the local parameters that training clients have now: the truth by which attacks are judged.
 
     No server can read it. Here the nodes live in the attacker's own process, so that the audit looks into their state;
-    nothing travels, and the app has no message for it.
-
-    Parameters
-    ----------
-    grid : Grid
-    roster : Roster
-        Which node hosts whom.
-    clients : ndarray of int
-        Counted over the dataset.
-    run : str
-        Name of the run.
-
-    Returns
-    -------
-    dict from int to dict of ndarray, each of its own \*shape
-        By client; empty where the nodes are not in this process.
+    nothing travels, and the app has no message for it. Where the nodes are elsewhere, the dict is empty. `roster` says
+    which node hosts whom; `clients` are counted over the dataset.
     """
     found: dict[int, Arrays] = {}
     if not isinstance(grid, InProcessGrid):

@@ -8,15 +8,11 @@ choice is open, it reads digit after digit off the choices, however much noise t
 
 from __future__ import annotations
 
-import math
-import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +20,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from umbel.data import Manifest, find_typed, open_dataset
+from umbel.data import find_typed, open_dataset
 from umbel.privacy.accounting.guarantee import in_words
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
@@ -32,7 +28,6 @@ from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.project import CONFIGS
 from umbel.protocol.release import Clipping, ReleaseBy
-from umbel.research.attacks import victims as behind_the_gate
 from umbel.research.attacks.rows.hospitals import (
     FEATURES,
     HOW,
@@ -43,24 +38,31 @@ from umbel.research.attacks.rows.hospitals import (
     Data,
     Hospitals,
     public_guess,
-    write_clients,
+    victims,
 )
 from umbel.research.attacks.rows.posterior import Law, log_likelihood, site_log_likelihood, weights
 from umbel.research.attacks.rows.probes import (
+    OPEN,
     N,
     Probe,
     aimed_at,
     aims,
+    all_rows_probe,
     as_arrays,
     feature_probe,
     feature_shift,
+    fit_rows,
     probe_for,
+    read_row,
+    single_row_probe,
     tail_probe,
     train,
-    whole_probe,
 )
-from umbel.research.attacks.victims import SITE, Mode
+from umbel.research.attacks.victims import SITE, Mode, Victims
 from umbel.research.output import Page, Section
+
+Matrix = NDArray[np.float64]
+Generator = np.random.Generator
 
 EPSILONS = (2, 4, 8, 16)
 """Of ``configs/hospital-epsilon-*.toml``."""
@@ -105,32 +107,11 @@ def formal(epsilon: int, by: ReleaseBy = ReleaseBy.CLIENT, others_known: bool = 
     return Mode(name, nu, choice, Clipping.PUBLIC, by, others_known=others_known, policy=policy)
 
 
-Matrix = NDArray[np.float64]
+def ask(node: Victims, mode: Mode, probe: Probe, clip_norm: float, clients: Sequence[int]) -> tuple[Matrix, Matrix]:
+    """Return what clients release (m, n), or a site's sums (k, n) and counts (k,), as `Victims.ask` does."""
+    arrays, counts = node.ask(mode, as_arrays(probe.hypotheses), clients, **probe.asked(clip_norm))
+    return flatten(arrays), counts
 
-
-class Victims(behind_the_gate.Victims):
-    """Hospitals behind the gate, as vectors of the model's parameters."""
-
-    def release(self, mode: Mode, probe: Probe, clip_norm: float, clients: Sequence[int]) -> Matrix:
-        """Return what clients release (m, n)."""
-        return flatten(self.releases(mode, as_arrays(probe.hypotheses), clients, **probe.asked(clip_norm)))
-
-    def sums(self, mode: Mode, probe: Probe, clip_norm: float, clients: Sequence[int]) -> tuple[Matrix, Matrix]:
-        """Return the sums (k, n) and counts (k,) that the site releases of clients."""
-        arrays, counts = self.site_sums(mode, as_arrays(probe.hypotheses), clients, **probe.asked(clip_norm))
-        return flatten(arrays), counts
-
-
-@contextmanager
-def victims(hospitals: Hospitals, manifest: Manifest) -> Iterator[Path]:
-    """Write a dataset of hospitals for as long as it is needed, and return its folder."""
-    with tempfile.TemporaryDirectory(prefix="umbel-rows-") as scratch:
-        folder = Path(scratch) / "victims"
-        write_clients(folder, hospitals, manifest)
-        yield folder
-
-
-Generator = np.random.Generator
 
 CLIENTS = 300
 """Victims of each kind."""
@@ -145,7 +126,6 @@ _IN_SITES = 1200  # candidates there, where each is weighed with many made-up ot
 # For the choice of a design: pilots, and candidates.
 _PILOTS, _TRIED = 200, 500
 _OTHERS = 50  # made-up sets of the other clients of a site
-_OPEN = 10  # hypotheses, where the choice among them is open
 # Hypotheses, and how far apart: at quantiles of what is known, or at a share of the way there from the median.
 _FORMAL = ((1, 1.0), (2, 1.0), (2, 0.2), (4, 1.0))
 _BY_SITE = ((1, 1.0), (2, 1.0))
@@ -160,24 +140,18 @@ class Finding:
 
     Attributes
     ----------
-    mode : str
     noise_multiplier : float or None
         None for a guess without a release.
-    releases : int
+    releases, rows : int
         Of each client.
-    rows : int
-        Of each client.
-    quantity : str
     claimed : str
         Pure epsilon by the node's ledger; "none" where nothing is guaranteed, empty for a guess.
     relative, low, high : float
         Root mean square error over that of guessing the mean, with a 95 % bootstrap interval over clients.
     error : float
         Root mean square error in `unit`; of a place the length of the error.
-    unit : str
     right : float or None
         Share of services that are guessed right.
-    clients : int
     """
 
     mode: str
@@ -193,13 +167,6 @@ class Finding:
     unit: str
     right: float | None
     clients: int
-
-
-class Design(NamedTuple):
-    """What the server asks, once."""
-
-    probe: Probe
-    clip_norm: float
 
 
 @dataclass(frozen=True)
@@ -230,7 +197,7 @@ def audit(dataset: str = "hospital", clients: int = CLIENTS, seed: int = 0) -> l
     DatasetError
         When the dataset is not there, or holds no such rows; it says how to make it.
     FleetError
-        When the gate refuses, as it does where the environment holds a stricter policy.
+        When the gate refuses, as it does under a stricter policy in the environment.
     """
     if clients < SITE:
         raise ConfigError(
@@ -271,25 +238,31 @@ def guesses(data: Data, asked: Hospitals, rows: int) -> list[Finding]:
 
 def attack(data: Data, mode: Mode, rows: int, asked: Hospitals, seed: int) -> list[Finding]:
     """Attack victims in one mode, with a probe for each quantity; return what is found of each."""
-    known = data.known[rows]
+    known, nu = data.known[rows], mode.noise_multiplier
     if mode.releases > 1:
         asked = asked.some(slice(0, FEW))
+    generator = np.random.default_rng([seed, _ATTACK, rows])
+    gate_seed = int(np.random.SeedSequence([seed, _GATE]).generate_state(1)[0])
+    read: Hospitals | None = None
     found = []
     with victims(asked, data.manifest) as folder:
-
-        def fresh() -> Victims:
-            # For each quantity another dataset's worth of clients: each is asked no more than the mode allows.
-            return Victims(folder, mode.policy, int(np.random.SeedSequence([seed, _GATE]).generate_state(1)[0]))
-
-        generator = np.random.default_rng([seed, _ATTACK, rows])
-        if not mode.noise_multiplier:
-            guess = _without_noise(mode, known, asked, fresh(), generator)
+        node = Victims(folder, mode.policy, gate_seed)
+        if not nu:
+            read = _without_noise(mode, known, asked, node, generator)
         elif mode.releases > 1:
-            guess = _digit_by_digit(mode, known, asked, fresh())
-        else:
-            guess = _once(mode, known, asked, fresh, generator)
+            read = _digit_by_digit(mode, known, asked, node)
         for quantity in _quantities(rows):
-            found.append(_finding(data, mode, mode.noise_multiplier, asked, quantity, guess(quantity)))
+            if read is None:
+                # For each quantity another dataset's worth of clients: each is asked no more than the mode allows.
+                node = Victims(folder, mode.policy, gate_seed)
+                mean, likeliest = _once(mode, known, asked, node, quantity, generator)
+            else:
+                mean = likeliest = read.secret(quantity)
+                if quantity == SERVICE:
+                    services = np.unique(known.features[..., 0])
+                    likeliest = services[np.abs(mean - services).argmin(axis=1)][:, None]
+            guess = _Guess(mean, likeliest, in_words(node.claimed(0))[0])
+            found.append(_finding(data, mode, nu, asked, quantity, guess))
     return found
 
 
@@ -302,55 +275,46 @@ def _quantities(rows: int) -> tuple[str, ...]:
 
 
 def _once(
-    mode: Mode, known: Hospitals, asked: Hospitals, fresh: Callable[[], Victims], generator: Generator
-) -> Callable[[str], _Guess]:
-    """Ask once for each quantity, with the best design for it, and answer with the posterior mean."""
-
-    def guess(quantity: str) -> _Guess:
-        node, design = fresh(), design_for(mode, known, quantity, generator)
-        candidates = known.blurred(_IN_SITES if mode.by_site else _CANDIDATES, generator)
-        law = law_of(mode, design)
-        if mode.by_site:
-            sites = [range(at, at + SITE) for at in range(0, len(asked), SITE)]
-            seen = [node.sums(mode, design.probe, design.clip_norm, site) for site in sites]
-            posterior = _of_sites(mode, law, design.probe, seen, candidates, asked, known, generator)
-        else:
-            releases = node.release(mode, design.probe, design.clip_norm, range(len(asked)))
-            updates, best = train(design.probe, candidates)
-            posterior = weights(log_likelihood(law, design.probe.hypotheses, releases, updates, best))
-        secret = candidates.secret(quantity)
-        return _Guess(posterior @ secret, _likeliest(posterior, secret[:, 0]), in_words(node.claimed(0))[0])
-
-    return guess
+    mode: Mode, known: Hospitals, asked: Hospitals, node: Victims, quantity: str, generator: Generator
+) -> tuple[Matrix, Matrix]:
+    """Ask once, with the best design for a quantity; return the posterior mean and the likeliest value."""
+    probe, law = design_for(mode, known, quantity, generator)
+    candidates = known.blurred(_IN_SITES if mode.by_site else _CANDIDATES, generator)
+    if mode.by_site:
+        sites = [range(at, at + SITE) for at in range(0, len(asked), SITE)]
+        seen = [ask(node, mode, probe, law.clip_norm, site) for site in sites]
+        posterior = _of_sites(mode, law, probe, seen, candidates, asked, known, generator)
+    else:
+        releases, _ = ask(node, mode, probe, law.clip_norm, range(len(asked)))
+        posterior = weights(log_likelihood(law, probe.hypotheses, releases, *train(probe, candidates)))
+    secret = candidates.secret(quantity)
+    return posterior @ secret, _likeliest(posterior, secret[:, 0])
 
 
-def law_of(mode: Mode, design: Design) -> Law:
+def law_of(mode: Mode, probe: Probe, clip_norm: float) -> Law:
     """Return how a release of this mode comes about."""
-    several = len(design.probe.hypotheses) > 1
-    return Law(mode.noise_multiplier, design.clip_norm, mode.public, mode.choice_epsilon if several else 0.0)
+    several = len(probe.hypotheses) > 1
+    return Law(mode.noise_multiplier, clip_norm, mode.public, mode.choice_epsilon if several else 0.0)
 
 
-def design_for(mode: Mode, known: Hospitals, quantity: str, generator: Generator) -> Design:
+def design_for(mode: Mode, known: Hospitals, quantity: str, generator: Generator) -> tuple[Probe, Law]:
     """Return the design that finds most of a quantity of hospitals made up from those known."""
     pilots, candidates = known.blurred(_PILOTS, generator), known.blurred(_TRIED, generator)
     truth, secret = pilots.secret(quantity), candidates.secret(quantity)
-    best, least = None, math.inf
-    for design in designs(mode, known, quantity):
-        law = law_of(mode, design)
-        posterior = _tried(mode, law, design.probe, pilots, candidates, known, generator)
-        off = float(np.square(posterior @ secret - truth).sum())
-        if off < least:
-            best, least = design, off
-    assert best is not None
-    return best
+
+    def off(design: tuple[Probe, Law]) -> float:
+        posterior = _tried(mode, *design, pilots, candidates, known, generator)
+        return float(np.square(posterior @ secret - truth).sum())
+
+    return min(designs(mode, known, quantity), key=off)
 
 
-def designs(mode: Mode, known: Hospitals, quantity: str) -> Iterator[Design]:
-    """Yield what a server can ask that aims at a quantity."""
+def designs(mode: Mode, known: Hospitals, quantity: str) -> Iterator[tuple[Probe, Law]]:
+    """Yield what a server can ask once that aims at a quantity, and how the releases come about."""
     formal = mode.choice_epsilon > 0
     for column in aims(quantity):
         value = aimed_at(known, column)
-        for k, spread in _BY_SITE if mode.by_site else _FORMAL if formal else [(_OPEN, 1.0)]:
+        for k, spread in _BY_SITE if mode.by_site else _FORMAL if formal else [(OPEN, 1.0)]:
             centres = np.quantile(value, (np.arange(k) + 0.5) / k)
             centres = np.median(value) + spread * (centres - np.median(value))
             apart = np.abs(value[:, None] - centres)
@@ -363,11 +327,12 @@ def designs(mode: Mode, known: Hospitals, quantity: str) -> Iterator[Design]:
                 own = norms[np.arange(len(norms)), chosen]
                 longest = clip_norm if factor is not None else float(own.max())
                 deviation = Laplace(mode.noise_multiplier).deviation(N) * longest
-                yield Design(probe.marked(deviation), clip_norm)
+                marked = probe.marked(deviation)
+                yield marked, law_of(mode, marked, clip_norm)
 
 
 def _tried(
-    mode: Mode, law: Law, probe: Probe, pilots: Hospitals, candidates: Hospitals, known: Hospitals, generator: Generator
+    mode: Mode, probe: Probe, law: Law, pilots: Hospitals, candidates: Hospitals, known: Hospitals, generator: Generator
 ) -> Matrix:
     """Return the posterior (pilots, candidates) from releases that the server makes up itself."""
     updates, best = train(probe, candidates)
@@ -447,146 +412,52 @@ def _likeliest(posterior: Matrix, values: Matrix) -> Matrix:
 # --- many releases with an open choice
 
 
-def _digit_by_digit(mode: Mode, known: Hospitals, asked: Hospitals, node: Victims) -> Callable[[str], _Guess]:
+def _digit_by_digit(mode: Mode, known: Hospitals, asked: Hospitals, node: Victims) -> Hospitals:
     """Ask each client again and again, with ever nearer hypotheses: which it chose stands out from any noise.
 
     The update is made so short that the clip norm is its floor, and the hypotheses lie far apart.
     """
-    services = np.unique(known.features[0, :, 0])
-    width = float(np.diff(services).min()) if known.rows > 1 else 1.0
-    tails = [known.payments[:, i:].mean(axis=1) for i in range(known.rows)]
-    columns = [column for quantity in _quantities(known.rows) if quantity != PAYMENT for column in aims(quantity)]
-    features = [known.features[:, 0, column] for column in columns]
-    rounds = mode.releases // (len(tails) + len(features))
+    rows, services = known.rows, np.unique(known.features[0, :, 0])
+    width = float(np.diff(services).min()) if rows > 1 else 1.0
+    # From any service on, where there is one row.
+    least = services if rows > 1 else np.full(1, known.features[..., 0].min() - width)
+    base = float(np.median(known.payments))
     noise = Laplace(mode.noise_multiplier).deviation(N) * _FLOOR
-    least, base = services[: known.rows], float(np.median(known.payments))
-    if known.rows == 1:
-        # Whatever the service of the only row.
-        least = np.full(1, known.features[..., 0].min() - width)
-    found = np.empty((len(asked), len(tails) + len(features)))
-    for client in range(len(asked)):
-        for i, usual in enumerate([*tails, *features]):
-            slack = 0.1 * float(np.ptp(usual))
-            low, high = float(usual.min()) - slack, float(usual.max()) + slack
-            for _ in range(rounds):
-                centres = low + (high - low) * (np.arange(_OPEN) + 0.5) / _OPEN
-                if i < len(tails):
-                    probe = tail_probe(float(least[i]), base, centres, width)
-                else:
-                    probe = feature_probe(columns[i - len(tails)], centres, 1, 1e-6).marked(noise)
-                release = node.release(mode, probe, _FLOOR, [client])
-                nearest = int(np.linalg.norm(release - probe.hypotheses, axis=1).argmin())
-                half = (high - low) / _OPEN / 2
-                low, high = float(centres[nearest]) - half, float(centres[nearest]) + half
-            found[client, i] = (low + high) / 2
-    rows, claimed = known.rows, in_words(node.claimed(0))[0]
+    columns = [column for quantity in _quantities(rows) if quantity != PAYMENT for column in aims(quantity)]
+    usual = [known.payments[:, i:].mean(axis=1) for i in range(rows)]
+    usual += [known.features[:, 0, column] for column in columns]
+    found = np.empty((len(asked), len(usual)))
+    for client, i in np.ndindex(found.shape):
+        slack = 0.1 * float(np.ptp(usual[i]))
+        low, high = float(usual[i].min()) - slack, float(usual[i].max()) + slack
+        for _ in range(mode.releases // len(usual)):
+            centres = low + (high - low) * (np.arange(OPEN) + 0.5) / OPEN
+            if i < rows:
+                probe = tail_probe(float(least[i]), base, centres, width)
+            else:
+                probe = feature_probe(columns[i - rows], centres, 1, 1e-6).marked(noise)
+            release, _ = ask(node, mode, probe, _FLOOR, [client])
+            nearest = int(np.linalg.norm(release - probe.hypotheses, axis=1).argmin())
+            half = (high - low) / OPEN / 2
+            low, high = float(centres[nearest]) - half, float(centres[nearest]) + half
+        found[client, i] = (low + high) / 2
     sums = found[:, :rows] * (rows - np.arange(rows))
-    payments = sums - np.append(sums[:, 1:], np.zeros((len(sums), 1)), axis=1)
-    shown = found[:, rows:] + feature_shift(payments.mean(axis=1))[:, None]
-
-    def guess(quantity: str) -> _Guess:
-        if quantity == PAYMENT:
-            return _Guess(payments, payments, claimed)
-        own = shown[:, [columns.index(column) for column in aims(quantity)]]
-        return _Guess(own, _rounded(own, known) if quantity == SERVICE else own, claimed)
-
-    return guess
-
-
-def _rounded(found: Matrix, known: Hospitals) -> Matrix:
-    services = np.unique(known.features[..., 0])
-    nearest: Matrix = services[np.abs(found[:, :1] - services).argmin(axis=1)][:, None]
-    return nearest
+    payments = -np.diff(sums, axis=1, append=0.0)
+    features = np.zeros((len(asked), rows, FEATURES))
+    features[:, 0, columns] = found[:, rows:] + feature_shift(payments.mean(axis=1))[:, None]
+    return Hospitals(features, payments)
 
 
 # --- one release without noise
 
 
-def _without_noise(
-    mode: Mode, known: Hospitals, asked: Hospitals, node: Victims, generator: Generator
-) -> Callable[[str], _Guess]:
+def _without_noise(mode: Mode, known: Hospitals, asked: Hospitals, node: Victims, generator: Generator) -> Hospitals:
     """Compute the rows from one release without noise."""
-    everybody = range(len(asked))
+    probe = single_row_probe(known) if known.rows == 1 else all_rows_probe(known)
+    releases, _ = ask(node, mode, probe, _FLOOR, range(len(asked)))
     if known.rows == 1:
-        probe = single_row_probe(known)
-        read = read_row(probe, node.release(mode, probe, _FLOOR, everybody))
-    else:
-        probe = all_rows_probe(known)
-        updates = node.release(mode, probe, _FLOOR, everybody) - probe.hypotheses[0]
-        read = fit_rows(probe, updates, known.blurred(_CANDIDATES, generator))
-    claimed = in_words(node.claimed(0))[0]
-
-    def guess(quantity: str) -> _Guess:
-        own = read.secret(quantity)
-        return _Guess(own, _rounded(own, known) if quantity == SERVICE else own, claimed)
-
-    return guess
-
-
-def single_row_probe(known: Hospitals, epochs: int = 99) -> Probe:
-    """Return constants all over the range of payments, which end next to the payment of a client's only row.
-
-    With an odd number of epochs no client ends where it began.
-    """
-    edges = np.linspace(0.9 * known.payments.min(), 1.1 * known.payments.max(), _OPEN + 1)
-    centres, half = (edges[1:] + edges[:-1]) / 2, float(edges[1] - edges[0]) / 2
-    # A step moves a constant by the step size times about 3, the squared length of its gradient.
-    return whole_probe(centres, epochs, half / (2.5 * epochs), None).marked(1.0)
-
-
-def read_row(probe: Probe, releases: Matrix) -> Hospitals:
-    """Return the only row of clients that released (m, 11) without noise from `single_row_probe`.
-
-    The weights of a unit move by multiples of the row's features, its bias by the same multiples of 1. Training goes
-    to and fro about the payment, which lies within a step of where it ends.
-    """
-    apart = np.linalg.norm(releases[:, None] - probe.hypotheses, axis=2)
-    start = probe.hypotheses[apart.argmin(axis=1)]
-    moved = releases - start
-    features = moved[:, :FEATURES] / moved[:, 6:7]
-    hidden = (releases[:, :FEATURES] * features).sum(axis=1) + releases[:, 6]
-    output = releases[:, 8] * hidden + releases[:, 10]
-    return Hospitals(features[:, None], output[:, None])
-
-
-def all_rows_probe(known: Hospitals) -> Probe:
-    """Return a function of few large steps, in which features and payments of all rows leave their mark."""
-    services = np.unique(known.features[0, :, 0])
-    threshold = float((services[len(services) // 2 - 1] + services[len(services) // 2]) / 2)
-    return whole_probe(np.array([0.5 * float(known.payments.min())]), 5, 0.05, threshold)
-
-
-def fit_rows(probe: Probe, updates: Matrix, candidates: Hospitals, rounds: int = 30) -> Hospitals:
-    """Return the hospitals whose training gives these updates (m, 11), by Levenberg and Marquardt's method.
-
-    It starts from the candidate with the nearest update; services are those of the candidates.
-    """
-    theirs, _ = train(probe, candidates)
-    near = np.linalg.norm(updates[:, None] - theirs[None, :, 0], axis=2).argmin(axis=1)
-    at, rows = candidates.some(near), candidates.rows
-    point = np.concatenate([at.features[:, 0, 1:], at.payments], axis=1)
-    scale = np.full(2 + rows, 1e-5)
-
-    def hospitals(values: Matrix) -> Hospitals:
-        features = at.features.copy()
-        features[:, :, 1:] = values[:, None, :2]
-        return Hospitals(features, values[:, 2:])
-
-    def off(values: Matrix) -> Matrix:
-        return train(probe, hospitals(values))[0][:, 0] - updates
-
-    damping, rest = np.full(len(point), 1e-3), off(point)
-    for _ in range(rounds):
-        slopes = np.stack([(off(point + step) - rest) / scale[0] for step in np.diag(scale)], axis=2)
-        square = np.einsum("mni,mnj->mij", slopes, slopes)
-        diagonal = np.einsum("mii->mi", square)[:, :, None] * np.eye(2 + rows)
-        lhs = square + damping[:, None, None] * diagonal + 1e-14 * np.eye(2 + rows)
-        step = np.linalg.solve(lhs, np.einsum("mni,mn->mi", slopes, rest)[..., None])[..., 0]
-        moved = off(point - step)
-        better = np.square(moved).sum(axis=1) < np.square(rest).sum(axis=1)
-        point[better], rest[better] = (point - step)[better], moved[better]
-        damping = np.where(better, damping / 5, damping * 5)
-    return hospitals(point)
+        return read_row(probe, releases)
+    return fit_rows(probe, releases - probe.hypotheses[0], known.blurred(_CANDIDATES, generator))
 
 
 # --- how far off

@@ -1,4 +1,4 @@
-"""Hospitals: those that are attacked, those that the attacker knows already, and the modes in which they release.
+"""Hospitals: those that are attacked, and those that the attacker knows already.
 
 A row is a service, a place (longitude, latitude) and a payment, as the recipe ``hospital`` has them. All rows of
 a hospital share its place.
@@ -6,7 +6,9 @@ a hospital share its place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,19 +156,17 @@ def _by_rows(
     return found
 
 
-def write_clients(folder: Path, hospitals: Hospitals, manifest: Manifest) -> None:
-    """Write a dataset whose training clients are these hospitals."""
+@contextmanager
+def victims(hospitals: Hospitals, manifest: Manifest) -> Iterator[Path]:
+    """Write a dataset whose training clients are these hospitals for as long as it is needed; give its folder."""
     count, rows = hospitals.payments.shape
-    write_dataset(
-        folder,
-        Manifest(
-            name="victims", clients=count, split={"train": count, "validation": 0}, model=manifest.model,
-            loss=manifest.loss,
-        ),
-        hospitals.features.reshape(-1, FEATURES).astype(np.float32),
-        hospitals.payments.reshape(-1).astype(np.float32),
-        offsets_of([rows] * count),
-    )  # fmt: skip
+    split = {"train": count, "validation": 0}
+    own = Manifest(name="victims", clients=count, split=split, model=manifest.model, loss=manifest.loss)
+    features, payments = hospitals.features.reshape(-1, FEATURES), hospitals.payments.reshape(-1)
+    with tempfile.TemporaryDirectory(prefix="umbel-rows-") as scratch:
+        folder = Path(scratch) / "victims"
+        write_dataset(folder, own, features.astype(np.float32), payments.astype(np.float32), offsets_of([rows] * count))
+        yield folder
 
 
 def public_guess(known: Hospitals, asked: Hospitals) -> Matrix:
