@@ -215,14 +215,7 @@ class Scene:
     ) -> Iterator[Finding]:
         """Count for each mode, after guessing, the images that are shown: in full, and much closer than the mean image.
 
-        Parameters
-        ----------
-        attack : str
-        rows : ndarray
-            Of the originals.
-        look : callable
-            Makes the attack in a mode; returns an image for each original, and a note.
-        modes : sequence of Mode
+        `look` makes the attack in a mode, and returns an image for each original, one of these rows, and a note.
         """
         originals = self.pixels(rows)
         guess = [psnr(self.average, original) for original in originals]
@@ -346,8 +339,8 @@ def _apart(
             continue
         sure += sum(share >= SURE for share in found.agreement)
         seen = [
-            image_of_input(scene.model, start, SHAPE, direction, noise).double().numpy()
-            for direction, noise in zip(found.inputs, found.noise, strict=True)
+            image_of_input(scene.model, start, SHAPE, *one).double().numpy()
+            for one in zip(found.inputs, found.noise, strict=True)
         ]
         images += matched(seen, scene.pixels(own), scene.average)
     said = [f"sure of {sure}"] if sure else []
@@ -392,19 +385,14 @@ def _members(scene: Scene) -> Iterator[Finding]:
         own = np.array([candidate])
         image, label = scene.images(own)[0], int(scene.labels(own)[0])
         start = membership.trap(model, scene.start, image, label, scene.known, scene.known_labels)
-        made_up = {
-            clip_norm: membership.shadows(
-                model, start, (image, label), scene.known, scene.known_labels, ROWS, clip_norm
-            )
-            for clip_norm in (None, CLIP_NORM)
-        }
+        known = scene.known, scene.known_labels, ROWS
+        made_up = {clip: membership.shadows(model, start, (image, label), *known, clip) for clip in (None, CLIP_NORM)}
         site = range(i * SITE, (i + 1) * SITE)
         for j, (mode, node) in enumerate(zip(modes, nodes, strict=True)):
             (shown,) = gradients(node, mode, _as_arrays(start), [site])
             update = -torch.cat([value.flatten() for value in shown.values()]).numpy()
-            found = membership.score(
-                update, *made_up[CLIP_NORM if mode.public else None], others=SITE - 1 if mode.by_site else 0
-            )
+            without, with_ = made_up[CLIP_NORM if mode.public else None]
+            found = membership.score(update, without, with_, SITE - 1 if mode.by_site else 0)
             right[j] += (found > 0) == coins[i]
     yield Finding.count("membership", GUESSING, count // 2, count)
     for mode, number in zip(modes, right.tolist(), strict=True):
@@ -449,11 +437,10 @@ def _choices(scene: Scene) -> Iterator[Finding]:
 def _best(
     model: Model, hypotheses: Sequence[Parameters], images: torch.Tensor, labels: torch.Tensor
 ) -> NDArray[np.int64]:
+    loss = partial(torch.nn.functional.cross_entropy, target=labels, reduction="none")
     with torch.no_grad():
-        losses = [
-            torch.nn.functional.cross_entropy(model.apply(one, images), labels, reduction="none") for one in hypotheses
-        ]
-    best: NDArray[np.int64] = torch.stack(losses).argmin(dim=0).numpy()
+        losses = torch.stack([loss(model.apply(one, images)) for one in hypotheses])
+    best: NDArray[np.int64] = losses.argmin(dim=0).numpy()
     return best
 
 

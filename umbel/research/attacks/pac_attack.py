@@ -61,10 +61,9 @@ class Estimate:
     factors : int
         d, the length of the client's vector.
     spectral : bool
-        How updates are read. All those of items point along the client's vector, one way or the other: the
-        direction is that in which they are longest (the top singular vector), and their sum tells the sign
-        alone. Otherwise their sum tells all (Protocol 2, line 4), and where a client likes about half
-        of its items it is mostly noise.
+        Read the direction in which updates are longest (the top singular vector), since those of all items point along
+        the client's vector, one way or the other; their sum tells the sign alone. Otherwise their sum tells all
+        (Protocol 2, line 4), and is mostly noise where a client likes about half of its items.
     biases : bool
         Whether each item's update ends with that of its bias.
     """
@@ -99,12 +98,7 @@ def signs_by_items(pushes: Matrix) -> Matrix:
 
     A client and its mirror image, who has the opposite vector and the opposite taste, release the same. But people
     like much the same items. So the signs are those with which the clients agree most on where items
-    belong: of the top singular vector of their pushes.
-
-    Parameters
-    ----------
-    pushes : ndarray, shape (m, I)
-        How far each client pushed each item along its vector, as it was stolen.
+    belong: of the top singular vector of their pushes (m, I), how far each client pushed each item along its vector.
     """
     length = np.linalg.norm(pushes, axis=1, keepdims=True)
     scaled = np.divide(pushes, length, out=np.zeros_like(pushes), where=length > 0)
@@ -144,18 +138,7 @@ def lean_of(dataset: Dataset) -> Lean:
 def theorem_1(p: float, batch_size: int, delta: float) -> int | None:
     """Return how many interactions suffice without noise with probability 1 - delta (Theorem 1).
 
-    Parameters
-    ----------
-    p : float
-        Share of liked items among the client's own.
-    batch_size : int
-        B.
-    delta : float
-
-    Returns
-    -------
-    int or None
-        None for clients who like half of their items or more (Assumption 1).
+    p is the share of liked items among the client's own; None where it is half or more (Assumption 1).
     """
     if not p < 0.5:
         return None
@@ -186,14 +169,12 @@ class AttackOptions:
     Attributes
     ----------
     attack : str
-        ``zero``, the paper's: all item vectors are sent as zeros, and every update is the local vector
-        up to sign and size. ``jitter``: almost zeros, never the same, which a tripwire does not catch.
-        ``spectral``: the honest item vectors.
+        What is sent: ``zero``, the paper's, items of zeros, from which every update is the local vector up to sign and
+        size; ``jitter``, almost zeros, never the same, which a tripwire does not catch; ``spectral``, the honest items.
     reading : str
         How what comes back is read, and what is asked for: its ``sum``, of a minibatch, as in the paper; or
-        ``spectral`` (`Estimate`), of all rows at once, which show every label, in a step that suits the
-        noise: short where that is in proportion to it, long where it is not. Of a minibatch from honest item
-        vectors the sum tells little, and the reading is spectral all the same.
+        ``spectral`` (`Estimate`), of all rows at once, in a step that suits the noise: short where that is in
+        proportion to it, long where it is not. From honest items the reading is always spectral.
     lean : str
         Which labels are more frequent among all people, as far as the server knows, for the sign:
         ``dislikes`` (Assumption 1), ``likes``, or ``unknown``, which leaves it open. Biases tell it anyway.
@@ -251,13 +232,13 @@ class PacAttack(Recommender, Observer):
 
     In process, clients' own local parameters tell how far the attack is (`local_parameters`), and it is
     content when they are known but for their sign; elsewhere what was stolen is unknown, and it asks as often as
-    it may. `findings` are rows of ``findings.csv`` in the run's folder. Their columns: ``attack``,
-    ``noise_multiplier``, ``client``, ``interactions`` in which the client released, ``error`` of the
-    estimate under the better of both signs, ``by_rate`` and ``by_items`` under the sign that the population's rate
-    tells of each victim by itself (Assumption 1, both ways), and of all victims together (`signs_by_items`);
-    None where they are unknown or no sign is settled; ``spent`` by the client on these interactions by the paper's
-    budget, n/nu each, a heuristic (nothing without noise, or with another than the paper's). At the end
-    the victims get the honest items back (R = 0).
+    it may. At the end the victims get the honest items back (R = 0).
+
+    `findings` are rows of ``findings.csv`` in the run's folder: ``interactions`` in which the client released,
+    ``error`` of the estimate under the better of both signs, ``by_rate`` and ``by_items`` under the sign that the
+    population's rate tells of each victim by itself (Assumption 1, both ways), and of all victims together
+    (`signs_by_items`); None where they are unknown or no sign is settled; ``spent`` by the client on these interactions
+    by the paper's budget, n/nu each, a heuristic (nothing without noise, or with another than the paper's).
     """
 
     fleet: Fleet

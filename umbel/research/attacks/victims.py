@@ -129,18 +129,9 @@ def compared(choosing: bool = False) -> tuple[Mode, ...]:
 
 
 class Victims:
-    """Clients that answer one task after the other.
+    """Clients of the dataset in a folder that answer one task after the other, behind a site's policy.
 
-    Parameters
-    ----------
-    folder : Path
-        Their dataset.
-    policy : mapping
-        The site's.
-    seed : int
-        Of the gate's draws.
-    config : mapping
-        Further entries of the run config.
+    The seed is that of the gate's draws; `config` has further entries of the run config.
     """
 
     def __init__(self, folder: Path, policy: Mapping[str, Any], seed: int, config: Mapping[str, Any] | None = None):
@@ -153,15 +144,7 @@ class Victims:
     def ask(
         self, mode: Mode, hypotheses: Arrays, clients: Sequence[int], **asked: Any
     ) -> tuple[Arrays, NDArray[np.float64]]:
-        r"""Return what clients release.
-
-        Parameters
-        ----------
-        mode : Mode
-        hypotheses : dict of ndarray, each (k, \*shape)
-        clients : sequence of int
-        **asked
-            Further entries of the task (`umbel.protocol.tasks.TrainingSpec`).
+        r"""Return what clients release of hypotheses, each array (k, \*shape); `asked` are more entries of the task.
 
         Returns
         -------
@@ -215,18 +198,10 @@ def write_victims(folder: Path, dataset: Dataset, rows: Sequence[NDArray[np.int6
 
 
 def gradients(victims: Victims, mode: Mode, hypothesis: Arrays, sites: Sequence[Sequence[int]]) -> list[Parameters]:
-    r"""Return for each site what the server takes for the gradient of its first client.
+    """Return for each site what the server takes for the gradient of its first client.
 
     A client's release less the hypothesis is minus its gradient with noise. Of a site's sums, that is minus the sum of
-    its clients' gradients, each clipped.
-
-    Parameters
-    ----------
-    victims : Victims
-    mode : Mode
-    hypothesis : dict of ndarray, each of its own \*shape
-    sites : sequence of sequences of int
-        Clients. Only the first of each is asked, unless the site releases.
+    its clients' gradients, each clipped. Only the first client of each is asked, unless the site releases.
     """
     if mode.by_site:
         every = [victims.ask(mode, sent(mode, hypothesis), site, **asked(mode))[0] for site in sites]
@@ -239,21 +214,11 @@ def gradients(victims: Victims, mode: Mode, hypothesis: Arrays, sites: Sequence[
 
 
 def last_of_sums(victims: Victims, told: Victims, mode: Mode, hypothesis: Arrays, site: Sequence[int]) -> Parameters:
-    r"""Return what server and clients of a site take for the gradient of the first, of which they know nothing.
+    """Return what server and clients of a site take for the gradient of the first, of which they know nothing.
 
     A site's sums have noise once, for all clients together. Whoever knows the updates of the others subtracts them and
-    holds the last client's, with that noise: as much as its own release would have had, and no more.
-
-    Parameters
-    ----------
-    victims : Victims
-    told : Victims
-        The same clients without a policy: the others are asked there for what they sum up to without noise.
-    mode : Mode
-        Of a site's sums.
-    hypothesis : dict of ndarray, each of its own \*shape
-    site : sequence of int
-        Clients.
+    holds the last client's, with that noise: as much as its own release would have had, and no more. `told` are the
+    same clients without a policy: the others are asked there for what they sum up to without noise.
     """
     known = replace(mode, noise_multiplier=0.0)
     everybody, _ = victims.ask(mode, sent(mode, hypothesis), site, **asked(mode))
@@ -262,19 +227,10 @@ def last_of_sums(victims: Victims, told: Victims, mode: Mode, hypothesis: Arrays
 
 
 def last_of_cluster(victims: Victims, mode: Mode, hypothesis: Arrays, clients: Sequence[int]) -> Parameters:
-    r"""Return what clients take for the gradient of the first, by the next hypothesis and their own releases.
+    """Return what clients take for the gradient of the first, by the next hypothesis and their own releases.
 
     The server broadcasts the mean of a cluster. Clients that know each other's releases subtract those, and hold the
     release of the last one. It has had its own noise, and they see what the server saw.
-
-    Parameters
-    ----------
-    victims : Victims
-    mode : Mode
-        Of a client's release.
-    hypothesis : dict of ndarray, each of its own \*shape
-    clients : sequence of int
-        Of one cluster.
     """
     arrays, _ = victims.ask(mode, sent(mode, hypothesis), clients, **asked(mode))
     releases = flatten(arrays)
@@ -316,7 +272,7 @@ def averaged(ask: Callable[[], Sequence[Parameters]], times: int) -> tuple[list[
     ask : callable
         Returns the gradient that each client shows, with fresh noise.
     times : int
-        How often clients are asked, unless the gate refuses before, as it does when a budget is spent.
+        How often clients are asked, unless the gate refuses before.
 
     Raises
     ------

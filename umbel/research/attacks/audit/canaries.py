@@ -7,7 +7,7 @@ canary by the logarithm of how much likelier one coin is than the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,6 @@ class Setting:
 
     Attributes
     ----------
-    name : str
     release : Release or None
         Of a trained model, or of a site's sums, each time; None where canaries do not train.
     report_noise_multiplier : float
@@ -62,9 +61,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.release is not None and (why := gap(self.release)):
-            raise ConfigError(
-                f"nothing is claimed, since {why}; there is nothing to audit", code="config.nothing-claimed"
-            )
+            raise ConfigError(f"nothing to audit is claimed, since {why}", code="config.nothing-claimed")
         if self.release is None and not self.report_noise_multiplier > 0:
             raise ConfigError("canaries that neither train nor report give nothing away", code="config.idle-canaries")
         if self.times < 1:
@@ -112,7 +109,10 @@ def watch(setting: Setting, canaries: int, seed: int) -> Seen:
     """
     herd = _Herd(setting, canaries, seed)
     scores = np.zeros(canaries)
-    for some in _blocks(setting, canaries):
+    # Of sites each is in a message.
+    size = 1 if setting.by_site else max(1, _NUMBERS // setting.numbers)
+    for begin in range(0, canaries, size):
+        some = range(begin, min(begin + size, canaries))
         for number in range(setting.times):
             scores[some.start : some.stop] += herd.take_part(number, some)
     return Seen(herd.coins, scores, herd.account())
@@ -124,7 +124,7 @@ class _Herd:
     def __init__(self, setting: Setting, canaries: int, seed: int) -> None:
         self._setting, self._seed = setting, seed
         self.coins: Coins = 2 * np.random.default_rng([seed, _COINS]).integers(2, size=canaries) - 1
-        self._training = TrainingPair.of(setting.release, setting.moves) if setting.release else None
+        self._training = TrainingPair(setting.release, setting.moves) if setting.release else None
         self._report = ReportPair(setting.report_noise_multiplier) if setting.report_noise_multiplier else None
         self._step = self._training.per_canary if self._training else 1
         self._some, self._side = range(0), 1
@@ -171,8 +171,7 @@ class _Herd:
             training.task(round, everybody) if training else None,
             EvaluationSpec(round, everybody[:: self._step]) if self._report else None,
         )
-        message = self._grid.create_message(content, "train", self._node, "1")
-        (reply,) = self._grid.send_and_receive([message])
+        (reply,) = self._grid.send_and_receive([self._grid.create_message(content, "train", self._node, "1")])
         if reply.has_error():
             raise FleetError("the gate refused; its reason is in the log above", code="nodes.refused")
         return reply.content
@@ -203,13 +202,6 @@ class _Herd:
         drawn = generator.standard_normal((len(self._some), n))
         unit: Matrix = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
         return unit
-
-
-def _blocks(setting: Setting, canaries: int) -> Iterator[range]:
-    """Yield the canaries of each message: in a site's there is one."""
-    size = 1 if setting.by_site else max(1, _NUMBERS // setting.numbers)
-    for begin in range(0, canaries, size):
-        yield range(begin, min(begin + size, canaries))
 
 
 class _Anything:

@@ -28,6 +28,7 @@ from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.project import CONFIGS
 from umbel.protocol.release import Clipping, ReleaseBy
+from umbel.research.attacks.rows import probes
 from umbel.research.attacks.rows.hospitals import (
     FEATURES,
     HOW,
@@ -41,23 +42,7 @@ from umbel.research.attacks.rows.hospitals import (
     victims,
 )
 from umbel.research.attacks.rows.posterior import Law, log_likelihood, site_log_likelihood, weights
-from umbel.research.attacks.rows.probes import (
-    OPEN,
-    N,
-    Probe,
-    aimed_at,
-    aims,
-    all_rows_probe,
-    as_arrays,
-    feature_probe,
-    feature_shift,
-    fit_rows,
-    probe_for,
-    read_row,
-    single_row_probe,
-    tail_probe,
-    train,
-)
+from umbel.research.attacks.rows.probes import OPEN, N, Probe, train
 from umbel.research.attacks.victims import SITE, Mode, Victims
 from umbel.research.output import Page, Section
 
@@ -109,7 +94,7 @@ def formal(epsilon: int, by: ReleaseBy = ReleaseBy.CLIENT, others_known: bool = 
 
 def ask(node: Victims, mode: Mode, probe: Probe, clip_norm: float, clients: Sequence[int]) -> tuple[Matrix, Matrix]:
     """Return what clients release (m, n), or a site's sums (k, n) and counts (k,), as `Victims.ask` does."""
-    arrays, counts = node.ask(mode, as_arrays(probe.hypotheses), clients, **probe.asked(clip_norm))
+    arrays, counts = node.ask(mode, probes.as_arrays(probe.hypotheses), clients, **probe.asked(clip_norm))
     return flatten(arrays), counts
 
 
@@ -169,15 +154,6 @@ class Finding:
     clients: int
 
 
-@dataclass(frozen=True)
-class _Guess:
-    """What the attacker answers: means (m, numbers) and, of a service, the likeliest (m, 1)."""
-
-    mean: Matrix
-    likeliest: Matrix
-    claimed: str
-
-
 def audit(dataset: str = "hospital", clients: int = CLIENTS, seed: int = 0) -> list[Finding]:
     """Attack hospitals in all modes.
 
@@ -227,18 +203,17 @@ def _asked(data: Data, rows: int, clients: int) -> Hospitals:
 
 def guesses(data: Data, asked: Hospitals, rows: int) -> list[Finding]:
     """Return what is off without any release: by the mean, and by a model that knows services and places."""
-    found = []
-    for quantity in _quantities(rows):
-        mean = _prior(data.known[rows], quantity, len(asked))
-        found.append(_finding(data, Mode("the mean", 0.0), None, asked, quantity, mean))
-    public = public_guess(data.known[rows], asked)
-    guess = _Guess(public, public, "")
-    return [*found, _finding(data, Mode("public model, given service and place", 0.0), None, asked, PAYMENT, guess)]
+    known, mode = data.known[rows], Mode("the mean", 0.0)
+    found = [
+        _finding(data, mode, asked, quantity, *_prior(known, quantity, len(asked))) for quantity in _quantities(rows)
+    ]
+    public, mode = public_guess(known, asked), Mode("public model, given service and place", 0.0)
+    return [*found, _finding(data, mode, asked, PAYMENT, public, public)]
 
 
 def attack(data: Data, mode: Mode, rows: int, asked: Hospitals, seed: int) -> list[Finding]:
     """Attack victims in one mode, with a probe for each quantity; return what is found of each."""
-    known, nu = data.known[rows], mode.noise_multiplier
+    known = data.known[rows]
     if mode.releases > 1:
         asked = asked.some(slice(0, FEW))
     generator = np.random.default_rng([seed, _ATTACK, rows])
@@ -247,7 +222,7 @@ def attack(data: Data, mode: Mode, rows: int, asked: Hospitals, seed: int) -> li
     found = []
     with victims(asked, data.manifest) as folder:
         node = Victims(folder, mode.policy, gate_seed)
-        if not nu:
+        if not mode.noise_multiplier:
             read = _without_noise(mode, known, asked, node, generator)
         elif mode.releases > 1:
             read = _digit_by_digit(mode, known, asked, node)
@@ -261,8 +236,8 @@ def attack(data: Data, mode: Mode, rows: int, asked: Hospitals, seed: int) -> li
                 if quantity == SERVICE:
                     services = np.unique(known.features[..., 0])
                     likeliest = services[np.abs(mean - services).argmin(axis=1)][:, None]
-            guess = _Guess(mean, likeliest, in_words(node.claimed(0))[0])
-            found.append(_finding(data, mode, nu, asked, quantity, guess))
+            claimed = in_words(node.claimed(0))[0]
+            found.append(_finding(data, mode, asked, quantity, mean, likeliest, claimed))
     return found
 
 
@@ -280,13 +255,10 @@ def _once(
     """Ask once, with the best design for a quantity; return the posterior mean and the likeliest value."""
     probe, law = design_for(mode, known, quantity, generator)
     candidates = known.blurred(_IN_SITES if mode.by_site else _CANDIDATES, generator)
-    if mode.by_site:
-        sites = [range(at, at + SITE) for at in range(0, len(asked), SITE)]
-        seen = [ask(node, mode, probe, law.clip_norm, site) for site in sites]
-        posterior = _of_sites(mode, law, probe, seen, candidates, asked, known, generator)
-    else:
-        releases, _ = ask(node, mode, probe, law.clip_norm, range(len(asked)))
-        posterior = weights(log_likelihood(law, probe.hypotheses, releases, *train(probe, candidates)))
+    size = SITE if mode.by_site else len(asked)
+    groups = [range(at, at + size) for at in range(0, len(asked), size)]
+    seen = [ask(node, mode, probe, law.clip_norm, clients) for clients in groups]
+    posterior = _posterior(mode, probe, law, seen, asked, candidates, known, generator)
     secret = candidates.secret(quantity)
     return posterior @ secret, _likeliest(posterior, secret[:, 0])
 
@@ -303,7 +275,8 @@ def design_for(mode: Mode, known: Hospitals, quantity: str, generator: Generator
     truth, secret = pilots.secret(quantity), candidates.secret(quantity)
 
     def off(design: tuple[Probe, Law]) -> float:
-        posterior = _tried(mode, *design, pilots, candidates, known, generator)
+        seen = _made_up(mode, *design, pilots, generator)
+        posterior = _posterior(mode, *design, seen, pilots, candidates, known, generator)
         return float(np.square(posterior @ secret - truth).sum())
 
     return min(designs(mode, known, quantity), key=off)
@@ -312,14 +285,14 @@ def design_for(mode: Mode, known: Hospitals, quantity: str, generator: Generator
 def designs(mode: Mode, known: Hospitals, quantity: str) -> Iterator[tuple[Probe, Law]]:
     """Yield what a server can ask once that aims at a quantity, and how the releases come about."""
     formal = mode.choice_epsilon > 0
-    for column in aims(quantity):
-        value = aimed_at(known, column)
+    for column in probes.aims(quantity):
+        value = probes.aimed_at(known, column)
         for k, spread in _BY_SITE if mode.by_site else _FORMAL if formal else [(OPEN, 1.0)]:
             centres = np.quantile(value, (np.arange(k) + 0.5) / k)
             centres = np.median(value) + spread * (centres - np.median(value))
             apart = np.abs(value[:, None] - centres)
             reach = float(np.quantile(apart if formal else apart.min(axis=1), 0.95))
-            probe = probe_for(quantity, column, centres, _EPOCHS, max(reach, 1e-3))
+            probe = probes.probe_for(quantity, column, centres, _EPOCHS, max(reach, 1e-3))
             updates, chosen = train(probe, known.some(slice(0, _TRIED)))
             norms = np.linalg.norm(updates, axis=-1)
             for factor in (_RADII[:2] if mode.by_site else _RADII) if mode.public else (None,):
@@ -331,64 +304,63 @@ def designs(mode: Mode, known: Hospitals, quantity: str) -> Iterator[tuple[Probe
                 yield marked, law_of(mode, marked, clip_norm)
 
 
-def _tried(
-    mode: Mode, probe: Probe, law: Law, pilots: Hospitals, candidates: Hospitals, known: Hospitals, generator: Generator
-) -> Matrix:
-    """Return the posterior (pilots, candidates) from releases that the server makes up itself."""
-    updates, best = train(probe, candidates)
-    theirs, chosen = train(probe, pilots)
-    k = len(probe.hypotheses)
-    mechanism = Laplace(law.noise_multiplier)
-    if mode.by_site:
-        seen = []
-        for at in range(0, len(pilots), SITE):
-            sums, counts = _summed(law, theirs[at : at + SITE][None], chosen[at : at + SITE][None])
-            noise = mechanism.noise([N] * k, np.full((1, k), law.clip_norm), repeat(generator))
-            sums = sums[0] + noise.reshape(k, N)
-            if k > 1:
-                clip_norm = np.full((1, k), mechanism.count_radius(law.choice_epsilon))
-                counts = counts + mechanism.noise([1] * k, clip_norm, repeat(generator))
-            seen.append((sums, counts[0]))
-        return _of_sites(mode, law, probe, seen, candidates, pilots, known, generator)
-    if law.choice_epsilon:
-        assigned = choice.draw(law.choice_epsilon, k, [generator] * len(pilots))
-        chosen = np.where(assigned == choice.OWN, chosen, assigned)
-    own = theirs[np.arange(len(pilots)), chosen]
-    noise = mechanism.noise([N], law.clip_norms(own)[:, None], repeat(generator))
-    releases = probe.hypotheses[chosen] + law.clipped(own) + noise
-    return weights(log_likelihood(law, probe.hypotheses, releases, updates, best))
+Seen = list[tuple[Matrix, Matrix]]
+"""Of each site its sums (k, n) and counts (k,); where clients release, one entry, the releases (m, n) of all."""
 
 
-def _of_sites(
+def _made_up(mode: Mode, probe: Probe, law: Law, pilots: Hospitals, generator: Generator) -> Seen:
+    """Return what pilots release, as the server makes it up itself."""
+    updates, chosen = train(probe, pilots)
+    k, mechanism = len(probe.hypotheses), Laplace(law.noise_multiplier)
+    if not mode.by_site:
+        if law.choice_epsilon:
+            assigned = choice.draw(law.choice_epsilon, k, [generator] * len(pilots))
+            chosen = np.where(assigned == choice.OWN, chosen, assigned)
+        own = updates[np.arange(len(pilots)), chosen]
+        noise = mechanism.noise([N], law.clip_norms(own)[:, None], repeat(generator))
+        return [(probe.hypotheses[chosen] + law.clipped(own) + noise, np.empty(0))]
+    seen = []
+    for at in range(0, len(pilots), SITE):
+        sums, counts = _summed(law, updates[at : at + SITE][None], chosen[at : at + SITE][None])
+        noise = mechanism.noise([N] * k, np.full((1, k), law.clip_norm), repeat(generator))
+        if k > 1:
+            clip_norm = np.full((1, k), mechanism.count_radius(law.choice_epsilon))
+            counts = counts + mechanism.noise([1] * k, clip_norm, repeat(generator))
+        seen.append((sums[0] + noise.reshape(k, N), counts[0]))
+    return seen
+
+
+def _posterior(
     mode: Mode,
-    law: Law,
     probe: Probe,
-    seen: list[tuple[Matrix, Matrix]],
-    candidates: Hospitals,
+    law: Law,
+    seen: Seen,
     asked: Hospitals,
+    candidates: Hospitals,
     known: Hospitals,
     generator: Generator,
 ) -> Matrix:
-    """Return the posterior (clients, candidates) of each client of each site.
+    """Return the posterior (clients, candidates) of each client asked.
 
-    The others of the site are averaged over: many times as many are made up, and the posterior is alike for all
+    The others of a site are averaged over: many times as many are made up, and the posterior is alike for all
     clients of a site. Of a mode where the server knows the others, it subtracts what they do.
     """
     updates, best = train(probe, candidates)
-    k = len(probe.hypotheses)
+    if not mode.by_site:
+        return weights(log_likelihood(law, probe.hypotheses, seen[0][0], updates, best))
     if not mode.others_known:
         made_up, chosen = train(probe, known.blurred(_OTHERS * (SITE - 1), generator))
-        made_up, chosen = made_up.reshape(_OTHERS, SITE - 1, k, N), chosen.reshape(_OTHERS, SITE - 1)
-        others, counts = _summed(law, made_up, chosen)
-        logs = [site_log_likelihood(law, *site, updates, best, others, counts) for site in seen]
+        made_up = made_up.reshape(_OTHERS, SITE - 1, *made_up.shape[1:])
+        others = _summed(law, made_up, chosen.reshape(_OTHERS, SITE - 1))
+        logs = [site_log_likelihood(law, *site, updates, best, *others) for site in seen]
         return np.repeat(weights(np.array(logs)), SITE, axis=0)
     theirs, chosen = train(probe, asked)
     logs = []
     for client in range(len(asked)):
         site = client // SITE
         peers = [other for other in range(site * SITE, (site + 1) * SITE) if other != client]
-        others, counts = _summed(law, theirs[peers][None], chosen[peers][None])
-        logs.append(site_log_likelihood(law, *seen[site], updates, best, others, counts))
+        others = _summed(law, theirs[peers][None], chosen[peers][None])
+        logs.append(site_log_likelihood(law, *seen[site], updates, best, *others))
     return weights(np.array(logs))
 
 
@@ -423,7 +395,7 @@ def _digit_by_digit(mode: Mode, known: Hospitals, asked: Hospitals, node: Victim
     least = services if rows > 1 else np.full(1, known.features[..., 0].min() - width)
     base = float(np.median(known.payments))
     noise = Laplace(mode.noise_multiplier).deviation(N) * _FLOOR
-    columns = [column for quantity in _quantities(rows) if quantity != PAYMENT for column in aims(quantity)]
+    columns = [column for quantity in _quantities(rows) if quantity != PAYMENT for column in probes.aims(quantity)]
     usual = [known.payments[:, i:].mean(axis=1) for i in range(rows)]
     usual += [known.features[:, 0, column] for column in columns]
     found = np.empty((len(asked), len(usual)))
@@ -433,9 +405,9 @@ def _digit_by_digit(mode: Mode, known: Hospitals, asked: Hospitals, node: Victim
         for _ in range(mode.releases // len(usual)):
             centres = low + (high - low) * (np.arange(OPEN) + 0.5) / OPEN
             if i < rows:
-                probe = tail_probe(float(least[i]), base, centres, width)
+                probe = probes.tail_probe(float(least[i]), base, centres, width)
             else:
-                probe = feature_probe(columns[i - rows], centres, 1, 1e-6).marked(noise)
+                probe = probes.feature_probe(columns[i - rows], centres, 1, 1e-6).marked(noise)
             release, _ = ask(node, mode, probe, _FLOOR, [client])
             nearest = int(np.linalg.norm(release - probe.hypotheses, axis=1).argmin())
             half = (high - low) / OPEN / 2
@@ -444,7 +416,7 @@ def _digit_by_digit(mode: Mode, known: Hospitals, asked: Hospitals, node: Victim
     sums = found[:, :rows] * (rows - np.arange(rows))
     payments = -np.diff(sums, axis=1, append=0.0)
     features = np.zeros((len(asked), rows, FEATURES))
-    features[:, 0, columns] = found[:, rows:] + feature_shift(payments.mean(axis=1))[:, None]
+    features[:, 0, columns] = found[:, rows:] + probes.feature_shift(payments.mean(axis=1))[:, None]
     return Hospitals(features, payments)
 
 
@@ -453,28 +425,30 @@ def _digit_by_digit(mode: Mode, known: Hospitals, asked: Hospitals, node: Victim
 
 def _without_noise(mode: Mode, known: Hospitals, asked: Hospitals, node: Victims, generator: Generator) -> Hospitals:
     """Compute the rows from one release without noise."""
-    probe = single_row_probe(known) if known.rows == 1 else all_rows_probe(known)
+    probe = probes.single_row_probe(known) if known.rows == 1 else probes.all_rows_probe(known)
     releases, _ = ask(node, mode, probe, _FLOOR, range(len(asked)))
     if known.rows == 1:
-        return read_row(probe, releases)
-    return fit_rows(probe, releases - probe.hypotheses[0], known.blurred(_CANDIDATES, generator))
+        return probes.read_row(probe, releases)
+    return probes.fit_rows(probe, releases - probe.hypotheses[0], known.blurred(_CANDIDATES, generator))
 
 
 # --- how far off
 
 
-def _prior(known: Hospitals, quantity: str, clients: int) -> _Guess:
-    """Return the guess of who has seen no release: the mean, and the service that is most frequent."""
+def _prior(known: Hospitals, quantity: str, clients: int) -> tuple[Matrix, Matrix]:
+    """Return the guess without a release: the mean, and the service that is most frequent."""
     secret = known.secret(quantity)
-    mean = np.repeat(secret.mean(axis=0)[None], clients, axis=0)
     even = np.full((clients, len(secret)), 1 / len(secret))
-    return _Guess(mean, _likeliest(even, secret[:, 0]), "")
+    return np.repeat(secret.mean(axis=0)[None], clients, axis=0), _likeliest(even, secret[:, 0])
 
 
-def _finding(data: Data, mode: Mode, nu: float | None, asked: Hospitals, quantity: str, guess: _Guess) -> Finding:
-    known, truth = data.known[asked.rows], asked.secret(quantity)
-    mean = _prior(known, quantity, len(asked)).mean
-    off, usual = (np.square(values - truth).sum(axis=1) for values in (guess.mean, mean))
+def _finding(
+    data: Data, mode: Mode, asked: Hospitals, quantity: str, mean: Matrix, likeliest: Matrix, claimed: str = ""
+) -> Finding:
+    """Return how far off answers are: means (m, numbers) and, of a service, the likeliest (m, 1); no claim, a guess."""
+    truth = asked.secret(quantity)
+    prior, _ = _prior(data.known[asked.rows], quantity, len(asked))
+    off, usual = (np.square(values - truth).sum(axis=1) for values in (mean, prior))
     # Clients of a site are found together, or not at all.
     size = SITE if mode.by_site else 1
     groups = np.stack([off, usual], axis=1).reshape(-1, size, 2).sum(axis=1)
@@ -486,17 +460,17 @@ def _finding(data: Data, mode: Mode, nu: float | None, asked: Hospitals, quantit
     numbers = truth.shape[1] if quantity == PAYMENT else 1
     return Finding(
         mode.name,
-        nu,
-        mode.releases if nu is not None else 0,
+        mode.noise_multiplier if claimed else None,
+        mode.releases if claimed else 0,
         asked.rows,
         quantity,
-        guess.claimed,
+        claimed,
         float(np.sqrt(off.sum() / usual.sum())),
         float(low),
         float(high),
         float(np.sqrt(off.mean() / numbers) * scale),
         unit,
-        float((np.abs(guess.likeliest - truth) < 1e-6).mean()) if quantity == SERVICE else None,
+        float((np.abs(likeliest - truth) < 1e-6).mean()) if quantity == SERVICE else None,
         len(asked),
     )
 

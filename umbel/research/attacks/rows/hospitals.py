@@ -82,14 +82,10 @@ class Hospitals:
 
 @dataclass(frozen=True)
 class Data:
-    """A dataset as the audit uses it.
+    """A dataset as the audit uses it: victims, and the validation clients, which the attacker knows.
 
-    Attributes
-    ----------
-    manifest : Manifest
-    victims, known : dict from int to Hospitals
-        By the number of rows: 1, of which every hospital keeps one alone, and as many as there are services, of
-        the hospitals that have all. The attacker knows the second, which are the validation clients.
+    Both are by the number of rows: 1, of which every hospital keeps one alone, and as many as there are services, of
+    the hospitals that have all.
     """
 
     manifest: Manifest

@@ -35,14 +35,7 @@ _APART = 200.0  # between hypotheses, in standard deviations of the noise of a c
 
 @dataclass(frozen=True)
 class Probe:
-    """Hypotheses and the part of a task that belongs to them.
-
-    Attributes
-    ----------
-    hypotheses : ndarray, shape (k, 11)
-    epochs : int
-    step_size : float
-    """
+    """Hypotheses (k, 11), and the part of a task that belongs to them."""
 
     hypotheses: Matrix
     epochs: int
@@ -88,16 +81,9 @@ def feature_probe(column: int, centres: Matrix, epochs: int, reach: float) -> Pr
 
 
 def tail_probe(least: float, base: float, centres: Matrix, width: float) -> Probe:
-    """Return steps from `base` to each centre at the service `least`: the choice tells the payments from there on.
+    """Return steps from `base` to each centre (k,) at the service `least`: the choice tells payments from there on.
 
-    Parameters
-    ----------
-    least : float
-        Service; those below it are `width` away or more.
-    base : float
-    centres : ndarray, shape (k,)
-    width : float
-        Between services.
+    Services are at least `width` apart.
     """
     hypotheses = np.zeros((len(centres), N))
     steep, start = 2.0 / width, least - 0.75 * width
