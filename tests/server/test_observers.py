@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from umbel.models.baselines import baselines
 
 from tests.helpers.scripted import Scripted, run_of, theta
 from umbel.data import BUNDLED, open_dataset
+from umbel.models.baselines import baselines
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
 from umbel.server.observers import Baselines, Checkpoints, Log, Patience, in_time
