@@ -31,7 +31,6 @@ from umbel.research.attacks.audit import Audit
 from umbel.research.attacks.audit.bounds import best_guesses, count_right, lower_bound, most, p_value
 from umbel.research.attacks.audit.canaries import Setting, watch
 from umbel.research.attacks.audit.findings import ALARM, Verdict, affordable, audit, standard, training
-from umbel.research.attacks.audit.pairs import report_release
 from umbel.simulation.in_process import play
 
 Config = dict[str, Any]
@@ -161,7 +160,7 @@ def test_at_least_half_of_the_claim_is_shown(setting: Setting, canaries: int) ->
 def test_what_is_claimed_is_what_the_ledger_has() -> None:
     for release in (training(2, 4.0, 3, 1.0), site_release(training(2, 4.0, 3, 1.0))):
         setting = Setting("all", release, 2.0, times=3)
-        assert watch(setting, 20, seed=5).account == {release: 3, report_release(2.0): 3}
+        assert watch(setting, 20, seed=5).account == {release: 3, Release(Kind.REPORT, 2, 2.0, Clipping.PUBLIC): 3}
     # 3 times 2 n / nu = 1, choice-epsilon 1, and 2 / nu = 1 of the report.
     assert audit(setting, 100).pure.claimed == pytest.approx(9)
 

@@ -111,11 +111,7 @@ def one(client: int, error: float | None, enough: int | None, by_rate: Any, by_i
     return Stolen(client, 10 if error is not None else 0, likes, error, by_rate, by_items, enough, 100.0, 3)
 
 
-FOUND = [
-    one(1, 0.0, 2, 0.0, 0.0, 0.4),
-    one(2, 0.04, 6, 0.96, 0.04, 0.5),
-    one(3, 0.4, None, 0.4, 0.6, 0.7),
-]
+FOUND = [one(1, 0.0, 2, 0.0, 0.0, 0.4), one(2, 0.04, 6, 0.96, 0.04, 0.5), one(3, 0.4, None, 0.4, 0.6, 0.7)]
 
 
 def test_a_row_counts_directions_and_beside_them_signs_and_takes_medians_of_what_was_stolen() -> None:

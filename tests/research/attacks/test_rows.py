@@ -17,27 +17,10 @@ from umbel.protocol.errors import ConfigError, DatasetError, FleetError
 from umbel.protocol.release import ReleaseBy
 from umbel.research.attacks.__main__ import app
 from umbel.research.attacks.rows import audit as table_audit
-from umbel.research.attacks.rows.audit import (
-    Finding,
-    ask,
-    attack,
-    audit,
-    formal,
-    guesses,
-    law_of,
-    modes,
-)
+from umbel.research.attacks.rows.audit import Finding, ask, attack, audit, formal, guesses, law_of, modes
 from umbel.research.attacks.rows.hospitals import PAYMENT, PLACE, SERVICE, Data, Hospitals, victims
 from umbel.research.attacks.rows.posterior import Law, log_likelihood, site_log_likelihood, weights
-from umbel.research.attacks.rows.probes import (
-    N,
-    Probe,
-    feature_probe,
-    payment_probe,
-    tail_probe,
-    train,
-    whole_probe,
-)
+from umbel.research.attacks.rows.probes import N, Probe, feature_probe, payment_probe, tail_probe, train, whole_probe
 from umbel.research.attacks.victims import SITE, Mode, Victims
 
 SERVICES = 3

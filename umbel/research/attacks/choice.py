@@ -18,17 +18,9 @@ _APART = 64.0  # exact in 32 bits
 
 
 def apart(model: Model, parameters: Parameters, shape: tuple[int, ...], border: int) -> tuple[list[Parameters], str]:
-    r"""Return the two hypotheses, and the name of the bias in which they differ.
+    """Return the two hypotheses, made from these parameters, and the name of the bias in which they differ.
 
-    Parameters
-    ----------
-    model : Model
-    parameters : dict of Tensor
-        What both are made from.
-    shape : tuple of int
-        Of a row.
-    border : int
-        The first class that the second leans to.
+    `shape` is that of a row, and `border` the first class that the second leans to.
 
     Raises
     ------

@@ -87,17 +87,10 @@ class Stolen:
     ----------
     likes : float
         p, the share of liked items among the client's own.
-    error : float or None
-        Share of the items on which the estimate of its vector errs (Definition 1), under the better of both
-        signs; None where nothing was released.
-    by_rate, by_items : float or None
-        The same under the sign that the population's rate tells, and that the victims' items tell together
-        (`umbel.research.attacks.pac_attack.PacAttack`); None where nothing tells it.
+    error, by_rate, by_items, spent : float or None
+        As in the findings of `umbel.research.attacks.pac_attack.PacAttack`.
     enough : int or None
         Interactions from which on the error was low enough; None when it never was.
-    spent : float or None
-        What the client's participations in the attack cost it by the paper's budget, n/nu each, a
-        heuristic; None when that counts nothing.
     bound : int or None
         Interactions that suffice without noise by Theorem 1; None where it says nothing.
     """

@@ -37,17 +37,9 @@ def trap(
 ) -> Parameters:
     r"""Return a hypothesis that the candidate moves one way, and other rows the other.
 
-    Parameters
-    ----------
-    model : Model
-        Its last two layers are fully connected, with ReLU between them, and have biases.
-    parameters : dict of Tensor
-        The weights of the layers before stay.
-    candidate : Tensor, shape \*shape
-    label : int
-        Its class.
-    images, labels : Tensor, shapes (images, \*shape) and (images,)
-        Rows of other clients that the server knows.
+    The last two layers of the model are fully connected, with ReLU between them, and have biases; the weights of the
+    layers before stay. `label` is the class of the candidate (\*shape); the server knows `images` (images, \*shape) of
+    other clients.
 
     Raises
     ------
@@ -114,17 +106,8 @@ def shadows(
 ) -> tuple[Vector, Vector]:
     """Return the mean updates (n,) of made-up clients without the candidate, and with it, after one step of size 1.
 
-    Parameters
-    ----------
-    model : Model
-    parameters : dict of Tensor
-        Of `trap`.
-    candidate : Tensor and int
-        And its class.
-    images, labels : Tensor
-        Rows that the server knows; made-up clients, so many rows each, take turns to have them.
-    clip_norm : float or None
-        To which updates are clipped.
+    They start from the parameters of `trap` and take turns to have the rows that the server knows, so many each. The
+    candidate comes with its class. Updates are clipped to the clip norm, if there is one.
     """
 
     def update(client: int, present: bool) -> Vector:

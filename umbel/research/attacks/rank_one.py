@@ -77,14 +77,9 @@ def invert_first_layer(
     parameters, gradient : dict of Tensor
         What the client started from, and the gradient there of one image's loss, with or without noise.
     shape : tuple of int
-        Of the image.
+        Of the image, whose pixels lie in [0, 1].
     iterations : int
-        L-BFGS iterations at most.
-
-    Returns
-    -------
-    Tensor, shape ``shape``, float32
-        Pixels in [0, 1].
+        Of L-BFGS, at most.
 
     Raises
     ------

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -138,7 +139,6 @@ class Victims:
         run = {"dataset": str(folder), "seed": seed, "device": "cpu", "engine": "auto", **(config or {})}
         node = {"partition-id": 0, "num-partitions": 1, **policy}
         self._grid = InProcessGrid(umbel.client.app.app, run, node_configs=[node])
-        (self._node,) = self._grid.get_node_ids()
         self._round = 0
 
     def ask(
@@ -170,22 +170,33 @@ class Victims:
             release_by=mode.release_by,
             **asked,
         )
-        content = round_request(pack(hypotheses), task)
-        (reply,) = self._grid.send_and_receive([self._grid.create_message(content, "train", self._node, "1")])
-        if reply.has_error():
-            raise FleetError("the gate refused; its reason is in the log above", code="nodes.refused")
-        counts = np.empty(0)
-        if mode.by_site:
-            arrays, counts, released = site_sums_in(reply.content, len(clients))
-        else:
-            arrays, released, _ = released_in(reply.content, len(clients))
-        if not released.all():
-            raise FleetError("some clients could not pay: the environment holds a limit", code="nodes.budget")
-        return arrays, counts
+        return what_left(answer(self._grid, round_request(pack(hypotheses), task)), len(clients), mode.by_site)
 
     def claimed(self, client: int) -> Guarantee | None:
         """Return what is guaranteed to a client by the node's own ledger; None for nothing."""
-        return guarantee(MemoryLedger(self._grid.contexts[self._node].state).account(ClientInDataset(client)), DELTA)
+        (context,) = self._grid.contexts.values()
+        return guarantee(MemoryLedger(context.state).account(ClientInDataset(client)), DELTA)
+
+
+def answer(grid: InProcessGrid, content: RecordDict) -> RecordDict:
+    """Return what the only node of a grid answers to a round's message; raise `FleetError` when its gate refuses."""
+    (node,) = grid.get_node_ids()
+    (reply,) = grid.send_and_receive([grid.create_message(content, "train", node, "1")])
+    if reply.has_error():
+        raise FleetError("the gate refused; its reason is in the log above", code="nodes.refused")
+    return reply.content
+
+
+def what_left(content: RecordDict, asked: int, by_site: bool) -> tuple[Arrays, NDArray[np.float64]]:
+    """Return the arrays and counts that left of so many clients, as `Victims.ask` does; `FleetError` unless of all."""
+    counts = np.empty(0)
+    if by_site:
+        arrays, counts, released = site_sums_in(content, asked)
+    else:
+        arrays, released, _ = released_in(content, asked)
+    if not released.all():
+        raise FleetError("some clients could not pay: the environment holds a limit", code="nodes.budget")
+    return arrays, counts
 
 
 def write_victims(folder: Path, dataset: Dataset, rows: Sequence[NDArray[np.int64]]) -> None:

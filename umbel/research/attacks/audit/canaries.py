@@ -26,6 +26,7 @@ from umbel.protocol.records import pack
 from umbel.protocol.release import Kind, Release
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.research.attacks.audit.pairs import BOUND, NAME, REPORTED, Coins, Matrix, ReportPair, TrainingPair
+from umbel.research.attacks.victims import answer
 from umbel.simulation.grid import InProcessGrid
 
 _NUMBERS = 1 << 22  # that the canaries of one message release
@@ -85,13 +86,8 @@ class Setting:
 class Seen:
     """What became of the canaries.
 
-    Attributes
-    ----------
-    coins : ndarray of -1 or 1, shape (m,)
-    scores : ndarray, shape (m,)
-        The auditor's: log likelihood of a coin of 1 less that of -1, by what left.
-    account : mapping from Release to int
-        What the node's ledger has of each canary.
+    Their `coins` (m,) are -1 or 1. The auditor's `scores` (m,) are the log likelihood of a coin of 1 less that of -1,
+    by what left. `account` is what the node's ledger has of each.
     """
 
     coins: Coins
@@ -135,7 +131,6 @@ class _Herd:
         app = ClientApp()
         app.train(mods=[RoundGate(lambda _site, _run: _Anything())])(self._answer)
         self._grid = InProcessGrid(app, {"seed": seed}, node_configs=[config])
-        (self._node,) = self._grid.get_node_ids()
 
     def take_part(self, number: int, some: range) -> Matrix:
         """Have some canaries take part for the time `number`, from 0; return their scores."""
@@ -151,7 +146,8 @@ class _Herd:
 
     def account(self) -> Mapping[Release, int]:
         """Return what the node's ledger has of each canary."""
-        ledger = MemoryLedger(self._grid.contexts[self._node].state)
+        (context,) = self._grid.contexts.values()
+        ledger = MemoryLedger(context.state)
         first = ledger.account(ClientInDataset(0))
         if ledger.account(ClientInDataset(self._step * (len(self.coins) - 1))) != first:
             raise FleetError("the ledger charges canaries differently", code="nodes.uneven-charges")
@@ -171,10 +167,7 @@ class _Herd:
             training.task(round, everybody) if training else None,
             EvaluationSpec(round, everybody[:: self._step]) if self._report else None,
         )
-        (reply,) = self._grid.send_and_receive([self._grid.create_message(content, "train", self._node, "1")])
-        if reply.has_error():
-            raise FleetError("the gate refused; its reason is in the log above", code="nodes.refused")
-        return reply.content
+        return answer(self._grid, content)
 
     def _answer(self, msg: Message, context: Context) -> Message:
         """Hand to the gate what the canaries' data lead to."""

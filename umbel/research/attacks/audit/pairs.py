@@ -20,9 +20,10 @@ from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import FleetError
-from umbel.protocol.messages import assigned_in, hypotheses_in, released_in, scores_in, site_sums_in
+from umbel.protocol.messages import assigned_in, hypotheses_in, scores_in
 from umbel.protocol.release import LAPLACE, Clipping, Kind, Release, ReleaseBy
 from umbel.protocol.tasks import TrainingSpec
+from umbel.research.attacks.victims import what_left
 
 Matrix = NDArray[np.float64]
 Coins = NDArray[np.int64]
@@ -84,16 +85,10 @@ class TrainingPair:
         )
 
     def trained(self, content: RecordDict, coins: Coins, directions: Matrix) -> RecordDict:
-        """Return what clients with these coins hand over; they train what the gate assigned to them.
+        """Return what clients hand over to the gate that asks this; they train what it assigned to them.
 
-        Parameters
-        ----------
-        content : RecordDict
-            What the gate asks of them.
-        coins : ndarray of -1 or 1, shape (clients,)
-            0 for a client that is no canary: it has no update, and the first hypothesis fits it best.
-        directions : ndarray, shape (clients, n) or (1, n)
-            Unit vectors.
+        Of `coins` (clients,), -1 or 1, one is 0 for a client that is no canary: it has no update, and the first
+        hypothesis fits it best. Directions are unit vectors (clients, n) or (1, n).
         """
         assigned, hypotheses = assigned_in(content), hypotheses_in(content)[NAME]
         chosen = np.where(assigned == OWN, self.best(coins), assigned)
@@ -112,13 +107,7 @@ class TrainingPair:
 
     def score(self, content: RecordDict, asked: int, directions: Matrix) -> Matrix:
         """Return the log likelihood ratio of the coins of the canaries, by what left of so many clients."""
-        counts = np.empty(0)
-        if self._by_site:
-            arrays, counts, released = site_sums_in(content, asked)
-        else:
-            arrays, released, _ = released_in(content, asked)
-        if not released.all():
-            raise FleetError("some canaries could not pay: the environment holds a limit", code="nodes.budget")
+        arrays, counts = what_left(content, asked, self._by_site)
         likelihood = self._of_sums if self._by_site else self._of_models
         one, other = (likelihood(flatten(arrays), counts, coin, directions) for coin in (1, -1))
         return one - other
@@ -181,8 +170,3 @@ def log_density(mechanism: str, nu: float, n: int, clip_norm: float, distances: 
     if mechanism == LAPLACE:
         return -distances * n / (nu * clip_norm)
     return -distances / (mechanisms.load(mechanism)(nu).deviation(n) * clip_norm)
-
-
-def report_release(noise_multiplier: float) -> Release:
-    """Return what a noised report is to the account."""
-    return Release(Kind.REPORT, REPORTED, noise_multiplier, Clipping.PUBLIC)

@@ -155,18 +155,9 @@ class Finding:
 
 
 def audit(dataset: str = "hospital", clients: int = CLIENTS, seed: int = 0) -> list[Finding]:
-    """Attack hospitals in all modes.
+    """Attack so many hospitals of each kind of a dataset, a name or path, at most, in all modes.
 
     One thread computes, so that the digits do not depend on the number of cores.
-
-    Parameters
-    ----------
-    dataset : str
-        Name or path.
-    clients : int
-        Victims of each kind, at most.
-    seed : int
-        Of every draw.
 
     Raises
     ------

@@ -121,11 +121,8 @@ class Data:
 
     def unit(self, quantity: str) -> tuple[float, str]:
         """Return what to multiply stored numbers by, and the unit that this leads to."""
-        units = self.manifest.units
-        if quantity == PAYMENT:
-            return float(units.get("target", {}).get("scale", 1.0)), str(units.get("target", {}).get("unit", ""))
-        column = 0 if quantity == SERVICE else 1
-        about = (units.get("features") or [{}] * FEATURES)[column]
+        service, place, *_ = [*(self.manifest.units.get("features") or ()), {}, {}]
+        about = {SERVICE: service, PLACE: place, PAYMENT: self.manifest.units.get("target", {})}[quantity]
         return float(about.get("scale", 1.0)), "index" if quantity == SERVICE else str(about.get("unit", ""))
 
 
@@ -133,19 +130,18 @@ def _by_rows(
     dataset: Dataset, clients: Sequence[int] | NDArray[np.int64], services: Matrix, one: Any
 ) -> dict[int, Hospitals]:
     """Return clients of one row and of all services; of each client `one` draws its row, or all count where None."""
-    single: list[tuple[Matrix, Matrix]] = []
-    whole: list[tuple[Matrix, Matrix]] = []
+    kinds: dict[int, list[tuple[Matrix, Matrix]]] = {1: [], len(services): []}
     for client in clients:
         features, payments = (np.asarray(part, np.float64) for part in dataset.client(int(client)))
-        rows = range(len(payments)) if one is None else [int(one.integers(len(payments)))]
-        single += [(features[i : i + 1], payments[i : i + 1]) for i in rows]
+        single = range(len(payments)) if one is None else [int(one.integers(len(payments)))]
+        kinds[1] += [(features[i : i + 1], payments[i : i + 1]) for i in single]
         if len(payments) == len(services) and np.array_equal(np.sort(features[:, 0]), services):
             order = np.argsort(features[:, 0])
-            whole.append((features[order], payments[order]))
+            kinds[len(services)].append((features[order], payments[order]))
     found = {}
-    for rows_, some in ((1, single), (len(services), whole)):
-        shape = (len(some), rows_)
-        found[rows_] = Hospitals(
+    for rows, some in kinds.items():
+        shape = (len(some), rows)
+        found[rows] = Hospitals(
             np.array([features for features, _ in some]).reshape(*shape, FEATURES),
             np.array([payments for _, payments in some]).reshape(shape),
         )
