@@ -256,7 +256,7 @@ class PacAttack(Recommender, Observer):
         if min(self.options.multipliers) < run.noise_multiplier:
             # The run's own accounts go by it.
             raise ConfigError(
-                f"multipliers go below noise-multiplier = {run.noise_multiplier:g}; lower that to the smallest of them",
+                f"strategy-options: multipliers go below noise-multiplier = {run.noise_multiplier:g}; lower that",
                 code="config.multipliers",
             )
         if run.resume:

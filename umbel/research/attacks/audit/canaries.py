@@ -62,7 +62,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.release is not None and (why := gap(self.release)):
-            raise ConfigError(f"nothing to audit is claimed, since {why}", code="config.nothing-claimed")
+            raise ConfigError(f"there is no claim to audit, since {why}", code="config.nothing-claimed")
         if self.release is None and not self.report_noise_multiplier > 0:
             raise ConfigError("canaries that neither train nor report give nothing away", code="config.idle-canaries")
         if self.times < 1:
