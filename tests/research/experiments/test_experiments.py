@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.research.experiments.conftest import read_csv
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.research.experiments import baselines, handwriting, hospital, synthetic
 from umbel.research.experiments.__main__ import app
@@ -19,12 +19,6 @@ from umbel.research.experiments.runs import Finished, Spec, finish
 from umbel.research.experiments.sweep import Result, _save
 from umbel.research.experiments.tables import by_arm
 from umbel.research.output import Section
-
-
-def read_csv(folder: Path) -> list[dict[str, str]]:
-    with (folder / "table.csv").open() as file:
-        return list(csv.DictReader(file))
-
 
 OWN: dict[str, Any] = {
     "mean": 0.1, "worst_decile": 0.2, "chosen": [1, 1], "rand_index": 0.5, "to_truth": [0.1, 0.2],
