@@ -222,7 +222,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Spec, Finished
     specs = synthetic.specs(tmp_path_factory.mktemp("synthetic"), seeds=1, quick=True)
     # What is compared in the long run is not looked at.
     short = {"rounds": 3}
-    return [(spec, finish(spec.config | (short if spec.arm[1] == synthetic.LONG else {}))) for spec in specs]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(baselines, "LOCAL_EPOCHS", 2)
+        return [(spec, finish(spec.config | (short if spec.arm[1] == synthetic.LONG else {}))) for spec in specs]
 
 
 @pytest.mark.slow
