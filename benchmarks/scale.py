@@ -185,16 +185,15 @@ def play(folder: Path, rounds: int) -> Run:
         os.environ["UMBEL_HOME"] = home
         config = run_config("hospital", dataset=str(folder), rounds=rounds, patience=0)
         before, began = memory()["VmRSS"], time.perf_counter()
-        laps = Laps(lambda _: (time.perf_counter(), time.process_time(), memory()["VmHWM"]))
-        kept = run_here(config, observers=[laps])
-        loss = umbel.load(kept).history["loss"].min()
+        laps = Laps(lambda run: (time.perf_counter(), time.process_time(), memory()["VmHWM"], run.state))
+        run_here(config, observers=[laps])
     (opened, *_), *notes = laps.notes
-    wall, cpu, most = np.array(notes).T
+    wall, cpu, most, (state, *_) = zip(*notes, strict=True)
     return Run(
         opening=opened - began,
         rounds=np.diff(wall)[1:].tolist(),
         cpu=np.diff(cpu)[1:].tolist(),
-        loss=float(loss),
+        loss=state.best_loss,
         memory=(most[-1] - before) / _MIB,
         mapped=mapped(folder) / _MIB,
     )
