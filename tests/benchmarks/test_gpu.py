@@ -20,6 +20,14 @@ def run(*options: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.fixture
+def one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contestants go once, without a turn to warm up."""
+    monkeypatch.setattr(
+        gpu, "interleave", lambda contestants, times: {name: [go()] for name, go in contestants.items()}
+    )
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without a GPU")
 def test_without_a_gpu_it_says_so() -> None:
     code, _ = run()
@@ -27,6 +35,7 @@ def test_without_a_gpu_it_says_so() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_turn")
 def test_both_forms_and_plain_pytorch_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with fake_gpu():
         gpu.cohort_of(1, 1, torch.device("cuda"), tmp_path)
@@ -38,6 +47,7 @@ def test_both_forms_and_plain_pytorch_are_timed(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_turn")
 def test_rounds_of_colour_images_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with fake_gpu():
         gpu.rounds_like_cifar(1, "cuda", tmp_path, clients=2, rows=4, rounds=1)
