@@ -16,9 +16,9 @@ import umbel.privacy.gate.gate
 from benchmarks import bare, bare_loops, in_process
 from benchmarks.parts import PARTS, Stopwatch, by_parts
 from benchmarks.peers.tasks import TASKS, brief_of, named
+from tests.benchmarks.conftest import write_charges
 from tests.helpers.errors import raises
 from umbel.client.learner import Learner
-from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.protocol.errors import ConfigError
 from umbel.simulation.in_process import run_config
 
@@ -34,15 +34,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def hospital(tmp_path: Path) -> dict[str, Any]:
     """Rounds of the hospital experiment on made-up charges."""
-    rng, lengths = np.random.default_rng(0), np.tile([1, 2, 3, 4], 10)
-    features = rng.uniform(-1, 1, (lengths.sum(), 3)).astype(np.float32)
-    targets = (features.sum(1) ** 2).astype(np.float32)
-    split = {"train": 30, "validation": 10}
-    manifest = Manifest(name="charges", clients=40, split=split, model="mlp", loss="rmse")
-    write_dataset(tmp_path / "charges", manifest, features, targets, offsets_of(lengths))
     return run_config(
         "hospital",
-        dataset=str(tmp_path / "charges"),
+        dataset=write_charges(tmp_path, [1, 2, 3, 4] * 10, 30),
         hypotheses=3,
         clients_per_round=8,
         validation_clients_per_round=5,
