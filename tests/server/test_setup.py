@@ -176,10 +176,7 @@ def test_each_key_has_a_rule(run_config: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (
-            {"mechanism": "gausian", "clipping": "public"},
-            (ConfigError, "config.unknown-name", "gausian", "mechanism"),
-        ),
+        ({"mechanism": "gausian", "clipping": "public"}, (ConfigError, "config.unknown-name", "gausian", "mechanism")),
         ({"strategy": "fedmax"}, (ConfigError, "config.unknown-name", "fedmax", "group-privacy")),
         ({"strategy": ""}, (ConfigError, "config.unknown-name", "group-privacy")),
         ({"strategy": "nowhere:Mine"}, (ConfigError, "config.import", "nowhere:Mine")),

@@ -240,8 +240,6 @@ def test_what_a_reply_takes_is_learnt_and_a_fifth_of_nodes_that_take_their_time_
 
 
 def failure(code: int) -> Exception:
-    if not code:
-        return ConnectionError("no SuperLink")
     return httpx.HTTPStatusError("", request=httpx.Request("POST", "http://superlink"), response=httpx.Response(code))
 
 
@@ -250,33 +248,34 @@ class Failing(Answering):
 
     in_process = False
 
-    def __init__(self, times: int, code: int = 500) -> None:
+    def __init__(self, times: int, error: Exception) -> None:
         super().__init__()
-        self.times, self.code = times, code
+        self.times, self.error = times, error
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         wanted = [sent for sent in self.sent if sent.metadata.message_id in set(message_ids)]
         if self.times and any(sent.metadata.dst_node_id == 2 for sent in wanted):
             self.times -= 1
-            raise failure(self.code)
+            raise self.error
         return super().pull_messages(message_ids)
 
 
 def test_a_superlink_that_fails_for_want_of_time_is_asked_again() -> None:
-    assert nodes(exchange_on(Failing(times=3)).run([to(1), to(2), to(3)], timeout=600)) == [1, 2, 3]
+    assert nodes(exchange_on(Failing(3, failure(500))).run([to(1), to(2), to(3)], timeout=600)) == [1, 2, 3]
 
 
-def test_a_superlink_that_fails_with_each_look_at_one_reply_costs_that_one() -> None:
+@pytest.mark.parametrize("error", [failure(500), ValueError("no array")], ids=["SuperLink", "Flower"])
+def test_a_reply_that_the_superlink_or_flower_cannot_read_costs_that_one(error: Exception) -> None:
     """A site can make an answer that the SuperLink cannot handle; it is no reason to end the run."""
-    exchange = exchange_on(Failing(times=-1))
+    exchange = exchange_on(Failing(-1, error))
     assert nodes(exchange.run([to(1), to(2), to(3)], timeout=600)) == [1, 3]
     assert exchange.silent == {2}
 
 
-@pytest.mark.parametrize("code", [403, 0])
-def test_a_superlink_that_says_no_or_is_not_there_ends_the_round(code: int) -> None:
-    with pytest.raises((httpx.HTTPStatusError, ConnectionError)):
-        exchange_on(Failing(times=-1, code=code)).run([to(1), to(2)], timeout=600)
+@pytest.mark.parametrize("error", [failure(403), ConnectionError("no SuperLink")], ids=["no", "nobody"])
+def test_a_superlink_that_says_no_or_is_not_there_ends_the_round(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        exchange_on(Failing(-1, error)).run([to(1), to(2)], timeout=600)
 
 
 def test_a_reply_that_names_anothers_message_is_not_taken_for_the_others() -> None:
@@ -318,21 +317,6 @@ def wait_until_dropped(exchange: Exchange, grid: Post) -> int:
     while not exchange.dropped and time.monotonic() < deadline:
         exchange.run([to(1)], timeout=600)
     return exchange.dropped
-
-
-def test_a_reply_that_flower_cannot_read_is_lost_and_no_other() -> None:
-    class Unreadable(Answering):
-        in_process = False
-
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            due = list(super().pull_messages(message_ids))
-            if any(reply.metadata.src_node_id == 2 for reply in due):
-                raise ValueError("no array")
-            return due
-
-    exchange = exchange_on(Unreadable())
-    assert nodes(exchange.run([to(1), to(2), to(3)], timeout=60)) == [1, 3]
-    assert exchange.silent == {2}
 
 
 def test_the_round_closes_as_soon_as_there_is_enough() -> None:

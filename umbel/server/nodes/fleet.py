@@ -143,14 +143,10 @@ class Fleet:
         rows = len(next(iter(self._sent.values()))) if task.release_by is ReleaseBy.SITE else None
         self._training = _asked(clients, placed, task.disclose_choice, rows)
         self._furthest = furthest(task, flatten(self._sent), self.run.max_update_norm)
+        asked = {node: replace(task, round=round, clients=tuple(locals_)) for node, (_, locals_) in placed.items()}
         return [
-            Message(
-                round_request(packed, training=replace(task, round=round, clients=tuple(locals_))),
-                node,
-                "train",
-                group_id=str(round),
-            )
-            for node, (_, locals_) in placed.items()
+            Message(round_request(packed, training=one), node, "train", group_id=str(round))
+            for node, one in asked.items()
         ]
 
     def ask_evaluation(
@@ -166,14 +162,10 @@ class Fleet:
         placed = roster.place(VALIDATION, clients)
         self._evaluation = _asked(clients, placed)
         _, packed = self._open(hypotheses)
+        asked = {node: replace(task, round=round, clients=tuple(locals_)) for node, (_, locals_) in placed.items()}
         return [
-            Message(
-                round_request(packed, evaluation=replace(task, round=round, clients=tuple(locals_))),
-                node,
-                "evaluate",
-                group_id=group or str(round),
-            )
-            for node, (_, locals_) in placed.items()
+            Message(round_request(packed, evaluation=one), node, "evaluate", group_id=group or str(round))
+            for node, one in asked.items()
         ]
 
     def _open(self, hypotheses: ArrayRecord) -> tuple[Arrays, ArrayRecord]:
@@ -280,9 +272,8 @@ class Fleet:
         """Return whom the last `ask_training` asked, and a reply of each node that has something to say of them."""
         asked = self._training
         assert asked is not None
-        return asked, {
-            node: reply for node, reply in _usable(replies, asked).items() if answers_training(reply.content)
-        }
+        usable = _usable(replies, asked)
+        return asked, {node: reply for node, reply in usable.items() if answers_training(reply.content)}
 
     def _note(self, inside: NDArray[np.int64], outside: NDArray[np.int64]) -> None:
         """Count who took part, also those whose releases are left out."""
@@ -311,15 +302,10 @@ class Fleet:
         if self.run.quorum >= 1:
             return False
         own = [answer for answer in answers if answer.kind != "query" and not answer.reply.has_error()]
-        trains = any(asks(message.content)[0] for message in messages)
-        scores = any(asks(message.content)[1] for message in messages)
-        if trains and self._training is not None:
-            there = sum(_released(one, self._training) for one in own)
-            if there < self.run.quorum * len(self._training.clients):
-                return False
-        if scores and self._evaluation is not None:
-            there = sum(_reported(one, self._evaluation) for one in own)
-            if there < self.run.quorum * len(self._evaluation.clients):
+        for part, (asked, count) in enumerate(((self._training, _released), (self._evaluation, _reported))):
+            if asked is None or not any(asks(message.content)[part] for message in messages):
+                continue
+            if sum(count(one, asked) for one in own) < self.run.quorum * len(asked.clients):
                 return False
         return True
 
