@@ -51,15 +51,6 @@ def test_clients_with_a_limit_take_turns_until_all_have_had_theirs() -> None:
     assert fleet.used_up
 
 
-def test_whose_turn_it_is_depends_on_the_seed() -> None:
-    def first(seed: int) -> list[int]:
-        grid = PaperGrid.simulated(train=100)
-        (message,) = Fleet(clients_per_round=10, max_participations=1, seed=seed).ask_training(1, RECORD, COMMON, grid)
-        return grid.asked(message)
-
-    assert first(1) == first(1) != first(2)
-
-
 def test_a_message_holds_the_hypotheses_and_the_task() -> None:
     grid, fleet = PaperGrid.simulated(train=4), Fleet(clients_per_round=4)
     task = replace(COMMON, clipping="public", clip_norm=0.2, run="mine")

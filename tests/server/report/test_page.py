@@ -401,7 +401,7 @@ def test_of_many_hypotheses_the_most_trained_are_shown() -> None:
     assert "4 others" in page.text
 
 
-@pytest.mark.parametrize(("rounds", "rows"), [(1000, 1000), (1001, 502), (4000, 1002)])
+@pytest.mark.parametrize(("rounds", "rows"), [(1000, 1000), (1001, 502)])
 def test_thousands_of_rounds_are_thinned_in_the_table(rounds: int, rows: int) -> None:
     page = report(state(rounds, final=False, best_round=2, best_loss=0.5))
     assert page.html.count("10 of 10") == rows
