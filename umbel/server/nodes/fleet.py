@@ -74,9 +74,11 @@ class Fleet:
         self._invited: dict[int, Absence] = {}
         self._training: Asked | None = None
         self._evaluation: Asked | None = None
-        self._sent: Arrays = {}
+        self.sent: Arrays = {}
+        """What the last `ask_training` sent."""
         self._opened: tuple[dict[str, Array], Arrays, ArrayRecord] = {}, {}, ArrayRecord()
-        self._task = TrainingSpec()
+        self.task = TrainingSpec()
+        """What the last `ask_training` asked of all clients, without round and clients."""
         self._furthest = 0.0
         self._outside = 0
 
@@ -138,11 +140,11 @@ class Fleet:
         roster = self._present(grid)
         if clients is None:
             clients = self._draw(roster, round)
-        placed, self._task = roster.place(TRAIN, clients), task
-        self._sent, packed = self._open(hypotheses)
-        rows = len(next(iter(self._sent.values()))) if task.release_by is ReleaseBy.SITE else None
+        placed, self.task = roster.place(TRAIN, clients), task
+        self.sent, packed = self._open(hypotheses)
+        rows = len(next(iter(self.sent.values()))) if task.release_by is ReleaseBy.SITE else None
         self._training = _asked(clients, placed, task.disclose_choice, rows)
-        self._furthest = furthest(task, flatten(self._sent), self.run.max_update_norm)
+        self._furthest = furthest(task, flatten(self.sent), self.run.max_update_norm)
         asked = {node: replace(task, round=round, clients=tuple(locals_)) for node, (_, locals_) in placed.items()}
         return [
             Message(round_request(packed, training=one), node, "train", group_id=str(round))
@@ -255,16 +257,16 @@ class Fleet:
     def releases(self, replies: Iterable[Message]) -> Releases:
         """Return the releases in the replies to the last `ask_training`, and count who took part."""
         asked, answers = self._answers(replies)
-        found = read_releases(answers, asked, self._sent, self._furthest)
+        found = read_releases(answers, asked, self.sent, self._furthest)
         self._note(found.clients, found.outside)
         return found
 
     def sums(self, replies: Iterable[Message]) -> Sums:
         """Return the sums in the replies to the last `ask_training`, if sites were asked for them; count as above."""
         asked, answers = self._answers(replies)
-        k, n = flatten(self._sent).shape
-        most = partial(furthest_sum, self._task, k, n, most=self.run.max_update_norm)
-        found = read_sums(answers, asked, self._sent, most)
+        k, n = flatten(self.sent).shape
+        most = partial(furthest_sum, self.task, k, n, most=self.run.max_update_norm)
+        found = read_sums(answers, asked, self.sent, most)
         self._note(found.clients, found.outside)
         return found
 
@@ -286,16 +288,6 @@ class Fleet:
         if (asked := self._evaluation) is None:
             return None
         return read_scores(_usable(replies, asked), asked, self.run.validate_by, self.metric_is_share)
-
-    @property
-    def sent(self) -> Arrays:
-        """What the last `ask_training` sent."""
-        return self._sent
-
-    @property
-    def task(self) -> TrainingSpec:
-        """What the last `ask_training` asked of all clients, without round and clients."""
-        return self._task
 
     def _enough(self, answers: Sequence[Answer], messages: Sequence[Message]) -> bool:
         """Return whether a quorum of the clients that were asked has answered."""
