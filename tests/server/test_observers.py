@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from tests.helpers.scripted import Scripted, run_of, theta
 from umbel.data import BUNDLED, open_dataset
-from umbel.models.baselines import baselines
+from umbel.models.factors import baselines
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
 from umbel.server.observers import Baselines, Checkpoints, Log, Patience, in_time
