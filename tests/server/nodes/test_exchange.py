@@ -166,6 +166,20 @@ def test_many_replies_that_do_not_end_hold_up_no_other() -> None:
     Dripping.rest.set()
 
 
+def pushing(grid: Post, message: Message, *replies: Message) -> None:
+    """Have replies there once messages are sent."""
+    push = grid.push_messages
+
+    def pushed(messages: Iterable[Message]) -> Iterable[str]:
+        ids = push(messages)
+        for reply in replies:
+            reply.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
+        grid.arrived += replies
+        return ids
+
+    grid.push_messages = pushed  # type: ignore[method-assign]
+
+
 class Silent(Post):
     """Nobody answers; it counts what it is asked for."""
 
@@ -342,17 +356,9 @@ def test_a_reply_that_comes_late_may_be_wanted_all_the_same_and_nobody_waits_for
 
 
 def test_a_second_reply_to_one_message_is_dropped() -> None:
-    exchange = exchange_on(grid := Answering())
-    grid.silent = [1]
+    exchange = exchange_on(grid := Post())
     message = to(1)
-    push = grid.push_messages
-
-    def twice(messages: Iterable[Message]) -> Iterable[str]:
-        ids = push(messages)
-        grid.arrived += [answers_of(message), answers_of(message)]
-        return ids
-
-    grid.push_messages = twice  # type: ignore[method-assign]
+    pushing(grid, message, answers_of(message), answers_of(message))
     assert nodes(exchange.run([message], timeout=1)) == [1]
     assert exchange.dropped == 1
 
@@ -361,16 +367,9 @@ def test_a_lost_node_is_named_by_the_message_that_it_was_sent() -> None:
     # Flower's SuperLink, node 1, answers for a node that is gone.
     exchange = exchange_on(grid := Post())
     message = to(5)
-    push = grid.push_messages
-
-    def for_the_lost(messages: Iterable[Message]) -> Iterable[str]:
-        ids = push(messages)
-        error = Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
-        error.metadata.__dict__["_src_node_id"] = 1
-        grid.arrived.append(error)
-        return ids
-
-    grid.push_messages = for_the_lost  # type: ignore[method-assign]
+    error = Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
+    error.metadata.__dict__["_src_node_id"] = 1
+    pushing(grid, message, error)
     (answer,) = exchange.run([message], timeout=1)
     assert (answer.node, answer.reply.has_error()) == (5, True)
 
@@ -386,13 +385,6 @@ def test_a_message_dies_with_its_round_but_for_those_whose_replies_are_of_use_ho
 def test_an_answer_in_another_nodes_name_does_not_stand_in_for_its_own() -> None:
     exchange = exchange_on(grid := Post())
     message = to(1)
-    push = grid.push_messages
-
-    def posing(messages: Iterable[Message]) -> Iterable[str]:
-        ids = push(messages)
-        grid.arrived += [answers_of(message, node=7), answers_of(message)]
-        return ids
-
-    grid.push_messages = posing  # type: ignore[method-assign]
+    pushing(grid, message, answers_of(message, node=7), answers_of(message))
     assert nodes(exchange.run([message], timeout=60)) == [1]
     assert exchange.dropped == 1
