@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from flwr.app import Context, Message
 from numpy.typing import NDArray
 from safetensors import safe_open
 
@@ -41,7 +40,6 @@ from umbel.protocol.run_config import RunConfig
 from umbel.server.observer import Run
 from umbel.server.rounds import draw_hypotheses
 from umbel.server.setup import Setup
-from umbel.simulation.grid import InProcessGrid
 
 # What is drawn `tests/server/report` looks at.
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -168,23 +166,6 @@ def test_the_releases_of_the_first_and_the_best_round_are_kept(play: Play, whole
     latest = flatten(one.arrays("latest"))
     for j in np.unique(groups):
         np.testing.assert_allclose(latest[j], releases[groups == j].mean(axis=0), rtol=1e-6)
-
-
-def test_a_run_that_is_killed_leaves_its_last_round(run_config: dict[str, Any], umbel_home: Path) -> None:
-    def pull_the_plug(message: Message, context: Context) -> Message:
-        if message.metadata.group_id == "3":
-            raise KeyboardInterrupt
-        return umbel.client.app.app(message, context)
-
-    config = run_config | {"rounds": 5}
-    with pytest.raises(KeyboardInterrupt):
-        run_app(config, InProcessGrid(pull_the_plug, config))
-    (folder,) = (umbel_home / "runs").iterdir()
-    run = AppRun(folder, InProcessGrid(umbel.client.app.app, config))
-    assert [entry["number"] for entry in run.history] == [1, 2]
-    assert sum(times for times, _ in run.ledger.values()) == 14
-    assert run.arrays("latest")["weight"].shape == (2, 1, 2)
-    assert sorted(file.name for file in folder.iterdir()) == FILES[:-1], "the report comes at the end"
 
 
 # --- what it learns

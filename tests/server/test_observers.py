@@ -14,7 +14,7 @@ from umbel.data import BUNDLED, open_dataset
 from umbel.models.factors import baselines
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Baselines, Checkpoints, Log, Patience, in_time
+from umbel.server.observers import Baselines, Checkpoints, Log, in_time
 from umbel.server.rounds import run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
@@ -47,14 +47,9 @@ def scripted(losses: list[float | None], *observers: Observer, **changes: Any) -
 def test_patience_ends_a_run_that_gets_no_better(
     losses: list[float | None], validations: int, rounds: int, reason: str
 ) -> None:
-    state = scripted(losses, Patience(validations))
+    state = scripted(losses, patience=validations)
     assert len(state.history) == rounds
     assert state.stopped == reason
-
-
-def test_the_run_config_says_how_much_there_is(run_config: dict[str, Any]) -> None:
-    run = play(run_config | {"rounds": 50, "restarts": 1, "patience": 2, "step-size": 1e-12, "noise-multiplier": 0.0})
-    assert run.state.stopped == "no better hypotheses in 2 validations"
 
 
 # --- the log

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 
 from tests.helpers.scripted import LINEAR, After, Scripted, SpyGrid, run_of, setup, theta, value_of
 from umbel.protocol.arrays import flatten
-from umbel.protocol.messages import evaluation_in, evaluation_reply, hosting_reply, hypotheses_in
+from umbel.protocol.messages import evaluation_reply, hosting_reply, hypotheses_in
 from umbel.protocol.releases import Scores
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
@@ -230,48 +229,40 @@ def test_drawn_hypotheses_depend_on_seed_restart_and_place_alone() -> None:
     assert not any(one in others for one in weights())
 
 
-class Judge:
+def judge(validation: int = 1, fails: bool = False) -> SpyGrid:
     """A node with one client of each kind, whose loss is the first number of the first hypothesis."""
 
-    def __init__(self, validation: int = 1, fails: bool = False) -> None:
-        self.app = ClientApp()
-        self.rounds: list[Any] = []
-
-        @self.app.query()
-        def query(message: Message, context: Context) -> Message:
+    def app(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "query":
             return Message(hosting_reply(Hosting(7, validation, 0, 1)), reply_to=message)
+        if fails:
+            raise RuntimeError("cannot")
+        first = flatten(hypotheses_in(message.content))[0, 0]
+        return Message(evaluation_reply(np.array([first]), np.array([0.0])), reply_to=message)
 
-        @self.app.evaluate()
-        def evaluate(message: Message, context: Context) -> Message:
-            if fails:
-                raise RuntimeError("cannot")
-            self.rounds.append(evaluation_in(message.content))
-            first = flatten(hypotheses_in(message.content))[0, 0]
-            return Message(evaluation_reply(np.array([first]), np.array([0.0])), reply_to=message)
+    return SpyGrid(app)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_of_several_initial_sets_the_one_of_lowest_loss_is_taken(seed: int) -> None:
-    grid = SpyGrid(Judge().app)
+def test_of_several_initial_sets_the_one_of_lowest_loss_is_taken_after_one_exchange(seed: int) -> None:
+    grid = judge()
     chosen = initial_hypotheses(setup(GroupPrivacy(Fleet()), seed=seed, restarts=5), grid)
     sets = [draw_hypotheses(LINEAR, 2, seed, restart)["weight"] for restart in range(5)]
     np.testing.assert_array_equal(chosen["weight"], min(sets, key=lambda weights: weights[0, 0, 0]))
-
-
-def test_all_initial_sets_are_scored_in_one_exchange() -> None:
-    grid = SpyGrid(Judge().app)
-    initial_hypotheses(setup(GroupPrivacy(Fleet()), restarts=3), grid)
-    assert grid.exchanges == [[["version"]], [["evaluation", "hypotheses"]] * 3]
+    assert grid.exchanges == [[["version"]], [["evaluation", "hypotheses"]] * 5]
     assert grid.lifetimes[1] == 12.0
-    grid = SpyGrid(Judge().app)
+
+
+def test_one_initial_set_is_taken_as_it_is() -> None:
+    grid = judge()
     chosen = initial_hypotheses(setup(GroupPrivacy(Fleet()), seed=3), grid)
     np.testing.assert_array_equal(chosen["weight"], draw_hypotheses(LINEAR, 2, 3, 0)["weight"])
-    assert grid.exchanges == [], "one set is taken as it is"
+    assert grid.exchanges == []
 
 
-@pytest.mark.parametrize("judge", [Judge(validation=0), Judge(fails=True)], ids=["nobody validates", "nobody answers"])
-def test_where_no_set_is_scored_the_first_is_taken(judge: Judge) -> None:
-    chosen = initial_hypotheses(setup(GroupPrivacy(Fleet()), restarts=4), SpyGrid(judge.app))
+@pytest.mark.parametrize("grid", [judge(validation=0), judge(fails=True)], ids=["nobody validates", "nobody answers"])
+def test_where_no_set_is_scored_the_first_is_taken(grid: SpyGrid) -> None:
+    chosen = initial_hypotheses(setup(GroupPrivacy(Fleet()), restarts=4), grid)
     np.testing.assert_array_equal(chosen["weight"], draw_hypotheses(LINEAR, 2, 0, 0)["weight"])
 
 

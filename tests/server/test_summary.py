@@ -148,7 +148,6 @@ def told(**changes: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({}, "the radius is the norm of the client's own update"),
         ({"choice_epsilon": 1.0}, "the radius is the norm of the client's own update"),
         ({"mode": Clipping.PUBLIC}, "the choice among 2 hypotheses is open"),
     ],

@@ -12,36 +12,22 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.serverapp import Grid
 
 import umbel.server.nodes.transport
 from umbel.protocol.flower import ErrorCode
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.transport import SuperLink, transport_of
+from umbel.simulation.grid import InProcessGrid
 
 
-class Post(Grid):
-    """A Grid whose replies are there when the test says so."""
-
-    # So that a look finds all that is there, however slowly threads start.
-    in_process = True
+class Post(InProcessGrid):
+    """A Grid whose replies are there when the test says so, for a look to find however slowly threads start."""
 
     def __init__(self) -> None:
+        super().__init__(lambda *_: None, {}, node_configs=[{}])
         self.sent: list[Message] = []
         self.arrived: list[Message] = []
         self._ids = count()
-
-    def set_run(self, run: object) -> None: ...
-
-    @property
-    def run(self) -> object:
-        return None
-
-    def create_message(self, *_: object, **__: object) -> Message:
-        raise NotImplementedError
-
-    def get_node_ids(self) -> Iterable[int]:
-        return []
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         for message in messages:
@@ -53,9 +39,6 @@ class Post(Grid):
         due = [reply for reply in self.arrived if reply.metadata.reply_to_message_id in set(message_ids)]
         self.arrived = [reply for reply in self.arrived if reply not in due]
         return due
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        raise NotImplementedError
 
 
 def to(node: int, kind: str = "train") -> Message:

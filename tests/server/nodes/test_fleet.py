@@ -71,13 +71,6 @@ def test_other_arrays_in_the_same_record_are_sent_as_they_are_now() -> None:
         np.testing.assert_array_equal(flatten(fleet.sent), values)
 
 
-def test_the_nodes_are_asked_what_they_host_once_a_run() -> None:
-    grid, fleet = PaperGrid.simulated(train=4, nodes=2), Fleet(clients_per_round=4)
-    for round in (1, 2):
-        fleet.ask_training(round, RECORD, COMMON, grid)
-    assert grid.queried == [100, 101]
-
-
 # --- nodes that come
 
 

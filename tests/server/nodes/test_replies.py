@@ -369,10 +369,6 @@ def test_a_loss_that_no_model_has_counts_as_the_largest_that_one_has(odd: float)
     "spoil",
     [
         lambda content: content.pop("scores"),
-        lambda content: content.update({"scores": ArrayRecord()}),
-        lambda content: content.metric_records["scores"].pop("metric"),
-        lambda content: content.metric_records["scores"].update(loss=1.0),
-        lambda content: content.metric_records["scores"].update(loss=[1.0]),
         lambda content: content.metric_records["scores"].update(metric=[1.0, 1.0, 1.0]),
     ],
 )

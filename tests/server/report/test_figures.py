@@ -154,11 +154,6 @@ def test_two_hypotheses_have_one_distance_and_more_a_line_each() -> None:
     assert "distance" in texts(drawn("distances"))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_distances_may_be_undefined(bad: float) -> None:
-    tree(figures.distances("x", "", [1, 2], np.array([[1.0, bad, 2.0], [bad, bad, bad]]), [0, 1, 2]))
-
-
 def test_lines_are_named_and_the_papers_budget_has_a_scale_of_its_own() -> None:
     labels = texts(drawn("lines"))
     assert {"a", "b", "beside", "paper's budget"} <= set(labels)
