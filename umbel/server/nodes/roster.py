@@ -319,13 +319,6 @@ def admitted(content: RecordDict, max_clients: int, together: bool) -> Hosting:
     Which part of a dataset that is plays a role in simulation alone: elsewhere a site that lies about it would
     have the others asked for clients that they do not host.
 
-    Parameters
-    ----------
-    content : RecordDict
-    max_clients : int
-    together : bool
-        Whether all nodes belong to the server's own simulation (`umbel.server.nodes.transport.Transport`).
-
     Raises
     ------
     ProtocolError
