@@ -207,7 +207,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
 def test_no_bit_depends_on_the_number_of_nodes(play: Play, changes: dict[str, Any]) -> None:
     # Two nodes would show less: a sum of two parts does not depend on their order.
-    one, seven = (play(nodes=nodes, engine="loop", rounds=4, **changes) for nodes in (1, 7))
+    one, seven = (play(nodes=nodes, engine="loop", rounds=3, **changes) for nodes in (1, 7))
     for name in ("hypotheses", "latest"):
         found, expected = seven.arrays(name), one.arrays(name)
         assert found.keys() == expected.keys()
