@@ -105,9 +105,7 @@ def test_a_count_is_between_none_and_all_of_a_sites_clients_that_took_part(
 
 ODD: dict[str, tuple[str, Any]] = {
     "a client's release": ("released", MetricRecord({"clients": [1, 1, 1]})),
-    "a count too few": ("released", MetricRecord({"clients": [1, 1, 1], "counts": [3.0]})),
     "counts that are no numbers": ("released", MetricRecord({"clients": [1, 1, 1], "counts": [math.nan, 1.0]})),
-    "counts without end": ("released", MetricRecord({"clients": [1, 1, 1], "counts": [math.inf, 1.0]})),
     "a flag too many": ("released", MetricRecord({"clients": [1, 1, 1, 1], "counts": [2.0, 1.0]})),
     "flags that are none": ("released", MetricRecord({"clients": [1, 2, 1], "counts": [2.0, 1.0]})),
     "nobody": ("released", MetricRecord({"clients": [0, 0, 0], "counts": [0.0, 0.0]})),
