@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from umbel.cli.configs import read_values, resumed
-from umbel.cli.simulated import in_this_process, launched
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
 from umbel.simulation.relay import Relay
+from umbel.simulation.start import in_this_process, launched, on_cluster, read_values, resumed
 
 app = typer.Typer(add_completion=False)
 
@@ -34,25 +33,27 @@ def command(
     nodes: Annotated[
         int, typer.Option(min=0, help="Simulated nodes, among which clients are dealt out.", show_default="as fit")
     ] = 0,
-    in_process: Annotated[
+    ray: Annotated[
         bool,
         typer.Option(
-            "--in-process",
-            help="In this process alone, without Flower's simulation; with as many nodes, to the same bit.",
+            "--ray",
+            help="In Flower's own simulation, in processes of Ray's; with as many nodes, to the same bit. Where "
+            "RAY_ADDRESS names a cluster, that is taken.",
         ),
     ] = False,
+    in_process: Annotated[bool, typer.Option("--in-process", hidden=True)] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print what Flower and Ray say as well.")] = False,
 ) -> None:
-    """Run an experiment in simulation: on this machine, or on the Ray cluster that RAY_ADDRESS names."""
+    """Run an experiment in simulation: in this process, in Flower's simulation, or on a Ray cluster."""
     with errors_in_one_line():
         values = asked(what or [], config, resume)
         relay = Relay(typer.echo, verbose)
         try:
-            if in_process:
+            if not in_process and (ray or on_cluster()):
+                launched(values, nodes, relay)
+            else:
                 with relay.in_this_process():
                     in_this_process(values, nodes)
-            else:
-                launched(values, nodes, relay)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 
