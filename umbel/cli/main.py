@@ -6,17 +6,19 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from typing import Annotated
 
 import typer
 
 from umbel.cli.lazy import lazy
+from umbel.protocol.plugins import remember
 from umbel.protocol.project import OWN_PATH
 
 Table = Mapping[str, tuple[str, str]]
 """By its name: where a command's `typer.Typer` is, as module:name, and what it does, in a sentence."""
 
 
-def _group(commands: Table, callback: Callable[[], None], suggests: bool = False) -> typer.Typer:
+def _group(commands: Table, callback: Callable[..., None], suggests: bool = False) -> typer.Typer:
     """Return a command whose subcommands are those of a table; the callback's docstring says what they are for."""
 
     def load(name: str) -> typer.Typer:
@@ -34,9 +36,19 @@ def _group(commands: Table, callback: Callable[[], None], suggests: bool = False
     return group
 
 
-def _umbel() -> None:
+def _umbel(
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trust",
+            metavar="MODULE[:NAME]",
+            help="Code that a dataset or a run which you were sent may name. Umbel remembers it.",
+        ),
+    ] = None,
+) -> None:
     """Personalised and private federated learning."""
     os.environ[OWN_PATH] = os.getcwd()  # the user's own models and strategies
+    remember(names or ())
 
 
 def _server() -> None:

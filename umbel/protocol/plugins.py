@@ -47,7 +47,12 @@ def distrust(*texts: object) -> None:
 
 def trust(*texts: object) -> None:
     """Note names of code that the person who runs this process has typed, and remember them in umbel's home."""
-    if new := _names(texts) - _trusted():
+    remember(_names(texts))
+
+
+def remember(names: Iterable[str]) -> None:
+    """Trust names, ``package.module:attribute``, or whole modules, from now on."""
+    if new := {*names} - _trusted():
         with suppress(OSError):
             umbel_home().mkdir(parents=True, exist_ok=True)
             append(umbel_home() / _TRUSTED, "".join(f"{name}\n" for name in sorted(new)).encode())

@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from umbel.protocol.errors import ClusterError
 from umbel.protocol.project import APP
 
+_TOKEN = "start Ray everywhere, and this run, with RAY_AUTH_MODE=token and one RAY_AUTH_TOKEN (docs/cluster.md)"
 PACKAGES = ("umbel", "ray", "flwr", "torch", "numpy", "safetensors")  # besides Python the same on all machines
 
 _LISTEN_S = 5.0
@@ -87,6 +88,14 @@ def joined(environment: Mapping[str, str] | None = None, modules: Sequence[Path]
         shared: dict[str, Any] = {"working_dir": str(unpacked(APP, Path(scratch)))}
         shared |= {"py_modules": [str(path) for path in modules]} if modules else {}
         shared["env_vars"] = dict(environment or {})
+        if os.environ.get("RAY_AUTH_MODE") != "token":
+            from umbel.protocol.flower import log
+
+            log(
+                logging.WARNING,
+                "Whoever reaches this Ray cluster can run code on its machines: %s",
+                _TOKEN,
+            )
         try:
             ray.init(runtime_env=shared, logging_level=logging.ERROR, log_to_driver=False)
         except Exception as error:  # ConnectionError, RuntimeError, ValueError: Ray raises what it likes

@@ -14,6 +14,7 @@ from typing import Any
 from flwr.app import Error, Message
 
 from umbel.protocol.flower import ErrorCode, log
+from umbel.protocol.plugins import trust_elsewhere
 from umbel.protocol.polling import pause
 from umbel.protocol.run_config import RunConfig
 from umbel.server.app import conduct
@@ -198,7 +199,7 @@ def run(config: Mapping[str, Any], nodes: int = 0, modules: Sequence[Path] = ())
         When the nodes refuse; the reason is in the log.
     """
     config = RunConfig().entries() | RunConfig.current(config)
-    with cluster.joined(environment(), modules):
+    with cluster.joined(environment() | trust_elsewhere(), modules):
         grid = RayGrid(RayHosts(config), nodes)
         homes = ", ".join(dict.fromkeys(place.machine.name for place in grid.homes.values()))
         log(INFO, "%d simulated nodes live on the Ray cluster, on %s", len(grid.homes), homes)

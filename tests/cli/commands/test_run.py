@@ -84,7 +84,7 @@ def test_a_run_to_start_from_is_found_from_where_the_user_is(
 def test_what_cannot_be_run_is_told_in_one_line_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, words: list[str], code: str, part: str
 ) -> None:
-    monkeypatch.setattr("umbel.simulation.launch.run", lambda *_, **__: pytest.fail("it was started"))
+    monkeypatch.setattr("umbel.simulation.in_process.run", lambda *_: pytest.fail("it was started"))
     ended(*umbel("run", *words), code, part)
 
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_run_is_told_in_one_line_before_anything_starts(
 def test_what_does_not_fit_together_is_told_while_the_superlink_starts(
     monkeypatch: pytest.MonkeyPatch, words: list[str], code: str, part: str
 ) -> None:
-    monkeypatch.setattr("umbel.simulation.launch.run", lambda *_, check, **__: check())
+    monkeypatch.setattr("umbel.simulation.in_process.run", lambda *_: pytest.fail("it was started"))
     ended(*umbel("run", *words), code, part)
 
 
@@ -122,7 +122,7 @@ def test_a_run_that_cannot_go_on_is_told_before_it_is_submitted(
     folder = in_process.run({"rounds": 1, "restarts": 1})
     if history:
         (folder / "history.jsonl").write_text(history)
-    monkeypatch.setattr("umbel.simulation.launch.run", lambda *_, check, **__: check())
+    monkeypatch.setattr("umbel.simulation.in_process.run", lambda *_: pytest.fail("it was started"))
     ended(*umbel("run", *(word.format(run=folder) for word in words)), "config", "resume", part)
 
 
@@ -131,7 +131,7 @@ def test_a_home_that_cannot_be_made_is_told_before_anything_starts(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("UMBEL_HOME", str(tmp_path / "file" / "home"))
-    monkeypatch.setattr("umbel.simulation.launch.run", lambda *_, **__: pytest.fail("it was started"))
+    monkeypatch.setattr("umbel.simulation.in_process.run", lambda *_: pytest.fail("it was started"))
     ended(*umbel("run"), "config.home", "UMBEL_HOME")
 
 

@@ -1,0 +1,108 @@
+"""A dataset or a run that somebody was sent is data: what it names is not run, whatever command looks at it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from tests.helpers.errors import ended
+from umbel.cli.main import app
+from umbel.data import find_dataset, open_dataset, write_dataset
+from umbel.protocol.project import OWN_PATH
+
+PLANTED = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef boom(**_): pass\n"
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module of the person's own folder that says when it runs; the file that says so."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(OWN_PATH, str(tmp_path))
+    (tmp_path / "planted.py").write_text(PLANTED)
+    yield tmp_path / "ran"
+    sys.modules.pop("planted", None)
+
+
+def umbel(*words: str) -> tuple[int, str]:
+    told = CliRunner().invoke(app, list(words), prog_name="umbel")
+    return told.exit_code, told.output
+
+
+def sent_run(kept: Path, at: Path, key: str, name: str) -> Path:
+    shutil.copytree(kept, at)
+    saved = tomllib.loads((at / "config.toml").read_text())
+    saved["config"][key] = name
+    (at / "config.toml").write_text(tomli_w.dumps(saved))
+    return at
+
+
+@pytest.mark.parametrize("key", ["model", "loss", "metric", "strategy", "observers"])
+def test_what_a_run_names_is_not_imported(key: str, kept: Path, planted: Path, tmp_path: Path) -> None:
+    run = str(sent_run(kept, tmp_path / "sent", key, "planted:boom"))
+    ended(*umbel("run", run, "--resume", "rounds=9"), "config.untrusted-code", "planted:boom", "--trust")
+    ended(*umbel("run", f"{run}/config.toml"), "config.untrusted-code", "planted:boom")
+    assert not planted.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "{run}"),
+        ("runs", "show", "{run}"),
+        ("runs", "compare", "{run}", "{run}"),
+        ("export", "{run}", "out"),
+        ("predict", "{run}", "synthetic"),
+        ("run", "start-from={run}"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("name", ["planted:boom", "os:system command=true"])
+def test_no_command_runs_what_a_run_names(
+    words: tuple[str, ...], name: str, kept: Path, planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.system", lambda command: planted.touch())
+    run = sent_run(kept, tmp_path / "sent", "model", name)
+    code, output = umbel(*(word.format(run=run) for word in words))
+    assert not planted.exists()
+    if code:
+        assert "config.untrusted-code" in output, output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "dataset={data}", "rounds=1", "clients-per-round=1", "validation-clients-per-round=1"),
+        ("site", "check", 'data-path="{data}"'),
+        ("data", "list"),
+        ("predict", "last", "{data}"),
+    ],
+    ids=" ".join,
+)
+def test_no_command_runs_what_a_dataset_names(words: tuple[str, ...], planted: Path, tmp_path: Path) -> None:
+    opened, sent = open_dataset(find_dataset("synthetic")), tmp_path / "sent"
+    write_dataset(sent, opened.manifest, opened.features, opened.targets, opened.offsets)
+    manifest = json.loads((sent / "manifest.json").read_text())
+    (sent / "manifest.json").write_text(json.dumps(manifest | {"model": "planted:boom", "loss": "mse"}))
+    code, output = umbel(*(word.format(data=sent) for word in words))
+    assert not planted.exists()
+    assert code == 0 or "config.untrusted-code" in output or "config.no-run" in output, output
+
+
+def test_what_a_person_names_runs_and_is_remembered(kept: Path, planted: Path, tmp_path: Path) -> None:
+    run = str(sent_run(kept, tmp_path / "sent", "strategy", "planted:boom"))
+    ended(*umbel("--trust", "planted", "run", run, "--resume", "rounds=9"), "config.not-built-on", "planted:boom")
+    assert planted.exists()
+    ended(*umbel("run", run, "--resume", "rounds=9"), "config.not-built-on", "planted:boom")
+    ended(*umbel("run", "strategy=planted:boom"), "config.not-built-on", "planted:boom")
+
+
+def test_a_function_is_a_factory_only_of_the_module_that_was_named(planted: Path) -> None:
+    ended(*umbel("run", "model=os:system command=true", "loss=mse"), "model.factory", "os:system")
