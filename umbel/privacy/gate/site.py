@@ -23,6 +23,7 @@ from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.old_names import SETTINGS
+from umbel.protocol.plugins import TRUST
 from umbel.protocol.release import Release, exact
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 from umbel.protocol.simulated import runs_in_simulation
@@ -32,7 +33,7 @@ DATA_PATH = "data-path"
 # What Flower puts into the node configuration of a simulated node, and may put into another's.
 _PARTITION = ("partition-id", "num-partitions")
 _PREFIX = "UMBEL_"
-_HOME = "UMBEL_HOME"
+_NO_ENTRIES = ("UMBEL_HOME", TRUST)
 
 _KNOWN = {*Policy.names(), *(old for old, new in SETTINGS.items() if new in Policy.names())}
 
@@ -194,7 +195,7 @@ def _environment() -> dict[str, Any]:
     """Return the entries that the environment sets."""
     entries: dict[str, Any] = {}
     for name in os.environ:
-        if name[: len(_PREFIX)].upper() != _PREFIX or name == _HOME:
+        if name[: len(_PREFIX)].upper() != _PREFIX or name in _NO_ENTRIES:
             continue
         # What is written otherwise would be no limit, or of two limits one.
         if name != name.upper() or "-" in name:
