@@ -72,12 +72,13 @@ def made(root: Path = ROOT) -> tuple[Made, ...]:
     places = []
     for file in files(root=root):
         inside = file.relative_to(root)
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        calls = {node: None for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        bare = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.exc not in calls]
+        nodes = [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+        calls = {node: None for node in nodes if isinstance(node, ast.Call)}
+        bare = [node.exc for node in nodes if isinstance(node, ast.Raise) and node.exc not in calls]
         for node in [*calls, *bare]:
             call = node if isinstance(node, ast.Call) else None
-            name = ast.unparse(call.func if call else node).rpartition(".")[2] if node else ""
+            callee = call.func if call else node
+            name = getattr(callee, "attr", getattr(callee, "id", ""))
             codes = tuple(
                 code for one in (call.keywords if call else ()) if one.arg == "code" for code in _texts(one.value)
             )
