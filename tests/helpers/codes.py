@@ -88,7 +88,7 @@ def made(root: Path = ROOT) -> tuple[Made, ...]:
                 if (kind := _BY_KIND.get(code.partition(".")[0])) and SHAPE.fullmatch(code):
                     found[kind.__name__] = (*found.get(kind.__name__, ()), code)
             for kind_name, own in found.items() if node is not None else ():
-                text = _sentence(_value(call.args[0], tree)) if call and call.args else ""
+                text = _sentence(_value(call.args[0], nodes)) if call and call.args else ""
                 room = inside.parts[1].removesuffix(".py")
                 places.append(Made(f"{inside}:{node.lineno}", room, kind_name, own, text))
     return tuple(places)
@@ -106,10 +106,10 @@ def _texts(value: ast.expr) -> Iterator[str]:
             yield from (kind + text for kind in ("config", "data", "site"))
 
 
-def _value(value: ast.expr, tree: ast.Module) -> ast.expr:
+def _value(value: ast.expr, nodes: list[ast.AST]) -> ast.expr:
     """Return what a name was last given in the lines before, if it was; else the value itself."""
     if isinstance(value, ast.Name):
-        given = [one for one in ast.walk(tree) if isinstance(one, ast.Assign) and one.lineno < value.lineno]
+        given = [one for one in nodes if isinstance(one, ast.Assign) and one.lineno < value.lineno]
         named = [one for one in given if [getattr(target, "id", "") for target in one.targets] == [value.id]]
         return max(named, key=lambda one: one.lineno).value if named else value
     return value
