@@ -11,7 +11,7 @@ import ast
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -106,7 +106,7 @@ def _texts(value: ast.expr) -> Iterator[str]:
             yield from (kind + text for kind in ("config", "data", "site"))
 
 
-def _value(value: ast.expr, nodes: list[ast.AST]) -> ast.expr:
+def _value(value: ast.expr, nodes: Iterable[ast.AST]) -> ast.expr:
     """Return what a name was last given in the lines before, if it was; else the value itself."""
     if isinstance(value, ast.Name):
         given = [one for one in nodes if isinstance(one, ast.Assign) and one.lineno < value.lineno]
