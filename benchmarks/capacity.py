@@ -29,12 +29,12 @@ import typer
 from rich.table import Table
 from scipy.optimize import nnls
 
+import umbel
 from benchmarks.in_process import Laps
 from benchmarks.in_process import rounds as rounds_of
 from benchmarks.measure import Out, benchmark, console, table_of
 from benchmarks.parts import Stopwatch
 from benchmarks.scale import apart, memory
-from umbel.data import Manifest
 from umbel.protocol.errors import ConfigError
 from umbel.simulation.in_process import run_config
 
@@ -120,7 +120,7 @@ def write(folder: Path, size: Size) -> None:
     targets = rng.integers(classes, size=len(features)) if classes else features[:, 0]
     split = {"train": size.clients, "validation": size.validation}
     loss = "cross-entropy" if classes else "rmse"
-    manifest = Manifest(name="capacity", clients=clients, split=split, model=name, loss=loss)
+    manifest = umbel.Manifest(name="capacity", clients=clients, split=split, model=name, loss=loss)
     umbel.write_dataset(folder, manifest, features, targets, np.arange(clients + 1) * size.rows)
 
 
