@@ -18,7 +18,7 @@ from torch import Tensor
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
 from umbel.models.fit import Look, look, one_line
 from umbel.models.model import Model, Parameters
-from umbel.privacy.gate.time_limit import check_time
+from umbel.privacy.gate.undisclosed import check_time
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ModelError
 

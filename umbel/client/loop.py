@@ -16,7 +16,7 @@ from umbel.client.learner import Learner
 from umbel.client.steps import Steps
 from umbel.models.fit import look
 from umbel.models.model import Model, Parameters
-from umbel.privacy.gate.time_limit import check_time
+from umbel.privacy.gate.undisclosed import check_time
 
 
 class LoopLearner(Learner):
