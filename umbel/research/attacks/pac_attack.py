@@ -25,7 +25,6 @@ from umbel.client.node import Node
 from umbel.data import Dataset
 from umbel.models.factors import BiasedFactors, Factors
 from umbel.models.model import Model
-from umbel.privacy.gate.site import in_process
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import log
@@ -34,6 +33,7 @@ from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.simulated import in_process
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.nodes.roster import TRAIN, Roster, sample
