@@ -121,8 +121,8 @@ class Data:
 
     def unit(self, quantity: str) -> tuple[float, str]:
         """Return what to multiply stored numbers by, and the unit that this leads to."""
-        features: list[Any] = self.manifest.units.get("features") or []
-        service, place = [*features, {}, {}][:2]
+        features: Any = self.manifest.units.get("features") or ()
+        service, place = [*tuple(features), {}, {}][:2]
         about = {SERVICE: service, PLACE: place, PAYMENT: self.manifest.units.get("target", {})}[quantity]
         return float(about.get("scale", 1.0)), "index" if quantity == SERVICE else str(about.get("unit", ""))
 
