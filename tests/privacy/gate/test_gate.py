@@ -614,6 +614,19 @@ def test_the_gate_draws_which_hypothesis_a_client_trains(node_config: dict[str, 
     assert trained_best == pytest.approx(math.e / (1 + math.e), abs=5 * 0.444 / math.sqrt(len(clients)))
 
 
+def test_a_site_draws_choices_from_its_own_entropy() -> None:
+    """A server that knew them would know which clients are free. 60 of them draw alike twice with a chance of 1e-15."""
+    seen: list[Any] = []
+
+    def handler(msg: Message, context: Context) -> Message:
+        seen.append(assigned_in(msg.content).tolist())
+        return obeys()(msg, context)
+
+    for _ in range(2):
+        through_gate(request(APART_TWO, tuple(range(60)), **PRIVATE), of_node(OWN), handler)
+    assert seen[0] != seen[1]
+
+
 def test_the_choice_is_charged_before_it_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: Any) -> Any:
         raise MemoryError(SECRET)
