@@ -718,16 +718,7 @@ def refused_unseen(content: RecordDict, node_config: dict[str, Any]) -> None:
     assert not context.state
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"noise_multiplier": 0.0},
-        {"noise_multiplier": 0.999},
-        {"disclose_choice": True},
-        {"noise_multiplier": 0.0, "disclose_choice": True},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [{"noise_multiplier": 0.0}, {"disclose_choice": True}], ids=str)
 def test_a_site_refuses_what_its_policy_does_not_allow(changes: dict[str, Any]) -> None:
     content = request(ZEROS, (4, 7), **changes)
     refused_unseen(content, OWN)
@@ -745,24 +736,12 @@ def test_a_node_that_is_neither_simulated_nor_has_data_refuses() -> None:
 
 
 MALFORMED: list[dict[str, Any]] = [
-    {"clients": [4, 4]},
-    {"clients": [True]},
-    {"clients": 4},
-    {"round": 0},
-    {"local_epochs": -1},
-    {"step_size": float("nan")},
-    {"noise_multiplier": -1.0},
-    {"noise_multiplier": float("nan")},
-    {"noise_multiplier": float("inf")},
-    {"noise_multiplier": "5"},
-    {"clipping": "private"},
-    {"clip_norm": 0.0},
-    {"clip_norm": float("nan")},
-    {"noise_per": "parameter"},
-    {"noise_per": "row", "clipping": "public"},
-    {"message_noise": -1.0},
+    {"clients": [4, 4]}, {"clients": [True]}, {"clients": 4}, {"round": 0}, {"local_epochs": -1},
+    {"step_size": math.nan}, {"noise_multiplier": -1.0}, {"noise_multiplier": math.nan}, {"noise_multiplier": math.inf},
+    {"noise_multiplier": "5"}, {"clipping": "private"}, {"clip_norm": 0.0}, {"clip_norm": math.nan},
+    {"noise_per": "parameter"}, {"noise_per": "row", "clipping": "public"}, {"message_noise": -1.0},
     {"disclose_choice": 0},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("node_config", [SIMULATED, OWN], ids=["simulated", "own"])

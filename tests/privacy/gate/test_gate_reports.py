@@ -272,23 +272,13 @@ def malformed(**changes: Any) -> ConfigRecord:
     return ConfigRecord(dict(EvaluationSpec(1, (4, 7)).to_record()) | changes)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"clients": []},
-        {"clients": [4, 4]},
-        {"clients": [-1]},
-        {"clients": [0.5]},
-        {"clients": "all"},
-        {"round": -1},
-        {"round": 1.0},
-        {"step_size": 0.0},
-        {"step_size": float("nan")},
-        {"run": "r" * 201},
-        {"run": 7},
-    ],
-    ids=str,
-)
+SENSELESS: list[dict[str, Any]] = [
+    {"clients": []}, {"clients": [4, 4]}, {"clients": [-1]}, {"clients": [0.5]}, {"clients": "all"}, {"round": -1},
+    {"round": 1.0}, {"step_size": 0.0}, {"step_size": float("nan")}, {"run": "r" * 201}, {"run": 7},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", SENSELESS, ids=str)
 def test_an_evaluation_that_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
     node = Node()
     assert what_left(through_gate(asked(ZEROS, None, malformed(**changes)), of_node(SIMULATED), node)) is None
