@@ -892,6 +892,7 @@ def test_the_guard_lets_no_text_of_a_failure_pass(fault: Fault) -> None:
         failure = fault(RecordDict(), None)  # type: ignore[arg-type]
         return Message(failure, reply_to=msg) if isinstance(failure, Error) else failure
 
-    reply = guard(to_node(query(), "evaluate"), of_node(SIMULATED), handler)
+    with in_process():
+        reply = guard(to_node(query(), "evaluate"), of_node(SIMULATED), handler)
     assert refused(reply)
     assert SECRET.encode() not in wire(reply)
