@@ -20,12 +20,13 @@ from umbel.client.app import app
 from umbel.data import BUNDLED
 from umbel.privacy.gate.charges import Limits
 from umbel.privacy.gate.policy import AcceptedRadius, Policy, Role
-from umbel.privacy.gate.site import Site, in_process, runs_in_simulation
+from umbel.privacy.gate.site import Site
 from umbel.protocol import old_names
 from umbel.protocol.errors import SiteError
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.plugins import import_by_name
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.simulated import in_process, runs_in_simulation
 from umbel.protocol.tasks import Hosting
 
 ROOT = Path(__file__).parents[3]
@@ -269,7 +270,7 @@ SET: dict[str, tuple[str, Any]] = {
     "noise-all-items": ("TRUE", True), "balanced-batches": ("True", True), "insecure-seed": ("true", True),
 }  # fmt: skip
 TEXTS = {
-    "reader": "umbel.deploy.hospital_table:read", "reader-options": "geonames=/data/US.txt", "role": "split",
+    "reader": "umbel.data.hospital_table:read", "reader-options": "geonames=/data/US.txt", "role": "split",
     "place": "1/3", "clipping": "public", "release": "site", "mechanisms": "laplace gaussian",
     "ledger-path": "/ledger/umbel.sqlite", "approve": "ask", "app": "hospital.client_app:app",
     "app-keys": "device workers", "bundle": "ab" * 32, "keep-model": "/models", "personalise": "interpolate",
