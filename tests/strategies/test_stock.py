@@ -240,7 +240,7 @@ def test_a_large_model_is_no_other(run_config: dict[str, Any]) -> None:
     model = models.load("mlp")
     rng = np.random.default_rng(1)
     strategy = made("flower:FedAvg", hypotheses=1)
-    strategy.fleet._sent = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
+    strategy.fleet.sent = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
     group = rng.normal(size=(3, model.num_parameters))
     found = strategy.combine(group, np.zeros(model.num_parameters), 0)
     np.testing.assert_allclose(found, group.mean(0), rtol=1e-5, atol=1e-6)

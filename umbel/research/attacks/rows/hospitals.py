@@ -122,7 +122,7 @@ class Data:
     def unit(self, quantity: str) -> tuple[float, str]:
         """Return what to multiply stored numbers by, and the unit that this leads to."""
         features: Any = self.manifest.units.get("features") or ()
-        service, place, *_ = [*features, {}, {}]
+        service, place = [*tuple(features), {}, {}][:2]
         about = {SERVICE: service, PLACE: place, PAYMENT: self.manifest.units.get("target", {})}[quantity]
         return float(about.get("scale", 1.0)), "index" if quantity == SERVICE else str(about.get("unit", ""))
 
