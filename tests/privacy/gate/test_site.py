@@ -245,7 +245,7 @@ def test_a_budget_is_kept_exactly() -> None:
         ({"allow-unsanitised": True}, "allow-unsanitised", "simulation"),
         ({"tripwire": 1}, "wrong-value", "true or false"), ({"ledger-path": ""}, "relative-path", "absolute"),
         ({"role": "validation", "report-noise-multiplier": 1}, "conflict", "report-noise-multiplier"),
-        ({"role": "validation", "budget": 40}, "conflict", "max-evaluations"),
+        ({"delta": 1e-5}, "conflict", "budget"), ({"role": "validation", "budget": 40}, "conflict", "max-evaluations"),
         ({"role": "validation", "max-participations": 9}, "conflict", "max-evaluations"),
         ({"approve": "yes"}, "wrong-value", "policy, ask"), ({"trip-wire": True}, "unknown-key", "tripwire"),
         ({"min_noise_multiplier": 9.0}, "unknown-key", "min-noise-multiplier"),
