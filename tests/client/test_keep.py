@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,15 @@ def models_in(folder: Path) -> dict[str, Arrays]:
 
 
 def test_each_client_gets_the_hypothesis_that_fits_it_best(site: Config, tmp_path: Path, run_config: Config) -> None:
-    reply = keep(run_config, site)
+    before = os.umask(0)
+    try:
+        reply = keep(run_config, site)
+    finally:
+        os.umask(before)
     assert reply.content == RecordDict(), "the server learns nothing of it"
+    folder = tmp_path / "models"
+    modes = [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())]
+    assert modes == [0o700] + [0o600] * 4, "they are the site's alone, whatever the umask"
     found = models_in(tmp_path / "models")
     assert list(found) == [f"client-{number}.safetensors" for number in range(4)]
     assert [own["weight"].tolist() for own in found.values()] == [[[slope, 0]] for slope in SLOPES]

@@ -34,7 +34,7 @@ def keep(node: Node, hypotheses: Arrays, kept: LocalParameters, folder: Path) ->
     kept : LocalParameters
     folder : Path
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     clients = sorted({*node.training, *node.validation})
     trained = kept.known(clients) if node.model.local_shapes else clients
     new = sorted({*clients} - {*trained})
@@ -73,4 +73,4 @@ def _of_each(hypotheses: Arrays, best: NDArray[np.int64]) -> Arrays:
 def _write(folder: Path, clients: Sequence[int], models: Arrays) -> None:
     for i, client in enumerate(clients):
         own = {name: np.ascontiguousarray(value[i]) for name, value in models.items()}
-        write_atomically(folder / f"client-{client}.safetensors", safetensors.numpy.save(own))
+        write_atomically(folder / f"client-{client}.safetensors", safetensors.numpy.save(own), private=True)

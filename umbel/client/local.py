@@ -115,7 +115,7 @@ class LocalParameters:
         # Only the site may read them, as with the ledger.
         for folder in (self._file.parent.parent, self._file.parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(self._file, safetensors.numpy.save(kept))
+        write_atomically(self._file, safetensors.numpy.save(kept), private=True)
         if new:
             _forget_old_runs(self._file.parent)
 

@@ -26,12 +26,15 @@ def make_home_of(file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file so that a reader, or the next run, sees the old or the new one, never half."""
+def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
+    """Replace a file so that a reader, or the next run, sees the old or the new one, never half.
+
+    Only its owner may read a `private` one, whatever the umask.
+    """
     # A name of the process's own, should two write the same file.
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with scratch.open("wb") as file:
+        with open(scratch, "wb", opener=lambda name, flags: os.open(name, flags, 0o600 if private else 0o666)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -87,6 +87,15 @@ def test_one_is_removed_when_that_is_meant(runs: list[str], umbel_home: Path) ->
     assert "there is no run" in umbel("runs", "remove", runs[0], "-y", code=2)
 
 
+def test_a_folder_with_more_than_a_run_is_not_removed(runs: list[str], umbel_home: Path) -> None:
+    """Such as a home in which a run's config.toml lies."""
+    path = umbel_home / "runs" / runs[0]
+    (path / "letters").mkdir()
+    assert "config.not-a-run-alone" in umbel("runs", "remove", runs[0], runs[1], "-y", code=2)
+    assert path.is_dir()
+    assert (umbel_home / "runs" / runs[1]).is_dir(), "nothing is removed where something is wrong"
+
+
 def test_commands_take_a_runs_name_its_beginning_and_its_path(
     runs: list[str], umbel_home: Path, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from umbel.protocol.cli import command_group, console, errors_in_one_line, fail
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import all_runs, find_run, home_of_runs
@@ -66,6 +67,11 @@ def compare(
     """Print runs side by side: their results, and where their configurations differ."""
     with errors_in_one_line():
         paths = [find_run(run) for run in runs]
+        for path in paths:
+            # A run is a folder of files. One with folders in it holds more, which is not umbel's to delete.
+            if more := next((one for one in path.iterdir() if one.is_symlink() or not one.is_file()), None):
+                text = f"{path} holds {more.name!r} besides a run; delete it by hand"
+                raise ConfigError(text, code="config.not-a-run-alone")
         if len(paths) < 2:
             fail("name two runs or more")
         from umbel.server.result import Result
