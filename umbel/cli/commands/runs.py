@@ -67,11 +67,6 @@ def compare(
     """Print runs side by side: their results, and where their configurations differ."""
     with errors_in_one_line():
         paths = [find_run(run) for run in runs]
-        for path in paths:
-            # A run is a folder of files. One with folders in it holds more, which is not umbel's to delete.
-            if more := next((one for one in path.iterdir() if one.is_symlink() or not one.is_file()), None):
-                text = f"{path} holds {more.name!r} besides a run; delete it by hand"
-                raise ConfigError(text, code="config.not-a-run-alone")
         if len(paths) < 2:
             fail("name two runs or more")
         from umbel.server.result import Result
@@ -96,6 +91,11 @@ def remove(
     """Delete the folders of runs, for good."""
     with errors_in_one_line():
         paths = [find_run(run) for run in runs]
+        for path in paths:
+            # A run is a folder of files. One with folders in it holds more, which is not umbel's to delete.
+            if more := next((one for one in path.iterdir() if one.is_symlink() or not one.is_file()), None):
+                text = f"{path} holds {more.name!r} besides a run; delete it by hand"
+                raise ConfigError(text, code="config.not-a-run-alone")
         for path in paths:
             if yes or typer.confirm(f"Delete {path}?"):
                 shutil.rmtree(path)
