@@ -73,7 +73,10 @@ class Learner(ABC):
         with torch.inference_mode():
             sums = self._sums(self._tensors(hypotheses), self._readable(cohort), self._tensors(local or {}))
         means = torch.from_numpy(sums / cohort.lengths)
-        return self.model.loss.report(means[0]).numpy(), self.model.metric.report(means[1]).numpy()
+        loss, metric = self.model.loss, self.model.metric
+        losses = loss.report(means[0]).numpy()
+        same = metric.per_sample is loss.per_sample and metric.report is loss.report
+        return losses, losses if same else metric.report(means[-1]).numpy()
 
     def score_newcomers(self, hypotheses: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Scores:
         r"""Return loss and metric (k, clients) of clients that have no local parameters yet.
@@ -189,7 +192,10 @@ class Learner(ABC):
 
     @abstractmethod
     def _sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
-        """Return the summed loss and metric (2, k, clients) of every hypothesis over each client's rows."""
+        """Return the summed loss and metric (2, k, clients) of every hypothesis over each client's rows.
+
+        If they sum the same numbers, (1, k, clients) will do.
+        """
 
     @abstractmethod
     def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:

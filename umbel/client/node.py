@@ -19,7 +19,7 @@ from umbel.privacy.gate.policy import Personal, Role
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.store import Names
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.clients import ClientInDataset, ClientOnNode
+from umbel.protocol.clients import ClientInDataset, ClientOnNode, counted
 from umbel.protocol.errors import DatasetError, ModelError, ProtocolError, SiteError, UmbelError
 from umbel.protocol.plugins import import_by_name, parse_pairs
 from umbel.protocol.run_config import RunConfig
@@ -184,12 +184,13 @@ class Node:
     @staticmethod
     def _pick(asked: tuple[ClientOnNode, ...], first: int, clients: range, role: str) -> list[ClientInDataset]:
         stop = first + len(clients)
-        if strangers := [client for client in asked if not first <= client < stop]:
+        if asked and not first <= min(asked) <= max(asked) < stop:
+            strangers = [client for client in asked if not first <= client < stop]
             raise ProtocolError(
                 f"clients {strangers} are not {role} clients of this node ({first} to {stop - 1})",
                 code="protocol.strangers",
             )
-        return cast(list[ClientInDataset], [clients[client - first] for client in asked])
+        return cast(list[ClientInDataset], counted(asked, clients.start - clients.step * first, clients.step))
 
 
 def _refuse_foreign(run: RunConfig, manifest: Manifest) -> None:

@@ -155,7 +155,7 @@ def distances(hypotheses: NDArray[np.float64]) -> list[float]:
     """Return the distance from each of the hypotheses (k, n) to the nearest other one."""
     if len(hypotheses) == 1:
         return []
-    between = np.stack([np.linalg.norm(hypotheses - one, axis=1) for one in hypotheses])
+    between = np.sqrt([np.square(hypotheses - one).sum(axis=1) for one in hypotheses])
     np.fill_diagonal(between, np.inf)
     nearest: list[float] = between.min(axis=1).tolist()
     return nearest

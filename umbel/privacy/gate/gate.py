@@ -36,7 +36,7 @@ from umbel.privacy.gate.site_releases import SiteSanitiser
 from umbel.privacy.gate.tripwire import degenerate, repeated
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
-from umbel.protocol.arrays import Arrays, all_finite
+from umbel.protocol.arrays import Arrays, all_finite, as_matrix
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import Refused
 from umbel.protocol.flower import log
@@ -340,8 +340,9 @@ def check_hypotheses(hypotheses: Arrays, policy: Policy) -> None:
     for name, value in hypotheses.items():
         if value.dtype != np.float32:
             raise _not_accepted(f"hypotheses {name!r} are {value.dtype}, not float32")
-        if not all_finite(value):
-            raise _not_accepted(f"hypotheses {name!r} are not finite")
+    if not all_finite(as_matrix(hypotheses)):
+        names = [name for name, value in hypotheses.items() if not all_finite(value)]
+        raise _not_accepted(f"hypotheses {', '.join(names)} are not finite")
 
 
 def _not_accepted(reason: str) -> Refused:

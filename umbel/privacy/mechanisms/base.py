@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain, islice
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -178,18 +179,19 @@ def clip(updates: Matrix, radius: float) -> Matrix:
 
 
 def each(generators: Iterator[NoiseSource], rows: int) -> Iterator[NoiseSource]:
-    """Yield one generator a row, asking for each only when it is its turn.
+    """Return one generator a row, asking for each only when it is its turn.
 
     Raises
     ------
     ValueError
         When there are fewer generators than rows.
     """
-    for _ in range(rows):
-        generator = next(generators, None)
-        if generator is None:
-            raise ValueError("there are fewer generators than clients")
-        yield generator
+    return islice(chain(generators, _missing()), rows)
+
+
+def _missing() -> Iterator[NoiseSource]:
+    raise ValueError("there are fewer generators than clients")
+    yield
 
 
 def stacked(rows: Sequence[Matrix], n: int) -> Matrix:

@@ -7,7 +7,6 @@ node a message comes to `umbel.client.app`, behind the gate (`umbel.privacy.gate
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any
 
@@ -30,7 +29,7 @@ from umbel.protocol.messages import (
     round_request,
     scores_in,
 )
-from umbel.protocol.records import from_array_record, pack
+from umbel.protocol.records import from_array_record, pack, unpack
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.releases import Releases, Scores, Sums
 from umbel.protocol.run_config import RunConfig
@@ -152,12 +151,7 @@ class Fleet:
         self._training = _asked(clients, placed, task.disclose_choice, rows)
         self._furthest = furthest(task, flatten(self._sent), self.run.max_update_norm)
         return [
-            Message(
-                round_request(packed, training=replace(task, round=round, clients=tuple(locals_))),
-                node,
-                "train",
-                group_id=str(round),
-            )
+            Message(round_request(packed, training=task.asking(round, locals_)), node, "train", group_id=str(round))
             for node, (_, locals_) in placed.items()
         ]
 
@@ -176,10 +170,7 @@ class Fleet:
         _, packed = self._open(hypotheses)
         return [
             Message(
-                round_request(packed, evaluation=replace(task, round=round, clients=tuple(locals_))),
-                node,
-                "evaluate",
-                group_id=group or str(round),
+                round_request(packed, None, task.asking(round, locals_)), node, "evaluate", group_id=group or str(round)
             )
             for node, (_, locals_) in placed.items()
         ]
@@ -189,8 +180,8 @@ class Fleet:
         known = self._opened[0]
         # By its arrays: a strategy may put others into the same record.
         if len(known) != len(hypotheses) or any(known.get(name) is not one for name, one in hypotheses.items()):
-            arrays = from_array_record(hypotheses)
-            self._opened = dict(hypotheses.items()), arrays, pack(arrays)
+            packed = pack(from_array_record(hypotheses))
+            self._opened = dict(hypotheses.items()), unpack(packed), packed
         return self._opened[1:]
 
     @property

@@ -135,12 +135,13 @@ def read_scores(
         return None
     # In client order, so that rounding does not depend on the nodes.
     there = scores[:, answered]
+    ordered = np.sort(there)
     if by == "median":
         loss, metric = np.median(there, axis=1)
     else:
-        loss, metric = np.stack([pulled_in(values) for values in there]).mean(axis=1)
+        loss, metric = (pulled_in(*values).mean() for values in zip(there, ordered, strict=True))
     m = there.shape[1]
-    spread = np.sort(there)[:, [round(q * (m - 1)) for q in SPREAD]]
+    spread = ordered[:, [round(q * (m - 1)) for q in SPREAD]]
     return Scores(float(loss), float(metric), m, *spread.tolist())
 
 

@@ -238,7 +238,7 @@ class Roster:
             if role == VALIDATION:
                 local = local + self._counts[TRAIN][node]
         placed = {}
-        for index in np.unique(node):
+        for index in np.unique(node) if len(self._nodes) > 1 else range(min(1, len(clients))):
             positions = np.flatnonzero(node == index)
             placed[self._nodes[index]] = (positions.tolist(), local[positions].tolist())
         return placed
@@ -399,4 +399,6 @@ def check_enough(what: str, asked: int, there: int) -> None:
 
 def sample(seed: Sequence[int], population: int, size: int) -> NDArray[np.int64]:
     """Draw `size` of `population` clients without replacement, in increasing order."""
-    return np.sort(np.random.default_rng(seed).choice(population, size, replace=False)).astype(np.int64)
+    # The same as of a list, which NumPy would take apart.
+    words = np.array(seed, np.uint32) if max(seed) < 2**32 else seed
+    return np.sort(np.random.default_rng(words).choice(population, size, replace=False)).astype(np.int64, copy=False)
