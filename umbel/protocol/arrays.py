@@ -68,7 +68,7 @@ def mean_of(vectors: Vectors, rows: NDArray[np.int64] | None = None) -> NDArray[
     """Return the mean (n,) of vectors (m, n), or of some rows, in 64 bits."""
     mean = np.empty(vectors.shape[1])
     for columns, block in in_blocks(vectors, rows):
-        mean[columns] = block.mean(axis=0)
+        mean[columns] = block.sum(axis=0) / len(block)
     return mean
 
 

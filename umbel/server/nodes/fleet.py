@@ -29,7 +29,7 @@ from umbel.protocol.messages import (
     round_request,
     scores_in,
 )
-from umbel.protocol.records import from_array_record, pack, unpack
+from umbel.protocol.records import from_array_record, pack, to_array_record, unpack
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.releases import Releases, Scores, Sums
 from umbel.protocol.run_config import RunConfig
@@ -175,13 +175,22 @@ class Fleet:
             for node, (_, locals_) in placed.items()
         ]
 
+    def record(self, hypotheses: Arrays) -> ArrayRecord:
+        """Return hypotheses as the record from which a strategy makes a round's messages."""
+        record = to_array_record(hypotheses)
+        self._remember(record, hypotheses)
+        return record
+
+    def _remember(self, record: ArrayRecord, hypotheses: Arrays) -> None:
+        packed = pack(hypotheses)
+        self._opened = dict(record.items()), unpack(packed), packed
+
     def _open(self, hypotheses: ArrayRecord) -> tuple[Arrays, ArrayRecord]:
         """Return what clients start from, as arrays and as it travels; for training and evaluation of a round once."""
         known = self._opened[0]
         # By its arrays: a strategy may put others into the same record.
         if len(known) != len(hypotheses) or any(known.get(name) is not one for name, one in hypotheses.items()):
-            packed = pack(from_array_record(hypotheses))
-            self._opened = dict(hypotheses.items()), unpack(packed), packed
+            self._remember(hypotheses, from_array_record(hypotheses))
         return self._opened[1:]
 
     @property
