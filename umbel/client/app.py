@@ -14,11 +14,11 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.keep import keep
 from umbel.client.learner import best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
 from umbel.client.noisy_messages import noisy_messages
+from umbel.client.personal import keep
 from umbel.privacy.gate.consent import check_approved
 from umbel.privacy.gate.gate import check_hypotheses
 from umbel.privacy.gate.own_app import RoundGate, local_report, local_result, node_in

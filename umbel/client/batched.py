@@ -14,8 +14,7 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
-from umbel.client.learner import Learner
-from umbel.client.steps import Steps
+from umbel.client.learner import Learner, Steps
 from umbel.models.model import Parameters
 from umbel.models.networks import Linear
 from umbel.privacy.gate.time_limit import check_time

@@ -53,7 +53,6 @@ def reviewed(bundle: bytes, node_config: Mapping[str, Any]) -> str:
 
     Parameters
     ----------
-    bundle : bytes
     node_config : mapping
         The site's configuration, which may name bundles that it has reviewed.
 

@@ -145,7 +145,6 @@ class Schedule:
 
     Attributes
     ----------
-    update : LocalUpdate
     lengths : ndarray of int64, shape (clients,)
         How many rows of each client take part in a pass.
     rows : ndarray of int64, shape (sum of lengths,)

@@ -246,7 +246,6 @@ def keep_secret(home: Path, address: str, secret: str) -> None:
         Flower's home, ``FLWR_HOME``.
     address : str
         Of the server, as in the connection.
-    secret : str
     """
     store = import_module("flwr.supercore.credential_store").FileCredentialStore(home / "credentials.yaml")
     plugin = import_module("flwr.cli.auth_plugin").OidcCliPlugin(address)

@@ -146,7 +146,6 @@ def training_only(hypotheses: Arrays, task: TrainingSpec, assigned: NDArray[np.i
     Parameters
     ----------
     hypotheses : dict of ndarray, each (k, \\*shape)
-    task : TrainingSpec
     assigned : ndarray of int, one for each client
         The hypothesis that the client trains, or -1 for the one that fits it best.
     """
@@ -265,8 +264,6 @@ def number_released(content: RecordDict, asked: int, rows: int | None = None) ->
 
     Parameters
     ----------
-    content : RecordDict
-    asked : int
     rows : int, optional
         Of its matrix: k where a site was asked for sums, and by default one a client that released.
     """

@@ -104,8 +104,6 @@ def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type
     ----------
     what : str
         What it is, for errors.
-    name : str
-    built_in : mapping from str to type
     base : type
         On which a user's own must be built.
 
@@ -151,7 +149,6 @@ def parse_options(kind: type[T], text: str, key: str) -> T:
     ----------
     kind : type
         A dataclass; annotate a field with ``pydantic.Field`` for bounds.
-    text : str
     key : str
         The setting that `text` belongs to, named in errors.
 

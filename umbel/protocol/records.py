@@ -26,12 +26,7 @@ T = TypeVar("T")
 
 
 class Held(ConfigRecord):
-    """A value on its way within a process, as it is: nothing of it can be sent, where Flower sees an empty record.
-
-    Parameters
-    ----------
-    value : any
-    """
+    """A value on its way within a process, as it is: nothing of it can be sent, where Flower sees an empty record."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()

@@ -29,7 +29,6 @@ def furthest(task: TrainingSpec, hypotheses: NDArray[np.float64], most: float = 
 
     Parameters
     ----------
-    task : TrainingSpec
     hypotheses : ndarray, shape (k, n)
         What was sent.
     most : float
@@ -67,7 +66,6 @@ def furthest_sum(task: TrainingSpec, k: int, n: int, clients: int, most: float =
     ----------
     task : TrainingSpec
         Its clip norm is public.
-    k, n, clients : int
     most : float
         The longest update; 0 for the clip norm.
     """

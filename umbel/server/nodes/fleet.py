@@ -108,7 +108,6 @@ class Fleet:
 
         Parameters
         ----------
-        grid : Grid
         nodes : sequence of (int, Hosting)
             The nodes that there were, in the order of their clients.
         spent : mapping from ClientInRun to int
@@ -133,12 +132,10 @@ class Fleet:
 
         Parameters
         ----------
-        round : int
         hypotheses : ArrayRecord
             What they start from.
         task : TrainingSpec
             What all clients are asked; round and clients are filled in here.
-        grid : Grid
         clients : ndarray of int, optional
             Who is asked, in increasing order; by default a sample of the round's own.
         """
@@ -226,8 +223,6 @@ class Fleet:
 
         Parameters
         ----------
-        round : int
-        grid : Grid
         messages : sequence of Message
             Those of `ask_training` and `ask_evaluation`, from the same hypotheses.
         timeout : float

@@ -54,8 +54,6 @@ def read_releases(
 
     Parameters
     ----------
-    answers : mapping from node id to Message
-    asked : Asked
     hypotheses : dict of ndarray, each (k, \\*shape)
         What was sent.
     furthest : float
@@ -198,8 +196,6 @@ def read_sums(
 
     Parameters
     ----------
-    answers : mapping from node id to Message
-    asked : Asked
     hypotheses : dict of ndarray, each (k, \\*shape)
         What was sent.
     furthest : callable

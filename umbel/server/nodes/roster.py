@@ -257,7 +257,6 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
     ----------
     exchange : Exchange
         The one that the rounds are sent with: it brings the answers that are not waited for.
-    run : RunConfig
 
     Raises
     ------
@@ -327,8 +326,6 @@ def admitted(content: RecordDict, max_clients: int, together: bool) -> Hosting:
 
     Parameters
     ----------
-    content : RecordDict
-    max_clients : int
     together : bool
         Whether all nodes belong to the server's own simulation (`umbel.server.nodes.transport.Transport`).
 
@@ -378,7 +375,6 @@ def largest_share(counts: Sequence[int], size: int, share: float) -> int:
         How many clients each node hosts.
     size : int
         Clients that the round asks.
-    share : float
     """
     share = max(share, 1 / max(1, len(counts) - 1))
     low, high = 1, max(counts, default=1)
