@@ -214,18 +214,12 @@ def _refuse_foreign(run: RunConfig, manifest: Manifest) -> None:
             f"the server starts from weights {run.pretrained!r}; name the same file as pretrained in the manifest",
             code="protocol.other-model",
         )
-    for what in ("loss", "metric"):
+    for what in ("loss", "metric", "frozen", "local"):
         asked, own = getattr(run, what), getattr(manifest, what)
-        if ":" in asked and asked != own:
+        # A loss or metric without a path is one of umbel's.
+        if asked and asked != own and (what in ("frozen", "local") or ":" in asked):
             raise ProtocolError(
-                f"the server asks for {what} {asked!r}; the manifest of this site's data names {own!r}",
-                code="protocol.other-model",
-            )
-    for what in ("frozen", "local"):
-        asked, own = getattr(run, what), getattr(manifest, what)
-        if asked and asked != own:
-            raise ProtocolError(
-                f"the server asks for {what} parameters {asked!r}; the manifest of this site's data allows {own!r}",
+                f"the server asks for {what} {asked!r}; the manifest of this site's data allows {own!r}",
                 code="protocol.other-model",
             )
 
