@@ -121,12 +121,15 @@ def test_shuffles_and_noise_are_those_of_seed_and_round(run_config: Config) -> N
     assert (once(0, 1) != once(1, 1)).any()
 
 
-@pytest.mark.parametrize("clients", [(100,), (0, 200)])
-def test_validation_clients_and_strangers_are_not_trained(
-    clients: tuple[int, ...], run_config: Config, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("trained", "scored"), [((100,), (99,)), ((0, 200), (150, 200))])
+def test_clients_of_the_other_role_and_strangers_are_refused(
+    trained: tuple[int, ...], scored: tuple[int, ...], run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reply = train(InProcessGrid(app, run_config), *clients)
-    assert_refused(reply, f"clients [{clients[-1]}] are not training clients of this node (0 to 99)", caplog)
+    grid = InProcessGrid(app, run_config)
+    reason = f"clients [{trained[-1]}] are not training clients of this node (0 to 99)"
+    assert_refused(train(grid, *trained), reason, caplog)
+    reason = f"clients [{scored[-1]}] are not validation clients of this node (100 to 199)"
+    assert_refused(evaluate(grid, *scored), reason, caplog)
 
 
 @pytest.mark.parametrize("name", ["engine", "device"])
@@ -137,14 +140,6 @@ def test_a_way_to_compute_that_does_not_exist_is_refused(
     for act, number in ((train, 0), (evaluate, 100)):
         assert_refused(act(grid, number), f"{name} must be one of auto, ", caplog)
         caplog.clear()
-
-
-def test_hypotheses_of_another_model_are_refused(run_config: Config, caplog: pytest.LogCaptureFixture) -> None:
-    hypotheses: Arrays = {"weight": np.zeros((2, 1, 3), np.float32)}
-    grid = InProcessGrid(app, run_config)
-    assert_refused(train(grid, 0, hypotheses=hypotheses), "do not fit model 'linear'", caplog)
-    caplog.clear()
-    assert_refused(evaluate(grid, 100, hypotheses=hypotheses), "do not fit model 'linear'", caplog)
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
@@ -236,14 +231,6 @@ def test_the_metric_is_that_of_the_hypothesis_of_lowest_loss(
         (loss,), (accuracy,) = scores(evaluate(grid, 0, hypotheses={"weight": np.array(hypotheses, np.float32)}))
         assert loss == pytest.approx(np.log(2), abs=1e-2)
         assert accuracy == pytest.approx(1 / 3), "only the row on the other side"
-
-
-@pytest.mark.parametrize("clients", [(99,), (150, 200)])
-def test_training_clients_and_strangers_are_not_evaluated(
-    clients: tuple[int, ...], run_config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
-    reply = evaluate(InProcessGrid(app, run_config), *clients)
-    assert_refused(reply, f"clients [{clients[-1]}] are not validation clients of this node (100 to 199)", caplog)
 
 
 # --- a site with data of its own

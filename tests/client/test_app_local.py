@@ -22,7 +22,7 @@ from umbel.client.app import app
 from umbel.client.cohort import Cohort
 from umbel.client.local import LocalParameters
 from umbel.client.noisy_messages import noisy_messages
-from umbel.data import BUNDLED, Dataset, open_dataset, write_dataset
+from umbel.data import BUNDLED, open_dataset, write_dataset
 from umbel.models import Model
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
@@ -31,7 +31,6 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
-from umbel.simulation.in_process import play
 
 Config = dict[str, Any]
 
@@ -227,21 +226,11 @@ def test_newcomers_report_how_well_the_items_suit_them(factors_config: Config) -
 
 # --- a head of one's own
 
-HEADED = """
-class Headed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(2, 3), nn.Linear(3, 1)
-    def forward(self, rows):
-        return self.head(self.body(rows).tanh())
-"""
-
 
 @pytest.fixture
-def headed_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_config: Config) -> Config:
+def headed_config(run_config: Config) -> Config:
     """The run config of a network with a local head on the synthetic clients."""
-    model = write_module(tmp_path, monkeypatch, HEADED) + ":Headed"
-    return run_config | {"model": model, "loss": "mse", "local": "head.*"}
+    return run_config | {"model": "tests.helpers.models:Headed", "loss": "mse", "local": "head.*"}
 
 
 def model_in(config: Config) -> Model:
@@ -292,37 +281,6 @@ def test_in_simulation_heads_are_kept_in_the_nodes_state(engine: str, headed_con
         assert values["clients"].tolist() == [4]
         found.append(values)
     np.testing.assert_allclose(found[0]["head.weight"], found[1]["head.weight"], rtol=1e-6)
-
-
-def test_newcomers_fit_a_head_to_each_hypothesis_and_report_the_best(headed_config: Config) -> None:
-    model, grid = model_in(headed_config), InProcessGrid(app, headed_config)
-    hypotheses = draw_hypotheses(model, 2)
-    found = []
-    for engine in ("loop", "batched"):
-        grid = InProcessGrid(app, headed_config | {"engine": engine})
-        task = EvaluationSpec(1, (100, 142), step_size=0.2)
-        found.append(scores(ask(grid, asked(hypotheses, evaluation=task), "evaluate")))
-    cohort = Cohort.gather(synthetic(), [100, 142], CPU)
-    fresh = kept(grid, [100, 142], model=model)
-    losses, _ = learner_of("loop", model).score_newcomers(hypotheses, cohort, fresh, 0.2)
-    for measured, _ in found:
-        assert measured == pytest.approx(losses.min(axis=0).tolist(), rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_whole_run_learns_the_body_together(headed_config: Config) -> None:
-    run = play(headed_config | {"rounds": 2, "restarts": 2, "noise-multiplier": 20.0}, nodes=3)
-    model = model_in(headed_config)
-    assert run.setup.release.n == model.num_parameters == 9
-    assert {name: value.shape for name, value in run.state.hypotheses.items()} == {
-        "body.weight": (2, 3, 2), "body.bias": (2, 3),
-    }  # fmt: skip
-    assert [entry.releases for entry in run.state.history if entry.asked] == [7, 7]
-
-
-def synthetic() -> Dataset:
-    """Return the synthetic clients."""
-    return open_dataset(BUNDLED / "synthetic.json")
 
 
 # --- at a site

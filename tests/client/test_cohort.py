@@ -38,19 +38,6 @@ def test_clients_are_gathered_in_the_order_asked() -> None:
     assert (cohort.features.dtype, cohort.targets.dtype) == (torch.float32, torch.float32)
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.data())
-def test_a_gathered_client_has_the_datasets_rows(lengths: list[int], data: st.DataObject) -> None:
-    rows = np.arange(sum(lengths), dtype=np.float32)
-    dataset = Dataset(manifest(len(lengths)), rows[:, None], rows, offsets_of(lengths))
-    asked = data.draw(st.permutations(range(len(lengths))).map(lambda order: order[: data.draw(st.integers(0, 8))]))
-    cohort = Cohort.gather(dataset, asked, CPU)
-    assert len(cohort) == len(asked)
-    for start, length, number in zip(cohort.starts, cohort.lengths, asked, strict=True):
-        features, targets = dataset.client(number)
-        np.testing.assert_array_equal(cohort.features[start : start + length], features)
-        np.testing.assert_array_equal(cohort.targets[start : start + length], targets)
-
-
 def test_nobody_is_a_cohort_without_rows() -> None:
     cohort = Cohort.gather(DATASET, [], CPU)
     assert len(cohort) == 0
@@ -78,11 +65,7 @@ def test_tokens_reach_the_model_as_integers() -> None:
 
 def test_a_folder_on_disk_is_gathered_into_memory_of_its_own(tmp_path: Path) -> None:
     write_dataset(
-        tmp_path / "small",
-        DATASET.manifest,
-        DATASET.features.astype(np.float32),
-        DATASET.targets,
-        DATASET.offsets,
+        tmp_path / "small", DATASET.manifest, DATASET.features.astype(np.float32), DATASET.targets, DATASET.offsets
     )
     dataset = open_dataset(tmp_path / "small")
     cohort = Cohort.gather(dataset, [0, 1, 2], CPU)

@@ -93,12 +93,9 @@ def test_loss_and_metric_may_differ(engine: str) -> None:
     assert metrics.tolist() == [[0.75], [0.5]]
 
 
-def test_the_lowest_loss_wins_and_ties_go_to_the_lowest_index() -> None:
+def test_the_lowest_loss_wins_ties_go_to_the_lowest_index_and_what_is_no_number_never_wins() -> None:
     losses = np.array([[3.0, 1, 2, np.inf], [1, 1, 2, np.inf], [2, 1, 1, np.inf]])
     assert best_hypothesis(losses).tolist() == [1, 0, 2, 0]
-
-
-def test_a_loss_that_is_no_number_never_wins() -> None:
     losses = np.array([[np.nan, 7, np.nan, np.nan], [9, np.nan, np.inf, np.nan]])
     assert best_hypothesis(losses).tolist() == [1, 0, 0, 0]
 
@@ -253,19 +250,6 @@ def shares(lengths: Sequence[int], update: LocalUpdate, engine: str, seed: int =
     moved = train(model, start, nowhere, cohort, update, generators(len(lengths), seed), engine)["weight"][:, 0]
     np.testing.assert_array_equal([row[rows:].any() for row, rows in zip(moved, lengths, strict=True)], False)
     return [(-row[:rows] / update.step_size).tolist() for row, rows in zip(moved, lengths, strict=True)]
-
-
-@engines
-def test_an_epoch_takes_every_row_once_and_the_last_minibatch_may_be_smaller(engine: str) -> None:
-    five, two, one = shares([5, 2, 1], LocalUpdate(1, 1.0, 2), engine)
-    assert sorted(five) == [0.5, 0.5, 0.5, 0.5, 1], "two pairs and a single row"
-    assert two == [0.5, 0.5]
-    assert one == [1]
-
-
-@engines
-def test_a_batch_size_of_zero_takes_all_rows_at_once(engine: str) -> None:
-    assert shares([4, 2, 1], LocalUpdate(1, 1.0, 0), engine) == [[0.25] * 4, [0.5] * 2, [1]]
 
 
 @engines
@@ -486,7 +470,7 @@ def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("model", "device", "kind"),
     [
-        (models.load("linear"), "cpu", BatchedLearner),
+        (LINEAR, "cpu", BatchedLearner),
         (models.load("mlp"), "cuda", BatchedLearner),
         (models.load("cnn"), "cpu", LoopLearner),
         (models.load("cnn"), "cuda", BatchedLearner),
@@ -499,13 +483,6 @@ def test_only_convolutions_on_the_cpu_are_computed_one_by_one(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
     assert type(learner_for(model, device)) is kind
     assert type(learner_for(model, "auto", "auto")) is kind
-
-
-@pytest.mark.parametrize(("engine", "kind"), [("loop", LoopLearner), ("batched", BatchedLearner)])
-@pytest.mark.parametrize("model", [models.load("linear"), TINY_CNN])
-def test_an_engine_that_is_asked_for_is_taken(engine: str, kind: type[Learner], model: Model) -> None:
-    assert type(learner_for(model, "cpu", engine)) is kind
-
-
-def test_a_model_has_one_learner() -> None:
-    assert learner_for(models.load("linear"), "cpu") is learner_for(models.load("linear"), "cpu", "batched")
+    assert type(learner_for(model, "cpu", "loop")) is LoopLearner
+    assert type(learner_for(model, "cpu", "batched")) is BatchedLearner
+    assert learner_for(LINEAR, "cpu") is learner_for(LINEAR, "cpu", "batched"), "one for each model"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from tests.helpers.cohorts import (
     ENGINES,
     InOrder,
     Rows,
-    assert_close,
     cohort_of,
     draw_client,
     engines,
@@ -30,12 +28,10 @@ from tests.helpers.cohorts import (
     learner_of,
     sgd,
 )
-from tests.helpers.models import ADAPTED, draw_hypotheses, headed, write_module
+from tests.helpers.models import draw_hypotheses, headed
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
-from umbel.models import Model
 from umbel.models.factors import SLOPES
-from umbel.protocol.arrays import Arrays
 
 Matrix = NDArray[Any]
 
@@ -99,18 +95,6 @@ def test_a_step_moves_items_by_the_sum_and_the_user_by_the_mean_both_from_where_
     items, users = train(engine, [[4, 0], [0, 8]], [[1, 2]], labelled(([0, 1], [1, -1])), steps(1), "margin")
     assert items.tolist() == [[[4.25, 0.5], [-0.25, 7.5]]]
     assert users.tolist() == [[1.5, 1]]
-
-
-@engines
-def test_a_client_of_fewer_rows_moves_by_the_sum_over_its_own(engine: str) -> None:
-    """Beside one of four rows, the padding of one of two counts for nothing."""
-    few, many = ([0, 1], [1, -1]), ([0, 1, 2, 3], [1, 1, 1, 1])
-    start = [[4, 0], [0, 8], [0, 0], [0, 0]]
-    items, users = train(engine, start, [[1, 2], [4, 4]], labelled(few, many), steps(1), "margin")
-    assert items[0].tolist() == [[4.25, 0.5], [-0.25, 7.5], [0, 0], [0, 0]]
-    assert users[0].tolist() == [1.5, 1]
-    assert items[1].tolist() == [[5, 1], [1, 9], [1, 1], [1, 1]]
-    assert users[1].tolist() == [4.25, 4.5]
 
 
 @engines
@@ -232,17 +216,6 @@ def test_the_rows_of_one_client_do_not_reach_another_through_the_padding(engine:
     together = train(engine, items, ITEMS[[9, 3, 9]], labelled(many, few, many), steps(3), "margin")
     for ours, theirs in zip(together, alone, strict=True):
         np.testing.assert_allclose(ours[1], theirs[0], **CLOSE)
-
-
-@settings(max_examples=20)
-@given(st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_a_minibatch_takes_different_items(batch_size: int, seed: int) -> None:
-    rows = ([7, 2, 9, 4, 0, 5], [-1, 1, -1, -1, 1, -1])
-    for engine in ENGINES:
-        moved, _ = train(engine, np.zeros((10, 2)), [[1, 1]], labelled(rows), steps(1, batch_size), seed=seed)
-        changed = np.flatnonzero(moved[0].any(axis=1))
-        assert set(changed) <= set(rows[0])
-        assert len(changed) == min(batch_size, 6), "an item taken twice would leave one out"
 
 
 @engines
@@ -399,39 +372,6 @@ def test_hypotheses_and_local_parameters_are_left_as_they_are(engine: str) -> No
             np.testing.assert_array_equal(value, copy[name])
 
 
-@st.composite
-def cohorts(draw: st.DrawFn) -> tuple[Model, Arrays, Arrays, list[Rows], LocalUpdate, int]:
-    """Draw a ragged cohort of a model of two or three kinds of parameters."""
-    seed = draw(st.integers(0, 2**32 - 1))
-    generator = np.random.default_rng(seed)
-    frozen, local = draw(st.sampled_from([("", "head.*"), ("body.bias", "head.*"), ("body.*", "head.bias")]))
-    model = headed(frozen, local, draw(st.sampled_from(["mse", "rmse"])))
-    lengths = draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
-    update = LocalUpdate(draw(st.integers(0, 2)), 0.05, draw(st.integers(0, 4)), draw(st.integers(0, 2)))
-    own = model.initial_local(generators(len(lengths), seed))
-    rows = [draw_client(model, n, generator) for n in lengths]
-    return model, draw_hypotheses(model, draw(st.integers(1, 2)), seed), own, rows, update, seed
-
-
-@settings(max_examples=10)
-@given(cohorts())
-def test_both_learners_give_the_same_numbers(
-    case: tuple[Model, Arrays, Arrays, list[Rows], LocalUpdate, int],
-) -> None:
-    model, hypotheses, own, rows, update, seed = case
-    cohort = cohort_of(*rows)
-    found = []
-    for engine in ENGINES:
-        learner = learner_of(engine, model)
-        chosen = learner.choose(hypotheses, cohort, own)
-        shared, kept = learner.train(hypotheses, chosen, cohort, update, generators(len(rows), seed), own)
-        scores = learner.score(hypotheses, cohort, own)
-        if model.loss.name == "mse":  # fitted rows have residuals near 0, where rmse turns rounding into steps
-            scores += learner.score_newcomers(hypotheses, cohort, own, 0.05)
-        found.append(shared | kept | {str(i): value for i, value in enumerate(scores)})
-    assert_close(*found, rtol=2e-5, atol=2e-6)
-
-
 @engines
 @pytest.mark.parametrize("frozen", ["", "body.bias"])
 def test_a_newcomer_fits_its_local_parameters_alone_and_is_scored_on_every_fifth_row(engine: str, frozen: str) -> None:
@@ -453,30 +393,6 @@ def test_a_newcomer_fits_its_local_parameters_alone_and_is_scored_on_every_fifth
             rmse = np.sqrt(np.square(outputs - y[held_out[c]]).mean())
             assert measured[j, c] == pytest.approx(rmse, rel=1e-4)
             assert metrics[j, c] == pytest.approx(rmse, rel=1e-4)
-
-
-def test_an_adapter_on_a_frozen_backbone_trains_its_own_numbers_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = models.load(write_module(tmp_path, monkeypatch, ADAPTED) + ":Adapted", "cross-entropy")
-    generator = np.random.default_rng(0)
-    rows = [(generator.standard_normal((n, 8)), generator.integers(0, 3, n)) for n in (9, 4)]
-    backbone = {name: value.clone() for name, value in model.frozen_values.items()}
-    hypotheses, found = draw_hypotheses(model, 1), []
-    for engine in ENGINES:
-        learner = learner_of(engine, model)
-        shared, local = learner.train(
-            hypotheses, np.zeros(2, np.int64), cohort_of(*rows), LocalUpdate(5, 0.5, 3), generators(2)
-        )
-        assert local == {}
-        assert sum(value[0].size for value in shared.values()) == model.num_parameters == 2 * 8 + 3 * 2
-        assert all((value != hypotheses[name]).any(axis=(1, 2)).all() for name, value in shared.items())
-        before, after = learner.score(hypotheses, cohort_of(*rows)), learner.score(shared, cohort_of(*rows))
-        assert (np.diag(after[0]) < before[0][0]).all(), "each has learnt something"
-        found.append(shared)
-    assert_close(*found)
-    for name, value in model.frozen_values.items():
-        assert torch.equal(value, backbone[name])
 
 
 # --- priors
@@ -501,19 +417,3 @@ def test_a_prior_of_local_parameters_counts_once_over_a_clients_rows(engine: str
     if batch_size == 0:
         np.testing.assert_allclose(local["user"][0], [0.95, 1.9, 2.97 + 0.02], rtol=1e-5)
         np.testing.assert_allclose(shared["items"][0, :, 2], [0.01, -0.01, 0.01, 0.01], rtol=1e-5)
-
-
-def test_both_learners_train_factors_with_biases_alike() -> None:
-    model = models.load("biased-factors items=6 size=2")
-    items = np.random.default_rng(1).standard_normal((1, 6, 3)).astype(np.float32)
-    cohort = labelled(([0, 1, 2, 3, 4], [1, -1, 1, 1, -1]), ([5, 0], [1, 1]))
-    user = np.random.default_rng(2).standard_normal((2, 3)).astype(np.float32)
-    found = [
-        learner_of(engine, model).train(
-            {"items": items}, np.zeros(2, np.int64), cohort, epochs(3, 2), generators(2, 0), {"user": user}
-        )
-        for engine in ENGINES
-    ]
-    for one, other in zip(*found, strict=True):
-        for name in one:
-            np.testing.assert_allclose(one[name], other[name], **CLOSE)

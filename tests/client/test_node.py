@@ -14,7 +14,6 @@ import torch
 import umbel.client.node
 from tests.helpers.datasets import manifest, save_plane
 from tests.helpers.errors import raises
-from tests.helpers.models import write_module
 from umbel.client.engines import learner_for
 from umbel.client.node import Node
 from umbel.data import BUNDLED, offsets_of, write_dataset, write_leaf
@@ -114,24 +113,7 @@ def test_who_does_not_validate_here_is_not_evaluated(asked: tuple[int, ...], run
 
 
 @pytest.mark.parametrize(
-    ("model", "loss", "chosen"),
-    [("", "", ("linear", "mse")), ("", "rmse", ("linear", "rmse")), ("mlp", "", ("mlp", "rmse"))],
-)
-def test_the_run_chooses_the_model_before_the_dataset(
-    model: str, loss: str, chosen: tuple[str, str], run_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The data have one feature too few.
-    monkeypatch.setattr("umbel.client.node._try_out", lambda _source, model, *_: learner_for(model))
-    node = part(0, 1, run_config | {"model": model, "loss": loss})
-    assert (node.model.name, node.model.loss.name) == chosen
-
-
-@pytest.mark.parametrize(
-    ("model", "loss", "targets", "told"),
-    [
-        ("mlp", "", [0.5], "(2,)"),
-        ("classes", "cross-entropy", [3], "0 to 2"),
-    ],
+    ("model", "loss", "targets", "told"), [("mlp", "", [0.5], "(2,)"), ("classes", "cross-entropy", [3], "0 to 2")]
 )
 def test_data_that_a_model_does_not_fit_are_refused_for_all_clients_alike(
     model: str,
@@ -249,35 +231,7 @@ def test_preferences_are_served(tmp_path: Path, run_config: Config) -> None:
     assert node.model.local_shapes == {"user": (2,)}
 
 
-@pytest.mark.parametrize("kind", [np.int8, np.int64, np.float32])
-def test_labels_may_be_of_any_type_of_number(kind: Any, tmp_path: Path, run_config: Config) -> None:
-    labels = np.array([1, -1, 1], kind)
-    assert Node.of(preferences(tmp_path / "own", [[0], [2], [1]], labels), run_config).hosting == Hosting(2, 0)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "labels", "part"),
-    [
-        ([[0], [3], [2]], [1, -1, 1], "0 to 2"),
-        ([[0], [1], [2]], [[1], [-1], [1]], "one label"),
-    ],
-)
-def test_preferences_that_do_not_fit_are_an_error_at_once(
-    numbers: Any, labels: Any, part: str, tmp_path: Path, run_config: Config
-) -> None:
-    """At all clients alike, or what a node answers would tell whose data do not fit."""
-    config = preferences(tmp_path / "own", numbers, labels)
-    with raises(DatasetError, "model.misfit", "own: ", "'factors items=3 size=2'", part):
-        Node.of(config, run_config)
-
-
 # --- hypotheses
-
-
-def test_hypotheses_that_fit_pass_whatever_their_number(run_config: Config) -> None:
-    node = part(0, 1, run_config)
-    for k in (1, 5):
-        node.check({"weight": np.zeros((k, 1, 2), np.float32)})
 
 
 @pytest.mark.parametrize(
@@ -331,61 +285,36 @@ def test_a_model_with_local_parameters_may_come_as_several_hypotheses(tmp_path: 
 
 # --- frozen and local parameters
 
-HEADED = """
-class Headed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(2, 3), nn.Linear(3, 1)
-    def forward(self, rows):
-        return self.head(self.body(rows).tanh())
-
-def of(value):
-    network = Headed()
-    nn.init.constant_(network.body.bias, value)
-    network.body.bias.requires_grad_(False)
-    return network
-
-one, other = (lambda: of(1.0)), (lambda: of(2.0))
-"""
+HEADED = "tests.helpers.models:Headed"
 HEAD = {"head.weight": (1, 3), "head.bias": (1,)}
 BODY = {"body.weight": (3, 2), "body.bias": (3,)}
 
 
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a user's module of networks."""
-    return write_module(tmp_path, monkeypatch, HEADED)
-
-
-def own(folder: Path, module: str, **entries: Any) -> Config:
+def own(folder: Path, **entries: Any) -> Config:
     """Return the configuration of a node with data of its own for the network with a head."""
-    path = save_plane(folder / "own", 2, model=f"{module}:Headed", loss="mse", **entries)
+    path = save_plane(folder / "own", 2, model=HEADED, loss="mse", **entries)
     return {"data-path": str(path), "role": "split"}
 
 
-def test_in_simulation_the_run_says_which_parameters_are_frozen_and_local(
-    tmp_path: Path, module: str, run_config: Config
-) -> None:
-    path = str(save_plane(tmp_path / "any", 2, model=f"{module}:Headed", loss="mse", local="body.*"))
+def test_in_simulation_the_run_says_which_parameters_are_frozen_and_local(tmp_path: Path, run_config: Config) -> None:
+    path = str(save_plane(tmp_path / "any", 2, model=HEADED, loss="mse", local="body.*"))
     node = part(0, 1, run_config | {"dataset": path, "local": "head.*", "frozen": "body.bias"})
     assert (node.model.shapes, node.model.local_shapes) == ({"body.weight": (3, 2)}, HEAD)
 
 
-def test_where_the_run_is_silent_the_manifest_says_so(tmp_path: Path, module: str, run_config: Config) -> None:
+def test_where_the_run_is_silent_the_manifest_says_so(tmp_path: Path, run_config: Config) -> None:
     entries = {"local": "head.*", "frozen": "body.bias"}
-    path = str(save_plane(tmp_path / "any", 2, model=f"{module}:Headed", loss="mse", **entries))
+    path = str(save_plane(tmp_path / "any", 2, model=HEADED, loss="mse", **entries))
     simulated = part(0, 1, run_config | {"dataset": path})
-    for node in (simulated, Node.of(own(tmp_path, module, **entries), run_config)):
+    for node in (simulated, Node.of(own(tmp_path, **entries), run_config)):
         assert (node.model.shapes, node.model.local_shapes) == ({"body.weight": (3, 2)}, HEAD)
         assert set(node.model.frozen_values) == {"body.bias"}
 
 
 @pytest.mark.parametrize("entries", [{}, {"local": "head.*"}, {"frozen": "body.bias", "local": "head.*"}])
-def test_a_run_may_ask_a_site_for_what_its_manifest_says(
-    entries: Config, tmp_path: Path, module: str, run_config: Config
-) -> None:
-    asked = Node.of(own(tmp_path, module, **entries), run_config | entries).model
-    silent = Node.of(own(tmp_path, module, **entries), run_config).model
+def test_a_run_may_ask_a_site_for_what_its_manifest_says(entries: Config, tmp_path: Path, run_config: Config) -> None:
+    asked = Node.of(own(tmp_path, **entries), run_config | entries).model
+    silent = Node.of(own(tmp_path, **entries), run_config).model
     assert asked == silent
     assert asked.shapes == {name: shape for name, shape in (BODY | HEAD).items() if name in asked.shapes}
 
@@ -400,45 +329,41 @@ def test_a_run_may_ask_a_site_for_what_its_manifest_says(
     ],
 )
 def test_a_sites_manifest_wins_over_another_wish_of_the_server(
-    said: Config, asked: Config, tmp_path: Path, module: str, run_config: Config
+    said: Config, asked: Config, tmp_path: Path, run_config: Config
 ) -> None:
     """What stays on the node, and what is part of the model, is the site's word."""
     key = [*asked][-1]
     with raises(ProtocolError, "protocol.other-model", key, repr(asked[key]), repr(said.get(key, ""))):
-        Node.of(own(tmp_path, module, **said), run_config | asked)
+        Node.of(own(tmp_path, **said), run_config | asked)
 
 
-def test_a_head_that_a_sites_manifest_keeps_is_not_taken_from_a_server(
-    tmp_path: Path, module: str, run_config: Config
-) -> None:
+def test_a_head_that_a_sites_manifest_keeps_is_not_taken_from_a_server(tmp_path: Path, run_config: Config) -> None:
     """A server that does not know of it sends the whole network."""
-    node = Node.of(own(tmp_path, module, local="head.*"), run_config)
+    node = Node.of(own(tmp_path, local="head.*"), run_config)
     node.check({name: np.zeros((1, *shape), np.float32) for name, shape in BODY.items()})
     with raises(ProtocolError, "protocol.shapes"):
         node.check({name: np.zeros((1, *shape), np.float32) for name, shape in (BODY | HEAD).items()})
 
 
-def test_a_site_whose_models_are_each_clients_own_already_is_told(
-    tmp_path: Path, module: str, run_config: Config
-) -> None:
+def test_a_site_whose_models_are_each_clients_own_already_is_told(tmp_path: Path, run_config: Config) -> None:
     """It would believe that they are fine-tuned."""
     entries = {"keep-model": str(tmp_path / "models"), "personalise": "fine-tune"}
     with raises(SiteError, "site.personalise", "local parameters"):
-        Node.of(own(tmp_path, module, local="head.*") | entries, run_config)
-    assert Node.of(own(tmp_path / "other", module) | entries, run_config).model.local_shapes == {}
+        Node.of(own(tmp_path, local="head.*") | entries, run_config)
+    assert Node.of(own(tmp_path / "other") | entries, run_config).model.local_shapes == {}
 
 
-def test_hypotheses_for_other_frozen_parameters_are_refused(tmp_path: Path, module: str, run_config: Config) -> None:
+def test_hypotheses_for_other_frozen_parameters_are_refused(tmp_path: Path, run_config: Config) -> None:
     digests = []
     for name in ("one", "other"):
-        path = save_plane(tmp_path / name, 1, model=f"{module}:{name}", loss="mse")
+        path = save_plane(tmp_path / name, 1, model=f"tests.helpers.models:headed_{name}", loss="mse")
         node = part(0, 1, run_config | {"dataset": str(path)})
         digests.append(node.model.frozen_digest)
         hypotheses = {key: np.zeros((1, *shape), np.float32) for key, shape in node.model.shapes.items()}
         node.check(hypotheses)
         node.check(hypotheses, node.model.frozen_digest)
         for another in {"", "00", *digests} - {node.model.frozen_digest}:
-            with raises(ProtocolError, "protocol.frozen", f"'{module}:{name}'"):
+            with raises(ProtocolError, "protocol.frozen", f"'tests.helpers.models:headed_{name}'"):
                 node.check(hypotheses, another)
     assert len(set(digests)) == 2
 

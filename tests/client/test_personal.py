@@ -11,7 +11,7 @@ import torch
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.engines import learner_for
-from umbel.client.personal import SHARES, best_shares, personal
+from umbel.client.personal import best_shares, personal
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
@@ -68,7 +68,3 @@ def test_a_client_of_one_row_has_none_to_keep_apart_and_none_to_train_on() -> No
 def test_training_that_blows_up_leaves_the_hypothesis(how: Personal) -> None:
     blown = LocalUpdate(local_epochs=300, step_size=1e30, batch_size=0)
     assert own(how, cohort([3.0, 3, 3, 3, 3]), blown) == [1]
-
-
-def test_shares_are_tenths() -> None:
-    np.testing.assert_allclose(SHARES * 10, range(11))

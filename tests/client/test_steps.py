@@ -34,7 +34,7 @@ from umbel.protocol.run_config import RunConfig
 Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 MODEL = models.load("mlp")
 RAGGED: list[Rows] = [draw_client(MODEL, rows, np.random.default_rng(rows)) for rows in (7, 3, 5)]
-UPDATE = LocalUpdate(local_epochs=3, step_size=0.05, batch_size=2)
+UPDATE = LocalUpdate(local_epochs=2, step_size=0.05, batch_size=2)
 
 
 def by_pytorch(start: Arrays, rows: Rows, make: Make, clip: float = 0.0, proximal: float = 0.0) -> Arrays:

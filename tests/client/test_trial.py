@@ -92,13 +92,25 @@ class Recurrent(nn.Module):
 SEQUENCES = np.zeros((3, 5, 2), np.float32)
 
 
+IMAGES = data(np.zeros((3, 1, 6, 6), np.float32), [0, 1, 2])
+
+
 # --- who computes it
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp"])
-def test_what_batches_can_do_is_computed_in_batches(name: str) -> None:
-    rows = np.zeros((3, 3 if name == "mlp" else 2), np.float32)
-    assert type(try_out(models.load(name), data(rows), "cpu")) is BatchedLearner
+@pytest.mark.parametrize(
+    ("model", "dataset", "engine", "kind"),
+    [
+        (models.load("linear"), data(), "auto", BatchedLearner),
+        (models.load("mlp"), data(np.zeros((3, 3), np.float32)), "auto", BatchedLearner),
+        (TINY_CNN, IMAGES, "auto", LoopLearner),  # a convolution on the CPU
+        (TINY_CNN, IMAGES, "batched", BatchedLearner),
+        (of(lambda: Recurrent(nn.GRU)), data(SEQUENCES), "auto", LoopLearner),
+    ],
+    ids=["linear", "mlp", "convolution", "convolution in batches", "recurrent"],
+)
+def test_batches_compute_what_they_can(model: Model, dataset: Dataset, engine: str, kind: type[Learner]) -> None:
+    assert type(try_out(model, dataset, "cpu", engine)) is kind
 
 
 def test_the_two_forms_are_compared_in_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,28 +128,13 @@ def test_the_two_forms_are_compared_in_32_bits(monkeypatch: pytest.MonkeyPatch) 
     assert [one.allow_tf32 for one in backends] == before
 
 
-def test_a_convolution_on_the_cpu_is_left_to_the_loop_as_before() -> None:
-    images = data(np.zeros((3, 1, 6, 6), np.float32), [0, 1, 2])
-    assert type(try_out(TINY_CNN, images, "cpu")) is LoopLearner
-    assert type(try_out(TINY_CNN, images, "cpu", "batched")) is BatchedLearner
-
-
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_what_batches_cannot_do_is_left_to_the_loop(kind: type[nn.RNNBase]) -> None:
-    assert type(tried(lambda: Recurrent(kind), data(SEQUENCES))) is LoopLearner
-
-
 @pytest.mark.parametrize(
     ("network", "dataset", "reason"),
     [
         (Recurrent, data(SEQUENCES), "aten::lstm"),
         (with_between(lambda self, hidden: F.dropout(hidden, 0.5, self.training)), data(), "dropout"),
         (lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), data(), "statistics"),
-        (
-            with_between(lambda self, hidden: hidden - hidden.mean(0)),
-            data(),
-            "in the loss",
-        ),
+        (with_between(lambda self, hidden: hidden - hidden.mean(0)), data(), "in the loss"),
     ],
     ids=["recurrent", "dropout", "batch normalisation", "rows that are mixed"],
 )
@@ -317,23 +314,6 @@ def test_what_drops_out_is_each_clients_own_draw() -> None:
     assert any((value != other[name]).any() for name, value in alone.items())
     without = trained_with(tried(dropping(0.0), engine="loop"), [2])
     assert any((value != without[name]).any() for name, value in alone.items())
-
-
-def test_attention_drops_out_in_training_alone() -> None:
-    class Attending(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention, self.out = nn.MultiheadAttention(2, 1, dropout=0.5, batch_first=True), nn.Linear(2, 1)
-
-        def forward(self, rows: Tensor) -> Tensor:
-            outputs: Tensor = self.out(self.attention(rows, rows, rows)[0].mean(1))
-            return outputs
-
-    learner = tried(Attending, data(SEQUENCES))
-    assert type(learner) is LoopLearner
-    rows = np.random.default_rng(0).normal(size=(4, 5, 2)).astype(np.float32)
-    cohort, hypotheses = cohort_of((rows, rows[:, 0, 0])), draw_hypotheses(learner.model, 1)
-    assert learner.score(hypotheses, cohort)[0] == learner.score(hypotheses, cohort)[0]
 
 
 # --- batch normalisation

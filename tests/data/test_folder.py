@@ -18,7 +18,7 @@ from umbel.data import Dataset, check_out, open_dataset, read_manifest, write_da
 from umbel.protocol.errors import DatasetError
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.booleans().flatmap(datasets))
 def test_folder_gives_back_what_was_written(dataset: Dataset) -> None:
     with tempfile.TemporaryDirectory() as home:
@@ -57,16 +57,10 @@ def test_a_dataset_that_fails_its_check_leaves_the_old_one(folder: Path) -> None
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with raises(DatasetError, "data.exists", tmp_path):
-        write_dataset(tmp_path, MANIFEST, FEATURES, TARGETS, OFFSETS)
-    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_a_file_is_not_taken_for_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with raises(DatasetError, "data.exists", f"{tmp_path}/thesis.tex"):
-        write_dataset(tmp_path / "thesis.tex", MANIFEST, FEATURES, TARGETS, OFFSETS)
-    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    for path in (tmp_path, tmp_path / "thesis.tex"):
+        with raises(DatasetError, "data.exists", path):
+            write_dataset(path, MANIFEST, FEATURES, TARGETS, OFFSETS)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("thesis.tex", "years of work")]
 
 
 @pytest.mark.parametrize("name", ["features", "targets", "offsets"])
@@ -76,10 +70,14 @@ def test_a_missing_array_is_named(folder: Path, name: str) -> None:
         open_dataset(folder)
 
 
-@pytest.mark.parametrize("content", ["1 2 3 4 5 6", "", "PK\x03\x04 is how an .npz begins"])
-def test_an_array_of_another_format_is_named(folder: Path, content: str) -> None:
-    (folder / "targets.npy").write_text(content)
-    with raises(DatasetError, "data.unreadable", f"{folder}/targets.npy", ".npy"):
+@pytest.mark.parametrize("content", ["1 2 3 4 5 6", "", "PK\x03\x04 is how an .npz begins", "pickled", "endless"])
+def test_an_array_of_another_format_is_named_and_no_pickle_loaded(folder: Path, content: str) -> None:
+    file = folder / "targets.npy"
+    if content == "pickled":
+        np.save(file, np.array([None] * 6, dtype=object), allow_pickle=True)
+    else:
+        file.write_bytes(file.read_bytes().replace(b"}", b" ", 1) if content == "endless" else content.encode())
+    with raises(DatasetError, "data.unreadable", file, ".npy"):
         open_dataset(folder)
 
 
@@ -94,19 +92,6 @@ def test_a_damaged_header_is_named_or_does_no_harm(folder: Path, changes: list[t
         damaged[place] = value
     (folder / "features.npy").write_bytes(damaged[:length])
     with suppress(DatasetError):
-        open_dataset(folder)
-
-
-def test_a_header_that_never_ends_is_named(folder: Path) -> None:
-    file = folder / "features.npy"
-    file.write_bytes(file.read_bytes().replace(b"}", b" ", 1))
-    with raises(DatasetError, "data.unreadable", file, ".npy"):
-        open_dataset(folder)
-
-
-def test_pickled_objects_are_never_loaded(folder: Path) -> None:
-    np.save(folder / "targets.npy", np.array([None] * 6, dtype=object), allow_pickle=True)
-    with raises(DatasetError, "data.unreadable", f"{folder}/targets.npy", ".npy"):
         open_dataset(folder)
 
 

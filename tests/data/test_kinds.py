@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS, manifest
 from tests.helpers.errors import raises
-from umbel.data import Dataset, Manifest, open_dataset, write_dataset, write_leaf
+from umbel.data import Dataset, open_dataset, write_dataset, write_leaf
 from umbel.protocol.errors import DatasetError
 
 TOKENS = np.array([[0, 4, 2], [1, 1, 1], [3, 2, 0], [0, 0, 0], [4, 4, 4], [1, 2, 3]], np.int32)
@@ -61,29 +61,14 @@ def test_tokens_outside_the_vocabulary_are_refused(
         write_dataset(tmp_path, own, features, TARGETS, OFFSETS)
 
 
-def test_tokens_are_not_scaled() -> None:
-    with raises(DatasetError, "data.conflict", "feature_scale"):
-        Manifest(name="own", clients=1, split={"train": 1, "validation": 0}, tokens=5, feature_scale=0.5)
-
-
-def test_a_path_may_be_text(tmp_path: Path) -> None:
-    write_dataset(str(tmp_path / "own"), MANIFEST, FEATURES, TARGETS, OFFSETS)
-    assert open_dataset(tmp_path / "own").manifest == MANIFEST
-
-
 def test_clients_may_have_names(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "own", MANIFEST, FEATURES, TARGETS, OFFSETS, ["a", "b", "ç"])
+    write_dataset(str(tmp_path / "own"), MANIFEST, FEATURES, TARGETS, OFFSETS, ["a", "b", "ç"])
     assert list(open_dataset(tmp_path / "own").names) == ["a", "b", "ç"]
     with raises(DatasetError, "data.names", "2 names", "3 clients"):
         write_dataset(tmp_path / "own", MANIFEST, FEATURES, TARGETS, OFFSETS, ["a", "b"])
     (tmp_path / "own" / "clients.json").write_text("[1]")
     with raises(DatasetError, "data.names", "clients.json"):
         open_dataset(tmp_path / "own")
-
-
-def test_the_names_of_leaf_are_its_users(tmp_path: Path) -> None:
-    write_leaf(tmp_path / "own.json", manifest(1, 1), {"a": ([[1.0]], [1.0]), "b": ([[2.0]], [2.0])})
-    assert list(open_dataset(tmp_path / "own.json").names) == ["a", "b"]
 
 
 def test_test_clients_are_a_dataset_within(tmp_path: Path) -> None:
@@ -97,9 +82,6 @@ def test_test_clients_are_a_dataset_within(tmp_path: Path) -> None:
 
 def test_a_manifest_says_only_what_there_is(tmp_path: Path) -> None:
     write_dataset(tmp_path, MANIFEST, FEATURES, TARGETS, OFFSETS)
-    assert not {"metric", "tokens", "layout"} & set(json.loads((tmp_path / "manifest.json").read_text()))
-
-
-def test_categories_of_a_target_are_texts() -> None:
-    with raises(DatasetError, "data.conflict", "units.target.categories", "[1]"):
-        manifest(1, units={"target": {"categories": [1]}})
+    assert not {"metric", "tokens", "layout", "part", "whole"} & set(
+        json.loads((tmp_path / "manifest.json").read_text())
+    )

@@ -18,7 +18,7 @@ from umbel.data import Dataset, open_dataset, read_manifest, write_leaf
 from umbel.protocol.errors import DatasetError
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.booleans().flatmap(datasets))
 def test_leaf_gives_back_what_was_written(dataset: Dataset) -> None:
     clients = {f"user-{i}": dataset.client(i) for i in range(dataset.manifest.clients)}
@@ -47,6 +47,7 @@ def test_leaf_lists_users_counts_and_rows(tmp_path: Path) -> None:
 def test_leaf_without_manifest_trains_all_users_and_takes_the_name_of_its_file(tmp_path: Path) -> None:
     dataset = open_dataset(save_leaf(tmp_path / "theirs.json"))
     assert dataset.manifest == manifest(2, 0, name="theirs")
+    assert list(dataset.names) == ["a", "b"]
     assert dataset.client(1)[0].tolist() == [[3, 4], [5, 6]]
     assert dataset.targets.tolist() == [0, 1, 0]
 

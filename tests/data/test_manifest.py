@@ -32,27 +32,9 @@ def test_a_manifest_that_is_no_object_is_refused(folder: Path) -> None:
     ("changes", "parts"),
     [
         ({"modell": "cnn"}, ("data.unknown-key", "modell", "model?")),
-        (
-            {"self": 1},
-            (
-                "data.unknown-key",
-                "self",
-            ),
-        ),
-        (
-            {"name": None, "split": None},
-            (
-                "data.missing-key",
-                "name",
-            ),
-        ),
-        (
-            {"split": None},
-            (
-                "data.missing-key",
-                "split",
-            ),
-        ),
+        ({"self": 1}, ("data.unknown-key", "self")),
+        ({"name": None, "split": None}, ("data.missing-key", "name")),
+        ({"split": None}, ("data.missing-key", "split")),
         ({"split": {"train": 3}}, ("data.conflict", "split", "{'train': 3}")),
         ({"split": {"train": 4, "validation": -1}}, ("data.conflict", "split", "-1")),
         ({"split": {"train": 2, "validation": 1, "test": 0}}, ("data.conflict", "split", "'test'")),
@@ -72,23 +54,13 @@ def test_a_manifest_that_is_no_object_is_refused(folder: Path) -> None:
         ({"truth": [[float("inf")]]}, ("data.wrong-value", "truth.0.0", "inf")),
         ({"feature_scale": 1e300}, ("data.conflict", "feature_scale", "1e+300")),
         ({"feature_scale": 0.0}, ("data.conflict", "feature_scale", "0.0")),
-        (
-            {"name": "\ud800"},
-            (
-                "data.conflict",
-                "JSON",
-            ),
-        ),
+        ({"name": "\ud800"}, ("data.conflict", "JSON")),
         ({"units": {"target": 5}}, ("data.conflict", "units", "got 5")),
+        ({"units": {"target": {"categories": [1]}}}, ("data.conflict", "units.target.categories", "[1]")),
+        ({"tokens": 5, "feature_scale": 0.5}, ("data.conflict", "feature_scale", "0.5")),
         ({"units": {"target": {"unit": None}}}, ("data.conflict", "units.target.unit", "None")),
         ({"units": {"target": {"scale": float("nan")}}}, ("data.conflict", "units.target.scale", "nan")),
-        (
-            {"units": {"items": float("inf")}},
-            (
-                "data.conflict",
-                "JSON",
-            ),
-        ),
+        ({"units": {"items": float("inf")}}, ("data.conflict", "JSON")),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(folder: Path, changes: dict[str, Any], parts: tuple[str, ...]) -> None:

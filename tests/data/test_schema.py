@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS
 from tests.helpers.errors import raises
-from umbel.data import Column, Manifest, Schema, read_manifest, write_dataset
+from umbel.data import Manifest, Schema, read_manifest, write_dataset
 from umbel.protocol.errors import DatasetError
 
 ENTRIES: dict[str, Any] = {
@@ -79,11 +79,6 @@ def test_units_name_each_number_that_a_model_sees() -> None:
     assert (
         Manifest(name="own", clients=1, split={"train": 1, "validation": 0}, units=SCHEMA.units).units == SCHEMA.units
     )
-
-
-def test_the_classes_of_a_target_have_names() -> None:
-    target = Column(name="died", type="boolean")
-    assert SCHEMA.model_copy(update={"target": target}).units["target"]["categories"] == ["false", "true"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tests.helpers.sources import ROOT, files
@@ -65,12 +66,14 @@ class Made:
     text: str
 
 
-def made(root: Path = ROOT) -> Iterator[Made]:
-    """Yield every place of the app that makes an error, but for those that take text and code of another (`of`)."""
+@cache
+def made(root: Path = ROOT) -> tuple[Made, ...]:
+    """Return every place of the app that makes an error, but for those that take text and code of another (`of`)."""
+    places = []
     for file in files(root=root):
         inside = file.relative_to(root)
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        calls = {node: None for node in ast.walk(tree) if isinstance(node, ast.Call)}
         bare = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.exc not in calls]
         for node in [*calls, *bare]:
             call = node if isinstance(node, ast.Call) else None
@@ -85,7 +88,9 @@ def made(root: Path = ROOT) -> Iterator[Made]:
                     found[kind.__name__] = (*found.get(kind.__name__, ()), code)
             for kind_name, own in found.items() if node is not None else ():
                 text = _sentence(call.args[0]) if call and call.args else ""
-                yield Made(f"{inside}:{node.lineno}", inside.parts[1].removesuffix(".py"), kind_name, own, text)
+                room = inside.parts[1].removesuffix(".py")
+                places.append(Made(f"{inside}:{node.lineno}", room, kind_name, own, text))
+    return tuple(places)
 
 
 def _texts(value: ast.expr) -> Iterator[str]:

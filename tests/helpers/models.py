@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,16 @@ class Headed(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         outputs: Tensor = self.head(self.body(rows).tanh())
         return outputs
+
+
+def _with_frozen_bias(value: float) -> nn.Module:
+    network = Headed()
+    nn.init.constant_(network.body.bias, value)
+    network.body.bias.requires_grad_(False)
+    return network
+
+
+headed_one, headed_other = partial(_with_frozen_bias, 1.0), partial(_with_frozen_bias, 2.0)
 
 
 def headed(frozen: str = "", local: str = "head.*", loss: str = "mse") -> Model:

@@ -136,7 +136,9 @@ def test_a_vocabulary_must_be_known_to_the_model(size: int, reason: str) -> None
 @pytest.mark.parametrize("labels", [np.array([1, -1, 1], kind) for kind in (np.int8, np.int64, np.float32)])
 def test_preferences_fit_the_factors(labels: Any) -> None:
     # Two clients may label the same item.
-    assert misfit(models.load("factors items=3 size=2"), dataset([[0], [2], [2]], labels)) == ""
+    factors, items = models.load("factors items=3 size=2"), [[0], [2], [2]]
+    assert misfit(factors, dataset(items, labels)) == ""
+    assert "feature_scale = 1" in misfit(factors, dataset(items, labels, feature_scale=0.5))
 
 
 @pytest.mark.parametrize(
@@ -154,11 +156,3 @@ def test_preferences_fit_the_factors(labels: Any) -> None:
 )  # fmt: skip
 def test_preferences_that_do_not_fit_the_factors_are_told(numbers: Any, labels: Any, reason: str) -> None:
     assert misfit(models.load("factors items=3 size=2"), dataset(numbers, labels)) == reason
-
-
-def test_numbers_of_items_are_no_quantities_to_scale() -> None:
-    scaled = dataset([[0], [2], [1]], [1, -1, 1], feature_scale=0.5)
-    assert (
-        misfit(models.load("factors items=3 size=2"), scaled)
-        == "needs items' numbers as they are, and feature_scale = 1"
-    )

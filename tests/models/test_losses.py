@@ -33,27 +33,13 @@ def test_squared_error_is_summed_over_outputs(loss: str) -> None:
     assert per_sample(loss, [[1, 2], [0, 0]], torch.tensor([[0.0, 4.0], [3.0, -4.0]])) == [1 + 4, 9 + 16]
 
 
-def test_squared_error_of_one_output_takes_targets_without_an_axis_for_it() -> None:
+def test_squared_error_of_one_output_takes_targets_without_an_axis_for_it_and_whole_numbers_as_numbers() -> None:
     assert per_sample("mse", [[1], [5]], torch.tensor([3.0, 3.0])) == [4, 4]
-
-
-def test_squared_error_takes_classes_as_one_hot() -> None:
-    # Against (0, 0, 1) and (1, 0, 0).
-    assert per_sample("mse", [[0, 0, 1], [0, 2, 1]], torch.tensor([2, 0])) == [0, 1 + 4 + 1]
-
-
-def test_squared_error_of_one_output_takes_whole_numbers_as_numbers() -> None:
     assert per_sample("mse", [[1], [5]], torch.tensor([3, -3])) == [4, 64]
 
 
 def test_cross_entropy_of_even_odds_is_the_logarithm_of_the_number_of_classes() -> None:
     assert per_sample("cross-entropy", [[7.0] * 4], torch.tensor([2])) == pytest.approx([np.log(4)])
-
-
-def test_cross_entropy_of_odds_of_three_to_one() -> None:
-    log3 = float(np.log(3))
-    values = per_sample("cross-entropy", [[log3, 0], [log3, 0]], torch.tensor([0, 1]))
-    assert values == pytest.approx([np.log(4 / 3), np.log(4)])
 
 
 def test_cross_entropy_does_not_overflow() -> None:
@@ -115,7 +101,7 @@ def classified(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(outputs), torch.from_numpy(targets)
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(classified())
 def test_cross_entropy_is_pytorchs(case: tuple[Tensor, Tensor]) -> None:
     outputs, targets = case
@@ -124,7 +110,7 @@ def test_cross_entropy_is_pytorchs(case: tuple[Tensor, Tensor]) -> None:
     torch.testing.assert_close(values.flatten(), expected, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(classified())
 def test_squared_error_of_classes_is_pytorchs(case: tuple[Tensor, Tensor]) -> None:
     outputs, targets = case
@@ -147,11 +133,7 @@ def loss_of(name: str, margin: float, label: int = 1) -> float:
 
 @pytest.mark.parametrize(
     ("loss", "at_minus_one", "at_zero", "at_two"),
-    [
-        ("log", math.log(1 + math.e), math.log(2), math.log(1 + math.exp(-2))),
-        ("hinge", 2, 1, 0),
-        ("margin", 1, 0, -2),
-    ],
+    [("log", math.log(1 + math.e), math.log(2), math.log(1 + math.exp(-2))), ("hinge", 2, 1, 0), ("margin", 1, 0, -2)],
 )
 @pytest.mark.parametrize("label", [-1, 1])
 def test_losses_by_hand(loss: str, at_minus_one: float, at_zero: float, at_two: float, label: int) -> None:
@@ -160,6 +142,7 @@ def test_losses_by_hand(loss: str, at_minus_one: float, at_zero: float, at_two: 
 
 
 @losses
+@settings(max_examples=40)
 @given(margin=st.floats(-30, 30).filter(lambda z: abs(z - 1) > 1e-3))
 def test_a_slope_is_the_derivative_of_its_loss(loss: str, margin: float) -> None:
     step = 1e-4  # the hinge has its kink at 1, where it has no derivative

@@ -61,10 +61,8 @@ def save(folder: Path, kind: str) -> Path:
 SMALL_BERT = "vocab_size=11 hidden_size=16 num_hidden_layers=1 num_attention_heads=2 intermediate_size=16 num_labels=3"
 OURS = "tests.helpers.strangers"
 STRANGERS: list[tuple[str, str, str, dict[str, Any]]] = [
-    # Its last block is three quarters of its 11 million parameters, and of the time.
-    ("torchvision:resnet18 num_classes=3", "images", "loop", {"frozen": "layer4.*"}),
-    ("torchvision:mobilenet_v2 num_classes=3 width_mult=0.1", "images", "loop", {}),
-    ("torchvision:shufflenet_v2_x0_5 num_classes=3", "images", "loop", {}),
+    # Its last blocks are most of its 11 million parameters, and of the time.
+    ("torchvision:resnet18 num_classes=3", "images", "loop", {"frozen": "layer[34].*"}),
     ("timm:vit_tiny_patch16_224 img_size=32 embed_dim=24 depth=2 num_heads=3 num_classes=3", "pictures", "loop", {}),
     (
         "timm.models.mlp_mixer:MlpMixer img_size=32 patch_size=8 embed_dim=16 num_blocks=2 num_classes=3",
@@ -72,12 +70,10 @@ STRANGERS: list[tuple[str, str, str, dict[str, Any]]] = [
         "loop",
         {},
     ),
-    ("timm:test_efficientnet num_classes=3", "pictures", "loop", {}),
     (f"transformers:BertForSequenceClassification {SMALL_BERT}", "texts", "loop", {}),
     (f"{OURS}:adapted", "texts", "loop", {}),
     ("transformers:GPT2LMHeadModel vocab_size=11 n_embd=8 n_layer=1 n_head=2 n_positions=8", "next", "loop", {}),
     (f"{OURS}:TiedWriter", "next", "batched", {}),
-    (f"{OURS}:Recurrent kind=LSTM", "sequences", "loop", {}),
     (f"{OURS}:Recurrent kind=GRU layers=2 dropout=0.2", "sequences", "loop", {}),
     (f"{OURS}:Attending", "sequences", "loop", {}),
     (f"{OURS}:Words", "texts", "loop", {}),
@@ -93,31 +89,20 @@ STRANGERS: list[tuple[str, str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "kind", "engine", "more"), STRANGERS, ids=[one[0] for one in STRANGERS])
-def test_a_stranger_trains_three_rounds(
-    name: str, kind: str, engine: str, more: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_stranger_trains_two_rounds(name: str, kind: str, engine: str, more: dict[str, Any], tmp_path: Path) -> None:
     path = save(tmp_path, kind)
     asked = {"loss": "cross-entropy"} | more
     run = play(
         run_config(
-            "synthetic", dataset=str(path), model=name, rounds=3, hypotheses=1, restarts=1, clients_per_round=2,
-            validate_every=3, noise_multiplier=0.0, step_size=0.01, batch_size=2, patience=0, **asked,
+            "synthetic", dataset=str(path), model=name, rounds=2, hypotheses=1, restarts=1, clients_per_round=2,
+            validate_every=2, noise_multiplier=0.0, step_size=0.01, batch_size=2, patience=0, **asked,
         )
     )  # fmt: skip
-    assert [entry.releases for entry in run.state.history[:3]] == [2, 2, 2]
+    assert [entry.releases for entry in run.state.history[:2]] == [2, 2]
     assert np.isfinite(run.state.history[-1].loss)
     assert all(np.isfinite(value).all() for value in run.state.hypotheses.values())
     model, dataset = run.setup.model, open_dataset(path)
     assert type(try_out(model, dataset, "cpu")) is {"loop": LoopLearner, "batched": BatchedLearner}[engine]
-    if engine == "batched":
-        return  # and agrees with the loop, to rounding: else it would not have been picked
-    reason = ""
-    try:
-        # A convolution can be computed in batches, and agrees as well; on a GPU it would be.
-        assert type(try_out(model, dataset, "cpu", "batched")) is BatchedLearner
-    except ModelError as error:
-        reason = str(error)
-    assert "\n" not in reason
 
 
 @pytest.mark.parametrize("name", ["normalised_mlp", "layered_mlp"])

@@ -11,7 +11,6 @@ from tests.helpers.errors import raises
 from tests.helpers.sources import ROOT
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, ClipSchedule, NoisePer
-from umbel.protocol.rules import shown
 from umbel.protocol.run_config import RunConfig
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -46,12 +45,6 @@ def test_entries_are_plain_values_that_come_back() -> None:
     assert {type(value) for value in entries.values()} <= {int, float, str, bool}
     assert entries["noise-per"] == "layer"
     assert RunConfig.parse(entries) == run
-
-
-def test_defaults_are_shown_as_they_stand_in_toml() -> None:
-    for name, default, _, _ in RunConfig.table():
-        assert tomllib.loads(f"{name} = {default}") == {name: RunConfig().entries()[name]}
-        assert shown(RunConfig().entries()[name]) == default
 
 
 # --- what is refused

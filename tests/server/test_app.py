@@ -10,7 +10,6 @@ import textwrap
 import tomllib
 from collections import Counter
 from collections.abc import Callable
-from fractions import Fraction
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -51,17 +50,9 @@ pytestmark = pytest.mark.usefixtures("blank_figures")
 
 OPTIMA = np.array([[5.0, 6.0], [4.0, -4.5]])
 FILES = [
-    "config.toml",
-    "history.jsonl",
-    "hypotheses.safetensors",
-    "latest.safetensors",
-    "ledger.csv",
-    "nodes.json",
-    "outcome.json",
-    "participations.jsonl",
-    "releases.safetensors",
-    "report.html",
-]
+    "config.toml", "history.jsonl", "hypotheses.safetensors", "latest.safetensors", "ledger.csv", "nodes.json",
+    "outcome.json", "participations.jsonl", "releases.safetensors", "report.html",
+]  # fmt: skip
 SYNTHETIC = BUNDLED / "synthetic.json"
 SHORT = {"rounds": 6, "restarts": 2}
 
@@ -159,25 +150,6 @@ def test_a_formal_run_says_what_it_guarantees(play: Play, caplog: pytest.LogCapt
     report = (run.folder / "report.html").read_text()
     assert f'<p class="value">epsilon {1.3 * most:.4g}</p>' in report
     assert "There is no guarantee" not in report
-
-
-def test_a_run_with_gaussian_noise_is_bounded_but_for_a_chance(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "flwr"):
-        run = play(rounds=2, clipping="public", choice_epsilon=0.5, mechanism="gaussian")
-    assert [entry["releases"] for entry in run.trained] == [7, 7]
-    assert "at delta 1e-05; no pure epsilon." in caplog.text
-    with (run.folder / "ledger.csv").open() as file:
-        assert {(row["epsilon"], row["paper_budget"]) for row in csv.DictReader(file)} == {("none", "none")}
-
-
-def test_the_history_adds_up(play: Play) -> None:
-    run = play(nodes=2)
-    assert [entry["number"] for entry in run.history] == [1, 2, 3, 4, 5, 6, 7]
-    assert [entry["asked"] for entry in run.history] == [7] * 6 + [0]
-    assert [entry["releases"] for entry in run.history] == [7] * 6 + [0]
-    assert [sum(entry["groups"]) for entry in run.history] == [7] * 6 + [0]
-    losses = [entry["loss"] for entry in run.history]
-    assert run.history[-1]["best_round"] == 1 + int(np.argmin(losses))
 
 
 def test_config_and_report_hold_the_run_config(play: Play, run_config: dict[str, Any]) -> None:
@@ -325,20 +297,6 @@ def test_the_servers_ledger_is_the_sum_of_the_nodes_own(play: Play, nodes: int, 
         assert paper == pytest.approx(float(kept[number][1]), rel=1e-9)
 
 
-def test_a_participation_costs_n_over_nu(play: Play) -> None:
-    run = play(noise_multiplier=4.0)
-    assert sum(times for times, _ in run.ledger.values()) == 6 * 7
-    assert all(paper == times * Fraction(2, 4) for times, paper in run.ledger.values())
-    assert max(times for times, _ in run.ledger.values()) == run.history[-1]["max_participations"]
-
-
-def test_without_noise_nothing_bounds_what_was_spent(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "flwr"):
-        run = play(noise_multiplier=0.0)
-    assert {paper for _, paper in run.ledger.values()} == {float("inf")}
-    assert "Guaranteed to a client: nothing, since there is no noise." in caplog.text
-
-
 def test_clients_take_turns_and_the_run_ends_when_all_have_had_theirs(play: Play) -> None:
     """A hundred training clients, thirty a round, twice each: seven rounds, of which the last asks twenty."""
     run = play(rounds=50, clients_per_round=30, max_participations=2, nodes=3)
@@ -375,13 +333,6 @@ def test_when_no_site_releases_anything_the_run_ends_after_three_rounds(
     assert [(entry["moved"], entry["releases"]) for entry in entries] == [(False, 0)] * 3
     assert len({entry["loss"] for entry in entries}) == 1
     assert caplog.text.count("TOO FEW RELEASES: hypotheses unchanged") == 3
-
-
-def test_a_round_with_fewer_releases_than_the_least_changes_nothing_but_the_ledger(play: Play) -> None:
-    run = play(app=failing({1}, parts=["training"]), nodes=2, clients_per_round=40, min_releases=39)
-    assert [entry["moved"] for entry in run.trained] == [False] * 6
-    assert all(0 < entry["releases"] < 39 for entry in run.trained)
-    assert sum(times for times, _ in run.ledger.values()) == sum(entry["releases"] for entry in run.trained)
 
 
 def test_a_node_whose_policy_refuses_training_reports_all_the_same(play: Play) -> None:
@@ -608,6 +559,8 @@ def test_a_run_that_goes_on_says_that_simulated_clients_have_lost_their_local_pa
     headed = {"model": headed_model(tmp_path, monkeypatch), "loss": "mse", "local": "1.*"}
     short = play(rounds=1, **headed)
     assert "anew" not in caplog.text + report_of(short)
+    play(rounds=1, start_from=str(short.folder), seed=1, **headed)
+    assert "Clients begin their local parameters anew" in caplog.text, "as does one that starts from it"
     resumed = play(rounds=2, resume=str(short.folder), **headed)
     for told in (caplog.text, report_of(resumed)):
         assert "After round 1 clients begin their local parameters anew, so that the result is another" in told
@@ -654,32 +607,6 @@ def test_a_run_that_was_killed_twice_in_a_round_goes_on(play: Play, interrupted:
     resumed = play(resume=name, **everybody)
     assert {often for often, _ in resumed.ledger.values()} == {7}, "six rounds, and what was charged stays charged"
     assert [entry["number"] for entry in resumed.history] == [1, 2, 3, 4, 5, 6, LAST]
-
-
-def test_a_run_that_is_over_goes_on_when_it_may_take_more_rounds(play: Play, whole: AppRun) -> None:
-    short = play(rounds=3)
-    longer = play(rounds=6, resume=str(short.folder))
-    assert longer.folder == short.folder
-    np.testing.assert_array_equal(short.arrays("latest")["weight"], whole.arrays("latest")["weight"])
-    assert [entry["number"] for entry in short.history] == [1, 2, 3, 4, 5, 6, 7]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"resume": "nowhere"}, (ConfigError, "config.no-run", "nowhere", "resume")),
-        ({"resume": "DONE"}, (ConfigError, "config.resume-done", "resume", "rounds", "2")),
-        ({"resume": "DONE", "rounds": 5, "seed": 1}, (ConfigError, "config.resume-changed", "resume", "seed", "0")),
-        ({"resume": "EMPTY"}, (ConfigError, "config.no-run", "EMPTY", "resume")),
-    ],
-)
-def test_what_cannot_be_resumed_is_said_before_any_work(
-    play: Play, umbel_home: Path, changes: dict[str, Any], words: Any
-) -> None:
-    play(rounds=2).folder.rename(umbel_home / "runs" / "DONE")
-    (umbel_home / "runs" / "EMPTY").mkdir()
-    with raises(*words):
-        play(**({"rounds": 2} | changes))
 
 
 def test_a_run_does_not_go_on_with_other_rows(play: Play, umbel_home: Path) -> None:
@@ -781,16 +708,6 @@ def test_hypotheses_of_other_data_are_told_with_these(play: Play, whole: AppRun,
     plane(umbel_home / "data" / "plane", (3, -2), train=8, validation=4)
     with raises(ConfigError, "config.start-from-misfit", "synthetic", "dataset"):
         play(start_from=str(whole.folder), dataset="plane", model="mlp inputs=2 hidden=3 outputs=1", seed=1)
-
-
-def test_a_run_that_starts_from_another_says_that_local_parameters_do_not(
-    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    headed = {"model": headed_model(tmp_path, monkeypatch), "loss": "mse", "local": "1.*"}
-    first = play(rounds=1, **headed)
-    assert "local parameters anew" not in caplog.text
-    play(rounds=1, start_from=str(first.folder), seed=1, **headed)
-    assert "Clients begin their local parameters anew" in caplog.text
 
 
 def test_hypotheses_go_with_their_frozen_parameters(play: Play, whole: AppRun, tmp_path: Path) -> None:

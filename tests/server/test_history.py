@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.history import a_round
-from umbel.server.history import Round, State, collapsed, middle_ratio
+from umbel.server.history import Round, collapsed, middle_ratio
 
 ROUND = Round(
     number=3, loss=0.1, metric=None, asked=7, releases=6, lost_nodes=1, groups=[4, 2], nearest=[0.5, 1e-30],
@@ -30,22 +30,10 @@ def test_numbers_that_are_none_come_back_too(odd: float) -> None:
     np.testing.assert_array_equal([again.loss, *again.nearest], [odd, odd])
 
 
-def test_rounds_that_are_alike_are_equal() -> None:
-    assert replace(ROUND) == ROUND
-    assert replace(ROUND, dropped=0) != ROUND
-
-
 def test_a_line_of_a_run_that_dropped_nothing_needs_not_say_so() -> None:
     entries = asdict(ROUND)
     del entries["dropped"]
     assert Round(**entries).dropped == 0
-
-
-def test_a_run_begins_without_a_best_round() -> None:
-    theta = {"weight": np.zeros((2, 1, 2), np.float32)}
-    state = State(hypotheses=theta, best=theta)
-    assert (state.best_loss, state.best_round, state.stale, state.history, state.stopped) == (math.inf, 0, 0, [], "")
-    assert State(hypotheses=theta, best=theta).history is not state.history
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,10 @@ _STATUS = Path("/proc/self/status")
 
 def answers(grid: PaperGrid, messages: list[Message], step: float) -> list[Message]:
     """Return what nodes say whose clients are of two kinds."""
-    replies, rng = [], np.random.default_rng(0)
+    replies, noise = [], np.random.default_rng(0).integers(-4, 5, N).astype(np.float32) / 64
     for message in messages:
-        clients = grid.asked(message)
-        rows = rng.integers(-4, 5, (len(clients), N), np.int8).astype(np.float32)
-        rows /= 64
-        rows += np.array(clients, np.float32)[:, None] % 2
-        content = training_reply({"weight": rows}, [1] * len(clients), step=step)
+        rows = noise + np.array(grid.asked(message), np.float32)[:, None] % 2
+        content = training_reply({"weight": rows}, [1] * len(rows), step=step)
         replies.append(Message(content, reply_to=message))
     return replies
 

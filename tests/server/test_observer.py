@@ -131,15 +131,6 @@ def test_every_observer_is_told_in_order(run_config: dict[str, Any]) -> None:
     assert told == [(name, *call) for call in each for name in ("a", "b")]
 
 
-def test_without_validation_nothing_comes_after_the_last_round(run_config: dict[str, Any]) -> None:
-    """What a round is told of is what came out of it; where nobody validates there is no evaluation at the end."""
-    config = run_config | {"rounds": 2, "restarts": 1, "observers": TELLER}
-    nobody = [{"partition-id": 0, "num-partitions": 1, "role": "train"}]
-    play(config, node_configs=nobody)
-    assert [call[1:3] for call in told if call[1] == "after"] == [("after", 1), ("after", 2)]
-    assert told[-1] == ("teller", "end", "all 2 rounds done")
-
-
 def test_one_that_stops_the_run_ends_it_after_that_round_with_its_reason(run_config: dict[str, Any]) -> None:
     config = run_config | {"rounds": 9, "restarts": 1, "observers": f"{TELLER} name=first stop-after=2; {TELLER}"}
     run = run_app(config, InProcessGrid(umbel.client.app.app, config))

@@ -10,9 +10,11 @@ import pytest
 import safetensors.numpy
 
 from tests.helpers.scripted import Scripted, run_of, theta
+from umbel.data import BUNDLED, open_dataset
+from umbel.models.factors import baselines
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Checkpoints, Log, Patience, in_time
+from umbel.server.observers import Baselines, Checkpoints, Log, Patience, in_time
 from umbel.server.rounds import run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
@@ -194,3 +196,29 @@ def test_releases_of_two_parameters_are_saved(tmp_path: Any, run_config: dict[st
     play(run_config | {"rounds": 1, "restarts": 1}, observers=[Foldered(), Checkpoints(Snapshots(state))])
     kept = safetensors.numpy.load_file(tmp_path / "run" / "releases.safetensors")
     assert kept["first.releases"].shape == (7, 2)
+
+
+# --- baselines
+
+RECOMMENDER = {
+    "strategy": "recommender", "dataset": "preferences", "noise-multiplier": 0.0, "restarts": 1, "rounds": 2,
+    "clients-per-round": 20, "clip-norm-floor": 1e-6,
+}  # fmt: skip
+
+
+def test_the_report_has_the_rules_beside_what_the_items_reach(run_config: dict[str, Any]) -> None:
+    observer = Baselines()
+    run = play(run_config | RECOMMENDER, observers=[observer])
+    section = observer.section()
+    assert section is not None
+    (text,) = section.paragraphs
+    assert text.startswith("Validation right-sign of the best hypotheses ")
+    assert f"of the last {run.state.history[-1].metric:.4f}. Baselines on the same rows: all liked" in text
+    for name, value in baselines(open_dataset(BUNDLED / "preferences.json")).items():
+        assert f"{name} {value:.4f}" in text
+
+
+def test_of_other_models_nothing_is_said(run_config: dict[str, Any]) -> None:
+    observer = Baselines()
+    play(run_config | {"rounds": 1, "restarts": 1}, observers=[observer])
+    assert observer.section() is None

@@ -101,22 +101,6 @@ def test_without_validation_the_last_round_is_told_once_too() -> None:
     assert state.stopped == "all 3 rounds done"
 
 
-def test_a_run_goes_on_where_it_was_broken_off() -> None:
-    strategy = Scripted([9, 8, 7, 6, 5, 4])
-
-    def pull_the_plug(state: State) -> None:
-        if len(state.history) == 2:
-            raise KeyboardInterrupt
-
-    run = run_of(strategy, After(pull_the_plug))
-    with pytest.raises(KeyboardInterrupt):
-        run_rounds(run)
-    run.observers = ()
-    run_rounds(run)
-    assert [entry.number for entry in run.state.history] == [1, 2, 3, 4, 5, 6]
-    assert [(round, value) for round, value, _ in strategy.trained] == [(t, t - 1) for t in range(1, 6)]
-
-
 # --- a run that is stopped
 
 

@@ -37,6 +37,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return in_process.run(CONFIG)
 
 
+@pytest.fixture(scope="module")
+def longer(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same after two more rounds."""
+    folder = shutil.copytree(whole, tmp_path_factory.mktemp("longer") / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        leave_blank(patch)
+        return in_process.run(CONFIG | {"rounds": 6, "resume": str(folder)})
+
+
 @pytest.fixture
 def copy(whole: Path, tmp_path: Path) -> Path:
     """A copy of it to do damage to."""
@@ -86,14 +95,12 @@ def test_a_whole_folder_says_where_the_run_stands(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("written", [[], ["history.jsonl"], ["history.jsonl", "participations.jsonl"]])
-def test_a_round_that_was_not_finished_is_no_damage(copy: Path, whole: Path, written: list[str]) -> None:
+def test_a_round_that_was_not_finished_is_no_damage(copy: Path, longer: Path, written: list[str]) -> None:
     """A run writes history, participations and latest, in this order, and may be killed in between."""
-    killed = Path(shutil.copytree(whole, copy.with_name("killed")))
-    latest(lambda arrays: arrays, rounds="4")(killed)
-    longer = in_process.run(CONFIG | {"rounds": 6, "resume": str(copy)})
+    latest(lambda arrays: arrays, rounds="4")(copy)
     for file in written:
-        shutil.copy(longer / file, killed)
-    assert [entry.number for entry in saved(killed).state.history] == [1, 2, 3, 4]
+        shutil.copy(longer / file, copy)
+    assert [entry.number for entry in saved(copy).state.history] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from umbel.server.history import Round, State
-from umbel.server.snapshots import Snapshot, Snapshots
+from umbel.server.snapshots import Snapshots
 from umbel.strategies.base import Outcome
 
 
@@ -113,10 +113,3 @@ def test_a_run_that_goes_on_keeps_what_it_kept() -> None:
         state.hypotheses = theta(number + 1)
         assert after.add(state, outcome(number)) is kept
     assert numbers(after) == (1, 5)
-
-
-def test_only_models_of_two_parameters_are_drawn() -> None:
-    assert Snapshot.of(outcome(1, None, ()), np.zeros((2, 3))) is None
-    drawn = Snapshot.of(outcome(3), np.zeros((2, 2)))
-    assert drawn is not None
-    assert (drawn.round, drawn.groups.tolist()) == (3, [0, 0, 1])

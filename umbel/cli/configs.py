@@ -54,7 +54,7 @@ def check(values: Mapping[str, Any], part: bool = False) -> Setup:
     ----------
     values : mapping
     part : bool
-        Whether a part of the dataset will do here (see `umbel.data.shards`).
+        Whether a part of the dataset will do here (see `umbel.data.shard`).
 
     Raises
     ------

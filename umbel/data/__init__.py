@@ -14,21 +14,12 @@ Folders are memory-mapped, so that cost grows with the clients that are read, no
 clients that there are. Training clients come first, validation clients after them.
 """
 
-from umbel.data.data import Dataset, check, held_out, offsets_of
-from umbel.data.find import (
-    BUNDLED,
-    digest_of,
-    digest_of_rows,
-    find_dataset,
-    find_typed,
-    open_dataset,
-    read_manifest,
-)
+from umbel.data.data import Dataset, check, held_out, offsets_of, shard
+from umbel.data.find import BUNDLED, digest_of, digest_of_rows, find_dataset, find_typed, open_dataset, read_manifest
 from umbel.data.folder import check_out, write_dataset
 from umbel.data.leaf import write_leaf
 from umbel.data.manifest import Manifest
 from umbel.data.schema import Column, Schema
-from umbel.data.shards import shard
 
 __all__ = [
     "BUNDLED",

@@ -1,9 +1,9 @@
-"""The rows of a dataset, and the checks that they are what the format says."""
+"""The rows of a dataset, the checks that they are what the format says, and its division into parts."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,6 @@ class Dataset:
     Attributes
     ----------
     manifest : Manifest
-        What the data are.
     features : ndarray, shape (rows, \\*feature shape)
         Inputs, the rows of a client together; memory-mapped for a folder.
     targets : ndarray, shape (rows,) or (rows, outputs)
@@ -65,8 +64,8 @@ class Dataset:
         digest = hashlib.sha256()
         for array in (self.features, self.targets, np.asarray(self.offsets, np.int64)):
             digest.update(f"{array.dtype.str}{array.shape}".encode())
-            for start in range(0, len(array), _SCAN_ROWS):
-                digest.update(np.ascontiguousarray(array[start : start + _SCAN_ROWS]).tobytes())
+            for _, part in _parts(array):
+                digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()[:16]
 
     def holds(self, first: int, step: int) -> bool:
@@ -86,67 +85,88 @@ def check(dataset: Dataset, source: Path) -> None:
     features, targets = dataset.features, dataset.targets
     if offsets.dtype.kind not in "iu" or offsets.shape != (manifest.clients + 1,):
         raise DatasetError(
-            f"{source}: offsets must be {manifest.clients + 1} whole numbers (clients + 1), "
-            f"got {offsets.dtype} of shape {offsets.shape}",
+            f"{source}: offsets must be {manifest.clients + 1} integers (clients + 1), got {offsets.dtype} of shape "
+            f"{offsets.shape}",
             code="data.offsets",
         )
     if features.ndim < 1 or targets.ndim < 1 or len(features) != len(targets):
         raise DatasetError(
-            f"{source}: features {features.shape} and targets {targets.shape} must have the same number of rows",
-            code="data.lengths",
+            f"{source}: features {features.shape} and targets {targets.shape} differ in rows", code="data.lengths"
         )
     if offsets[0] != 0 or offsets[-1] != len(features):
-        raise DatasetError(
-            f"{source}: offsets must run from 0 to {len(features)} rows, got {offsets[0]} to {offsets[-1]}",
-            code="data.offsets",
-        )
+        found = f"{offsets[0]} to {offsets[-1]}"
+        raise DatasetError(f"{source}: offsets run from {found}, not 0 to {len(features)} rows", code="data.offsets")
     first, step = manifest.shard
     here = np.arange(manifest.clients) % step == first
     if len(bad := np.flatnonzero(here & (offsets[1:] <= offsets[:-1]))):
+        one = bad[0]
         raise DatasetError(
-            f"{source}: client {bad[0]} has no rows (offsets {offsets[bad[0]]} to {offsets[bad[0] + 1]}); leave it out",
+            f"{source}: client {one} has no rows (offsets {offsets[one]} to {offsets[one + 1]})",
             code="data.empty-client",
         )
     if len(bad := np.flatnonzero(~here & (offsets[1:] != offsets[:-1]))):
-        raise DatasetError(
-            f"{source}: client {bad[0]} has rows, and is not of part {manifest.part}; shard it again", code="data.part"
-        )
+        raise DatasetError(f"{source}: client {bad[0]} is not of part {manifest.part}; shard again", code="data.part")
     if 0 in (*features.shape[1:], *targets.shape[1:]):
         raise DatasetError(
             f"{source}: rows of features {features.shape} or targets {targets.shape} are empty", code="data.empty-rows"
         )
     if len(dataset.names) not in (0, manifest.clients):
-        raise DatasetError(
-            f"{source}: {len(dataset.names)} names for {manifest.clients} clients; name each or none", code="data.names"
-        )
+        found = f"{len(dataset.names)} names for {manifest.clients} clients"
+        raise DatasetError(f"{source}: {found}; name each or none", code="data.names")
     for name, array, scale in (("features", features, manifest.feature_scale), ("targets", targets, 1.0)):
         if array.dtype.kind not in "iuf":
             raise DatasetError(
-                f"{source}: {name} must be numbers or booleans, got {array.dtype}; number the categories of a text, "
-                "as umbel.from_dataframe does",
+                f"{source}: {name} must be numbers, got {array.dtype}; umbel.from_dataframe numbers categories",
                 code="data.not-numbers",
             )
         if (row := _first_bad_row(array, scale)) is not None:
             client = int(np.searchsorted(offsets, row, side="right")) - 1
             raise DatasetError(
-                f"{source}: {name} of client {client}, row {row}, are not finite, or larger than a model can take; "
-                "remove or repair that row",
+                f"{source}: {name} of client {client}, row {row}, are not finite or too large; repair or remove it",
                 code="data.not-finite",
             )
     if manifest.tokens:
         if features.dtype.kind not in "iu":
-            raise DatasetError(
-                f"{source}: tokens must be whole numbers, got {features.dtype}; set tokens to 0", code="data.tokens"
-            )
-        for start in range(0, len(features), _SCAN_ROWS):
-            part = features[start : start + _SCAN_ROWS]
+            raise DatasetError(f"{source}: tokens must be integers, got {features.dtype}", code="data.tokens")
+        for start, part in _parts(features):
             strange = ((part < 0) | (part >= manifest.tokens)).reshape(len(part), -1).any(axis=1)
             if strange.any():
+                bad_row = start + int(strange.argmax())
                 raise DatasetError(
-                    f"{source}: row {start + int(strange.argmax())} has a token that is not from 0 to "
-                    f"{manifest.tokens - 1}; set tokens to the size of the vocabulary",
+                    f"{source}: row {bad_row} has a token outside 0 to {manifest.tokens - 1}; set tokens to the "
+                    "size of the vocabulary",
                     code="data.tokens",
                 )
+
+
+def shard(dataset: Dataset, first: int, step: int) -> Dataset:
+    """Return the part of a dataset with the rows of clients ``first, first + step, ...``, for one machine of several.
+
+    A part keeps the manifest of the whole and the numbers of its clients.
+
+    Raises
+    ------
+    DatasetError
+        When there are not as many clients, training or in all, as there are parts.
+    """
+    manifest, offsets = dataset.manifest, dataset.offsets
+    if manifest.part:
+        raise DatasetError(f"{manifest.name} is part {manifest.part} of a dataset; shard the whole", code="data.part")
+    if not 1 <= step <= max(1, manifest.train):
+        raise DatasetError(f"{manifest.train} training clients do not make {step} parts", code="data.part")
+    if not 0 <= first < step:
+        raise DatasetError(f"there is no part {first} of {step}: they are numbered 0 to {step - 1}", code="data.part")
+    here = np.arange(manifest.clients) % step == first
+    lengths = np.diff(offsets)
+    rows = np.repeat(here, lengths)
+    names = [name if here[client] else "" for client, name in enumerate(dataset.names)]
+    return Dataset(
+        manifest.model_copy(update={"part": f"{first}/{step}", "whole": dataset.digest} if step > 1 else {}),
+        dataset.features[rows],
+        dataset.targets[rows],
+        offsets_of(np.where(here, lengths, 0)),
+        names,
+    )
 
 
 def offsets_of(lengths: Iterable[int]) -> NDArray[np.int64]:
@@ -165,17 +185,19 @@ def held_out(lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
     return kept
 
 
-def _first_bad_row(array: NDArray[Any], scale: float) -> int | None:
-    """Return the first row that a model cannot take as it gets it, reading a bounded part at a time.
+def _parts(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield a bounded part of the rows at a time, with its first row's number."""
+    for start in range(0, len(array), _SCAN_ROWS):
+        yield start, array[start : start + _SCAN_ROWS]
 
-    It gets numbers times the scale in 32 bits, and classes in 64 bits with a sign.
-    """
+
+def _first_bad_row(array: NDArray[Any], scale: float) -> int | None:
+    """Return the first row that a model cannot take: numbers times the scale in 32 bits, classes in signed 64 bits."""
     if array.dtype.kind in "iu":
         limits = np.iinfo(array.dtype)
         if limits.max <= _LARGEST_WHOLE and max(-limits.min, limits.max) * abs(scale) <= _LARGEST:
             return None
-    for start in range(0, len(array), _SCAN_ROWS):
-        part = array[start : start + _SCAN_ROWS]
+    for start, part in _parts(array):
         with np.errstate(over="ignore"):
             sound: NDArray[np.bool_] = np.isfinite(part.astype(np.float32, copy=False) * np.float32(scale))
         if array.dtype.kind == "u":

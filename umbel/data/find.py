@@ -1,12 +1,19 @@
-"""Datasets by name."""
+"""Datasets by name, and the recipes that make them of public raw data.
+
+Recipes are scripts, loaded by their path: a package ``datasets`` would hide Hugging Face's library of that name.
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib.util
 import os
-from collections.abc import Sequence
-from functools import lru_cache
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
+from types import ModuleType
 
 from umbel.data.data import Dataset, check
 from umbel.data.folder import open_folder
@@ -31,10 +38,9 @@ def find_dataset(name: str) -> Path:
     for candidate in candidates:
         if os.path.exists(candidate):
             return candidate
-    looked = " and ".join(str(candidate) for candidate in candidates)
     raise DatasetError(
-        f"no dataset {name!r}: looked for {looked}; umbel data list shows those there are, and umbel data import "
-        "or a recipe in datasets/ makes one",
+        f"no dataset {name!r}: looked for {' and '.join(map(str, candidates))}; umbel data list shows those there "
+        "are, and umbel data import or umbel data make makes one",
         code="data.unknown",
     )
 
@@ -77,11 +83,7 @@ def read_manifest(path: Path) -> Manifest:
 def open_dataset(path: Path, part: bool = False) -> Dataset:
     """Open and check the dataset at `path`, a folder or a LEAF JSON file.
 
-    Parameters
-    ----------
-    path : Path
-    part : bool
-        Whether a part of one will do (see `umbel.data.shards`).
+    `part` says whether a part of one will do (see `umbel.data.shard`).
 
     Raises
     ------
@@ -92,9 +94,32 @@ def open_dataset(path: Path, part: bool = False) -> Dataset:
     dataset = open_folder(path) if path.is_dir() else open_leaf(path)
     if dataset.manifest.part and not part:
         raise DatasetError(
-            f"{path} holds the rows of part {dataset.manifest.part} of its clients alone, for a Ray cluster whose "
-            "machines hold the others; this needs the whole dataset",
+            f"{path} holds part {dataset.manifest.part} of a dataset, for one machine of a Ray cluster; this needs "
+            "the whole",
             code="data.part",
         )
     check(dataset, path)
     return dataset
+
+
+@cache
+def recipes() -> Mapping[str, str]:
+    """Return by each recipe's name what it makes, in a few words, without running it."""
+    found = {}
+    for file in sorted(BUNDLED.glob("*.py")):
+        first = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+        if first.startswith("Recipe: "):
+            found[file.stem] = first.removeprefix("Recipe: ")
+    return found
+
+
+@cache
+def load_recipe(name: str) -> ModuleType:
+    """Return the module that a recipe is; its ``app`` is its command."""
+    spec = importlib.util.spec_from_file_location(f"umbel_recipe_{name}", BUNDLED / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

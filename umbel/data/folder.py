@@ -43,9 +43,13 @@ def _read_names(folder: Path) -> list[str]:
     return names
 
 
+def _foreign(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir()) and not (folder / "manifest.json").exists()
+
+
 def check_out(folder: Path) -> None:
     """Raise before the work where its result could not be written."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
+    if _foreign(folder):
         raise DatasetError(f"{folder} exists and is not a dataset; give another folder with --out", code="data.exists")
     # The folder is put in place by a rename, so it is the one above it that must be writable.
     above = next(parent for parent in folder.parents if parent.exists())
@@ -69,11 +73,8 @@ def write_dataset(
     Parameters
     ----------
     folder : Path or str
-    manifest : Manifest
-    features, targets, offsets : ndarray
+    manifest, features, targets, offsets, names
         As in `Dataset`.
-    names : sequence of str
-        What each client is called; may be empty.
     test : Dataset, optional
         Clients that take part in no run, kept in the folder ``test`` within.
 
@@ -87,7 +88,7 @@ def write_dataset(
     parts = {".": whole} if test is None else {".": whole, "test": test}
     for part, dataset in parts.items():
         check(dataset, folder / part)
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "manifest.json").exists())):
+    if _foreign(folder) or (folder.exists() and not folder.is_dir()):
         raise DatasetError(f"{folder} exists and is not a dataset; give another folder", code="data.exists")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:

@@ -5,33 +5,25 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from umbel.data.schema import Schema
+from umbel.data.schema import Entries, Finite, Schema
 from umbel.protocol.errors import DatasetError
-from umbel.protocol.rules import Settings
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 _PART = re.compile(r"(0|[1-9]\d{0,8})/([1-9]\d{0,8})")
 _SMALLEST, _LARGEST = 1e-38, 3e38  # what a 32-bit number can hold
-_IF_ANY = (
-    "metric",
-    "part",
-    "pretrained",
-    "tokens",
-    "whole",
-)  # entries that stand in a file only where they say something
+# Entries that stand in a file only where they say something.
+_IF_ANY = ("metric", "part", "pretrained", "tokens", "whole")
 
 
-class Manifest(Settings):
+class Manifest(Entries):
     """What a dataset says of itself.
 
     Attributes
     ----------
     name : str
-        Name of the data.
     model, loss, metric : str
         The model, the loss and the metric it was made for (see `models.load`); empty when it has none.
     frozen, local : str
@@ -40,7 +32,6 @@ class Manifest(Settings):
     pretrained : str
         File of the weights that the model starts from (see `models.load`); a site opens no other.
     clients : int
-        Number of clients, training and validation together.
     split : dict
         ``{"train": a, "validation": b}`` with ``a + b == clients``: the first ``a`` clients
         train, the others validate.
@@ -63,16 +54,12 @@ class Manifest(Settings):
     truth : list of list of float
         Parameter vectors the data were made from, for synthetic data only.
     groups : list of int
-        For made data: the distribution that each client's rows come from, training clients
-        first; empty when unknown. Training does not use it: it is there to compare with what
-        was found.
+        For made data: the distribution that each client's rows come from; empty when unknown.
+        Training does not use it: it is there to compare with what was found.
     provenance, licence : str
         Where the data come from and what may be done with them.
     """
 
-    # As it stands in manifest.json.
-    model_config = ConfigDict(alias_generator=None)
-    error = DatasetError
     source: ClassVar[str] = "the manifest"
 
     name: str
@@ -117,9 +104,7 @@ class Manifest(Settings):
         if part is None or int(part[1]) >= int(part[2]):
             raise ValueError(f'"part" must be "i/m" with i from 0 to m - 1, got {self.part!r}')
         if len(groups) not in (0, self.clients):
-            raise ValueError(
-                f'"groups" must list a group for each of the {self.clients} clients, or none, got {len(groups)}'
-            )
+            raise ValueError(f'"groups" must list a group for each of {self.clients} clients, got {len(groups)}')
         if groups and min(groups) < 0:
             raise ValueError(f'"groups" must hold whole numbers from 0 on, got {min(groups)}')
         if not _SMALLEST <= abs(self.feature_scale) <= _LARGEST:

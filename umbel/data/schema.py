@@ -1,7 +1,6 @@
-"""What the columns of a table are: what a site must find in its own, and how a row becomes numbers.
+"""What the columns of a table are, and how a row becomes numbers: a TOML or JSON file, or part of a manifest.
 
-Two sites with the same schema encode alike, because all that it takes is public: categories, ranges and
-constants that somebody wrote down. A schema is a TOML or JSON file, or stands in a dataset's manifest.
+Two sites with the same schema encode alike: all that it takes is public.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -25,7 +25,19 @@ OTHER = "other"
 _NUMBERS = ("number", "integer")
 
 
-class Column(Settings):
+def repeated(names: list[str]) -> list[str]:
+    """Return the names that stand in a list more than once."""
+    return sorted(name for name, count in Counter(names).items() if name and count > 1)
+
+
+class Entries(Settings):
+    """Base of what a file says, in the file's own words."""
+
+    model_config = ConfigDict(alias_generator=None)
+    error = DatasetError
+
+
+class Column(Entries):
     """One column of a table.
 
     Attributes
@@ -36,7 +48,7 @@ class Column(Settings):
         ``number``; ``integer``, a whole number; ``boolean``; ``category``, one of a list of texts;
         ``text``, for the column that names the client.
     unit : str
-        What a number counts, for people.
+        For people.
     minimum, maximum : float, optional
         Range of the numbers that are taken.
     scale, offset : float
@@ -54,8 +66,6 @@ class Column(Settings):
         What stands in for a missing value; empty to do as the schema says.
     """
 
-    model_config = ConfigDict(alias_generator=None)
-    error = DatasetError
     source: ClassVar[str] = "a column of the schema"
 
     name: str = Field(min_length=1)
@@ -86,8 +96,7 @@ class Column(Settings):
         if self.type == "category":
             if not self.categories:
                 raise ValueError(f"{where} is of type category and lists none; set categories")
-            taken = [*self.categories, *([OTHER] if self.other == "category" else [])]
-            if twice := sorted({one for one in taken if taken.count(one) > 1}):
+            if twice := repeated(self.classes):
                 raise ValueError(f"{where} lists the category {twice[0]!r} twice")
         elif self.categories or self.other != "refuse" or self.pattern:
             raise ValueError(f"{where}: categories, other and pattern are for the type category, not {self.type}")
@@ -110,20 +119,18 @@ class Column(Settings):
     def stored(self) -> list[dict[str, Any]]:
         """What each of the numbers that a feature becomes is: its name, unit, scale and offset."""
         if self.type == "category" and self.encode == "one-hot":
-            return [
-                {"name": f"{self.name} = {one}", "unit": "0 or 1", "scale": 1.0, "offset": 0.0} for one in self.classes
-            ]
+            same = {"unit": "0 or 1", "scale": 1.0, "offset": 0.0}
+            return [{"name": f"{self.name} = {one}"} | same for one in self.classes]
         unit = {"boolean": "0 or 1", "category": f"index in {', '.join(self.classes)}"}.get(self.type, self.unit)
         return [{"name": self.name, "unit": self.unit or unit, "scale": self.scale, "offset": self.offset}]
 
 
-class Schema(Settings):
+class Schema(Entries):
     """The columns of a table, and what is learnt from them.
 
     Attributes
     ----------
     name : str
-        Name of the data.
     target : Column
         What is predicted. A number is divided by its scale and has no offset; a category becomes the
         number of its class; a boolean becomes -1 or 1, the labels of the losses of a margin.
@@ -137,8 +144,6 @@ class Schema(Settings):
         As in a manifest.
     """
 
-    model_config = ConfigDict(alias_generator=None)
-    error = DatasetError
     source: ClassVar[str] = "the schema"
 
     name: str = ""
@@ -158,7 +163,7 @@ class Schema(Settings):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         names = [column.name for column in (*self.features, self.target, *([self.client] if self.client else []))]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if twice := repeated(names):
             raise ValueError(f"the schema has the column {twice[0]!r} twice; each has one place")
         if self.client and self.client.type not in ("text", "integer"):
             raise ValueError(f"client: column {self.client.name!r} must be of type text or integer")
@@ -180,9 +185,8 @@ class Schema(Settings):
     @property
     def units(self) -> dict[str, Any]:
         """What a manifest says of stored numbers (`umbel.data.manifest.Manifest.units`)."""
-        target: dict[str, Any] = {"name": self.target.name, "unit": self.target.unit, "scale": self.target.scale}
-        if self.target.classes:
-            target = {"name": self.target.name, "unit": self.target.unit, "categories": self.target.classes}
+        what = {"categories": self.target.classes} if self.target.classes else {"scale": self.target.scale}
+        target: dict[str, Any] = {"name": self.target.name, "unit": self.target.unit, **what}
         return {"target": target, "features": [one for column in self.features for one in column.stored]}
 
     def entries(self) -> dict[str, Any]:
@@ -208,8 +212,5 @@ class Schema(Settings):
         if isinstance(entries, dict) and "clients" in entries:
             entries = entries.get("layout")
         if not isinstance(entries, dict):
-            raise DatasetError(
-                f"{path} holds no schema: it needs target, features and, if there are several, client",
-                code="data.schema",
-            )
+            raise DatasetError(f"{path} holds no schema: it needs target and features", code="data.schema")
         return cls.parse(entries, str(path))

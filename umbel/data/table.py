@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,14 +20,14 @@ from numpy.typing import NDArray
 
 from umbel.data.data import Dataset, check, offsets_of
 from umbel.data.manifest import Manifest
-from umbel.data.schema import OTHER, Column, Schema
+from umbel.data.schema import OTHER, Column, Schema, repeated
 from umbel.protocol.errors import DatasetError, SiteError
 
 MISSING = ("", "na", "n/a", "nan", "null")
 """Texts that stand for a missing value, in upper or lower case."""
 
 _OTHERS = (".json", ".jsonl", ".ndjson", ".xlsx", ".xls", ".ods", ".feather", ".arrow")
-"""Tables that are often at hand, which a reader of CSV would take for one of a strange column."""
+"""Other tables, which a reader of CSV would take for one of a strange column."""
 
 TRUE, FALSE = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
 
@@ -48,8 +47,7 @@ class Rows:
     features : ndarray of float32, shape (rows, numbers of a row)
     targets : ndarray, shape (rows,)
         float32; int64 for the classes of a category; int8 of -1 and 1 for a boolean.
-    clients : list of int or str
-        The client of each row.
+    clients : list of int or str, length rows
     places : ndarray of int64, shape (rows,)
         Which row of the table each is, from 0 on.
     left_out : mapping from str to int
@@ -97,36 +95,28 @@ def read(path: Path, register: Register, schema: str = "", derive: Derive | None
     """
     if not Path(schema).is_absolute():
         raise SiteError(
-            f"{path} is a table, and nothing says what its columns are: set reader-options to "
-            '"schema=/path/to/schema.toml" in the node\'s configuration',
+            f'{path} is a table without a schema: set reader-options = "schema=/path/to/schema.toml" for the node',
             code="site.no-schema",
         )
     what = Schema.read(Path(schema))
     rows = encode(read_table(path), what, path, derive)
     if not rows.clients:
-        raise DatasetError(
-            f"{path}: no row is left ({_told(rows.left_out)}); repair the table or its schema", code="data.no-rows"
-        )
+        why = ", ".join(f"{reason}: {count} rows" for reason, count in rows.left_out.items()) or "it has none"
+        raise DatasetError(f"{path}: no row is left ({why}); repair the table or its schema", code="data.no-rows")
     known = register.read()
     present = set(rows.clients)
     if gone := [client for client in known if client not in present]:
         raise DatasetError(
-            f"{path}: clients {gone} have taken part and are not there any more; put their rows back, since the "
-            "ledger counts clients by number",
+            f"{path}: clients {gone} have taken part and are gone; put their rows back: the ledger counts by number",
             code="data.gone-clients",
         )
     new = sorted(present - set(known), key=lambda client: (str(type(client)), client))
     order = [*known, *new]
-    number = {client: index for index, client in enumerate(order)}
-    owner = np.array([number[client] for client in rows.clients])
+    owner = pd.Index(order, dtype=object).get_indexer(pd.Index(rows.clients, dtype=object))
     # By what they hold: the same table in another order is the same dataset.
     sort = np.lexsort((rows.targets, *rows.features.T[::-1], owner))
-    manifest = Manifest(
-        name=what.name or path.name,
-        clients=len(order),
-        split={"train": len(order), "validation": 0},
-        **what.said,
-    )
+    split = {"train": len(order), "validation": 0}
+    manifest = Manifest(name=what.name or path.name, clients=len(order), split=split, **what.said)
     offsets = offsets_of(np.bincount(owner))
     dataset = Dataset(manifest, rows.features[sort], rows.targets[sort], offsets, [str(one) for one in order])
     check(dataset, path)
@@ -136,7 +126,7 @@ def read(path: Path, register: Register, schema: str = "", derive: Derive | None
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a CSV, all columns as the text that stands there, or a parquet file, with the types that it has.
+    """Read a CSV, all columns as text, or a parquet file, with its types.
 
     Columns are separated by commas, semicolons or tabs, as the first line tells.
 
@@ -149,31 +139,40 @@ def read_table(path: Path) -> pd.DataFrame:
         raise DatasetError(f"{path} is not a file; give a CSV or parquet file", code="data.no-file")
     if path.suffix.lower() in _OTHERS:
         raise DatasetError(f"{path} is neither CSV nor parquet; save it as one of these", code="data.unreadable")
-    with _unreadable(path):
-        if path.suffix.lower() in (".parquet", ".pq"):
-            return pd.read_parquet(path)
-        options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"}
-        heads = {sep: pd.read_csv(path, sep=sep, header=None, nrows=1, **options).iloc[0].tolist() for sep in ",;\t"}
-        separator = max(heads, key=lambda sep: len(heads[sep]))
-        head = heads[separator]
-        if twice := sorted({name for name in head if name and head.count(name) > 1}):
-            raise DatasetError(f"{path}: two columns are called {twice[0]!r}; rename one", code="data.twice")
-        # Spreadsheets end lines with separators: columns without a name, which must then be empty.
-        names = [name.strip() or f"\0{place}" for place, name in enumerate([*head, ""])]
-        options |= {"sep": separator, "index_col": False, "header": 0}
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            try:
-                frame: pd.DataFrame = pd.read_csv(path, names=names[:-1], **options)
-            except pd.errors.ParserWarning:  # rows have more fields than the head
-                frame = pd.read_csv(path, names=names, **options)
-        for name in (name for name in frame.columns if name.startswith("\0")):
-            if len(full := np.flatnonzero(frame.pop(name).fillna("").str.strip() != "")):
-                raise DatasetError(
-                    f"{path}: data row {full[0] + 1} has a value in a column without a name; name the column",
-                    code="data.missing-column",
-                )
-        return frame
+    parquet = path.suffix.lower() in (".parquet", ".pq")
+    try:
+        return pd.read_parquet(path) if parquet else _read_csv(path)
+    except ImportError:
+        raise DatasetError(f"{path} needs pyarrow: pip install pyarrow", code="data.needs-pyarrow") from None
+    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
+        told = " ".join(str(error).split())
+        kind = "parquet" if parquet else "CSV in UTF-8"
+        raise DatasetError(f"{path} cannot be read as {kind}: {told}; write it again", code="data.unreadable") from None
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"}
+    heads = {sep: pd.read_csv(path, sep=sep, header=None, nrows=1, **options).iloc[0].tolist() for sep in ",;\t"}
+    separator = max(heads, key=lambda sep: len(heads[sep]))
+    head = heads[separator]
+    if twice := repeated(head):
+        raise DatasetError(f"{path}: two columns are called {twice[0]!r}; rename one", code="data.twice")
+    # Spreadsheets end lines with separators: columns without a name, which must then be empty.
+    names = [name.strip() or f"\0{place}" for place, name in enumerate([*head, ""])]
+    options |= {"sep": separator, "index_col": False, "header": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        try:
+            frame: pd.DataFrame = pd.read_csv(path, names=names[:-1], **options)
+        except pd.errors.ParserWarning:  # rows have more fields than the head
+            frame = pd.read_csv(path, names=names, **options)
+    for name in (name for name in frame.columns if name.startswith("\0")):
+        if len(full := np.flatnonzero(frame.pop(name).fillna("").str.strip() != "")):
+            raise DatasetError(
+                f"{path}: data row {full[0] + 1} has a value in a column without a name; name the column",
+                code="data.missing-column",
+            )
+    return frame
 
 
 def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | None = None) -> Rows:
@@ -185,7 +184,7 @@ def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | No
         Columns of numbers, booleans or texts.
     schema : Schema
     source : Path or str
-        What the table is called in errors.
+        Name of the table in errors.
     derive : callable, optional
         See `read`.
 
@@ -201,8 +200,7 @@ def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | No
         if column.other == "drop" and not _absent(frame, [column]):
             found = as_texts(column_in(frame, column), column.pattern)
             known = found.isin(column.categories) | missing_in(found)
-            _count(left_out, f"{column.name} is none of its categories", frame, known)
-            frame = frame[known]
+            frame = _keep(frame, known, left_out, f"{column.name} is none of its categories")
     if derive is not None:
         frame = derive(frame)
     needed = [*schema.features, schema.target, *([schema.client] if schema.client else [])]
@@ -210,10 +208,8 @@ def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | No
     if schema.missing == "drop":
         for column in needed:
             there = ~missing_in(column_in(frame, column)) | (column.fill != "")
-            _count(left_out, f"{column.name} is missing", frame, there)
-            frame = frame[there]
-    features = [_numbers(frame, column, source) for column in schema.features]
-    scaled = [(values - column.offset) / column.scale for values, column in zip(features, schema.features, strict=True)]
+            frame = _keep(frame, there, left_out, f"{column.name} is missing")
+    scaled = [(_numbers(frame, column, source) - column.offset) / column.scale for column in schema.features]
     targets: NDArray[Any] = values_of(frame, schema.target, source)
     if schema.target.type == "category":
         targets = targets.astype(np.int64)
@@ -312,10 +308,9 @@ def missing_in(series: pd.Series) -> pd.Series:
 def check_columns(frame: pd.DataFrame, columns: Sequence[Column], source: Any) -> None:
     """Raise `DatasetError` unless a table has all of the columns."""
     if absent := _absent(frame, columns):
+        found = [str(name).strip() for name in frame.columns]
         raise DatasetError(
-            f"{source} lacks the columns {absent}; found {[str(name).strip() for name in frame.columns]}; "
-            "rename the table's columns or the schema's",
-            code="data.missing-column",
+            f"{source} lacks the columns {absent}; it has {found}; rename one side's", code="data.missing-column"
         )
 
 
@@ -335,13 +330,11 @@ def _plain(name: Any) -> str:
     return "".join(str(name).replace("_", " ").split()).lower()
 
 
-def _count(left_out: dict[str, int], reason: str, frame: pd.DataFrame, kept: pd.Series) -> None:
+def _keep(frame: pd.DataFrame, kept: pd.Series, left_out: dict[str, int], reason: str) -> pd.DataFrame:
+    """Return the rows that are kept, and count the others under a reason."""
     if lost := len(frame) - int(kept.sum()):
         left_out[reason] = lost
-
-
-def _told(left_out: Mapping[str, int]) -> str:
-    return "; ".join(f"{count} left out: {reason}" for reason, count in left_out.items()) or "the table has none"
+    return frame[kept]
 
 
 def _refuse(series: pd.Series, odd: Any, column: Column, source: Any, what: str, fix: str) -> None:
@@ -354,17 +347,3 @@ def _refuse(series: pd.Series, odd: Any, column: Column, source: Any, what: str,
             f"{source}: {column.name} in data row {bad.index[0] + 1} is {shown}{what}{more}; {fix}",
             code="data.missing-value" if what == "missing" else "data.bad-value",
         )
-
-
-@contextmanager
-def _unreadable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except ImportError:
-        raise DatasetError(f"{path} needs pyarrow: pip install pyarrow", code="data.needs-pyarrow") from None
-    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
-        parquet = path.suffix.lower() in (".parquet", ".pq")
-        kind, fix = ("parquet", "write it again") if parquet else ("CSV", "write it again, in UTF-8")
-        raise DatasetError(
-            f"{path} cannot be read as {kind}: {' '.join(str(error).split())}; {fix}", code="data.unreadable"
-        ) from None

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from umbel.data import Column, Dataset
-from umbel.data.recipes import load_recipe
+from umbel.data.find import load_recipe
 from umbel.data.table import Register, values_of
 from umbel.data.table import read as read_table
 from umbel.protocol.errors import DatasetError, SiteError

@@ -1,29 +1,30 @@
 """Models by name, each with its loss and metric.
 
-Options follow the name: ``mlp inputs=5 hidden=16 outputs=1``. A model of your own is a function that returns a
-``torch.nn.Module`` (or a `Model`), given as ``package.module:factory``. Some libraries have names
-(`umbel.models.libraries`).
+Options follow the name: ``mlp inputs=5 hidden=16 outputs=1``. Your own model is a function that returns a
+``torch.nn.Module`` (or a `Model`), given as ``package.module:factory``; for libraries see `umbel.models.libraries`.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from itertools import pairwise
+from typing import Annotated, Any
 
+from pydantic import BeforeValidator, Field
 from torch import nn
 
 from umbel.data import Manifest
+from umbel.models.factors import BiasedFactors, Factors
 from umbel.models.libraries import library_of
-from umbel.models.losses import LOSSES, METRICS, Loss, Score, load_loss, load_metric
+from umbel.models.losses import LOSSES, METRICS, SLOPES, Loss, Score, load_loss, load_metric
 from umbel.models.model import Model, check
-from umbel.models.networks import CNN, LeNet, Linear, mlp
-from umbel.models.sized import SIZED, sized
+from umbel.models.networks import CNN, LeNet, Linear, Softmax, mlp
 from umbel.protocol import old_names
 from umbel.protocol.errors import ModelError, UmbelError
-from umbel.protocol.plugins import import_by_name, parse_pairs
+from umbel.protocol.plugins import import_by_name, parse_options, parse_pairs
 from umbel.protocol.run_config import RunConfig
 
 __all__ = ["LOSSES", "METRICS", "MODELS", "Loss", "Model", "Score", "load", "load_for", "load_loss", "load_metric"]
@@ -43,6 +44,62 @@ MODELS = {
 }
 
 
+Size = Annotated[int, Field(ge=1, le=10_000_000)]
+Sizes = Annotated[tuple[Size, ...], BeforeValidator(lambda text: tuple(text.split(",")))]
+
+
+@dataclass(frozen=True)
+class LinearOptions:
+    """Options of ``linear`` with sizes: one dense layer."""
+
+    inputs: Size
+    outputs: Size
+
+
+@dataclass(frozen=True)
+class MLPOptions:
+    """Options of ``mlp``: the widths of its hidden layers are separated by commas."""
+
+    inputs: Size
+    hidden: Sizes
+    outputs: Size
+
+
+@dataclass(frozen=True)
+class FactorsOptions:
+    """Options of ``factors`` and ``biased-factors``: I items with vectors of length d."""
+
+    items: Size
+    size: Size
+
+
+@dataclass(frozen=True)
+class SoftmaxOptions:
+    """Options of ``softmax``."""
+
+    features: Size
+    classes: Size
+
+
+def dense(*sizes: Any) -> nn.Module:
+    """Return layers of these widths with ReLU between them; the numbers of a row are laid out flat."""
+    widths = [width for size in sizes for width in (size if isinstance(size, tuple) else (size,))]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for wide, narrow in pairwise(widths):
+        layers += [nn.Linear(wide, narrow), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+SIZED: Mapping[str, tuple[type[Any], Callable[..., nn.Module]]] = {
+    "linear": (LinearOptions, dense),
+    "mlp": (MLPOptions, dense),
+    "softmax": (SoftmaxOptions, Softmax),
+    "factors": (FactorsOptions, Factors),
+    "biased-factors": (FactorsOptions, BiasedFactors),
+}
+"""The options of each model, and its network, which takes them in order."""
+
+
 @lru_cache(maxsize=16)
 def load(
     name: str,
@@ -58,19 +115,16 @@ def load(
     Parameters
     ----------
     name : str
-        A key of `MODELS`; or, with ``name=value`` after it, a key of `umbel.models.sized.SIZED`,
+        A key of `MODELS`; or, with ``name=value`` after it, a key of `SIZED`,
         ``package.module:factory`` or ``library:model``.
-    loss : str
-        A key of `LOSSES`, or ``package.module:function``; empty for the model's own.
+    loss, metric : str
+        Names, or ``package.module:function``; empty for the model's own.
     frozen, local : str
-        Patterns on the names of parameters, separated by spaces, of those that are frozen and of
-        those that stay on the nodes.
-    metric : str
-        A key of `METRICS`, or ``package.module:function``; empty for the model's own.
+        Patterns on names of parameters, separated by spaces (`Model`).
     pretrained : str
         File of weights to start from (`umbel.models.weights.find_weights`); empty to draw them.
     usual_loss : str
-        The loss of a ``torch.nn.Module`` if `loss` is empty, since it has no loss.
+        The loss of a ``torch.nn.Module`` if `loss` is empty.
 
     Raises
     ------
@@ -86,11 +140,11 @@ def load(
     elif name in MODELS:
         model = MODELS[name]
     elif kind in SIZED:
-        model = sized(kind, words, own)
+        model = _sized(kind, words, own)
     else:
         raise ModelError(
-            f"unknown model {name!r}; choose from {', '.join(MODELS)}, with sizes from {', '.join(SIZED)}, "
-            "or give package.module:factory",
+            f"unknown model {name!r}; choose from {', '.join(MODELS)}, with sizes from {', '.join(SIZED)}, or give "
+            "package.module:factory",
             code="model.unknown",
         )
     if own:
@@ -110,13 +164,7 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
 
     A model of the run's own brings its own loss, or takes the manifest's if it has none; what the
     manifest says of frozen and local parameters is of the manifest's own model alone. ``biased-factors``
-    without a size takes that of the dataset's factors.
-
-    Parameters
-    ----------
-    run : RunConfig
-    manifest : Manifest, optional
-        None where every node serves its own data.
+    without a size takes that of the dataset's factors. There is no manifest where every node serves its own data.
 
     Raises
     ------
@@ -131,8 +179,7 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
         kind, _, words = default.partition(" ")
         if kind not in SIZED or SIZED[kind][0] is not SIZED[name][0]:
             raise ModelError(
-                f"model {name!r} has no size here; name a dataset of preferences, or give {name} with its options",
-                code="model.size",
+                f"model {name!r} needs its size as options, or a dataset of preferences", code="model.size"
             )
         name = f"{name} {words}"
     loss, frozen, local, metric, pretrained = run.loss, run.frozen, run.local, run.metric, run.pretrained
@@ -143,19 +190,31 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
     return load(name, loss, frozen, local, metric, pretrained, manifest.loss if manifest else "")
 
 
+def _sized(kind: str, words: str, loss: Loss | None) -> Model:
+    """Return the model of a key of `SIZED`, its options being words as ``name=value name=value``."""
+    options, network = SIZED[kind]
+    name, size = f"{kind} {words}", astuple(parse_options(options, words, f"model {kind!r}"))
+    if options is FactorsOptions and loss and loss.name not in SLOPES:
+        raise ModelError(
+            f"model {name!r} needs a loss of the margin, not {loss.name!r}; choose from {', '.join(SLOPES)}",
+            code="model.loss",
+        )
+    usual = "log" if options is FactorsOptions else "mse" if size[-1] == 1 else "cross-entropy"
+    loss = loss or LOSSES[usual]
+    metric = "accuracy" if loss.name == "cross-entropy" else "right-sign" if loss.name in SLOPES else "rmse"
+    return Model(name, partial(network, *size), loss, loss if loss.by_row else METRICS[metric])
+
+
 def _from_factory(name: str, loss: Loss | None) -> Model:
     path, _, words = name.partition(" ")
     options = {key: _value(value) for key, value in parse_pairs(words, f"model {path!r}: options").items()}
-    if library := library_of(path):
-        if given := sorted({"weights", "pretrained"} & options.keys()):
-            raise ModelError(
-                f"model {path!r}: {given[0]} would be downloaded; set pretrained to a file instead",
-                code="model.download",
-            )
-        factory = partial(library[0], library[1], **options)
-    else:
-        factory = import_by_name(path)
-        factory = partial(factory, **options) if options else factory
+    library = library_of(path)
+    if library and (given := sorted({"weights", "pretrained"} & options.keys())):
+        raise ModelError(
+            f"model {path!r}: {given[0]} would be downloaded; set pretrained to a file instead", code="model.download"
+        )
+    factory = library or import_by_name(path)
+    factory = partial(factory, **options) if options else factory
     try:
         made = factory()
     except UmbelError:

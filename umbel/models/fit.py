@@ -65,20 +65,17 @@ def look(model: Model, shape: tuple[int, ...]) -> Look:
         try:
             outputs, rows = _apply(model, rows)
         except Exception as error:
-            raise ModelError(
-                f"does not take features of shape {shape}: {one_line(error)}", code="model.misfit"
-            ) from error
+            told = f"{shape}: {one_line(error)}"
+            raise ModelError(f"does not take features of shape {told}", code="model.misfit") from error
         finally:
             for hook in hooks:
                 hook.remove()
         if not isinstance(outputs, Tensor):
             raise ModelError(f"gives a {type(outputs).__name__}; return one tensor of outputs", code="model.misfit")
         if outputs.ndim < 2 or len(outputs) != 2:
+            found = f"{tuple(outputs.shape)}, not (2, outputs of a row)"
             flat = "; let it return (rows, 1), without a squeeze" if tuple(outputs.shape) == (2,) else ""
-            raise ModelError(
-                f"gives two rows outputs of shape {tuple(outputs.shape)}, not (2, outputs of a row){flat}",
-                code="model.misfit",
-            )
+            raise ModelError(f"gives two rows outputs of shape {found}{flat}", code="model.misfit")
         if outputs.dtype != torch.float32:
             raise ModelError(f"gives outputs of type {outputs.dtype}, not float32", code="model.misfit")
         alone = _scores_one(model, rows[:1], tuple(outputs.shape[1:]))
@@ -88,10 +85,8 @@ def look(model: Model, shape: tuple[int, ...]) -> Look:
         try:
             model.apply(buffers, rows, training=True)
         except Exception as error:
-            raise ModelError(
-                f"takes features of shape {shape} in scoring alone, not in training: {one_line(error)}",
-                code="model.misfit",
-            ) from error
+            told = f"{shape} in scoring alone, not in training: {one_line(error)}"
+            raise ModelError(f"takes features of shape {told}", code="model.misfit") from error
         draws = not torch.equal(before, torch.get_rng_state())
     return Look(rows.dtype == torch.int64, draws, alone, activations, tuple(outputs.shape[1:]))
 
@@ -114,9 +109,8 @@ def _scores_one(model: Model, row: Tensor, outputs: tuple[int, ...]) -> bool:
     except Exception:
         return False
     if found != (1, *outputs):
-        raise ModelError(
-            f"gives one row outputs of shape {found}, not {(1, *outputs)}; keep the rows' axis", code="model.misfit"
-        )
+        told = f"{found}, not {(1, *outputs)}; keep the rows' axis"
+        raise ModelError(f"gives one row outputs of shape {told}", code="model.misfit")
     return True
 
 
@@ -186,10 +180,8 @@ def _bad_extremes(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
         model.loss.of_rows(torch.zeros(2, *outputs), torch.from_numpy(extremes))
     except Exception as error:
         low, high = targets.min(), targets.max()
-        return (
-            f"has outputs of shape {outputs}, of which loss {model.loss.name!r} does not take the targets of shape "
-            f"{targets.shape[1:]} from {low} to {high}: {one_line(error)}"
-        )
+        taken = f"targets of shape {targets.shape[1:]} from {low} to {high}"
+        return f"has outputs of shape {outputs}; loss {model.loss.name!r} does not take {taken}: {one_line(error)}"
     return ""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -17,21 +18,8 @@ from torch import nn
 from umbel.protocol.errors import ConfigError
 
 
-def from_torchvision(name: str, **options: Any) -> nn.Module:
-    """Build a model of ``torchvision.models``."""
-    network: nn.Module = import_module("torchvision.models").get_model(name, weights=None, **options)
-    return network
-
-
-def from_timm(name: str, **options: Any) -> nn.Module:
-    """Build a model of ``timm``."""
-    network: nn.Module = import_module("timm").create_model(name, pretrained=False, **options)
-    return network
-
-
-def from_transformers(name: str, config: str = "", **options: Any) -> nn.Module:
-    """Build a model of ``transformers``, of a class with its own config, or of one for all configs."""
-    library = import_module("transformers")
+def _transformers(library: Any, name: str, config: str = "", **options: Any) -> Any:
+    """Build a model of a class with its own config, or of one for all configs."""
     kind = getattr(library, name)
     if config:
         settings = library.AutoConfig.from_pretrained(config, local_files_only=True, **options)
@@ -40,34 +28,33 @@ def from_transformers(name: str, config: str = "", **options: Any) -> nn.Module:
     else:
         settings = kind.config_class(**options)
     settings.use_cache = False  # for what is generated word by word
-    network: nn.Module = kind.from_config(settings) if hasattr(kind, "from_config") else kind(settings)
-    return network
+    return kind.from_config(settings) if hasattr(kind, "from_config") else kind(settings)
 
 
-LIBRARIES: dict[str, Callable[..., nn.Module]] = {
-    "torchvision": from_torchvision,
-    "timm": from_timm,
-    "transformers": from_transformers,
+_BUILDERS: dict[str, Callable[..., Any]] = {
+    "torchvision": lambda library, name, **options: library.models.get_model(name, weights=None, **options),
+    "timm": lambda library, name, **options: library.create_model(name, pretrained=False, **options),
+    "transformers": _transformers,
 }
 
 
-def library_of(name: str) -> tuple[Callable[..., nn.Module], str] | None:
-    """Return what builds ``library:model``, and the model's name; None where it is no library of these.
+def library_of(name: str) -> Callable[..., nn.Module] | None:
+    """Return what builds ``library:model`` from its options; None where it is no library of these.
 
     Raises
     ------
     ConfigError
         When the library is not installed, or the name is one that it would look for elsewhere.
     """
-    library, _, model = name.partition(":")
-    if library not in LIBRARIES:
+    kind, _, model = name.partition(":")
+    if kind not in _BUILDERS:
         return None
     try:
-        import_module(library)
+        library = import_module(kind)
     except Exception as error:
         raise ConfigError(
-            f"model {name!r} needs {library}: {error}; pip install {library}", code="config.missing-library"
+            f"model {name!r} needs {kind}: {error}; pip install {kind}", code="config.missing-library"
         ) from error
     if not re.fullmatch(r"[\w.-]+", model):
-        raise ConfigError(f"model {name!r}: {model!r} is no model of {library}", code="config.model-name")
-    return LIBRARIES[library], model
+        raise ConfigError(f"model {name!r}: {model!r} is no model of {kind}", code="config.model-name")
+    return partial(_BUILDERS[kind], library, model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from umbel.protocol.plugins import import_by_name
 TINY = 1e-12
 
 Array = NDArray[np.floating]
+S = TypeVar("S", bound="Score")
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,6 @@ class Score:
     Attributes
     ----------
     name : str
-        The name used in run config and reports.
     per_sample : callable
         ``(outputs (*batch, o), targets (*batch,) or (*batch, o)) -> (*batch,)``; see `of_rows` for
         outputs of more axes.
@@ -126,13 +127,9 @@ def _same(mean: Tensor) -> Tensor:
     return mean
 
 
-def _rmse(mean: Tensor) -> Tensor:
-    return (mean + TINY).sqrt()
-
-
 LOSSES = {
     "mse": Loss("mse", squared_error, torch.sqrt, _same),
-    "rmse": Loss("rmse", squared_error, torch.sqrt, _rmse),
+    "rmse": Loss("rmse", squared_error, torch.sqrt, lambda mean: (mean + TINY).sqrt()),
     "cross-entropy": Loss("cross-entropy", cross_entropy, _same, _same),
     "log": Loss("log", lambda outputs, targets: nn.functional.softplus(-margin(outputs, targets)), _same, _same),
     "hinge": Loss("hinge", lambda outputs, targets: (1 - margin(outputs, targets)).relu(), _same, _same),
@@ -160,35 +157,24 @@ def load_loss(name: str) -> Loss:
     ModelError, ConfigError
         When there is none; the text lists what there is.
     """
-    if ":" in name:
-        return Loss(name, _function(name), _same, _same, by_row=True)
-    if name not in LOSSES:
-        raise ModelError(
-            f"unknown loss {name!r}; choose from {', '.join(LOSSES)} or give package.module:function",
-            code="model.unknown-loss",
-        )
-    return LOSSES[name]
+    return Loss(name, _function(name), _same, _same, by_row=True) if ":" in name else _named(LOSSES, name, "loss")
 
 
 def load_metric(name: str) -> Score:
-    """Return a metric by name, or by import path: a function as for `load_loss`.
+    """Return a metric, as `load_loss` does a loss; a function says by ``higher_is_better = True`` if more is better."""
+    if ":" not in name:
+        return _named(METRICS, name, "metric")
+    own = _function(name)
+    return Score(name, own, _same, higher_is_better=bool(getattr(own, "higher_is_better", False)), by_row=True)
 
-    One of which more is better says so by an attribute, ``higher_is_better = True``.
 
-    Raises
-    ------
-    ModelError, ConfigError
-        When there is none; the text lists what there is.
-    """
-    if ":" in name:
-        own = _function(name)
-        return Score(name, own, _same, higher_is_better=bool(getattr(own, "higher_is_better", False)), by_row=True)
-    if name not in METRICS:
+def _named(known: dict[str, S], name: str, what: str) -> S:
+    if name not in known:
         raise ModelError(
-            f"unknown metric {name!r}; choose from {', '.join(METRICS)} or give package.module:function",
-            code="model.unknown-metric",
+            f"unknown loss or metric {name!r}; choose from {', '.join(known)} or give package.module:function",
+            code="model.unknown-loss" if what == "loss" else "model.unknown-metric",
         )
-    return METRICS[name]
+    return known[name]
 
 
 def _function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
@@ -203,17 +189,9 @@ def margin(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.squeeze(-1) * targets
 
 
-def _log_slope(margins: Array) -> Array:
-    return -0.5 * (1 - np.tanh(margins / 2))
-
-
-def _hinge_slope(margins: Array) -> Array:
-    return -(margins < 1).astype(margins.dtype)
-
-
-def _margin_slope(margins: Array) -> Array:
-    return -np.ones_like(margins)
-
-
-SLOPES: dict[str, Callable[[Array], Array]] = {"log": _log_slope, "hinge": _hinge_slope, "margin": _margin_slope}
+SLOPES: dict[str, Callable[[Array], Array]] = {
+    "log": lambda margins: -0.5 * (1 - np.tanh(margins / 2)),
+    "hinge": lambda margins: -(margins < 1).astype(margins.dtype),
+    "margin": lambda margins: -np.ones_like(margins),
+}
 """Derivative of each loss of the margin (Assumption 2); at 0 it is not 0."""

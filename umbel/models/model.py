@@ -48,12 +48,8 @@ class Kind(StrEnum):
 class _Network:
     """A network as it is used.
 
-    Attributes
-    ----------
-    module : Module
-    kinds : dict from str to Kind
-    changing : tuple of Module
-        The layers that behave differently in training: not those in evaluation mode, nor those with frozen statistics.
+    ``changing`` are the layers that behave differently in training: not those in evaluation mode, nor those with
+    frozen statistics.
     """
 
     module: nn.Module
@@ -210,9 +206,7 @@ class Model:
         draw = self.hooks.draw_local or self._draw_local
         drawn = [draw(generators[i]) for i in range(len(generators))]
         return {
-            name: np.stack([one[name] for one in drawn]).astype(np.float32)
-            if drawn
-            else np.zeros((0, *shape), np.float32)
+            name: np.array([one[name] for one in drawn], np.float32).reshape(len(drawn), *shape)
             for name, shape in self.local_shapes.items()
         }
 
@@ -233,10 +227,8 @@ class Model:
 
     def _starts(self, network: nn.Module) -> Parameters:
         """Return the weights in the file that the network has in the same shape."""
-        state = _tensors(network)
-        return {
-            name: value for name, value in self._weights.items() if name in state and state[name].shape == value.shape
-        }
+        shapes = {name: value.shape for name, value in _tensors(network).items()}
+        return {name: value for name, value in self._weights.items() if shapes.get(name) == value.shape}
 
     def _shapes(self, kind: Kind) -> dict[str, tuple[int, ...]]:
         state = _tensors(self.module)
@@ -253,8 +245,6 @@ def check(model: Model) -> None:
     values = dict(module.named_parameters())
     if not values:
         raise ModelError(f"model {name!r} has no parameters", code="model.no-parameters")
-    if odd := [key for key, value in values.items() if not value.is_floating_point()]:
-        raise ModelError(f"model {name!r} has parameters that are not floating point: {odd}", code="model.not-float")
     if odd := [key for key, value in values.items() if value.dtype != torch.float32]:
         raise ModelError(f"model {name!r} has parameters that are not float32: {odd}", code="model.not-float")
     every = [one for names in model.names.values() for one in names]
@@ -264,28 +254,25 @@ def check(model: Model) -> None:
                 f"{kind} = {idle[0]!r} matches no parameter of model {name!r}; it has {', '.join(every)}",
                 code="model.no-match",
             )
-    if both := [
-        key for key, names in model.names.items() if _matches(names, model.frozen) and _matches(names, model.local)
-    ]:
+    frozen = {key for key, names in model.names.items() if _matches(names, model.frozen)}
+    if both := [key for key, names in model.names.items() if key in frozen and _matches(names, model.local)]:
         raise ModelError(
-            f"parameters {both} of model {name!r} are both frozen and local; choose one",
-            code="model.two-kinds",
+            f"parameters {both} of model {name!r} are both frozen and local; choose one", code="model.two-kinds"
         )
     if model.pretrained:
         found = model._starts(module)
         missing = [key for key, names in model.names.items() if not found.keys() & {*names}]
         if not found or (lost := [key for key in missing if key in model.frozen_values and key in values]):
-            what = f"frozen parameters {lost}" if found else "parameters"
+            none = f"frozen parameters {lost}" if found else "parameters"
             raise ModelError(
-                f"pretrained = {model.pretrained!r} has none of the {what} of model {name!r} in the right shape; "
-                f"it has {', '.join(model.names)}",
+                f"pretrained = {model.pretrained!r} has none of the {none} of model {name!r} in the right shape; it "
+                f"has {', '.join(model.names)}",
                 code="model.pretrained",
             )
         log(INFO, "Model %s starts from %s, but for %s", name, model.pretrained, ", ".join(missing) or "nothing")
     if not model.shapes:
         raise ModelError(
-            f"model {name!r} has no shared parameters left, and nothing would be learnt together; "
-            f"let frozen and local match fewer of {', '.join(every)}",
+            f"model {name!r} has no shared parameters left; let frozen and local match fewer of {', '.join(every)}",
             code="model.nothing-shared",
         )
 

@@ -14,10 +14,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from umbel.protocol.flower import log, pull_soon
-from umbel.server.baselines import Baselines
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Checkpoints, Log, Patience, Released, Resumed, named
+from umbel.server.observers import Baselines, Checkpoints, Log, Patience, Released, Resumed, named
 from umbel.server.report import View, render
 from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.run_folder import RunFolder, versions

@@ -65,10 +65,10 @@ class Section:
 
 
 class RunFolder:
-    """The folder of one run.
+    r"""The folder of one run.
 
     ==========================  ==========================================================
-    ``hypotheses.safetensors``  the best hypotheses so far, each array (k, \\*shape)
+    ``hypotheses.safetensors``  the best hypotheses so far, each array (k, \*shape)
     ``latest.safetensors``      what the next round would have started from; under ``strategy/`` what
                                 the strategy keeps from round to round; metadata ``rounds``: how many, a digest
                                 of all that, and one of the best hypotheses, "new" where no loss is known of them
@@ -146,8 +146,7 @@ class RunFolder:
 
         The digests are ``data``, of the dataset's files, and ``frozen``, of the frozen parameters.
         """
-        document = {**digests, "config": dict(run_config), "versions": versions()}
-        write_atomically(self.path / "config.toml", tomli_w.dumps(document).encode())
+        self._write("config.toml", tomli_w.dumps({**digests, "config": dict(run_config), "versions": versions()}))
 
     def write_round(
         self, state: State, participations: NDArray[np.int64], release: Release, kept: Mapping[str, NDArray[Any]]
@@ -165,11 +164,11 @@ class RunFolder:
             Arrays that the strategy keeps from round to round.
         """
         if state.best is not self._best:
-            write_atomically(self.path / "hypotheses.safetensors", _to_bytes(state.best))
+            self._write("hypotheses.safetensors", _to_bytes(state.best))
             self._best = state.best
         self._write_new_rounds(state.history, participations)
         if state.stopped != self._stopped:
-            write_atomically(self.path / "outcome.json", (json.dumps({"stopped": state.stopped}) + "\n").encode())
+            self._write("outcome.json", json.dumps({"stopped": state.stopped}) + "\n")
             self._stopped = state.stopped
         # A table that is written when it has grown by a tenth costs each release as much, however many there were.
         if self._untold * _BEHIND >= self._rows or (state.stopped and self._untold):
@@ -206,7 +205,7 @@ class RunFolder:
         values: list[Any] = [None] * (2 * len(often))
         values[::2], values[1::2] = clients.tolist(), [spent[times] for times in often]
         rows = "%d,%s\n" * len(often) % tuple(values)
-        write_atomically(self.path / "ledger.csv", f"client,participations,epsilon,paper_budget\n{rows}".encode())
+        self._write("ledger.csv", f"client,participations,epsilon,paper_budget\n{rows}")
         self._rows, self._untold = len(often), 0
 
     def write_latest(self, state: State, kept: Mapping[str, NDArray[Any]]) -> None:
@@ -219,31 +218,29 @@ class RunFolder:
         best = self._known[1] if math.isfinite(state.best_loss) else "new"
         # In one entry: safetensors writes several in any order, and the same run should leave the same bytes.
         metadata = {"rounds": f"{rounds} {_digest(latest, rounds)} {best}"}
-        write_atomically(self.path / "latest.safetensors", _to_bytes(latest, metadata))
+        self._write("latest.safetensors", _to_bytes(latest, metadata))
 
     def write_releases(self, content: bytes) -> None:
         """Save the releases in the plane (`umbel.server.snapshots.Snapshots`)."""
-        write_atomically(self.path / "releases.safetensors", content)
+        self._write("releases.safetensors", content)
 
     def write_sections(self, sections: Sequence[Section]) -> None:
         """Save what observers add to the report."""
         if sections:
-            rows = [asdict(section) for section in sections]
-            write_atomically(self.path / "sections.json", (json.dumps(rows, indent=1) + "\n").encode())
+            self._write("sections.json", json.dumps([asdict(section) for section in sections], indent=1) + "\n")
 
     def read_sections(self) -> list[Section]:
         """Return what `write_sections` saved."""
-        file = self.path / "sections.json"
-        rows = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+        rows = json.loads(self._text("sections.json")) if (self.path / "sections.json").exists() else []
         return [Section(**(row | {"paragraphs": tuple(row["paragraphs"])})) for row in rows]
 
     def write_report(self, html: str) -> None:
         """Save the report."""
-        write_atomically(self.path / "report.html", html.encode())
+        self._write("report.html", html)
 
     def read_config(self) -> dict[str, Any]:
         """Return what `write_config` saved: ``config``, ``versions``, and digests by name."""
-        return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+        return tomllib.loads(self._text("config.toml"))
 
     def read(self, names: Sequence[str]) -> tuple[State, dict[ClientInRun, int], Arrays]:
         """Return the state, how often each client that released did so, and what the strategy kept.
@@ -272,16 +269,13 @@ class RunFolder:
             raise ValueError(f"latest.safetensors is of {rounds} rounds, and history.jsonl of {len(history)}")
         history = history[:rounds]
         best_round = history[-1].best_round
-        outcome = json.loads((self.path / "outcome.json").read_text(encoding="utf-8"))
+        outcome = json.loads(self._text("outcome.json"))
         if not isinstance(outcome, dict) or "stopped" not in outcome:
             raise ValueError("outcome.json does not say why the run ended")
-        kept = {
-            name.removeprefix(_STRATEGY): value for name, value in latest_arrays.items() if name.startswith(_STRATEGY)
-        }
+        kept = {name[len(_STRATEGY) :]: value for name, value in latest_arrays.items() if name.startswith(_STRATEGY)}
         losses = {entry.number: entry.loss for entry in history if entry.loss is not None}
         # Not the best of these rounds where a round that was not finished had found better ones: it scores them again.
-        same = len(latest_arrays[names[0]]) == len(best[names[0]])
-        same = same and digests[1] == _digest(best, "")
+        same = len(latest_arrays[names[0]]) == len(best[names[0]]) and digests[1] == _digest(best, "")
         state = State(
             hypotheses={name: latest_arrays[name] for name in names},
             best={name: best[name] for name in names},
@@ -317,14 +311,18 @@ class RunFolder:
     def write_nodes(self, nodes: Sequence[tuple[int, Hosting]]) -> None:
         """Save the nodes and what they host, in the order in which their clients are numbered."""
         if nodes != self._nodes:
-            rows = [{"node": node, **asdict(hosting)} for node, hosting in nodes]
-            write_atomically(self.path / "nodes.json", (json.dumps(rows) + "\n").encode())
+            self._write("nodes.json", json.dumps([{"node": node, **asdict(hosting)} for node, hosting in nodes]) + "\n")
             self._nodes = list(nodes)
 
     def read_nodes(self) -> list[tuple[int, Hosting]]:
         """Return what `write_nodes` saved."""
-        rows = json.loads((self.path / "nodes.json").read_text(encoding="utf-8"))
-        return [(row.pop("node"), Hosting(**row)) for row in rows]
+        return [(row.pop("node"), Hosting(**row)) for row in json.loads(self._text("nodes.json"))]
+
+    def _write(self, name: str, content: str | bytes) -> None:
+        write_atomically(self.path / name, content.encode() if isinstance(content, str) else content)
+
+    def _text(self, name: str) -> str:
+        return (self.path / name).read_text(encoding="utf-8")
 
     def _arrays(self, name: str) -> Path:
         path = self.path / f"{name}.safetensors"
@@ -349,7 +347,6 @@ def _read_lines(path: Path, read: Callable[[str, int], T], finished: int = 0) ->
 
 
 def _participations(line: str, number: int) -> dict[ClientInRun, int]:
-    """Return how often clients released, as a line says."""
     try:
         return cast(dict[ClientInRun, int], _TIMES.validate_json(line, strict=True))
     except ValueError as error:
@@ -357,7 +354,6 @@ def _participations(line: str, number: int) -> dict[ClientInRun, int]:
 
 
 def _round(line: str, number: int) -> Round:
-    """Return the round in a line of the history."""
     try:
         _ROUND.validate_json(line, strict=True)
         entry = Round(**json.loads(line))

@@ -35,13 +35,6 @@ class Snapshot:
     groups: NDArray[np.int64]
     hypotheses: NDArray[np.float64]
 
-    @classmethod
-    def of(cls, outcome: Outcome, hypotheses: NDArray[np.float64]) -> Snapshot | None:
-        """Return what a round released from `hypotheses`; None for another number of parameters."""
-        if outcome.releases is None:
-            return None
-        return cls(outcome.round, outcome.releases, outcome.groups, hypotheses)
-
 
 class Snapshots:
     """Keeps the first round of a run and its best one.
@@ -75,7 +68,7 @@ class Snapshots:
         number = state.history[-1].number
         start, self._start = self._start, state.hypotheses
         if outcome is not None and outcome.releases is not None:
-            self._newest = Snapshot.of(outcome, flatten(start))
+            self._newest = Snapshot(outcome.round, outcome.releases, outcome.groups, flatten(start))
         if self._newest is None or state.best_round not in (0, number):
             return False
         self.first = self.first or self._newest
@@ -85,25 +78,17 @@ class Snapshots:
     @classmethod
     def of_bytes(cls, state: State, content: bytes) -> Snapshots:
         """Return what `to_bytes` gave; `state` is where the run stands."""
-        read = cls(state)
-        tensors = safetensors.numpy.load(content)
-        length = int.from_bytes(content[:8], "little")
-        metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
-        snapshots = {
-            name: Snapshot(int(metadata[f"{name}.round"]), *(tensors[f"{name}.{part}"] for part in _PARTS))
-            for name in ("first", "best")
-            if f"{name}.round" in metadata
-        }
-        read.first, read.best = snapshots.get("first"), snapshots.get("best")
+        read, tensors = cls(state), safetensors.numpy.load(content)
+        metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
+        for name in ("first", "best"):
+            if number := metadata.get(f"{name}.round"):
+                setattr(read, name, Snapshot(int(number), *(tensors[f"{name}.{part}"] for part in _PARTS)))
         return read
 
     def to_bytes(self) -> bytes:
         """Return both rounds in safetensors format, with their numbers in its metadata."""
-        tensors: dict[str, NDArray[np.generic]] = {}
-        metadata: dict[str, str] = {}
-        for name, snapshot in (("first", self.first), ("best", self.best)):
-            if snapshot is not None:
-                metadata[f"{name}.round"] = str(snapshot.round)
-                for part in _PARTS:
-                    tensors[f"{name}.{part}"] = np.ascontiguousarray(getattr(snapshot, part))
-        return safetensors.numpy.save(tensors, metadata)
+        kept = {name: one for name, one in (("first", self.first), ("best", self.best)) if one}
+        tensors = {
+            f"{name}.{part}": np.ascontiguousarray(getattr(one, part)) for name, one in kept.items() for part in _PARTS
+        }
+        return safetensors.numpy.save(tensors, {f"{name}.round": str(one.round) for name, one in kept.items()})

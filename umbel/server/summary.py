@@ -108,6 +108,21 @@ class Summary:
             return float(target["scale"]), str(target.get("unit", ""))
         return 0.0, ""
 
+    @property
+    def factor(self) -> float:
+        """What to multiply a loss by."""
+        return self.scale[0] or 1.0
+
+    @property
+    def metric_factor(self) -> float:
+        """What to multiply the metric by."""
+        return self.factor if self.model.metric.name == "rmse" else 1.0
+
+    @property
+    def in_unit(self) -> str:
+        """The loss's unit in brackets, to stand behind its name; empty where it has none."""
+        return f" ({self.scale[1]})" if self.scale[1] else ""
+
     def truth(self, n: int) -> NDArray[np.float64]:
         """Return the true parameters (g, n) of the data; none where a model of n has no such thing."""
         # A run may learn another model than the one that the data were made from.

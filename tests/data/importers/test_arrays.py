@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,10 @@ import pytest
 
 import umbel
 from tests.helpers.errors import raises
-from tests.helpers.models import write_module
 from umbel.data.importers import ClientData
 from umbel.models import load
 from umbel.models.fit import misfit
 from umbel.protocol.errors import DatasetError
-from umbel.protocol.run_config import RunConfig
-from umbel.server.observer import Run
-from umbel.simulation.in_process import play
 
 WHO = np.repeat(["a", "b", "c"], 2)
 X = np.arange(12.0).reshape(6, 2)
@@ -79,52 +74,6 @@ def test_tokens_stay_integers() -> None:
     assert (data.manifest.tokens, data.manifest.model) == (5, "")
     assert data.notes == ("The vocabulary of 5 tokens was measured over all clients' rows.",)
     assert made(TOKENS, [0, 1, 0, 1, 0, 1], tokens=50).manifest.tokens == 50
-
-
-BAG = """
-class Bag(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.head = nn.Embedding(5, 4), nn.Linear(4, 2)
-    def forward(self, tokens):
-        return self.head(self.words(tokens).mean(1))
-class Next(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.head = nn.Embedding(5, 4), nn.Linear(4, 5)
-    def forward(self, tokens):
-        return self.head(self.words(tokens))
-"""
-
-
-def learnt(data: ClientData, engine: str) -> Run:
-    """Return a run without noise of one hypothesis, on the five training clients."""
-    data.write("words")
-    asked = {"dataset": "words", "noise-multiplier": 0.0, "hypotheses": 1, "restarts": 1, "rounds": 40}
-    asked |= {"step-size": 1.0, "clients-per-round": 5, "device": "cpu", "engine": engine}
-    return play(RunConfig().entries() | asked)
-
-
-def test_tokens_are_learnt_from_in_both_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = write_module(tmp_path, monkeypatch, BAG)
-    tokens = np.random.default_rng(0).integers(0, 5, (60, 3))
-    # The word 4 says it all.
-    labels = (tokens == 4).any(axis=1).astype(int)
-    data = umbel.from_arrays(tokens, labels, client=np.arange(60) % 6, tokens=5, model=f"{module}:Bag")
-    runs = [learnt(data, engine) for engine in ("loop", "batched")]
-    for run in runs:
-        assert run.state.history[-1].loss < 0.3 < 0.5 < run.state.history[0].loss
-    for name, value in runs[0].state.hypotheses.items():
-        np.testing.assert_allclose(value, runs[1].state.hypotheses[name], atol=1e-4)
-
-
-def test_the_next_token_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = write_module(tmp_path, monkeypatch, BAG)
-    # Everybody counts: after a word comes the next one.
-    tokens = (np.arange(60)[:, None] + np.arange(4)) % 5
-    data = umbel.from_arrays(tokens, None, client=np.arange(60) % 6, tokens=5, model=f"{module}:Next")
-    history = learnt(data, "auto").state.history
-    assert history[-1].loss < 0.2 < 1 < history[0].loss
 
 
 def test_without_targets_the_next_token_is_the_target() -> None:

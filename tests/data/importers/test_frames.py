@@ -11,7 +11,7 @@ import pytest
 
 import umbel
 from tests.helpers.errors import raises
-from umbel.data import Schema, open_dataset
+from umbel.data import open_dataset
 from umbel.models import load
 from umbel.models.fit import misfit
 from umbel.protocol.errors import DatasetError
@@ -25,6 +25,9 @@ FRAME = pd.DataFrame(
         "cost": [12_000.0, 5_000.0, 20_000.0, 3_000.0],
     }
 )
+
+
+LINEAR = "linear inputs=5 outputs=1"
 
 
 def made(frame: pd.DataFrame = FRAME, **options: Any) -> umbel.data.importers.ClientData:
@@ -99,6 +102,7 @@ def test_the_same_schema_encodes_another_table_alike(tmp_path: Path) -> None:
     other = FRAME.assign(ward="B")
     path = data.write(tmp_path / "first")
     again = umbel.from_dataframe(other, schema=path / "manifest.json", validation=["south"])
+    assert open_dataset(path).manifest.layout == data.manifest.layout
     assert again.dataset.features.shape == data.dataset.features.shape
     assert again.dataset.features[:, 1:4].tolist() == [[0, 1, 0]] * 4
     with raises(DatasetError, "data.bad-value", "ward", "row 1", "'E'"):
@@ -107,28 +111,10 @@ def test_the_same_schema_encodes_another_table_alike(tmp_path: Path) -> None:
 
 def test_a_schema_keeps_its_model_unless_another_is_named() -> None:
     layout = made(model="mlp inputs=5 hidden=2 outputs=1").manifest.layout
-    assert (
-        umbel.from_dataframe(FRAME, schema=layout, model="", loss="rmse").manifest.model
-        == "mlp inputs=5 hidden=2 outputs=1"
-    )
-    assert (
-        umbel.from_dataframe(FRAME, schema=layout, model="linear inputs=5 outputs=1").manifest.model
-        == "linear inputs=5 outputs=1"
-    )
+    for given, model in {"": "mlp inputs=5 hidden=2 outputs=1", LINEAR: LINEAR}.items():
+        assert umbel.from_dataframe(FRAME, schema=layout, model=given, loss="rmse").manifest.model == model
     with raises(DatasetError, "data.unknown-key", "modell", "model?"):
         umbel.from_dataframe(FRAME, schema=layout, modell="linear inputs=5 outputs=1")
-
-
-def test_two_columns_of_one_name_are_refused() -> None:
-    with raises(DatasetError, "data.twice", "'age'"):
-        made(pd.concat([FRAME, FRAME[["age"]]], axis=1))
-
-
-def test_a_manifest_keeps_the_schema(tmp_path: Path) -> None:
-    data = made()
-    assert isinstance(data.manifest.layout, Schema)
-    path = data.write(tmp_path / "own")
-    assert open_dataset(path).manifest.layout == data.manifest.layout
 
 
 def test_statistics_of_training_rows_scale_numbers_and_it_is_said() -> None:
@@ -139,11 +125,8 @@ def test_statistics_of_training_rows_scale_numbers_and_it_is_said() -> None:
     np.testing.assert_array_equal(data.dataset.features[:, 0], [1, -1, 0, 0])
     assert "a leak at real sites" in data.notes[-1]
     assert "a leak at real sites" in data.manifest.provenance
-
-
-def test_a_constant_that_was_given_stays() -> None:
-    data = made(standardise=True, columns={"age": {"scale": 100}})
-    assert data.manifest.units["features"][0] == {"name": "age", "unit": "", "scale": 100, "offset": 0.0}
+    given = made(standardise=True, columns={"age": {"scale": 100}}).manifest.units["features"][0]
+    assert given == {"name": "age", "unit": "", "scale": 100, "offset": 0.0}
 
 
 def test_missing_values_are_refused_unless_told() -> None:
@@ -191,7 +174,9 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], parts: tuple[str,
         made(**options)
 
 
-def test_dates_and_free_text_are_refused() -> None:
+def test_dates_free_text_and_two_columns_of_one_name_are_refused() -> None:
+    with raises(DatasetError, "data.twice", "'age'"):
+        made(pd.concat([FRAME, FRAME[["age"]]], axis=1))
     with raises(DatasetError, "data.dates"):
         made(FRAME.assign(age=pd.date_range("2020-01-01", periods=4)))
     many = pd.concat([FRAME] * 40, ignore_index=True)

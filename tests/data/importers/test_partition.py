@@ -59,11 +59,7 @@ def test_quantity_is_uneven_by_alpha() -> None:
         (Quantity(3, 0.0), LABELS, ("data.partition", "0.0")),
         (Dirichlet(3, -1), LABELS, ("data.partition",)),
         (Dirichlet(3, 1), LABELS / 2, ("data.classes",)),
-        (
-            Dirichlet(190, 0.01),
-            LABELS,
-            ("data.partition", "190 clients"),
-        ),
+        (Dirichlet(190, 0.01), LABELS, ("data.partition", "190 clients")),
     ],
 )
 def test_what_cannot_be_dealt_is_refused(partitioner: Any, labels: Any, reason: tuple[str, ...]) -> None:

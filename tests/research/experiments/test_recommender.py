@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.helpers.errors import raises
 from umbel.data import open_dataset
-from umbel.models.baselines import baselines
+from umbel.models.factors import baselines
 from umbel.protocol.errors import DatasetError
 from umbel.research.experiments import recommender
 from umbel.research.experiments.recommender import ARMS, specs, tables

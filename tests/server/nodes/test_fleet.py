@@ -13,10 +13,8 @@ from flwr.app import Context, Error, Message
 from scipy.stats import chi2
 
 import umbel.client.app
-from tests.helpers.errors import raises
 from tests.helpers.grids import ListeningGrid, PaperGrid, failing, stack, vectors
 from umbel.protocol.arrays import flatten
-from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.messages import evaluation_in, hypotheses_in, merged, training_in
 from umbel.protocol.records import to_array_record
@@ -53,13 +51,6 @@ def test_clients_with_a_limit_take_turns_until_all_have_had_theirs() -> None:
     assert fleet.used_up
 
 
-def test_a_last_round_asks_whoever_is_left() -> None:
-    grid, fleet = PaperGrid.simulated(train=5), Fleet(clients_per_round=4, max_participations=1)
-    asked = [grid.asked(fleet.ask_training(number, RECORD, COMMON, grid)[0]) for number in (1, 2)]
-    assert [len(clients) for clients in asked] == [4, 1]
-    assert sorted([*asked[0], *asked[1]]) == [0, 1, 2, 3, 4]
-
-
 def test_whose_turn_it_is_depends_on_the_seed() -> None:
     def first(seed: int) -> list[int]:
         grid = PaperGrid.simulated(train=100)
@@ -89,12 +80,6 @@ def test_other_arrays_in_the_same_record_are_sent_as_they_are_now() -> None:
         np.testing.assert_array_equal(flatten(fleet.sent), values)
 
 
-def test_a_strategy_may_say_itself_who_is_asked() -> None:
-    grid = PaperGrid.simulated(train=9, nodes=2)
-    messages = Fleet(clients_per_round=7).ask_training(1, RECORD, COMMON, grid, np.array([1, 4, 5]))
-    assert [grid.asked(message) for message in messages] == [[4], [1, 5]]
-
-
 def test_the_nodes_are_asked_what_they_host_once_a_run() -> None:
     grid, fleet = PaperGrid.simulated(train=4, nodes=2), Fleet(clients_per_round=4)
     for round in (1, 2):
@@ -102,27 +87,7 @@ def test_the_nodes_are_asked_what_they_host_once_a_run() -> None:
     assert grid.queried == [100, 101]
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"clients_per_round": 5}, (ConfigError, "config.too-few-clients", "clients-per-round", "5", "4")),
-        (
-            {"clients_per_round": 4, "validation_clients_per_round": 3},
-            (ConfigError, "config.too-few-clients", "validation-clients-per-round", "3", "2"),
-        ),
-    ],
-)
-def test_more_clients_than_there_are_is_an_error_before_training(options: dict[str, int], reason: Any) -> None:
-    with raises(*reason):
-        Fleet(**options).roster(PaperGrid.simulated(train=4, validation=2))
-
-
 # --- nodes that come
-
-
-def test_the_nodes_are_waited_for_as_the_run_says() -> None:
-    with raises(FleetError, "nodes.missing", "1", "0", "2"):
-        Fleet(min_nodes=2, node_wait=0.01).roster(PaperGrid({5: Hosting(9, 0)}))
 
 
 def test_a_node_that_the_run_did_not_wait_for_joins_when_it_answers() -> None:

@@ -1,6 +1,6 @@
 """Hostile replies: none ends a run, gets into the hypotheses, or costs an honest client its share.
 
-``REPLIES=10000`` sends so many in place of 2,000.
+``REPLIES=10000`` sends so many in place of 1,000.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from umbel.strategies import GroupPrivacy
 
 LINEAR = models.load("linear")
 OPTIMUM = np.array([3.0, -2.0])
-REPLIES = int(os.environ.get("REPLIES", "2000"))
+REPLIES = int(os.environ.get("REPLIES", "1000"))
 
 
 # --- what hostile nodes say

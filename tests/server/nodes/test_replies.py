@@ -94,14 +94,6 @@ def test_participations_are_counted_for_those_that_released() -> None:
     assert fleet.participations.tolist() == [2, 3, 1, 3]
 
 
-def test_participations_are_those_of_the_sampled_clients() -> None:
-    grid, fleet = PaperGrid.simulated(train=50, nodes=3), Fleet(clients_per_round=5)
-    messages = fleet.ask_training(1, RECORD, TASK, grid)
-    asked = {client for message in messages for client in grid.asked(message)}
-    fleet.releases(grid.releases(messages, lambda client: (client, 0, 0)))
-    assert set(np.flatnonzero(fleet.participations).tolist()) == asked
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.randoms(use_true_random=False))
 def test_neither_the_number_of_nodes_nor_the_order_of_replies_changes_a_bit(
     seed: int, nodes: int, order: random.Random
@@ -302,14 +294,6 @@ def test_a_node_without_an_answer_is_counted_as_lost(case: str) -> None:
     assert releases.lost_nodes == 1
 
 
-def test_when_all_nodes_are_lost_there_are_no_releases() -> None:
-    fleet, _, messages = training(nodes=2)
-    releases = fleet.releases([error_reply(message) for message in messages])
-    assert told(releases) == {}
-    assert (releases.asked, releases.lost_nodes) == (4, 2)
-    assert fleet.participations.tolist() == [0, 0, 0, 0]
-
-
 def test_a_node_that_was_not_asked_is_not_heard() -> None:
     fleet, grid, messages = training(nodes=2)
     replies = grid.releases(messages, RELEASE.__getitem__)
@@ -410,16 +394,6 @@ def test_a_loss_that_no_model_has_counts_as_the_largest_that_one_has(odd: float)
         assert found.clients == 4
 
 
-def test_a_model_that_blew_up_for_most_clients_is_never_the_best() -> None:
-    fleet, grid, messages = validation()
-    before = fleet.scores(grid.scores(messages, LOSS.__getitem__))
-    # Left to the one client for which it works it would look better than before.
-    blown_up = fleet.scores(grid.scores(messages, lambda client: 0.5 if client == 2 else np.inf))
-    assert before is not None
-    assert blown_up is not None
-    assert blown_up.loss > 1e30 > before.loss
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -481,10 +455,6 @@ def test_a_reply_may_hold_releases_and_scores() -> None:
     reply.content.pop("scores")
     assert told(fleet.releases([reply])) == expected(0, 1, 2, 3)
     assert fleet.scores([reply]) is None
-
-
-def test_scores_of_nobody_are_none() -> None:
-    assert read_scores({}, Asked(np.array([0]), {7: np.array([0])})) is None
 
 
 def test_a_loss_far_from_all_others_is_pulled_in() -> None:

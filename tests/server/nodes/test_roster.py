@@ -17,7 +17,7 @@ import umbel.server.nodes.exchange
 import umbel.server.nodes.roster
 from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid
-from umbel.protocol.errors import ConfigError, FleetError, ProtocolError
+from umbel.protocol.errors import FleetError, ProtocolError
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.messages import hosting_reply
 from umbel.protocol.run_config import RunConfig
@@ -28,7 +28,6 @@ from umbel.server.nodes.roster import (
     VALIDATION,
     Roster,
     admitted,
-    check_enough,
     fellows,
     largest_share,
     sample,
@@ -187,12 +186,6 @@ def test_a_node_that_answers_again_begins_anew() -> None:
     assert there.present(TRAIN, 6).tolist() == [0, 1, 2]
 
 
-def test_when_every_node_is_silent_all_are_asked_again() -> None:
-    there = two_nodes()
-    there.note(1, [], [20, 30])
-    assert there.present(TRAIN, 2).tolist() == [0, 1, 2]
-
-
 def test_clients_of_a_node_that_joins_follow_those_that_there_are() -> None:
     there = two_nodes()
     there.join({10: Hosting(2, 0)})
@@ -229,12 +222,6 @@ def test_the_first_look_may_show_only_some_of_a_simulation() -> None:
     roster = gather(grid, min_nodes=1, wait_s=60)
     assert (roster.train, len(roster)) == (3, 2)
     assert grid.queried == [6, 5], "each was asked when it came"
-
-
-def test_as_many_nodes_as_the_run_asks_for_are_waited_for() -> None:
-    says = {node: Hosting(1, 0) for node in (5, 6, 7)}
-    grid = PaperGrid(says, looks=[[5], [5, 6], [5, 6, 7]])
-    assert len(gather(grid, min_nodes=2, wait_s=60)) == 2
 
 
 def test_a_node_may_take_as_long_to_answer_as_the_run_waits_and_is_asked_once(clock: Clock) -> None:
@@ -452,7 +439,7 @@ def test_no_client_of_a_node_is_asked_more_often_than_another() -> None:
 
 
 def test_a_share_of_all_who_validate_is_bounded_too() -> None:
-    nodes = {node: Hosting(1, 50) for node in range(1, 9)} | {9: Hosting(1, 10**6), 10: Hosting(1, 10**6)}
+    nodes = {node: Hosting(1, 50) for node in range(1, 9)} | {9: Hosting(1, 10**5), 10: Hosting(1, 10**5)}
     roster = Roster(nodes, max_share=0.2)
     found = shares(roster, VALIDATION, roster.validation, rounds=1)
     assert found[:8].tolist() == [50] * 8
@@ -497,20 +484,6 @@ def test_the_largest_share_by_hand(counts: list[int], size: int, share: float, m
 # --- sampling
 
 
-def test_a_sample_is_without_replacement_and_in_order() -> None:
-    for round in range(1, 50):
-        drawn = sample([0, 1, round], 20, 12).tolist()
-        assert drawn == sorted(set(drawn))
-        assert len(drawn) == 12
-        assert set(drawn) <= set(range(20))
-
-
-def test_a_sample_depends_on_its_seed_alone() -> None:
-    assert sample([3, 1, 4], 1000, 20).tolist() == sample([3, 1, 4], 1000, 20).tolist()
-    others = [sample(seed, 1000, 20).tolist() for seed in ([3, 1, 5], [3, 2, 4], [4, 1, 4])]
-    assert sample([3, 1, 4], 1000, 20).tolist() not in others
-
-
 @pytest.mark.parametrize("role", [TRAIN, VALIDATION])
 @pytest.mark.parametrize("size", [3, 50])
 def test_a_draw_is_a_sample_of_those_who_are_present(role: str, size: int) -> None:
@@ -521,9 +494,3 @@ def test_a_draw_is_a_sample_of_those_who_are_present(role: str, size: int) -> No
         there = roster.present(role, 2)
         expected = there[sample([0, 1, 2], len(there), min(size, len(there)))]
         np.testing.assert_array_equal(roster.draw(role, 2, [0, 1, 2], size), expected, strict=True)
-
-
-def test_asking_for_more_than_there_are_names_the_key() -> None:
-    check_enough("clients-per-round", 7, 7)
-    with raises(ConfigError, "config.too-few-clients", "clients-per-round", "8", "7"):
-        check_enough("clients-per-round", 8, 7)

@@ -26,7 +26,7 @@ from umbel.data import (
     shard,
     write_dataset,
 )
-from umbel.data.recipes import load_recipe, recipes
+from umbel.data.find import load_recipe, recipes
 from umbel.deploy import split
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import DatasetError

@@ -56,8 +56,9 @@ def from_arrays(
     DatasetError
         When the arrays do not fit each other, or it is not clear what whole numbers are.
     """
-    x, notes = _numbers(np.asarray(features), tokens)
+    x = _numbers(np.asarray(features), tokens)
     entries: dict[str, Any] = {}
+    notes = []
     if x.dtype == np.uint8 and x.ndim >= 3:
         entries["feature_scale"] = 1 / 255
     elif x.dtype.kind in "iu" and tokens is not None and tokens is not False:
@@ -72,41 +73,34 @@ def from_arrays(
         own_loss = "cross-entropy"
     else:
         y, own_loss, classes = labels(np.asarray(targets), classes)
-    owners = client.deal(len(x), y) if isinstance(client, Partitioner) else np.asarray(client)
+    owners = numbered(client.deal(len(x), y)) if isinstance(client, Partitioner) else np.asarray(client)
     if owners.ndim != 1:
-        raise DatasetError(
-            f"client must name the client of each row, got an array of shape {owners.shape}", code="data.client-column"
-        )
-    if isinstance(client, Partitioner):
-        owners = numbered(owners)
-    loss = loss or own_loss
+        raise DatasetError(f"client must name each row's, got shape {owners.shape}", code="data.client-column")
     if not model and "tokens" not in entries:
         model = suggested_model(x.shape[1:], y, own_loss, len(classes))
-    target: dict[str, Any] = {"categories": list(classes)} if classes else {}
-    options = {"units": {"target": target}} | options
-    return split_into_clients(x, y, owners, notes=notes, **entries, **options, model=model, loss=loss)
+    options = {"units": {"target": {"categories": list(classes)} if classes else {}}} | options
+    return split_into_clients(x, y, owners, notes=notes, **entries, **options, model=model, loss=loss or own_loss)
 
 
 def labels(targets: NDArray[Any], classes: Sequence[str] = ()) -> tuple[NDArray[Any], str, list[str]]:
     """Return targets as a dataset keeps them, the loss that suits them, and the names of classes."""
     if targets.dtype == bool:
         return (2 * targets.astype(np.int8) - 1), "log", ["false", "true"]
-    if targets.dtype.kind in "USO" or targets.dtype.kind == "T":
+    if targets.dtype.kind in "USOT":
         texts = np.array([str(one) for one in targets.ravel()], dtype=object).reshape(targets.shape)
         names = list(classes) or sorted(set(texts.ravel()))
         place = {name: index for index, name in enumerate(names)}
         if strange := sorted(set(texts.ravel()) - set(place)):
-            raise DatasetError(
-                f"{strange[0]!r} is none of the classes {', '.join(names)}; add it, or repair it", code="data.classes"
-            )
+            raise DatasetError(f"{strange[0]!r} is none of the classes {', '.join(names)}", code="data.classes")
         return np.vectorize(place.__getitem__, otypes=[np.int64])(texts), "cross-entropy", names
     if targets.dtype.kind in "iu":
         targets = targets.astype(np.int64)
         if targets.size and (targets.min() < 0 or (classes and targets.max() >= len(classes))):
             odd = targets.min() if targets.min() < 0 else targets.max()
+            span = f"from 0 to {len(classes) - 1}" if classes else "from 0"
             raise DatasetError(
-                f"{odd} is no class, which are whole numbers from 0 {f'to {len(classes) - 1}' if classes else 'on'}; "
-                "give numbers as floats, and labels of -1 and 1 as booleans",
+                f"{odd} is not a class. Classes are integers {span}; give numbers as floats, and labels of -1 and 1 "
+                "as booleans",
                 code="data.classes",
             )
         return targets, "cross-entropy", list(classes)
@@ -130,27 +124,26 @@ def numbered(owners: NDArray[np.int64]) -> NDArray[Any]:
     return np.array([f"client-{one:0{width}d}" for one in owners], dtype=object)
 
 
-def _numbers(features: NDArray[Any], tokens: int | bool | None) -> tuple[NDArray[Any], list[str]]:
-    if features.dtype.kind not in "biuf":
+def _numbers(features: NDArray[Any], tokens: int | bool | None) -> NDArray[Any]:
+    """Return features as a dataset keeps them: bytes of images and tokens as they are, others as float32."""
+    kind, shape = features.dtype.kind, features.shape
+    if kind not in "biuf":
         raise DatasetError(
             f"features must be numbers, got {features.dtype}; for texts see umbel.from_dataframe",
             code="data.not-numbers",
         )
     if features.ndim < 2:
+        raise DatasetError(f"features must be rows of numbers, got shape {shape}; reshape it", code="data.shape")
+    if features.dtype == np.uint8 and features.ndim >= 3 and not tokens:
+        return features
+    if kind in "iu" and tokens is None:
         raise DatasetError(
-            f"features must be rows of numbers, got an array of shape {features.shape}; reshape it", code="data.shape"
+            "features are whole numbers: say tokens=SIZE OF THE VOCABULARY (or True) if they are tokens, which stay "
+            "integers, or tokens=False if they are numbers",
+            code="data.tokens",
         )
-    if features.dtype.kind in "iu":
-        if features.dtype == np.uint8 and features.ndim >= 3 and not tokens:
-            return features, []
-        if tokens is None:
-            raise DatasetError(
-                "features are whole numbers: say tokens=SIZE OF THE VOCABULARY (or True) if they are tokens, "
-                "which stay integers, or tokens=False if they are numbers",
-                code="data.tokens",
-            )
-        if tokens is not False:
-            return features, []
-    elif tokens:
+    if kind in "iu" and tokens is not False:
+        return features
+    if tokens and kind not in "iu":
         raise DatasetError(f"tokens must be whole numbers, got features of {features.dtype}", code="data.tokens")
-    return features.astype(np.float32), []
+    return features.astype(np.float32)

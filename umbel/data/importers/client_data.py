@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,8 @@ class ClientData:
             When there is something else than a dataset; what was there stays as it was.
         """
         folder = folder_of(name)
-        parts = [
-            None if part is None else _renamed(part, folder.name + suffix)
-            for part, suffix in ((self.dataset, ""), (self.test, "-test"))
-        ]
-        whole, test = parts
-        assert whole is not None
+        whole = _renamed(self.dataset, folder.name)
+        test = _renamed(self.test, f"{folder.name}-test") if self.test else None
         write_dataset(folder, whole.manifest, whole.features, whole.targets, whole.offsets, whole.names, test)
         return folder
 
@@ -103,13 +99,11 @@ def split_into_clients(
 
     Parameters
     ----------
-    features, targets : ndarray, (rows, ...)
-    owners : sequence
+    features, targets : ndarray, shape (rows, ...)
+    owners : sequence, length rows
         The client of each row.
-    validation, test : float or sequence of str
-        See `Share`.
-    seed : int
-        Of the order of the clients, and so of the split.
+    validation, test, seed
+        See `umbel.from_dataframe`.
     notes : sequence of str
     **entries
         Of the manifest.
@@ -121,24 +115,25 @@ def split_into_clients(
     """
     if not len(features) == len(targets) == len(owners):
         raise DatasetError(
-            f"features {features.shape}, targets {targets.shape} and {len(owners)} rows' clients must be equally many",
+            f"features {features.shape}, targets {targets.shape} and clients of {len(owners)} rows differ in rows",
             code="data.lengths",
         )
     owner, known = pd.factorize(np.array([str(one) for one in owners], dtype=object), sort=True)
     names = known.tolist()
     order = np.random.default_rng(seed).permutation(len(names)).tolist()
     tests = _chosen(test, "test", names, order)
-    rest = _without(order, tests)
+    taken = set(tests)
+    rest = [client for client in order if client not in taken]
     validates = _chosen(validation, "validation", names, rest, len(names))
-    trains = _without(rest, validates)
+    if clash := taken & set(validates):
+        raise DatasetError(f"client {names[min(clash)]!r} would validate and test; choose one", code="data.split")
+    taken |= set(validates)
+    trains = [client for client in rest if client not in taken]
     if not trains:
         raise DatasetError(
-            f"of {len(names)} clients {len(validates)} validate and {len(tests)} test, and none is left to train; "
-            "set validation and test to smaller shares, or to fewer names",
+            f"of {len(names)} clients {len(validates)} validate, {len(tests)} test and none trains; set smaller shares",
             code="data.split",
         )
-    if clash := set(tests) & set(validates):
-        raise DatasetError(f"client {names[min(clash)]!r} would validate and test; choose one", code="data.split")
     lengths = np.bincount(owner, minlength=len(names))
     starts = np.cumsum(lengths) - lengths
     by_client = np.argsort(owner, kind="stable")
@@ -158,32 +153,19 @@ def _chosen(share: Share, what: str, names: list[str], among: list[int], of: int
     """Return the clients of a share or of a list of names."""
     if isinstance(share, (int, float)):
         if not 0 <= share < 1:
-            raise DatasetError(
-                f"{what} must be a share below 1, or a list of clients, got {share!r}", code="data.split"
-            )
+            raise DatasetError(f"{what} must be a share below 1, or names, got {share!r}", code="data.split")
         count = round(share * (of or len(names)))
         return among[: max(count, 1)] if share else []
     if isinstance(share, str):
         share = [share]
     place = {name: index for index, name in enumerate(names)}
     if strange := [name for name in map(str, share) if name not in place]:
-        raise DatasetError(
-            f"{what} names the client {strange[0]!r}; there is none, but {_some(names)}", code="data.split"
-        )
+        some = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        raise DatasetError(f"{what} names {strange[0]!r}, which is no client; there are {some}", code="data.split")
     return [place[str(name)] for name in share]
-
-
-def _without(clients: list[int], others: list[int]) -> list[int]:
-    left_out = set(others)
-    return [client for client in clients if client not in left_out]
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _renamed(dataset: Dataset, name: str) -> Dataset:
     if dataset.manifest.name != "data":
         return dataset
-    manifest = dataset.manifest.model_copy(update={"name": name})
-    return Dataset(manifest, dataset.features, dataset.targets, dataset.offsets, dataset.names)
+    return replace(dataset, manifest=dataset.manifest.model_copy(update={"name": name}))

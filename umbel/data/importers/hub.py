@@ -10,8 +10,7 @@ import pandas as pd
 
 from umbel.data.importers.arrays import from_arrays, numbered
 from umbel.data.importers.client_data import ClientData
-from umbel.data.importers.frames import from_dataframe, stacked
-from umbel.data.importers.partition import Partitioner
+from umbel.data.importers.frames import columns_there, from_dataframe, stacked
 from umbel.protocol.errors import DatasetError
 
 
@@ -45,20 +44,15 @@ def from_datasets(
         When the columns do not fit.
     """
     if isinstance(dataset, dict):
-        raise DatasetError(
-            f"this is a dictionary of data sets: give one of them, as dataset[{next(iter(dataset))!r}]",
-            code="data.one-split",
-        )
+        one = next(iter(dataset))
+        raise DatasetError(f"this is a dictionary of data sets: give one, as dataset[{one!r}]", code="data.one-split")
     dealt = hasattr(client, "load_partition")
     column = client if isinstance(client, str) else None
     names = list(dataset.column_names)
     chosen = [features] if isinstance(features, str) else features
     chosen = [name for name in names if name not in (column, target)] if chosen is None else list(chosen)
     asked = [*chosen, *([target] if target else []), *([column] if column else [])]
-    if absent := [name for name in asked if name not in names]:
-        raise DatasetError(
-            f"there is no column {absent[0]!r}; there are {', '.join(names)}", code="data.missing-column"
-        )
+    columns_there(names, asked, "the data set")
     if not len(dataset):
         raise DatasetError("the data set has no rows", code="data.no-rows")
     owners: Any = client
@@ -87,8 +81,7 @@ def from_datasets(
         frame["client of the partitioner"], column = owners, "client of the partitioner"
     if target is None:
         raise DatasetError("name the target, the column that is predicted", code="data.no-target")
-    who: str | Partitioner = column or client
-    return from_dataframe(frame, client=who, target=target, features=chosen, **options)
+    return from_dataframe(frame, client=column or client, target=target, features=chosen, **options)
 
 
 def _joined(parts: list[Any], name: str) -> Any:

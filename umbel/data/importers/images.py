@@ -52,7 +52,7 @@ def from_image_folder(
     files = sorted(file for file in root.glob("/".join("*" * (levels.count("/") + 1))) if _is_image(file))
     if not files:
         raise DatasetError(
-            f"{root} has no images as {levels}; " + ("" if client else "or give a partitioner"), code="data.no-rows"
+            f"{root} has no images as {levels}{'' if client else '; or give a partitioner'}", code="data.no-rows"
         )
     images: list[np.ndarray[Any, Any]] = []
     for file in files:
@@ -61,14 +61,12 @@ def from_image_folder(
                 colour = image.mode not in ("1", "L", "I;16") if colour is None else colour
                 pixels = image.convert("RGB" if colour else "L")
         except (OSError, UnidentifiedImageError) as error:
-            raise DatasetError(
-                f"{file} cannot be read as an image: {error}; repair or remove it", code="data.unreadable"
-            ) from None
+            raise DatasetError(f"{file} cannot be read as an image: {error}", code="data.unreadable") from None
         pixels = pixels if size is None else pixels.resize((size[1], size[0]))
         if images and (pixels.height, pixels.width) != images[0].shape[:2]:
             raise DatasetError(
-                f"{file} is of {pixels.height} x {pixels.width} pixels, {files[0]} of "
-                f"{images[0].shape[0]} x {images[0].shape[1]}; give size=(height, width)",
+                f"{file} and {files[0]} differ in size, {pixels.height} x {pixels.width} and "
+                f"{images[0].shape[0]} x {images[0].shape[1]} pixels; give size=(height, width)",
                 code="data.shape",
             )
         images.append(np.asarray(pixels))

@@ -30,8 +30,7 @@ class Uniform:
 
     Attributes
     ----------
-    clients : int
-    seed : int
+    clients, seed : int
     """
 
     clients: int
@@ -44,7 +43,18 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Dirichlet:
+class _Skewed:
+    clients: int
+    alpha: float
+    seed: int = 0
+
+    def _shares(self, generator: np.random.Generator) -> NDArray[np.float64]:
+        if not self.alpha > 0:
+            raise DatasetError(f"alpha must be above 0, got {self.alpha!r}", code="data.partition")
+        return generator.dirichlet(np.full(self.clients, self.alpha))
+
+
+class Dirichlet(_Skewed):
     """Label skew: each class is dealt in shares drawn from Dir(alpha, ..., alpha).
 
     After Yurochkin et al., *Bayesian nonparametric federated learning of neural networks* (ICML 2019),
@@ -52,70 +62,50 @@ class Dirichlet:
 
     Attributes
     ----------
-    clients : int
+    clients, seed : int
     alpha : float
         Above 0; the smaller, the fewer classes a client has.
-    seed : int
     """
-
-    clients: int
-    alpha: float
-    seed: int = 0
 
     def deal(self, rows: int, labels: NDArray[Any]) -> NDArray[np.int64]:
         """See `Partitioner.deal`."""
         _enough(self.clients, rows)
         if labels.ndim != 1 or labels.dtype.kind == "f":
-            raise DatasetError(
-                "Dirichlet deals classes: the target must be a category or a boolean; take Quantity",
-                code="data.classes",
-            )
+            raise DatasetError("Dirichlet deals classes; for other targets take Quantity", code="data.classes")
         generator = np.random.default_rng(self.seed)
         own: NDArray[np.int64] = np.empty(rows, np.int64)
         for _ in range(_TRIES):
             for label in np.unique(labels):
                 of_class = generator.permutation(np.flatnonzero(labels == label))
-                own[of_class] = _by_share(_shares(generator, self.clients, self.alpha), len(of_class))
+                own[of_class] = _by_share(self._shares(generator), len(of_class))
             if len(np.unique(own)) == self.clients:
                 return own
         raise DatasetError(
-            f"{_TRIES} draws left a client without a row; ask for fewer than {self.clients} clients, "
-            f"or for an alpha above {self.alpha:g}",
+            f"{_TRIES} draws left a client without a row; ask for fewer than {self.clients} clients, or for an alpha "
+            f"above {self.alpha:g}",
             code="data.partition",
         )
 
 
-@dataclass(frozen=True)
-class Quantity:
+class Quantity(_Skewed):
     """Quantity skew: rows at random, in numbers drawn from Dir(alpha, ..., alpha), and one at least for each client.
 
     After Li et al., *Federated learning on non-IID data silos: an experimental study* (ICDE 2022), Sec. 4.3.
 
     Attributes
     ----------
-    clients : int
+    clients, seed : int
     alpha : float
         Above 0; the smaller, the less even.
-    seed : int
     """
-
-    clients: int
-    alpha: float
-    seed: int = 0
 
     def deal(self, rows: int, labels: NDArray[Any]) -> NDArray[np.int64]:
         """See `Partitioner.deal`."""
         _enough(self.clients, rows)
         generator = np.random.default_rng(self.seed)
-        shares = _shares(generator, self.clients, self.alpha)
+        shares = self._shares(generator)
         first = np.arange(self.clients)
         return generator.permutation(np.concatenate([first, _by_share(shares, rows - self.clients)]))
-
-
-def _shares(generator: np.random.Generator, clients: int, alpha: float) -> NDArray[np.float64]:
-    if not alpha > 0:
-        raise DatasetError(f"alpha must be above 0, got {alpha!r}", code="data.partition")
-    return generator.dirichlet(np.full(clients, alpha))
 
 
 def _by_share(shares: NDArray[np.float64], rows: int) -> NDArray[np.int64]:

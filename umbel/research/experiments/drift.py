@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from umbel.data import Manifest, open_dataset, write_leaf
-from umbel.data.recipes import load_recipe
+from umbel.data.find import load_recipe
 from umbel.privacy.accounting.guarantee import DELTA, guarantee
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.protocol.clients import ClientInDataset

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from umbel.data import find_dataset, open_dataset
-from umbel.models.baselines import baselines
+from umbel.models.factors import baselines
 from umbel.protocol.errors import DatasetError
 from umbel.research.experiments.runs import Spec, split_by_seed
 from umbel.research.experiments.sweep import FIRST_SEED, Result

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from umbel.data import write_leaf
-from umbel.data.recipes import load_recipe
+from umbel.data.find import load_recipe
 from umbel.protocol.arrays import flatten
 from umbel.research.experiments.fairness import Grouping, group_fairness
 from umbel.research.experiments.runs import FINE_TUNE, INTERPOLATE, LOCAL_ONLY, Spec

@@ -7,6 +7,7 @@ node a message comes to `umbel.client.app`, behind the gate (`umbel.privacy.gate
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from logging import INFO, WARNING
 from typing import Any
 
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.clients import ClientInRun, ClientOnNode
-from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import (
     answers_training,
@@ -37,15 +37,7 @@ from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
 from umbel.server.nodes.bounds import furthest, furthest_sum
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.replies import Asked, read_releases, read_scores, read_sums
-from umbel.server.nodes.roster import (
-    TRAIN,
-    VALIDATION,
-    Absence,
-    Roster,
-    admitted,
-    check_enough,
-    gather,
-)
+from umbel.server.nodes.roster import TRAIN, VALIDATION, Absence, Roster, check_enough, gather, hosting_of
 from umbel.server.nodes.transport import transport_of
 from umbel.server.nodes.words import told
 
@@ -274,12 +266,8 @@ class Fleet:
         """Return the sums in the replies to the last `ask_training`, if sites were asked for them; count as above."""
         asked, answers = self._answers(replies)
         k, n = flatten(self._sent).shape
-        found = read_sums(
-            answers,
-            asked,
-            self._sent,
-            lambda clients: furthest_sum(self._task, k, n, clients, self.run.max_update_norm),
-        )
+        most = partial(furthest_sum, self._task, k, n, most=self.run.max_update_norm)
+        found = read_sums(answers, asked, self._sent, most)
         self._note(found.clients, found.outside)
         return found
 
@@ -344,28 +332,15 @@ class Fleet:
         assert self._roster is not None
         if answer.gone:
             self._invited.pop(answer.node, None)  # to be asked again
-        try:
-            if answer.reply.has_error():
-                raise ProtocolError(f"says {answer.reply.error.reason}", code="protocol.node-error")
-            hosting = admitted(answer.reply.content, self.run.max_clients_per_node, together)
-            if answer.node in self._roster:
-                raise ProtocolError("takes part already", code="protocol.hosting")
-            if hosting.simulated:
-                raise ProtocolError("says that it is simulated", code="protocol.hosting")
-        except Exception as error:  # keep running: one bad node must not stop the round
-            log(WARNING, "node %s cannot take part: it %s", answer.node, told(error))
+        hosting = hosting_of(answer, self.run.max_clients_per_node, together, self._roster)
+        if hosting is None:
             return
         self._roster.join({answer.node: hosting})
         new = np.zeros(hosting.train, np.int64)
         self.participations = np.concatenate([self.participations, new])
         self._turns = np.concatenate([self._turns, new])
-        log(
-            INFO,
-            "node %s joins, with %d training and %d validation clients",
-            answer.node,
-            hosting.train,
-            hosting.validation,
-        )
+        text = "node %s joins, with %d training and %d validation clients"
+        log(INFO, text, answer.node, hosting.train, hosting.validation)
 
 
 def _asked(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Literal
@@ -59,17 +59,19 @@ def read_releases(
     furthest : float
         How far a release may lie from the nearest of them (`umbel.server.nodes.bounds.furthest`).
     """
-    n = sum(value[0].size for value in hypotheses.values())
-    none = np.zeros(0, np.int64)
     taken = [one for node, reply in answers.items() if (one := _take(node, reply, asked, hypotheses, furthest))]
-    joined = np.concatenate([none, *(one.positions for one in taken)])
+    joined = _joined(one.positions for one in taken)
     order = np.argsort(joined)
-    outside = asked.clients[np.concatenate([none, *(one.outside for one in taken)])]
-    choices = np.concatenate([none, *(one.choices for one in taken)])[order] if asked.disclose else None
+    outside = asked.clients[_joined(one.outside for one in taken)]
+    choices = _joined(one.choices for one in taken)[order] if asked.disclose else None
     lost = len(asked.positions) - len(taken)
-    vectors = _in_order(taken, order, n)
+    vectors = _in_order(taken, order, sum(value[0].size for value in hypotheses.values()))
     vectors.flags.writeable = False  # whether one reply holds them all or several do
     return Releases(vectors, asked.clients[joined[order]], choices, len(asked.clients), lost, outside)
+
+
+def _joined(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 @dataclass
@@ -93,17 +95,12 @@ def _take(node: int, reply: Message, asked: Asked, hypotheses: Arrays, furthest:
     inside, mine = near(matrix, flatten(hypotheses), furthest), asked.positions[node][released]
     if inside.all():
         return _Taken(reply, matrix, mine, chosen, mine[:0])
-    log(
-        WARNING,
-        "left out %d of %d releases of node %s, further than %.3g from what was sent; if its own clip-norm-floor "
-        "or its data make its updates that long, raise max-update-norm",
-        (~inside).sum(),
-        len(inside),
-        node,
-        furthest,
+    text = (
+        "left out %d of %d releases of node %s, further than %.3g from what was sent; if its own clip-norm-floor or "
+        "its data make its updates that long, raise max-update-norm"
     )
-    chosen = chosen[inside] if asked.disclose else chosen
-    return _Taken(reply, matrix[inside], mine[inside], chosen, mine[~inside])
+    log(WARNING, text, (~inside).sum(), len(inside), node, furthest)
+    return _Taken(reply, matrix[inside], mine[inside], chosen[inside] if asked.disclose else chosen, mine[~inside])
 
 
 def read_scores(
@@ -201,13 +198,14 @@ def read_sums(
     furthest : callable
         How long a sum over so many clients may be (`umbel.server.nodes.bounds.furthest_sum`).
     """
-    k, n = len(next(iter(hypotheses.values()))), sum(value[0].size for value in hypotheses.values())
-    sums, counts = [], []
-    inside, outside = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    sums, counts, inside, outside = [], [], [], []
     lost = len(asked.positions) - len(answers)
     for node in sorted(answers, key=lambda node: int(asked.positions[node][0])):
         try:
-            matrix, count, part = _read_sums(answers[node], len(asked.positions[node]), hypotheses)
+            arrays, count, part = site_sums_in(answers[node].content, len(asked.positions[node]))
+            matrix = checked_rows(arrays, len(next(iter(hypotheses.values()))), hypotheses).astype(np.float64)
+            if not part.any():
+                raise ProtocolError("it says that no client took part", code="protocol.no-releases")
         except Exception as error:  # keep running: one bad node must not stop the round
             log(WARNING, "dropped the reply of node %s: %s", node, told(error))
             lost += 1
@@ -215,36 +213,17 @@ def read_sums(
         mine = asked.positions[node][part]
         longest, most = float(np.linalg.norm(matrix, axis=1).max()), furthest(len(mine))
         if not longest <= most:
-            log(
-                WARNING,
+            text = (
                 "left out the sums of node %s: one is %.3g long, those of %d clients %.3g at most; if its own "
-                "clip-norm-floor makes them that long, raise max-update-norm",
-                node,
-                longest,
-                len(mine),
-                most,
+                "clip-norm-floor makes them that long, raise max-update-norm"
             )
+            log(WARNING, text, node, longest, len(mine), most)
             outside.append(mine)
             continue
         sums.append(matrix)
         counts.append(np.clip(count, 0, len(mine)))
         inside.append(mine)
-    return Sums(
-        np.stack(sums) if sums else np.zeros((0, k, n)),
-        np.stack(counts) if counts else np.zeros((0, k)),
-        asked.clients[np.sort(np.concatenate(inside))],
-        len(asked.clients),
-        lost,
-        asked.clients[np.concatenate(outside)],
-    )
-
-
-def _read_sums(
-    reply: Message, asked: int, hypotheses: Arrays
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Check a reply; return its sums (k, n), its counts (k,), and who took part."""
-    arrays, counts, part = site_sums_in(reply.content, asked)
-    matrix = checked_rows(arrays, len(next(iter(hypotheses.values()))), hypotheses)
-    if not part.any():
-        raise ProtocolError("it says that no client took part", code="protocol.no-releases")
-    return matrix.astype(np.float64), counts, part
+    k, n = flatten(hypotheses).shape
+    taken, left = asked.clients[np.sort(_joined(inside))], asked.clients[_joined(outside)]
+    matrices, numbers = np.reshape(sums, (len(sums), k, n)), np.reshape(counts, (len(counts), k))
+    return Sums(matrices, numbers, taken, len(asked.clients), lost, left)

@@ -79,10 +79,8 @@ class Roster:
         """
         if now.simulated:
             return now
-        roster = cls(dict(before), now._max_share)
-        hosting = dict(now.nodes)
-        roster._nodes = [node for node, _ in before]
-        roster._hosting = [was for _, was in before]
+        roster, hosting = cls(dict(before), now._max_share), dict(now.nodes)
+        roster._nodes, roster._hosting = (list(part) for part in zip(*before, strict=True))
         roster._arrange()
         for node, was in before:
             if hosting.get(node, was) != was:
@@ -110,12 +108,9 @@ class Roster:
             self._hosting = [self._hosting[i] for i in order]
             if [hosting.first for hosting in self._hosting] != list(range(self._hosting[0].step)):
                 raise FleetError("the simulated nodes do not split the dataset among themselves", code="nodes.mixed")
-        self._counts = {
-            TRAIN: np.array([hosting.train for hosting in self._hosting]),
-            VALIDATION: np.array([hosting.validation for hosting in self._hosting]),
-        }
-        self.train = int(self._counts[TRAIN].sum())
-        self.validation = int(self._counts[VALIDATION].sum())
+        counts = np.array([(hosting.train, hosting.validation) for hosting in self._hosting]).reshape(-1, 2)
+        self._counts = {TRAIN: counts[:, 0], VALIDATION: counts[:, 1]}
+        self.train, self.validation = map(int, counts.sum(axis=0))
 
     @property
     def simulated(self) -> bool:
@@ -307,12 +302,17 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
         time.sleep(pause(waited))
 
 
-def hosting_of(answer: Answer, max_clients: int, together: bool) -> Hosting | None:
-    """Return what a node hosts; None, and a line in the log, where it cannot take part."""
+def hosting_of(answer: Answer, max_clients: int, together: bool, roster: Roster | None = None) -> Hosting | None:
+    """Return what a node hosts, which joins a roster if there is one; None, and a line in the log, where it cannot."""
     try:
         if answer.reply.has_error():
             raise ProtocolError(f"says {answer.reply.error.reason} (its own log says why)", code="protocol.node-error")
-        return admitted(answer.reply.content, max_clients, together)
+        hosting = admitted(answer.reply.content, max_clients, together)
+        if roster is not None and answer.node in roster:
+            raise ProtocolError("takes part already", code="protocol.hosting")
+        if roster is not None and hosting.simulated:
+            raise ProtocolError("says that it is simulated", code="protocol.hosting")
+        return hosting
     except Exception as error:  # keep running: one bad node must not stop the run
         log(WARNING, "node %s cannot take part: it %s", answer.node, told(error))
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,55 +56,47 @@ def alarms(history: Sequence[Round], hypotheses: int, validate_every: int, valid
     return [*found, *_diverged(history), *_too_few(history), *_lost(history)]
 
 
-def _diverged(history: Sequence[Round]) -> list[Alarm]:
-    if not diverged(history):
-        return []
-    text = f"The loss at the end is several times the lowest; the best hypotheses are kept. {DIVERGED}"
-    return [Alarm("The rounds diverged", text)]
+def _diverged(history: Sequence[Round]) -> Iterator[Alarm]:
+    if diverged(history):
+        text = f"The loss at the end is several times the lowest; the best hypotheses are kept. {DIVERGED}"
+        yield Alarm("The rounds diverged", text)
 
 
-def _not_finite(history: Sequence[Round]) -> list[Alarm]:
-    bad = [entry.number for entry in history if not np.isfinite(entry.nearest).all()]
-    if not bad:
-        return []
-    text = f"From round {bad[0]} on, some of their numbers were infinite or undefined. A smaller step-size may help."
-    return [Alarm("Hypotheses diverged", text)]
+def _not_finite(history: Sequence[Round]) -> Iterator[Alarm]:
+    if bad := [entry.number for entry in history if not np.isfinite(entry.nearest).all()]:
+        text = (
+            f"From round {bad[0]} on, some of their numbers were infinite or undefined. A smaller step-size may help."
+        )
+        yield Alarm("Hypotheses diverged", text)
 
 
-def _validation(history: Sequence[Round], validate_every: int, validators: int | None) -> list[Alarm]:
+def _validation(history: Sequence[Round], validate_every: int, validators: int | None) -> Iterator[Alarm]:
     due = [entry for entry in history if (entry.number - 1) % validate_every == 0 or not entry.asked]
     given = [entry for entry in due if entry.loss is not None and math.isfinite(entry.loss)]
-    some = any(entry.loss is not None for entry in history)
-    if not some and not validators:
-        return []  # no validation clients
-    found = []
-    if len(given) < len(due):
-        missing = [entry.number for entry in due if entry not in given]
+    if not validators and all(entry.loss is None for entry in history):
+        return  # no validation clients
+    if missing := [entry.number for entry in due if entry not in given]:
         text = (
             f"In {count_of(len(missing), 'validation')} of {len(due)} (the first in round {missing[0]}) no validation "
             "client answered with a finite loss. Training may have diverged there, or the nodes that hold these "
             "clients may have failed."
         )
-        found.append(Alarm("Validation loss not finite", text))
+        yield Alarm("Validation loss not finite", text)
     if len(given) > 1 and min(given, key=lambda entry: entry.loss or 0.0) is given[0]:
         text = (
             f"None of {count_of(len(given) - 1, 'later validation')} had a lower loss than the first, in round "
             f"{given[0].number}: training did not help."
         )
-        found.append(Alarm("Validation loss never improved", text))
-    return found
+        yield Alarm("Validation loss never improved", text)
 
 
-def _empty(history: Sequence[Round], hypotheses: int) -> list[Alarm]:
-    last = last_rounds(history)
-    if not last:
-        return []
+def _empty(history: Sequence[Round], hypotheses: int) -> Iterator[Alarm]:
+    if not (last := last_rounds(history)):
+        return
     totals = np.sum([entry.groups for entry in last], axis=0)
-    empty = [int(j) for j in np.flatnonzero(totals == 0)]
-    best = history[-1].best_round
-    before = (
-        f" The best hypotheses are older: those that round {best} started from." if 0 < best <= last[0].number else ""
-    )
+    empty, best = np.flatnonzero(totals == 0), history[-1].best_round
+    older = 0 < best <= last[0].number
+    before = f" The best hypotheses are older: those that round {best} started from." if older else ""
     if collapsed(history):
         every = "all" if len(empty) == hypotheses - 1 else f"{int(totals.max())} of"
         text = (
@@ -112,15 +104,44 @@ def _empty(history: Sequence[Round], hypotheses: int) -> list[Alarm]:
             f"{int(totals.argmax())}. That leaves one model for all, which is right if all clients are of one kind; "
             f"otherwise nothing is personalised any more. {why_collapsed(last)}{before}"
         )
-        return [Alarm("Clusters collapsed into one", text)]
-    if not empty:
-        return []
-    text = (
-        f"In the last {len(last)} rounds of training no release went to {name_hypotheses(empty)}. That is right if "
-        f"the clients are of no more than {count_of(hypotheses - len(empty), 'kind')}; otherwise a group may have been "
-        f"missed, and another seed or more restarts may help.{before}"
-    )
-    return [Alarm(f"{count_of(len(empty), 'hypothesis', 'hypotheses')} without releases", text)]
+        yield Alarm("Clusters collapsed into one", text)
+    elif len(empty):
+        text = (
+            f"In the last {len(last)} rounds of training no release went to {name_hypotheses(empty)}. That is right if "
+            f"the clients are of no more than {count_of(hypotheses - len(empty), 'kind')}; otherwise a group may have "
+            f"been missed, and another seed or more restarts may help.{before}"
+        )
+        yield Alarm(f"{count_of(len(empty), 'hypothesis', 'hypotheses')} without releases", text)
+
+
+def _close(history: Sequence[Round]) -> Iterator[Alarm]:
+    if close := drifted(history):
+        text = (
+            f"The distance from {name_hypotheses(close)} to the nearest other one is less than a tenth of its maximum "
+            "in this run: they have become nearly the same model."
+        )
+        yield Alarm("Hypotheses drifted together", text)
+
+
+def _too_few(history: Sequence[Round]) -> Iterator[Alarm]:
+    trained = [entry for entry in history if entry.asked]
+    if stuck := [entry.number for entry in trained if not entry.moved]:
+        text = (
+            f"In {count_of(len(stuck), 'round')} of {len(trained)} (the first was round {stuck[0]}) fewer than "
+            "min-releases clients released, so the hypotheses stayed as they were. Sites refuse what their policy or "
+            "budget does not allow; their own logs give the reason."
+        )
+        yield Alarm("Too few releases", text)
+
+
+def _lost(history: Sequence[Round]) -> Iterator[Alarm]:
+    if lost := [entry for entry in history if entry.lost_nodes]:
+        text = (
+            f"In {count_of(len(lost), 'round')} (the first was round {lost[0].number}) nodes gave no usable answer to "
+            f"training, at most {max(entry.lost_nodes for entry in lost)} at a time. What their clients released, if "
+            "anything, is not in the outcome."
+        )
+        yield Alarm("Nodes lost", text)
 
 
 def why_collapsed(last: Sequence[Round]) -> str:
@@ -138,42 +159,6 @@ def why_collapsed(last: Sequence[Round]) -> str:
         f"Eq. 9's ratio is {ratio:.2g}: releases lie further from their hypothesis than that is from the next, so "
         "clustering may have put them together. Less noise, more clients a round or more restarts may help."
     )
-
-
-def _close(history: Sequence[Round]) -> list[Alarm]:
-    close = drifted(history)
-    if not close:
-        return []
-    text = (
-        f"The distance from {name_hypotheses(close)} to the nearest other one is less than a tenth of its maximum "
-        "in this run: they have become nearly the same model."
-    )
-    return [Alarm("Hypotheses drifted together", text)]
-
-
-def _too_few(history: Sequence[Round]) -> list[Alarm]:
-    trained = [entry for entry in history if entry.asked]
-    stuck = [entry.number for entry in trained if not entry.moved]
-    if not stuck:
-        return []
-    text = (
-        f"In {count_of(len(stuck), 'round')} of {len(trained)} (the first was round {stuck[0]}) fewer than "
-        "min-releases clients released, so the hypotheses stayed as they were. Sites refuse what their policy or "
-        "budget does not allow; their own logs give the reason."
-    )
-    return [Alarm("Too few releases", text)]
-
-
-def _lost(history: Sequence[Round]) -> list[Alarm]:
-    lost = [entry for entry in history if entry.lost_nodes]
-    if not lost:
-        return []
-    maximum = max(entry.lost_nodes for entry in lost)
-    text = (
-        f"In {count_of(len(lost), 'round')} (the first was round {lost[0].number}) nodes gave no usable answer to "
-        f"training, at most {maximum} at a time. What their clients released, if anything, is not in the outcome."
-    )
-    return [Alarm("Nodes lost", text)]
 
 
 def name_hypotheses(numbers: Sequence[int] | NDArray[np.int64]) -> str:

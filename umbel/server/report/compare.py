@@ -43,18 +43,12 @@ class Runs:
 
     def line(self) -> Line:
         """Return the validation loss in the rounds that all of them validated: its mean, and between which it lies."""
-        factor = self.views[0].summary.scale[0] or 1.0
-        losses = [
-            {entry.number: entry.loss * factor for entry in view.history if entry.loss is not None}
-            for view in self.views
-        ]
+        losses = [{entry.number: entry.loss or 0.0 for entry in view.validated} for view in self.views]
         rounds = sorted(set.intersection(*map(set, losses)))
         values = np.array([[one[number] for number in rounds] for one in losses]).reshape(len(losses), len(rounds))
-        if len(losses) == 1:
-            return Line(self.name, rounds, values[0].tolist())
-        return Line(
-            self.name, rounds, values.mean(axis=0).tolist(), values.min(axis=0).tolist(), values.max(axis=0).tolist()
-        )
+        values *= self.views[0].summary.factor
+        band = [] if len(losses) == 1 else [values.min(axis=0).tolist(), values.max(axis=0).tolist()]
+        return Line(self.name, rounds, values.mean(axis=0).tolist(), *band)
 
 
 def check(view: View, other: View) -> None:
@@ -84,8 +78,7 @@ def runs_of(view: View, others: Sequence[View]) -> list[Runs]:
         differs = [key for key in theirs if theirs[key] != own.get(key)]
         if "strategy" in differs and views[0].k == 1:
             differs = [key for key in differs if key != "hypotheses"]
-        # Told first: the strategy.
-        differs.sort(key=lambda key: key != "strategy")
+        differs.sort(key=lambda key: key != "strategy")  # told first
         label = ", ".join(str(theirs[key]) if key == "strategy" else f"{key} {theirs[key]}" for key in differs[:_NAMED])
         if len(differs) > _NAMED:
             label += f" and {len(differs) - _NAMED} more"
@@ -95,16 +88,15 @@ def runs_of(view: View, others: Sequence[View]) -> list[Runs]:
 
 def table(runs: Sequence[Runs], local_only: HeldOut | None) -> Table:
     """Return what came out of runs side by side; of several seeds the mean, and from where to where they lie."""
-    view = runs[0].views[0]
-    unit, metric = view.summary.scale[1], view.summary.model.metric.name
-    in_unit = f" ({unit})" if unit else ""
-    differs = view.metric_differs()
-    name = metric if differs else view.summary.loss_name
-    measured = local_only is not None or any(one.measured and one.measured.held_out for one in _all(runs))
-    factor = view.summary.scale[0] if metric == "rmse" and view.summary.scale[0] else 1.0
-    head = ["Run", f"Best validation {view.summary.loss_name}{in_unit}"]
+    views = [view for one in runs for view in one.views]
+    summary, differs = views[0].summary, views[0].metric_differs
+    metric = summary.model.metric.name
+    measured = local_only is not None or any(view.measured and view.measured.held_out for view in views)
+    head = ["Run", f"Best validation {summary.loss_name}{summary.in_unit}"]
     head += [f"{metric} then"] if differs else []
-    head += [f"Held out: {name}{in_unit if metric == 'rmse' else ''}", "and of the worst tenth"] if measured else []
+    if measured:
+        name = metric if differs else summary.loss_name
+        head += [f"Held out: {name}{summary.in_unit if metric == 'rmse' else ''}", "and of the worst tenth"]
     head += ["Epsilon, at most", "Paper's budget, at most (a heuristic)"]
     rows = []
     for one in runs:
@@ -112,24 +104,20 @@ def table(runs: Sequence[Runs], local_only: HeldOut | None) -> Table:
         row += [_among([_metric(view) for view in one.views])] if differs else []
         if measured:
             held = [view.measured.held_out for view in one.views if view.measured and view.measured.held_out]
-            row += [
-                _among([each.mean * factor for each in held]),
-                _among([each.worst_decile * factor for each in held]),
-            ]
-        for getter in (View.epsilons, View.paper):
-            ends = sorted({getter(view)[1] for view in one.views}, key=_order)
+            for numbers in ([each.mean for each in held], [each.worst_decile for each in held]):
+                row.append(_among([value * summary.metric_factor for value in numbers]))
+        for most in ({view.epsilons[1] for view in one.views}, {view.paper[1] for view in one.views}):
+            ends = sorted(most, key=_order)
             row.append(ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}")
         rows.append(row)
     if local_only is not None:
-        alone = [number(local_only.mean * factor), number(local_only.worst_decile * factor)]
+        alone = [number(value * summary.metric_factor) for value in (local_only.mean, local_only.worst_decile)]
         rows.append(["each client by itself", "", *[""] * differs, *alone, "nothing leaves", ""])
-    note = ""
-    if measured:
-        note = (
-            "Held out: each validation client picks by, or trains itself on, every other row of its own, and is "
-            "measured on the rest. This was measured afterwards, in this simulation; a server sees no rows."
-        )
-    return Table(head, rows, note=note)
+    note = (
+        "Held out: each validation client picks by, or trains itself on, every other row of its own, and is measured "
+        "on the rest. This was measured afterwards, in this simulation; a server sees no rows."
+    )
+    return Table(head, rows, note=note if measured else "")
 
 
 def _kind(view: View) -> dict[str, Any]:
@@ -137,18 +125,13 @@ def _kind(view: View) -> dict[str, Any]:
     return {key: value for key, value in (defaults | dict(view.config)).items() if key not in _NO_MATTER}
 
 
-def _all(runs: Sequence[Runs]) -> list[View]:
-    return [view for one in runs for view in one.views]
-
-
 def _best(view: View) -> float:
-    return view.state.best_loss * (view.summary.scale[0] or 1.0) if view.state.best_round else np.nan
+    return view.state.best_loss * view.summary.factor if view.state.best_round else np.nan
 
 
 def _metric(view: View) -> float:
-    entry = view.best
-    metric = entry.metric if entry is not None and entry.metric is not None else np.nan
-    return metric * (view.summary.scale[0] or 1.0) if view.summary.model.metric.name == "rmse" else metric
+    metric = view.best.metric if view.best else None
+    return np.nan if metric is None else metric * view.summary.metric_factor
 
 
 def _among(values: Sequence[float]) -> str:

@@ -76,34 +76,28 @@ def number(value: float) -> str:
 
 
 def curve(
-    name: str,
-    alt: str,
-    line: Line,
-    label: str,
-    marked: int | None = None,
-    others: Sequence[Line] = (),
+    name: str, alt: str, line: Line, label: str, marked: int | None = None, others: Sequence[Line] = ()
 ) -> Markup:
     """Draw a number over rounds, with a mark on the round `marked`, and up to seven others to compare it with."""
+    every = (line, *others)
 
     def draw(axes: Axes) -> None:
         keep = np.isfinite(line.values)
         x, y = np.asarray(line.rounds)[keep], np.asarray(line.values, np.float64)[keep]
         at = np.flatnonzero(x == marked)
-        for i, one in reversed(list(enumerate((line, *others)))):  # the first on top
+        for i, one in reversed(list(enumerate(every))):  # the first on top
             rounds, columns = _columns(one)
-            plain: dict[str, Any] = {"marker": MARKERS[i], "markersize": 3} if len(one.rounds) <= 60 else {}
-            plain |= {"linestyle": DASHES[i], "linewidth": 1.8 if len(rounds) <= 200 else 1}
-            plain["label"] = shorten(one.label, _LABEL, placeholder="…")
-            axes.plot(rounds, columns[:, 0], color=SERIES[i], **plain)
+            axes.plot(
+                rounds, columns[:, 0], color=SERIES[i], linestyle=DASHES[i], markersize=3,
+                marker=MARKERS[i] if len(one.rounds) <= 60 else "", linewidth=1.8 if len(rounds) <= 200 else 1,
+                label=shorten(one.label, _LABEL, placeholder="…"),
+            )  # fmt: skip
             if columns.shape[1] > 1:
                 axes.fill_between(rounds, columns[:, 1], columns[:, 2], color=SERIES[i], alpha=0.2, linewidth=0)
-        every = np.concatenate([np.asarray(one.values, np.float64) for one in (line, *others)])
-        every = every[np.isfinite(every)]
-        if len(every) and every.min() > 0 and every.max() > 50 * every.min():
-            axes.set_yscale("log")
+        _log(axes, np.concatenate([np.asarray(one.values, np.float64) for one in every]))
         if others:
             handles, labels = axes.get_legend_handles_labels()
-            axes.legend(handles[::-1], labels[::-1], loc="lower left", bbox_to_anchor=(0, 1.08 if len(at) else 1))
+            _legend(axes, 1.08 if len(at) else 1, handles=handles[::-1], labels=labels[::-1])
         if len(at):
             axes.axvline(x[at[0]], color=REST, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
             axes.plot(x[at], y[at], "o", color=SERIES[1], markersize=8, markeredgecolor=PAPER, zorder=4)
@@ -112,8 +106,7 @@ def curve(
                 f"round {marked}: {number(y[at[0]])}", (x[at[0]], 1), (0, 4), xycoords=("data", "axes fraction"),
                 textcoords="offset points", ha="right" if right else "left", fontsize=12,
             )  # fmt: skip
-        _rounds(axes)
-        axes.set_ylabel(fill(label, _LABEL))
+        _rounds(axes, fill(label, _LABEL))
 
     return svg(name, alt, draw, HEIGHT + (20 * (1 + len(others)) if others else 0))
 
@@ -127,56 +120,44 @@ def bands(name: str, alt: str, rounds: Sequence[int], quantiles: NDArray[np.floa
         axes.fill_between(x, y[:, 0], y[:, 4], color=SERIES[0], alpha=0.2, linewidth=0, label="8 of 10 clients")
         axes.fill_between(x, y[:, 1], y[:, 3], color=SERIES[0], alpha=0.3, linewidth=0, label="half")
         axes.plot(x, y[:, 2], color=SERIES[0], label="median")
-        if len(y) and y.min() > 0 and y.max() > 50 * y.min():
-            axes.set_yscale("log")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, columnspacing=1, handletextpad=0.4)
-        _rounds(axes)
-        axes.set_ylabel(fill(label, _LABEL))
+        _log(axes, y)
+        _legend(axes, ncols=3, columnspacing=1, handletextpad=0.4)
+        _rounds(axes, fill(label, _LABEL))
 
     return svg(name, alt, draw)
 
 
 def releases(name: str, alt: str, rounds: Sequence[int], groups: NDArray[np.int64], shown: Sequence[int]) -> Markup:
-    """Draw how many releases each hypothesis got: a strip each, and one for all that are not `shown`.
-
-    Parameters
-    ----------
-    rounds : sequence of int, T of them
-    groups : ndarray of int, shape (T, k)
-    shown : sequence of int
-        The hypotheses that each get a strip.
-    """
-    rest = [j for j in range(groups.shape[1]) if j not in shown]
-    columns = [groups[:, j] for j in shown] + ([groups[:, rest].sum(axis=1)] if rest else [])
-    labels = [f"hypothesis {j}" for j in shown] + ([f"{len(rest)} others"] if rest else [])
-    colours = [SERIES[i] for i in range(len(shown))] + [REST]
+    """Draw the releases (T, k) of each hypothesis: a strip each, and one for all that are not `shown`."""
+    rest = np.setdiff1d(np.arange(groups.shape[1]), shown)
+    columns = np.hstack([groups[:, shown], *([groups[:, rest].sum(axis=1, keepdims=True)] if len(rest) else [])])
+    labels = [f"hypothesis {j}" for j in shown] + ([f"{len(rest)} others"] if len(rest) else [])
+    colours, bases = [*SERIES[: len(shown)], REST], np.arange(len(labels))[::-1]
 
     def draw(axes: Axes) -> None:
-        x, strips = _thin(np.asarray(rounds), np.stack(columns, axis=1).astype(np.float64), _MAX_STEPS)
+        x, strips = _thin(np.asarray(rounds), columns.astype(np.float64), _MAX_STEPS)
         top = max(1.0, strips.max(initial=0))
-        for row in range(len(columns)):
-            base = len(columns) - 1 - row
-            height = 0.82 * strips[:, row] / top
-            axes.fill_between(x, base, base + height, step="mid", color=colours[row], linewidth=0)
+        for base, strip, colour in zip(bases, strips.T, colours, strict=False):
+            axes.fill_between(x, base, base + 0.82 * strip / top, step="mid", color=colour, linewidth=0)
             axes.axhline(base, color=LINE, linewidth=1)
         _rounds(axes)
         axes.grid(visible=False)
-        axes.set_yticks([len(columns) - 1 - row + 0.4 for row in range(len(columns))], labels)
-        axes.set_ylim(-0.05, len(columns))
+        axes.set_yticks(bases + 0.4, labels)
+        axes.set_ylim(-0.05, len(labels))
         axes.spines["left"].set_visible(False)
         axes.spines["bottom"].set_visible(False)
         axes.set_title(f"full height: {number(round(top, 1))} releases a round", loc="right", fontsize=12, color=MUTED)
 
-    return svg(name, alt, draw, max(HEIGHT, 70 + 27 * len(columns)))
+    return svg(name, alt, draw, max(HEIGHT, 70 + 27 * len(labels)))
 
 
 def distances(name: str, alt: str, rounds: Sequence[int], nearest: NDArray[np.float64], shown: Sequence[int]) -> Markup:
     """Draw the distance (T, k) from each hypothesis to the nearest other one."""
-    rest = [j for j in range(nearest.shape[1]) if j not in shown]
+    rest, pair = np.setdiff1d(np.arange(nearest.shape[1]), shown), nearest.shape[1] == 2
 
     def draw(axes: Axes) -> None:
         x, lines = _thin(np.asarray(rounds), np.where(np.isfinite(nearest), nearest, np.nan), _MAX_STEPS)
-        if nearest.shape[1] == 2:
+        if pair:
             axes.plot(x, lines[:, 0], color=SERIES[0], label="between the two")
         else:
             for i, j in enumerate(shown):
@@ -185,20 +166,13 @@ def distances(name: str, alt: str, rounds: Sequence[int], nearest: NDArray[np.fl
                     x, lines[:, j], color=SERIES[i], linestyle=DASHES[i], linewidth=1.5, marker=MARKERS[i],
                     markersize=5.5, markeredgecolor=PAPER, markeredgewidth=0.6, markevery=where, label=str(j),
                 )  # fmt: skip
-            if rest:
+            if len(rest):
                 low, high = lines[:, rest].min(axis=1), lines[:, rest].max(axis=1)
                 label = f"{len(rest)} others"
                 axes.fill_between(x, low, high, color=REST, alpha=0.35, linewidth=0, zorder=1, label=label)
-            axes.legend(
-                loc="lower center",
-                bbox_to_anchor=(0.5, 1),
-                ncols=4,
-                columnspacing=1,
-                handletextpad=0.4,
-            )
+            _legend(axes, centre=True, ncols=4, columnspacing=1, handletextpad=0.4)
         axes.set_ylim(bottom=0)
-        _rounds(axes)
-        axes.set_ylabel("distance" if nearest.shape[1] == 2 else "distance to the nearest other")
+        _rounds(axes, "distance" if pair else "distance to the nearest other")
 
     return svg(name, alt, draw)
 
@@ -226,8 +200,10 @@ def lines(
 
     def draw(axes: Axes) -> None:
         for i, (label, values) in enumerate(series.items()):
-            style: dict[str, Any] = {"color": SERIES[i], "marker": MARKERS[i], "linestyle": DASHES[i]}
-            axes.plot(rounds, values, **style, markersize=4, linewidth=1.2, label=fill(label, _LABEL))
+            axes.plot(
+                rounds, values, color=SERIES[i], marker=MARKERS[i], linestyle=DASHES[i], markersize=4, linewidth=1.2,
+                label=fill(label, _LABEL),
+            )  # fmt: skip
         for label, (x, y) in beside.items():
             axes.plot(x, y, color=REST, linewidth=1.8, label=fill(label, _LABEL))
         axes.axhline(0, color=LINE, linewidth=1)
@@ -239,7 +215,7 @@ def lines(
             right.set_ylim(bottom=0)
             right.grid(visible=False)
             right.spines["right"].set_visible(True)
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=1)
+        _legend(axes)
         _rounds(axes)
 
     rows = sum(1 + (len(label) > _LABEL) for label in (*series, *beside))
@@ -247,34 +223,21 @@ def lines(
 
 
 def spending(name: str, alt: str, bars: Sequence[Bar], marks: Sequence[tuple[str, float]]) -> Markup:
-    """Draw how many clients took part how often.
-
-    Parameters
-    ----------
-    bars : sequence of Bar
-    marks : sequence of (str, float)
-        Words, and the number of participations at which they stand.
-    """
+    """Draw how many clients took part how often; `marks` are words, each at a number of participations."""
 
     def draw(axes: Axes) -> None:
-        step = bars[0].high - bars[0].low + 1
-        middles = [(bar.low + bar.high) / 2 for bar in bars]
-        heights = [bar.clients for bar in bars]
-        axes.bar(middles, heights, width=0.86 * step, color=SERIES[0])
-        top = max(1, *heights)
-        axes.set_ylim(0, 1.08 * top)
-        span = bars[-1].high + 1
-        axes.set_xlim(-0.6 * step, max(span, 4))
+        step, heights = bars[0].high - bars[0].low + 1, [bar.clients for bar in bars]
+        axes.bar([(bar.low + bar.high) / 2 for bar in bars], heights, width=0.86 * step, color=SERIES[0])
+        axes.set_ylim(0, 1.08 * max(1, *heights))
+        axes.set_xlim(-0.6 * step, max(bars[-1].high + 1, 4))
         for row, (words, times) in enumerate(marks):
             axes.axvline(times, color=INK, linewidth=1.4, linestyle=DASHES[1 + row], label=words)
         if marks:
-            axes.legend(loc="lower left", bbox_to_anchor=(0, 1))
+            _legend(axes)
         axes.grid(axis="y")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        _numbers(axes)
-        axes.set_xlabel("participations")
-        axes.set_ylabel("clients")
+        _labels(axes, "participations", "clients")
 
     return svg(name, alt, draw)
 
@@ -306,19 +269,13 @@ def plane(
                 *points[labels == j].T, MARKERS[i], color=SERIES[i], markersize=5.5, markeredgecolor=PAPER,
                 markeredgewidth=0.5, label=f"release, to {j}" if len(shown) <= 2 else f"to {j}",
             )  # fmt: skip
-        axes.set_xlim(window[0])
-        axes.set_ylim(window[1])
-        axes.set_aspect("equal")
+        axes.set(xlim=window[0], ylim=window[1], aspect="equal")
         axes.grid()
         axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.yaxis.set_major_locator(MaxNLocator(6))
-        _numbers(axes)
-        axes.set_xlabel("first parameter")
-        axes.set_ylabel("second parameter")
-        axes.legend(
-            loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2 if len(shown) <= 2 else 4, columnspacing=1.2,
-            handletextpad=0.3, markerscale=0.75,
-        )  # fmt: skip
+        _labels(axes, "first parameter", "second parameter")
+        columns = 2 if len(shown) <= 2 else 4
+        _legend(axes, centre=True, ncols=columns, columnspacing=1.2, handletextpad=0.3, markerscale=0.75)
 
     return svg(name, alt, draw, 360)
 
@@ -355,15 +312,29 @@ def _thin(
     return np.add.reduceat(x, starts) / lengths, np.add.reduceat(y, starts, axis=0) / lengths[:, None]
 
 
-def _rounds(axes: Axes) -> None:
+def _rounds(axes: Axes, label: str = "") -> None:
+    """Label axes of rounds."""
     axes.grid(axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-    _numbers(axes)
-    axes.set_xlabel("round")
+    _labels(axes, "round", label)
 
 
-def _numbers(axes: Axes) -> None:
-    """Label ticks with numbers for people."""
+def _labels(axes: Axes, x: str, y: str) -> None:
+    """Label axes, and their ticks with numbers for people."""
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 10))))
     axes.yaxis.set_minor_formatter(NullFormatter())  # that of a log scale writes TeX
+    axes.set(xlabel=x, ylabel=y)
+
+
+def _legend(axes: Axes, above: float = 1, centre: bool = False, **looks: Any) -> None:
+    """Put the legend above the figure."""
+    place = {"loc": "lower center", "bbox_to_anchor": (0.5, above)}
+    axes.legend(**(place if centre else {"loc": "lower left", "bbox_to_anchor": (0, above)}), **looks)
+
+
+def _log(axes: Axes, values: NDArray[np.float64]) -> None:
+    """Draw positive values of very different sizes on a log scale."""
+    finite = values[np.isfinite(values)]
+    if finite.size and finite.min() > 0 and finite.max() > 50 * finite.min():
+        axes.set_yscale("log")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
+from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, amount
 from umbel.protocol.run_config import RunConfig
-from umbel.server.history import MIN_ROUNDS, RELEASES_EACH
+from umbel.server.history import MIN_ROUNDS, RELEASES_EACH, last_rounds
 from umbel.server.observer import Section
-from umbel.server.report import compare, pictures, tables, words
-from umbel.server.report.alarms import DRIFTED
-from umbel.server.report.template import PAGE
+from umbel.server.report import compare, pictures, tables
+from umbel.server.report.alarms import DRIFTED, alarms, count_of
+from umbel.server.report.figures import number
 from umbel.server.report.view import HeldOut, View
 
 
@@ -40,34 +43,32 @@ def render(
         What clients reach that train by themselves.
     """
     runs = compare.runs_of(view, others)
-    beside = bool(others or local_only)
-    defaults = RunConfig().entries()
+    manifest, defaults = view.summary.manifest, RunConfig().entries()
     entries = [(key, _text(value), value == defaults.get(key, None)) for key, value in view.config.items()]
     return _page().render(
-        title=view.title,
-        name=view.name,
-        began=view.began,
-        verdict=words.verdict(view),
-        alarms=words.alarms(view),
-        rounds_judged=words.rounds_judged(view),
-        lead=words.lead(view),
-        tiles=words.tiles(view),
-        comparison=compare.table(runs, local_only) if beside else None,
-        learning=pictures.learning(view, runs),
+        view=view,
+        summary=view.summary,
+        release=view.summary.release,
+        alarms=alarms(
+            view.steady,
+            view.k,
+            int(view.config.get("validate-every", 1)),
+            manifest.split["validation"] if manifest else None,
+        ),
+        judged=len(last_rounds(view.history)),
+        comparison=compare.table(runs, local_only) if others or local_only else None,
+        learning=list(pictures.learning(view, runs)),
         spread=pictures.spread(view),
         spread_table=tables.spread(view),
-        pictures=pictures.hypotheses(view),
+        pictures=list(pictures.hypotheses(view)),
         hypotheses=tables.hypotheses(view),
         truth=view.summary.found(view.state.best),
-        planes=pictures.planes(view),
+        planes=list(pictures.planes(view)),
         sections=sections,
         spending=pictures.spending(view),
-        spent_means=words.spent_means(view),
-        facts=words.facts(view),
         rounds=tables.rounds(view),
-        rules={"rounds": MIN_ROUNDS, "each": RELEASES_EACH, "drifted": f"{DRIFTED:.0%}"},
         versions=list(versions.items()),
-        config=[(key, value) for key, value, default in entries if not default],
+        changed=[(key, value) for key, value, default in entries if not default],
         defaults=[(key, value) for key, value, default in entries if default],
     )
 
@@ -75,8 +76,12 @@ def render(
 @cache
 def _page() -> Template:
     """Return the template; to compile it takes longer than to fill it in."""
+    text = tomllib.loads((files(__package__) / "page.toml").read_text(encoding="utf-8"))
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return page.from_string(PAGE)
+    page.globals |= {"number": number, "count_of": count_of, "amount": amount, "style": text["style"]}
+    page.globals |= {"delta": f"{DELTA:g}", "meaningful": MEANINGFUL}
+    page.globals["rules"] = {"rounds": MIN_ROUNDS, "each": RELEASES_EACH, "drifted": f"{DRIFTED:.0%}"}
+    return page.from_string(text["page"])
 
 
 def _text(value: Any) -> str:

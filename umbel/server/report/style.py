@@ -38,37 +38,14 @@ KEYS = [
     '<path d="M5 2.5l3 3 3-3L13.5 5l-3 3 3 3-2.5 2.5-3-3-3 3L2.5 11l3-3-3-3z"/>',
     '<path d="M8 2l6 4.4-2.3 7.1H4.3L2 6.4z"/>',
 ]
-STYLE: dict[Any, Any] = {
-    "text.parse_math": False,  # a unit may be $
-    "svg.fonttype": "none",
-    "font.size": 12,
-    "axes.labelsize": 12,
-    "legend.fontsize": 12,
-    "xtick.labelsize": 12,
-    "ytick.labelsize": 12,
-    "text.color": INK,
-    "axes.labelcolor": MUTED,
-    "axes.edgecolor": LINE,
-    "axes.linewidth": 1,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "grid.color": LINE,
-    "grid.linewidth": 0.7,
-    "xtick.color": LINE,
-    "ytick.color": LINE,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "xtick.major.size": 4,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "legend.handlelength": 2,
-    "legend.borderpad": 0.2,
-    "legend.labelspacing": 0.3,
-    "lines.linewidth": 1.8,
-}
+# A unit may be $, so that no text is TeX.
+STYLE: dict[Any, Any] = {"text.parse_math": False, "svg.fonttype": "none", "text.color": INK, "axes.labelcolor": MUTED}
+STYLE |= dict.fromkeys(("font.size", "axes.labelsize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 12)
+STYLE |= dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), LINE)
+STYLE |= {"axes.linewidth": 1, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
+STYLE |= {"axes.facecolor": "none", "figure.facecolor": "none", "grid.linewidth": 0.7, "lines.linewidth": 1.8}
+STYLE |= {"xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED, "xtick.major.size": 4, "ytick.major.size": 0}
+STYLE |= {"legend.frameon": False, "legend.handlelength": 2, "legend.borderpad": 0.2, "legend.labelspacing": 0.3}
 
 
 def key(place: int | None) -> Markup:

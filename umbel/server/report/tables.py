@@ -31,57 +31,51 @@ class Table:
 
 def hypotheses(view: View) -> Table:
     """Return what became of each hypothesis."""
-    totals = view.groups.sum(axis=0) if view.groups.size else np.zeros(view.k, np.int64)
-    last = last_rounds(view.history)
-    ends = np.sum([entry.groups for entry in last], axis=0) if last else np.zeros(view.k, np.int64)
-    small = view.n <= _SMALL
-    vectors = flatten(view.state.best) if small else None
-    head = ["Hypothesis", "Picked in training" if view.disclosed else "Releases"]
-    head += [f"In the last {len(last)} rounds"] if last else []
+    last, rest = last_rounds(view.history), view.others
     picks = view.measured if view.measured is not None and len(view.measured.picked) == view.k else None
-    factor, unit = view.summary.scale
-    loss = f"{view.summary.loss_name}" + (f" ({unit})" if unit else "")
-    head += ["Validation clients that it fits best", f"Their {loss}", f"{loss} of all"] if picks else []
-    head += ["Parameters at best" if view.state.best_round else "Parameters"] if small else []
-    rows: list[list[Any]] = []
-    for place, j in enumerate(view.shown):
-        row: list[Any] = [key(place) + f" {j}", f"{totals[j]:,}"]
-        row += [f"{ends[j]:,}"] if last else []
-        if picks:
-            row.append(f"{picks.picked[j]:,}")
-            row += [_shown(one[j] * (factor or 1.0)) for one in (picks.own, picks.all)]
-        if vectors is not None:
-            row.append(f"({', '.join(f'{x:.3f}' for x in vectors[j])})".replace("-", "\N{MINUS SIGN}"))
-        rows.append(row)
-    if rest := [j for j in range(view.k) if j not in view.shown]:
-        row = [key(None) + f" {len(rest)} others", f"{totals[rest].sum():,}"]
-        row += [f"{ends[rest].sum():,}"] if last else []
-        row += [f"{sum(picks.picked[j] for j in rest):,}", "", ""] if picks else []
-        row += [""] if small else []
-        rows.append(row)
+    loss, factor = view.summary.loss_name + view.summary.in_unit, view.summary.factor
+    # Each column: its head, a cell for each hypothesis that is shown, and one for the others.
+    columns: list[tuple[str, list[Any], Any]] = [
+        ("Hypothesis", [key(place) + f" {j}" for place, j in enumerate(view.shown)], key(None) + f" {len(rest)} others")
+    ]
+
+    def count(head: str, numbers: Sequence[Any]) -> None:
+        columns.append((head, [f"{numbers[j]:,}" for j in view.shown], f"{sum(numbers[j] for j in rest):,}"))
+
+    count("Picked in training" if view.disclosed else "Releases", view.groups.sum(axis=0).tolist())
+    if last:
+        count(f"In the last {len(last)} rounds", np.sum([entry.groups for entry in last], axis=0).tolist())
+    if picks:
+        count("Validation clients that it fits best", picks.picked)
+        for head, losses in ((f"Their {loss}", picks.own), (f"{loss} of all", picks.all)):
+            columns.append((head, [_shown(losses[j] * factor) for j in view.shown], ""))
+    if view.n <= _SMALL:
+        rows = flatten(view.state.best)
+        vectors = [f"({', '.join(f'{x:.3f}' for x in rows[j])})".replace("-", "\N{MINUS SIGN}") for j in view.shown]
+        columns.append(("Parameters at best" if view.state.best_round else "Parameters", vectors, ""))
+    heads, cells, others = zip(*columns, strict=True)
     note = "What training clients chose, as they said themselves." if view.disclosed else ""
     if picks:
         note += (
             f" {'Fits' if view.disclosed else 'Which hypothesis fits'} whom was measured afterwards, on the validation "
             "clients' rows in this simulation; a server sees no rows, and no client says which it picks."
         )
-    return Table(head, rows, note=note.strip())
+    return Table(heads, [*zip(*cells, strict=True), *([others] if rest else [])], note=note.strip())
 
 
 def spread(view: View) -> Table | None:
     """Return how the validation clients of the best round differ; None where none reported."""
-    best = view.best
+    best, summary = view.best, view.summary
     if best is None or not best.loss_spread:
         return None
-    factor, unit = view.summary.scale
-    loss = view.summary.loss_name + (f" ({unit})" if unit else "")
-    head, columns = ["Of 100 clients", loss], [[_shown(value * (factor or 1.0)) for value in best.loss_spread]]
-    if view.metric_differs() and best.metric_spread:
-        head.append(view.summary.model.metric.name)
+    head = ["Of 100 clients", summary.loss_name + summary.in_unit]
+    columns = [[_shown(value * summary.factor) for value in best.loss_spread]]
+    if view.metric_differs and best.metric_spread:
+        head.append(summary.model.metric.name)
         columns.append([_shown(value) for value in best.metric_spread])
     which = ("the 10th", "the 25th", "the one in the middle", "the 75th", "the 90th")
     note = f"In round {best.number}, with the best hypotheses, each column in order of its own numbers."
-    return Table(head, [list(row) for row in zip(which, *columns, strict=True)], note=note)
+    return Table(head, list(zip(which, *columns, strict=True)), note=note)
 
 
 def _shown(value: float) -> str:
@@ -90,37 +84,26 @@ def _shown(value: float) -> str:
 
 def rounds(view: View) -> Table:
     """Return the round-by-round table."""
-    factor, unit = view.summary.scale
-    differs = view.metric_differs()
+    factor, last, best = view.summary.scale[0], len(view.history) - 1, view.state.best_round
     every = -(-len(view.history) // _MAX_ROWS) or 1
-    entries = [
-        entry
-        for i, entry in enumerate(view.history)
-        if i % every == 0 or entry.number == view.state.best_round or i == len(view.history) - 1
-    ]
-    head = ["Round", view.summary.loss_name + (f" ({unit})" if unit else "")]
-    head += [view.summary.model.metric.name] if differs else []
+    entries = [one for i, one in enumerate(view.history) if i % every == 0 or one.number == best or i == last]
+    head = ["Round", view.summary.loss_name + view.summary.in_unit]
+    head += [view.summary.model.metric.name] if view.metric_differs else []
     head += ["Released", "To each hypothesis" if view.k <= _MAX_GROUPS else "Hypotheses trained"]
     head += ["Smallest distance", "Eq. 9"] if view.k > 1 else []
     head += ["Nodes lost", "Seconds"]
-    rows, marked = [], None
-    for i, entry in enumerate(entries):
-        if entry.number == view.state.best_round:
-            marked = i
-        loss = None if entry.loss is None else entry.loss * (factor or 1.0)
+    rows = []
+    for entry in entries:
         row = [str(entry.number) if entry.asked else "end"]
-        row.append("" if loss is None else f"{loss:,.1f}" if factor else f"{loss:.4f}")
-        row += ["" if entry.metric is None else f"{entry.metric:.4f}"] if differs else []
-        if not entry.asked:
-            row += ["", ""]
-        else:
-            went = " + ".join(map(str, entry.groups))
-            if view.k > _MAX_GROUPS:
-                went = f"{sum(count > 0 for count in entry.groups)} of {view.k}"
-            row += [f"{entry.releases} of {entry.asked}", went if entry.moved else "too few"]
+        row.append("" if entry.loss is None else f"{entry.loss * factor:,.1f}" if factor else f"{entry.loss:.4f}")
+        if view.metric_differs:
+            row.append("" if entry.metric is None else f"{entry.metric:.4f}")
+        went = " + ".join(map(str, entry.groups))
+        if view.k > _MAX_GROUPS:
+            went = f"{sum(count > 0 for count in entry.groups)} of {view.k}"
+        row += [f"{entry.releases} of {entry.asked}", went if entry.moved else "too few"] if entry.asked else ["", ""]
         row += [number(min(entry.nearest)), number(max(entry.ratio)) if entry.ratio else ""] if view.k > 1 else []
-        row += [str(entry.lost_nodes or ""), f"{entry.seconds:.2f}"]
-        rows.append(row)
+        rows.append([*row, str(entry.lost_nodes or ""), f"{entry.seconds:.2f}"])
     note = "Loss and distance are those of the hypotheses that a round started from."
     if view.k > 1:
         note += (
@@ -129,4 +112,4 @@ def rounds(view: View) -> Table:
         )
     if every > 1:
         note += f" Every {every}th round; history.jsonl has all {len(view.history):,}."
-    return Table(head, rows, marked, note)
+    return Table(head, rows, next((i for i, entry in enumerate(entries) if entry.number == best), None), note)

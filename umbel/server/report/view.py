@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel import strategies
-from umbel.privacy.accounting.guarantee import amount, guarantee, in_words
+from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee, in_words
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Kind
 from umbel.server.history import Round, State
@@ -60,10 +60,11 @@ class Measured:
     all: Sequence[float] = ()
 
 
+@dataclass(eq=False)
 class View:
     """What a report is made from, and what is worked out from it more than once.
 
-    Parameters
+    Attributes
     ----------
     name : str
         Of the run.
@@ -77,36 +78,45 @@ class View:
     measured : Measured, optional
     """
 
-    def __init__(
-        self,
-        name: str,
-        summary: Summary,
-        state: State,
-        participations: NDArray[np.int64],
-        snapshots: Snapshots,
-        config: Mapping[str, Any],
-        measured: Measured | None = None,
-    ) -> None:
-        self.name, self.measured = name, measured
-        self.summary, self.state, self.snapshots, self.config = summary, state, snapshots, config
-        self.participations = participations
-        self.k = len(next(iter(state.best.values())))
-        self.history = [entry if _fits(entry, self.k) else _blank(entry, self.k) for entry in state.history]
-        self.steady = [entry for entry in state.history if _fits(entry, self.k)]
+    name: str
+    summary: Summary
+    state: State
+    participations: NDArray[np.int64]
+    snapshots: Snapshots
+    config: Mapping[str, Any]
+    measured: Measured | None = None
+
+    def __post_init__(self) -> None:
+        state, release = self.state, self.summary.release
+        self.k = k = len(next(iter(state.best.values())))
+        self.n = self.summary.model.num_parameters
+        self.history = [entry if _fits(entry, k) else _blank(entry, k) for entry in state.history]
+        self.steady = [entry for entry in state.history if _fits(entry, k)]
         """The rounds of as many hypotheses as the run ended with; all, but where a strategy changes their number."""
         self.trained = [entry for entry in self.history if entry.asked]
-        self.n = summary.model.num_parameters
-        self.groups = np.array([entry.groups for entry in self.trained], np.int64).reshape(len(self.trained), self.k)
+        self.validated = [entry for entry in self.history if entry.loss is not None]
+        self.best = next((entry for entry in self.history if entry.number == state.best_round), None)
+        """The round that started from the best hypotheses; None without validation."""
+        self.groups = np.array([entry.groups for entry in self.trained], np.int64).reshape(len(self.trained), k)
         busiest = np.argsort(-self.groups.sum(axis=0), kind="stable")[:STYLED]
-        self.shown: list[int] = list(range(self.k)) if self.k <= STYLED else sorted(int(j) for j in busiest)
-        self.sanitised = summary.release.noise_multiplier > 0
-        self.by_site = summary.release.kind is Kind.SITE
-        median = float(np.median(participations)) if len(participations) else 0.0
-        self.often = median, int(participations.max(initial=0))
+        self.shown: list[int] = list(range(k)) if k <= STYLED else sorted(int(j) for j in busiest)
+        self.others = [j for j in range(k) if j not in self.shown]
+        self.metric_differs = self.summary.model.metric.name.lower() != self.summary.loss_name.lower()
+        """Whether the metric is another than the loss."""
+        self.sanitised = release.noise_multiplier > 0
+        self.by_site = release.kind is Kind.SITE
+        self.gap = gap(release)
+        """Why nothing is guaranteed; empty where something is."""
+        self.took_part = int((self.participations > 0).sum())
+        median = float(np.median(self.participations)) if len(self.participations) else 0.0
+        self.often = median, int(self.participations.max(initial=0))
         """How often the median client and the busiest one released."""
-        median_guarantee, maximum_guarantee = (guarantee({summary.release: math.ceil(often)}) for often in self.often)
-        self.guarantees = median_guarantee, maximum_guarantee
-        """What is guaranteed to the median client, and to the busiest; None where that is nothing."""
+        self.once, middle, most = (guarantee({release: math.ceil(times)}) for times in (1, *self.often))
+        self.epsilons = in_words(middle)[1], in_words(most)[1]
+        """The guarantee of the median client, and of the busiest; "none" where there is none."""
+        self.weak = most is None or most.epsilon > MEANINGFUL
+        self.paper = [amount(release.paper_spend(times)) for times in self.often]
+        """The paper's budget of the median client, and of the busiest; "none" where it counts none."""
 
     @property
     def title(self) -> str:
@@ -123,37 +133,15 @@ class View:
         return ""
 
     @property
-    def best(self) -> Round | None:
-        """The round that started from the best hypotheses; None without validation."""
-        return next((entry for entry in self.history if entry.number == self.state.best_round), None)
-
-    @property
     def disclosed(self) -> bool:
         """Whether training clients said which hypothesis they chose."""
         with suppress(ConfigError):
             return strategies.load(str(self.config.get("strategy"))).discloses_choice
         return False
 
-    def epsilons(self) -> tuple[str, str]:
-        """Return the guarantee of the median client, and of the busiest, as text; "none" where there is none."""
-        (_, median), (_, maximum) = map(in_words, self.guarantees)
-        return median, maximum
-
-    def paper(self) -> tuple[str, str]:
-        """Return the paper's budget of the median client, and of the busiest, as text; "none" where it counts none."""
-        median, maximum = (amount(self.summary.release.paper_spend(times)) for times in self.often)
-        return median, maximum
-
-    def multiplier(self) -> str:
-        """Return nu as text."""
-        return f"{self.summary.release.noise_multiplier:g}"
-
-    def metric_differs(self) -> bool:
-        """Return whether the metric is another than the loss."""
-        return self.summary.model.metric.name.lower() != self.summary.loss_name.lower()
-
+    @property
     def best_when(self) -> str:
-        """Return after how much training the best hypotheses came."""
+        """After how much training the best hypotheses came."""
         done = self.state.best_round - 1
         return f"after {count_of(done, 'round')} of training" if done else "before any training"
 

@@ -12,9 +12,9 @@ from umbel.server.tracking.tracker import Tracker
 __all__ = ["TRACKERS", "Tracker", "load_tracker"]
 
 TRACKERS = {
-    "mlflow": "umbel.server.tracking.mlflow:MLflow",
-    "tensorboard": "umbel.server.tracking.tensorboard:TensorBoard",
-    "wandb": "umbel.server.tracking.wandb:WandB",
+    "mlflow": "umbel.server.tracking.tools:MLflow",
+    "tensorboard": "umbel.server.tracking.tools:TensorBoard",
+    "wandb": "umbel.server.tracking.tools:WandB",
 }
 """By name; what is in a module is imported when it is asked for."""
 

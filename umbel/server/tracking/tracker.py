@@ -84,15 +84,14 @@ class Tracker(Observer):
         self._try(lambda: self.close(run.state.stopped))
 
     def _values(self, entry: Round, best: float) -> dict[str, float]:
-        factor = self._summary.scale[0] or 1.0
+        factor = self._summary.factor
         values: dict[str, float] = {"seconds": entry.seconds}
         if entry.loss is not None and entry.metric is not None:
             metric = self._summary.model.metric.name
             values |= {"validation_loss": entry.loss * factor, "best_validation_loss": best * factor}
-            values[f"validation_{metric}"] = entry.metric * (factor if metric == "rmse" else 1.0)
-        if entry.loss_spread:
-            values |= {"validation_loss_p10": entry.loss_spread[0] * factor}
-            values |= {"validation_loss_p90": entry.loss_spread[-1] * factor}
+            values[f"validation_{metric}"] = entry.metric * self._summary.metric_factor
+        if spread := entry.loss_spread:
+            values |= {"validation_loss_p10": spread[0] * factor, "validation_loss_p90": spread[-1] * factor}
         if entry.asked:
             values |= {"asked": entry.asked, "releases": entry.releases, "lost_nodes": entry.lost_nodes}
             values["max_participations"] = entry.max_participations
