@@ -52,10 +52,10 @@ class Cohort:
         ends = np.cumsum(lengths)
         rows = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - (ends - lengths), lengths)
         kind: Any = np.int64 if dataset.manifest.tokens else np.float32
-        features: NDArray[Any] = np.asarray(dataset.features.take(rows, axis=0), kind)
+        features: NDArray[Any] = np.asarray(dataset.features[rows], kind)
         if dataset.manifest.feature_scale != 1.0:
             features = features * np.float32(dataset.manifest.feature_scale)
-        targets = np.asarray(dataset.targets.take(rows, axis=0))
+        targets = np.asarray(dataset.targets[rows])
         targets = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64, copy=False)
         return cls(_send(features, device), _send(targets, device), lengths)
 
