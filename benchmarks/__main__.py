@@ -3,8 +3,8 @@
     python -m benchmarks [--save] [--out FILE]
 
 These are the short benchmarks, a few minutes in all; `benchmarks.peers` and `benchmarks.gpu` are by themselves. All are
-ratios of two contestants that took turns on one machine, so that they hold on another as well, by and large. The
-command ends with 1 where one is worse than it was.
+ratios of two contestants that took turns on one machine, and so hold on another by and large. The command ends with 1
+where one is worse than it was.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from rich.table import Table
 from benchmarks import bare, scale
 from benchmarks.measure import Out, Ratio, benchmark, console, table_of
 from benchmarks.peers import plain_flower
-from umbel.data import find_dataset
 from umbel.protocol.home import write_atomically
 
 SAVED = Path(__file__).with_name("ratios.json")
@@ -56,7 +55,7 @@ def main(
 def measured() -> dict[str, Ratio]:
     """Return the ratios of this machine, now."""
     ratios = {name: measure() for name, measure in BARE.items()}
-    ratios[FLOWER] = plain_flower.compare(find_dataset("hospital"), rounds=2, times=1).turned
+    ratios[FLOWER] = plain_flower.compare(rounds=2, times=1).turned
     ratios[MANY], ratios[LATE] = scale.measure([1_000, 1_000_000], rounds=500, times=2)
     return ratios
 

@@ -15,9 +15,7 @@ as many for all clients; and what a processor's caches save where models are sma
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -29,14 +27,13 @@ from scipy.optimize import nnls
 from benchmarks.measure import Out, benchmark, console, table_of
 from benchmarks.scale import apart
 from benchmarks.sizes import CNN, HOSPITAL, Network, Round, Size, play
-from umbel.client.learner import CPU_CHUNK_BYTES
 from umbel.protocol.errors import ConfigError
 
 _KEPT = 32 << 20  # bytes, from which on an array that is freed goes back to the system (glibc's M_MMAP_THRESHOLD)
 _HELD = 3  # what a node holds of each client at the end: trained, released, and packed
 _TRAINED = 3  # and in a chunk, as `Learner._training_bytes` counts
+CHUNK_BYTES = 1 << 30  # of a chunk on a CPU, as `umbel.client.learner` takes them
 _GIB, _MIB = 1 << 30, 1 << 20
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 NETWORKS: tuple[Network, ...] = ("mlp", "cnn")
 
 QUANTITIES: dict[str, Callable[[Size], float]] = {
@@ -118,20 +115,15 @@ def cost(costs: Costs, part: str, size: Size) -> float:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a round takes: seconds of its parts, and bytes."""
+    """What a round takes: seconds of its parts and whole, and bytes."""
 
     clients: float
     network: float
     server: float
-    wait: float
+    seconds: float
     node_bytes: float
     server_bytes: float
     sent_bytes: float
-
-    @property
-    def seconds(self) -> float:
-        """Of the whole round."""
-        return self.clients + self.network + self.server + self.wait
 
 
 def forecast(costs: Costs, size: Size, bandwidth: float = math.inf, wait: float = 0.0) -> Forecast:
@@ -141,21 +133,18 @@ def forecast(costs: Costs, size: Size, bandwidth: float = math.inf, wait: float 
     start, per_sent, *_ = costs["memory", size.network]
     # All that was answered, and of several nodes the same in the order of clients.
     held = 4 * size.releases * (1 + (size.nodes > 1))
-    return Forecast(
-        clients=sum(cost(costs, part, node) for part in PARTS if part not in (*SERVER, "memory")),
-        network=8e-9 * sent * away / bandwidth,
-        server=sum(cost(costs, part, size) for part in SERVER),
-        wait=wait,
-        node_bytes=memory_of(costs, node),
-        server_bytes=start + held + per_sent * size.sent,
-        sent_bytes=sent,
-    )
+    clients = sum(cost(costs, part, node) for part in PARTS if part not in (*SERVER, "memory"))
+    server = sum(cost(costs, part, size) for part in SERVER)
+    network = 8e-9 * sent * away / bandwidth
+    server_bytes = start + held + per_sent * size.sent
+    whole = clients + network + server + wait
+    return Forecast(clients, network, server, whole, memory_of(costs, node), server_bytes, sent)
 
 
 def memory_of(costs: Costs, size: Size) -> float:
     """Return a node's bytes: as fitted, but that only so many clients are trained at once as a chunk holds."""
     start, per_sent, per_release, kept = costs["memory", size.network]
-    at_once = min(size.releases, CPU_CHUNK_BYTES / (4 * _TRAINED))
+    at_once = min(size.releases, CHUNK_BYTES / (4 * _TRAINED))
     trains = 4 * size.releases + (per_release - 4) * at_once
     return start + per_sent * size.sent + max(trains, 4 * _HELD * size.releases) + kept * QUANTITIES["kept"](size)
 
@@ -193,17 +182,13 @@ def main(
     asked = Size(network, parameters, clients_per_round, validation_clients, rows, hypotheses, epochs, batch, machines)
     with benchmark(out):
         if not parameters and asked != _NOTHING:
-            raise ConfigError(
-                "say how many --parameters the network has; without, a table of a few sizes is all",
-                code="config.bad-option",
-            )
+            raise ConfigError("give --parameters as well: the network's number of them", code="config.bad-option")
         if not bandwidth > 0:
             raise ConfigError(f"--bandwidth must be above 0 Gbit/s, got {bandwidth:g}", code="config.bad-option")
         sizes = [replace(size, cores=cores) for size in ([asked] if parameters else TYPICAL)]
         # Checked among the others, so that what else the machine does falls on both alike.
         order = [*FITTED[::2], *CHECKED, *FITTED[1::2]]
-        with one_thread():
-            turns = [{size: apart(play, size, rounds) for size in order} for _ in range(times)]
+        turns = [{size: apart(play, size, rounds) for size in order} for _ in range(times)]
         measured = {size: quickest([turn[size] for turn in turns]) for size in order}
         costs = fit({size: measured[size] for size in FITTED})
         console.print(predictions(costs, sizes, bandwidth, wait, price))
@@ -216,18 +201,6 @@ def quickest(rounds: Sequence[Round]) -> Round:
     """Return the least that each part took, since others on the machine only make it longer, and the most memory."""
     seconds = {part: min(one.seconds[part] for one in rounds) for part in rounds[0].seconds}
     return Round(seconds, max(one.memory for one in rounds))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Have processes that are started compute on one thread each."""
-    before = dict(os.environ)
-    os.environ.update(dict.fromkeys(_THREADS, "1"))
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def predictions(costs: Costs, sizes: Sequence[Size], bandwidth: float, wait: float, price: float | None) -> Table:

@@ -12,29 +12,28 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
 import typer
-from torch import nn
+from torch import Tensor, nn
 
+import umbel
 from benchmarks import in_process
 from benchmarks.measure import Out, Reading, benchmark, console, interleave, show
-from benchmarks.peers.tasks import write_images
-from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.engines import learner_for
-from umbel.data import Manifest, offsets_of, open_dataset, write_dataset
-from umbel.privacy.gate.randomness import streams
-from umbel.protocol.arrays import Arrays
-from umbel.server.rounds import draw_hypotheses
-from umbel.server.setup import Setup
+from benchmarks.parts import PARTS, by_parts
+from benchmarks.peers.brief import Brief
+from benchmarks.peers.networks import network
+from benchmarks.peers.tasks import brief_of, write_images
 from umbel.simulation.in_process import run_config
 
 NETWORK = "benchmarks.gpu:cifar_network"
-UPDATE = LocalUpdate(local_epochs=1, step_size=0.1, batch_size=20)
+PLAIN = "plain PyTorch, one client at a time"
+_COMPUTED = ("reading rows", "scoring, to choose and to evaluate", "training")
 
 
 def main(
@@ -57,61 +56,51 @@ def main(
 
 
 def cohort_of(clients: int, times: int, device: torch.device, scratch: Path) -> None:
-    """Let the forms of a cohort take turns."""
+    """Let the forms of a cohort take turns at one round, of which only the clients' computing is timed."""
     write_images(scratch / str(clients), clients + 1, 1)
-    config = run_config("femnist", dataset=str(scratch / str(clients)), clients_per_round=1)
-    dataset, model = open_dataset(scratch / str(clients)), Setup.parse(config).model
-    hypotheses, asked = draw_hypotheses(model, 2, 0, 0), range(clients)
-    memory: dict[str, float] = {}
+    config = run_config(
+        "femnist", dataset=str(scratch / str(clients)), hypotheses=2, restarts=1, clients_per_round=clients,
+        validation_clients_per_round=1, local_epochs=1, step_size=0.1, batch_size=20, noise_multiplier=0.0, patience=0,
+        rounds=1, device=device.type, strategy_options="",
+    )  # fmt: skip
+    brief, memory = brief_of(config), dict[str, float]()
 
-    def umbel(engine: str) -> Arrays:
-        learner, cohort = learner_for(model, device.type, engine), Cohort.gather(dataset, asked, device)
-        chosen = learner.choose(hypotheses, cohort)
-        return learner.train(hypotheses, chosen, cohort, UPDATE, streams(0, "shuffle", 1, asked))[0]
+    def umbel(engine: str) -> float:
+        return sum(by_parts({**config, "engine": engine}, {part: PARTS[part] for part in _COMPUTED})[1].values())
 
-    def contestant(name: str, compute: Callable[[], object]) -> Callable[[], Reading]:
-        def go() -> Reading:
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            began = time.perf_counter()
-            compute()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-                memory[name] = torch.cuda.max_memory_allocated() / 2**20
-            return Reading(time.perf_counter() - began)
+    def alone() -> float:
+        began = time.perf_counter()
+        plain(brief, device)
+        return time.perf_counter() - began
 
-        return go
+    def contestant(name: str, seconds: Callable[[], float]) -> Reading:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        reading = Reading(seconds())
+        if device.type == "cuda":
+            memory[name] = torch.cuda.max_memory_allocated() / 2**20
+        return reading
 
-    contestants = {
-        "batched": lambda: umbel("batched"),
-        "loop": lambda: umbel("loop"),
-        "plain PyTorch, one client at a time": lambda: plain(model.network(), hypotheses, dataset, asked, device),
-    }
-    readings = interleave({name: contestant(name, compute) for name, compute in contestants.items()}, times)
+    contestants = {engine: partial(umbel, engine) for engine in ("batched", "loop")} | {PLAIN: alone}
+    readings = interleave({name: partial(contestant, name, one) for name, one in contestants.items()}, times)
     show(f"{clients} clients choose and train", readings, "batched")
-    batched, loop = umbel("batched"), umbel("loop")
-    apart = max(float(np.abs(batched[name] - loop[name]).max()) for name in batched)
-    console.print(f"Parameters of batched and loop differ by {apart:.1e} at most.", highlight=False)
+    batched, loop = (in_process.rounds({**config, "engine": engine})[1] for engine in ("batched", "loop"))
+    apart = np.abs(np.subtract(batched, loop)).max()
+    console.print(f"Losses of batched and loop differ by {apart:.1e} at most.", highlight=False)
     for name, mib in memory.items():
         console.print(f"{name}: {mib:.0f} MiB at most", highlight=False)
 
 
-def plain(module: nn.Module, hypotheses: Arrays, dataset: Any, clients: range, device: torch.device) -> list[Any]:
+def plain(brief: Brief, device: torch.device) -> list[dict[str, Tensor]]:
     """Choose and train as one would write it: a module, an optimiser, a client after the other."""
-    k = len(next(iter(hypotheses.values())))
-    networks = [{name: torch.from_numpy(value[j]).to(device) for name, value in hypotheses.items()} for j in range(k)]
-    trained = []
-    module.to(device)
-    for client in clients:
-        x, y = (torch.from_numpy(np.array(part)).to(device) for part in dataset.client(client))
-        losses = []
-        for network in networks:
-            module.load_state_dict(network)
-            with torch.inference_mode():
-                losses.append(nn.functional.cross_entropy(module(x), y).item())
-        module.load_state_dict(networks[int(np.argmin(losses))])
-        optimiser = torch.optim.SGD(module.parameters(), UPDATE.step_size)
-        for batch in torch.randperm(len(y), device=device).split(UPDATE.batch_size):
+    networks, settings, trained = [network(brief, j).to(device) for j in range(brief.k)], brief.settings, []
+    for client in settings.train[0]:
+        x, y = (torch.from_numpy(part).to(device) for part in brief.client(client))
+        with torch.inference_mode():
+            losses = [nn.functional.cross_entropy(one(x), y).item() for one in networks]
+        module = deepcopy(networks[int(np.argmin(losses))])
+        optimiser = torch.optim.SGD(module.parameters(), settings.step_size)
+        for batch in torch.randperm(len(y), device=device).split(settings.batch_size):
             optimiser.zero_grad()
             nn.functional.cross_entropy(module(x[batch]), y[batch]).backward()
             optimiser.step()
@@ -121,25 +110,16 @@ def plain(module: nn.Module, hypotheses: Arrays, dataset: Any, clients: range, d
 
 def rounds_like_cifar(times: int, device: str, scratch: Path, clients: int = 1000, rounds: int = 10) -> None:
     """Time whole rounds of pfl-research's CIFAR10 benchmark, on noise in its shape."""
-    rng, rows = np.random.default_rng(0), 50
-    split = {"train": clients, "validation": 1}
-    manifest = Manifest(name="cifar", clients=clients + 1, split=split, model=NETWORK, loss="cross-entropy")
+    rng, rows, split = np.random.default_rng(0), 50, {"train": clients, "validation": 1}
+    manifest = umbel.Manifest(name="cifar", clients=clients + 1, split=split, model=NETWORK, loss="cross-entropy")
     images = rng.standard_normal(((clients + 1) * rows, 3, 32, 32), np.float32)
-    labels = rng.integers(0, 10, len(images))
-    write_dataset(scratch / "cifar", manifest, images, labels, offsets_of([rows] * (clients + 1)))
-    config = run_config(
-        "femnist",
-        dataset=str(scratch / "cifar"),
-        hypotheses=1,
-        clients_per_round=min(50, clients),
-        local_epochs=1,
-        step_size=0.1,
-        batch_size=10,
-        patience=0,
-        rounds=rounds,
-        device=device,
+    umbel.write_dataset(
+        scratch / "cifar", manifest, images, rng.integers(0, 10, len(images)), np.arange(clients + 2) * rows
     )
-
+    config = run_config(
+        "femnist", dataset=str(scratch / "cifar"), hypotheses=1, clients_per_round=min(50, clients), local_epochs=1,
+        step_size=0.1, batch_size=10, patience=0, rounds=rounds, device=device,
+    )  # fmt: skip
     go = {engine: partial(in_process.go, {**config, "engine": engine}) for engine in ("batched", "loop")}
     readings = interleave(go, times)
     show(f"{config['clients-per-round']} of {clients} clients a round, as pfl-research's CIFAR10", readings, "batched")

@@ -1,4 +1,4 @@
-"""umbel's rounds in this process, from messages to the ledger: messages, gate, strategy, all of it."""
+"""umbel's rounds in this process: messages, gate, ledger, strategy, all but what a run writes."""
 
 from __future__ import annotations
 
@@ -8,41 +8,40 @@ from typing import Any
 
 import numpy as np
 
-import umbel.client.app
 from benchmarks.measure import Reading
-from umbel.protocol.errors import FleetError
-from umbel.server.history import State
-from umbel.server.observer import Run
-from umbel.server.observers import named
-from umbel.server.rounds import initial_hypotheses, run_rounds
-from umbel.server.setup import Setup
-from umbel.simulation.grid import InProcessGrid
+from umbel.server.observer import Observer, Run
+from umbel.simulation.in_process import play
 
 
-def prepare(config: Mapping[str, Any], grid: InProcessGrid | None = None) -> Callable[[], list[float]]:
-    """Return what does the rounds of a run config and returns the validation loss of each, and after the last.
+class Laps(Observer):
+    """Notes something of a run when all is ready for its first round, and then before each round."""
 
-    What comes before the first round is done when it returns: data are open, the node has said what it
-    hosts. All rounds are done, whatever the config's patience. A `grid` of one's own sees the messages.
+    def __init__(self, note: Callable[[Run], Any]) -> None:
+        super().__init__()
+        self._note = note
+        self.notes: list[Any] = []
+
+    def begin(self, run: Run) -> None:
+        """Note how it starts."""
+        self.notes.append(self._note(run))
+
+    def before_round(self, run: Run, number: int) -> None:
+        """Note where it stands."""
+        self.notes.append(self._note(run))
+
+
+def rounds(config: Mapping[str, Any], *observers: Observer) -> tuple[float, list[float]]:
+    """Do the rounds of a run config; return their seconds, and the validation losses of each and after the last.
+
+    Data are open and the node has said what it hosts before the clock starts.
     """
-    setup, grid = Setup.parse(config), grid or InProcessGrid(umbel.client.app.app, config)
-    setup.fleet.roster(grid)
-    start = initial_hypotheses(setup, grid)
-    run = Run(setup, grid, State(hypotheses=start, best=start), named(setup))
-
-    def rounds() -> list[float]:
-        run_rounds(run)
-        history = run.state.history
-        if any(entry.lost_nodes for entry in history):
-            raise FleetError("the simulated node refused; the log says why", code="nodes.refused")
-        return [np.nan if entry.loss is None else entry.loss for entry in history]
-
-    return rounds
+    clock = Laps(lambda _: time.perf_counter())
+    run = play(config, observers=[*observers, clock])
+    seconds = time.perf_counter() - clock.notes[0]
+    return seconds, [np.nan if entry.loss is None else entry.loss for entry in run.state.history]
 
 
 def go(config: Mapping[str, Any]) -> Reading:
     """Do the rounds of a run config, and return what one takes and the last loss."""
-    rounds = prepare(config)
-    began = time.perf_counter()
-    history = rounds()
-    return Reading((time.perf_counter() - began) / int(config["rounds"]), history[-1])
+    seconds, losses = rounds(config)
+    return Reading(seconds / int(config["rounds"]), losses[-1])

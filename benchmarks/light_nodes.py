@@ -28,10 +28,8 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects, push_objects
 from flwr.supernode import fleet_http_connection
 
-from umbel.deploy.supernode import Pace
 from umbel.protocol.flower import keep_beating
 from umbel.protocol.messages import (
-    asks,
     evaluation_in,
     evaluation_reply,
     hosting_reply,
@@ -39,43 +37,34 @@ from umbel.protocol.messages import (
     training_in,
     training_reply,
 )
+from umbel.protocol.polling import Pace
 from umbel.protocol.tasks import Hosting
 
-ONLINE = "SuperNode ID: "
-"""What a node writes once it is let in, as Flower's own does."""
-FAILED = "failed: "
-"""What a line begins with that says why a message was not answered."""
+ONLINE, FAILED = "SuperNode ID: ", "failed: "
+"""What lines begin with that a node writes: once it is let in, as Flower's own does; where it could not answer."""
 # Seconds that Flower's SuperNode waits for a message and for a reply, and the pause of umbel's for parts on their way.
 _MESSAGE_S, _REPLY_S, _SOON_S = 3.0, 0.5, 0.05
 
 
 def answer(content: RecordDict, source: np.random.Generator) -> RecordDict:
     """Return the content of a node's reply to what the server asks."""
-    trains, scores = asks(content)
-    if not (trains or scores):  # a query; or the end of a run, of which the server reads no answer
-        return hosting_reply(Hosting(train=1, validation=1))
     reply = RecordDict()
-    if trains and (training := training_in(content)):
+    if training := training_in(content):
         some = len(training.clients)
         releases = {
             name: value[:1] + 0.1 * source.standard_normal((some, *value.shape[1:]), np.float32)
             for name, value in hypotheses_in(content).items()
         }
         reply.update(training_reply(releases, [1] * some))
-    if scores and (evaluation := evaluation_in(content)):
+    if evaluation := evaluation_in(content):
         losses = source.uniform(1, 2, len(evaluation.clients))
         reply.update(evaluation_reply(losses, losses))
-    return reply
+    # A query asks neither; nor does the end of a run, of which the server reads no answer.
+    return reply or hosting_reply(Hosting(train=1, validation=1))
 
 
 class Node:
-    """A node that answers until its process ends.
-
-    Parameters
-    ----------
-    connection : tuple
-        Flower's calls to the SuperLink, and the node's number there (`http_request_response`).
-    """
+    """A node that answers until its process ends, by Flower's calls to the SuperLink (`http_request_response`)."""
 
     def __init__(self, connection: tuple[Any, ...]) -> None:
         number, self._receive, self._send, self._run, self._bundle, self._pull, self._push, self._confirm = connection

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import numpy as np
@@ -42,11 +42,9 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from rich.table import Table
 
+import umbel
 from benchmarks.light_nodes import FAILED, ONLINE
 from benchmarks.measure import Out, benchmark, console
-from umbel.data import Manifest, offsets_of, write_dataset
-from umbel.deploy import certs
-from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.errors import LaunchError
 from umbel.protocol.flower import build_bundle
 from umbel.simulation import reaper
@@ -54,32 +52,21 @@ from umbel.simulation.launch import APP
 from umbel.simulation.superlink import free_port
 
 _MIB = 1 << 20
-_UMBEL = ("-m", "umbel")
 _HOST = "127.0.0.1"
 # Light nodes of one process; with more of them they wait for each other more than for the SuperLink.
 _TOGETHER = 50
 _START_S, _ROUND_S, _LOOK_S = 600.0, 300.0, 0.2
 HEADINGS = ("nodes", "s to join", "s a round", "s computed", "MiB at most", "MiB a node", "MiB database", "what failed")
 _PARTIES = ("SuperLink", "ServerApp")
+Database = Literal["sqlite", "memory"]
 
 
 @dataclass
 class Reading:
-    """What a run with so many nodes took.
+    """What a run with so many nodes took, and how often each thing went wrong.
 
-    Attributes
-    ----------
-    nodes : str
-    joined : float
-        Seconds until all nodes had said what they host.
-    rounds : list of float
-        Seconds of each round but the first.
-    cpu, memory : dict from str to float
-        By process: seconds of a processor in a round, and MiB at the most.
-    node, database : float
-        MiB of a node, and of the SuperLink's database.
-    failures : Counter of str
-        What was said of each that did not go well, and how often.
+    Seconds until all nodes had said what they host, and of each round but the first; by process, seconds of a core in a
+    round, and MiB at the most; MiB of a node, and of the SuperLink's database.
     """
 
     nodes: str
@@ -112,18 +99,13 @@ def main(
     real: Annotated[str, typer.Option(help="Numbers of real nodes, to compare with; empty for none.")] = "5",
     rounds: Annotated[int, typer.Option(min=2, help="Rounds of each run.")] = 6,
     parameters: Annotated[int, typer.Option(min=2, help="Of the model, which is linear.")] = 2,
-    database: Annotated[str, typer.Option(help="Of the SuperLink: sqlite, as deployments have it, or memory.")] = (
-        "sqlite"
-    ),
+    database: Annotated[Database, typer.Option(help="Of the SuperLink; deployments have SQLite.")] = "sqlite",
     out: Out = None,
 ) -> None:
     """Print a row a number of nodes."""
-    if database not in ("sqlite", "memory"):
-        raise typer.BadParameter(f"{database!r} is neither sqlite nor memory", param_hint="database")
-    wanted = [(number, True) for number in _numbers("real", real)]
-    wanted += [(number, False) for number in _numbers("nodes", nodes)]
+    wanted = [(number, text is real) for text in (real, nodes) for number in _numbers(text)]
     if not wanted:
-        raise typer.BadParameter("no number of nodes is given", param_hint="nodes")
+        raise typer.BadParameter("no number of nodes is given")
     failed = False
     table = Table(*HEADINGS, title=f"Many sites, {parameters:,} parameters, database {database}", title_justify="left")
     with benchmark(out, "httpx", "uvicorn", "sqlalchemy"):
@@ -139,130 +121,120 @@ def main(
         raise typer.Exit(1)
 
 
-def _numbers(name: str, text: str) -> list[int]:
+def _numbers(text: str) -> list[int]:
     """Return numbers of nodes, separated by commas."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if wrong := [part for part in parts if not part.isdecimal() or int(part) < 1]:
-        raise typer.BadParameter(f"{wrong[0]!r} is no number of nodes", param_hint=name)
+        raise typer.BadParameter(f"{wrong[0]!r} is no number of nodes")
     return [int(part) for part in parts]
 
 
 def measure(nodes: int, rounds: int, parameters: int, sqlite: bool = True, real: bool = False) -> Reading:
     """Run with so many nodes and return what it took, with whatever failed."""
     reading = Reading(f"{nodes} real" if real else str(nodes))
-    with place() as home, ExitStack() as stack:
-        superlink = start_superlink(home, sqlite)
-        control = stack.enter_context(controller(home))
-        hosts = start_nodes(home, control, nodes, parameters, real)
+    names = [f"site-{i}" for i in range(nodes)]
+    with place(names) as home, ExitStack() as stack:
+        address = f"{_HOST}:{free_port()}"
+        superlink = start_superlink(home, address, sqlite)
+        # In place of a process of ``flwr`` for each node.
+        ca, interceptors = (home / "ca.crt").read_bytes(), [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+        control = stack.enter_context(ControlHttpClient.from_server_address(address, False, ca, interceptors))
+        for name in names:
+            public: Any = load_ssh_public_key((home / f"{name}.pub").read_bytes())
+            control.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(public), name=name))
+        hosts = start_real(home, address, names, parameters) if real else start_light(home, address, names)
         _watch(home, control, superlink, hosts, reading, run_config(nodes, rounds, parameters))
         reading.failures += failures(home)
     return reading
 
 
 @contextmanager
-def place() -> Iterator[Path]:
-    """Yield a folder; what is started with it as FLWR_HOME ends with this, or soon after this process."""
+def place(names: Sequence[str]) -> Iterator[Path]:
+    """Yield a folder with a server's certificates, and the keys of nodes of these names.
+
+    What is started with it as FLWR_HOME ends with this, or soon after this process.
+    """
     with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
         home = Path(scratch)
         (home / "empty").mkdir()  # what lies in a SuperLink's working directory is imported ahead of the app
-        certs.make(home / "certs", [_HOST], [], os.getuid())
-        watch = subprocess.Popen(
-            [sys.executable, reaper.__file__, scratch], stdin=subprocess.PIPE, start_new_session=True
-        )
+        nodes = [word for name in names for word in ("--node", name)]
+        _umbel("certs", "--server", _HOST, "--out", scratch, "--owner", str(os.getuid()), *nodes)
+        command = [sys.executable, reaper.__file__, scratch]
+        watch = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         try:
             yield home
         finally:
             reaper.end(scratch)
-            assert watch.stdin is not None, "it is a pipe"
-            watch.stdin.close()
-            watch.wait()
+            watch.communicate()
 
 
-def start(home: Path, name: str, command: Sequence[str]) -> psutil.Process:
-    """Start Python with these arguments; it logs to a file of that name."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("UMBEL_", "FLWR_"))}
-    environment |= {
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "UMBEL_HOME": str(home / "umbel"),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(APP),
-    }
+def _umbel(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "umbel", *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def start(home: Path, name: str, *command: str) -> psutil.Process:
+    """Start a module of Python with arguments; it logs to a file of that name."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("UMBEL_", "FLWR_"))} | {
+        "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "UMBEL_HOME": str(home / "umbel"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(APP),
+    }  # fmt: skip
     with (home / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, *command],
-            cwd=home / "empty",
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+            [sys.executable, "-m", *command], cwd=home / "empty", env=environment, stdout=log,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
     return psutil.Process(process.pid)
 
 
-def start_superlink(home: Path, sqlite: bool) -> psutil.Process:
+def start_superlink(home: Path, address: str, sqlite: bool) -> psutil.Process:
     """Start the server as it is deployed, and wait for it."""
-    port, keys = free_port(), home / "certs"
-    (home / "address").write_text(f"{_HOST}:{port}", encoding="utf-8")
-    command = [*_UMBEL, "server", "start", "--host", _HOST, "--port", str(port), "--enable-supernode-auth"]
-    command += ["--ssl-ca-certfile", f"{keys}/ca.crt", "--ssl-certfile", f"{keys}/server.crt"]
-    command += ["--ssl-keyfile", f"{keys}/server.key", "--disable-runtime-dependency-installation"]
-    process = start(home, "superlink", [*command, *(["--database", f"{home}/state.db"] if sqlite else [])])
-    trusted = ssl.create_default_context(cafile=keys / "ca.crt")
+    process = start(
+        home, "superlink", "umbel", "server", "start", "--host", _HOST, "--port", address.rpartition(":")[2],
+        "--enable-supernode-auth", "--ssl-ca-certfile", f"{home}/ca.crt", "--ssl-certfile", f"{home}/server.crt",
+        "--ssl-keyfile", f"{home}/server.key", "--disable-runtime-dependency-installation",
+        *(["--database", f"{home}/state.db"] if sqlite else []),
+    )  # fmt: skip
+    trusted = ssl.create_default_context(cafile=home / "ca.crt")
     with httpx.Client(verify=trusted, timeout=30) as client:
         for _ in _until(_START_S):
             with suppress(httpx.HTTPError):
-                if client.get(f"https://{_HOST}:{port}/health").is_success:
+                if client.get(f"https://{address}/health").is_success:
                     return process
             if not _lives(process):
                 break
-    raise LaunchError(
-        f"the SuperLink did not start; its log ends:\n{_log(home, 'superlink')[-2000:]}", code="launch.no-superlink"
-    )
+    tail = _log(home, "superlink")[-2000:]
+    raise LaunchError(f"the SuperLink did not start; its log ends:\n{tail}", code="launch.no-superlink")
 
 
-@contextmanager
-def controller(home: Path) -> Iterator[ControlHttpClient]:
-    """Yield what starts runs and registers nodes, without a process of ``flwr`` for each."""
-    ca = (home / "certs" / "ca.crt").read_bytes()
-    interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
-    with ControlHttpClient.from_server_address(_address(home), False, ca, interceptors) as client:
-        yield client
+def start_light(home: Path, address: str, names: Sequence[str]) -> list[psutil.Process]:
+    """Start nodes that only answer, some in each process."""
+    parts = [names[i : i + _TOGETHER] for i in range(0, len(names), _TOGETHER)]
+    light = ("benchmarks.light_nodes", address, f"{home}/ca.crt")
+    return [start(home, part[0], *light, *(f"{home}/{name}" for name in part)) for part in parts]
 
 
-def start_nodes(
-    home: Path, control: ControlHttpClient, nodes: int, parameters: int, real: bool
-) -> list[psutil.Process]:
-    """Make and register the nodes' keys, start the nodes, and return their processes."""
-    names, keys = [f"site-{i}" for i in range(nodes)], home / "certs"
-    certs.make(keys, [_HOST], names, os.getuid())
+def start_real(home: Path, address: str, names: Sequence[str], parameters: int) -> list[psutil.Process]:
+    """Start sites, each with a ledger of its own."""
+    write_site(home / "site", parameters)
+    hosts = []
     for name in names:
-        public: Any = load_ssh_public_key((keys / f"{name}.pub").read_bytes())
-        control.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(public), name=name))
-    if real:
-        write_site(home / "site", parameters)
-        return [start(home, name, _site(home, name)) for name in names]
-    command = ["-m", "benchmarks.light_nodes", _address(home), str(keys / "ca.crt")]
-    some = [names[i : i + _TOGETHER] for i in range(0, nodes, _TOGETHER)]
-    return [start(home, f"site-{i}", [*command, *(str(keys / one) for one in ones)]) for i, ones in enumerate(some)]
-
-
-def _site(home: Path, name: str) -> list[str]:
-    """Return what starts a real node."""
-    Ledger.create(home / f"{name}.sqlite")
-    config = f'data-path="{home}/site" ledger-path="{home}/{name}.sqlite" role="split" max-participations=1000'
-    keys = ["--root-certificates", f"{home}/certs/ca.crt", "--auth-supernode-private-key", f"{home}/certs/{name}"]
-    places = ["--superlink", _address(home), "--port", str(free_port())]
-    return [*_UMBEL, "site", "start", *places, *keys, "--node-config", config]
+        ledger = f"{home}/{name}.sqlite"
+        _umbel("ledger", "create", ledger)
+        config = f'data-path="{home}/site" ledger-path="{ledger}" role="split" max-participations=1000'
+        hosts.append(start(
+            home, name, "umbel", "site", "start", "--superlink", address, "--port", str(free_port()),
+            "--node-config", config, "--root-certificates", f"{home}/ca.crt",
+            "--auth-supernode-private-key", f"{home}/{name}",
+        ))  # fmt: skip
+    return hosts
 
 
 def write_site(folder: Path, parameters: int) -> None:
     """Write a dataset of two clients, one of which validates, for a linear model of so many parameters."""
     source, split = np.random.default_rng(0), {"train": 1, "validation": 1}
-    manifest = Manifest(name="site", clients=2, split=split, model=_model(parameters), loss="mse")
+    manifest = umbel.Manifest(name="site", clients=2, split=split, model=_model(parameters), loss="mse")
     features = source.uniform(-1, 1, (20, parameters - 1)).astype(np.float32)
-    write_dataset(folder, manifest, features, features.mean(axis=1), offsets_of([10, 10]))
+    umbel.write_dataset(folder, manifest, features, features.mean(axis=1), np.array([0, 10, 20]))
 
 
 def run_config(nodes: int, rounds: int, parameters: int) -> dict[str, Any]:
@@ -288,54 +260,47 @@ def _watch(
 ) -> None:
     """Do a run and note in `reading` what it takes."""
     nodes, rounds = int(config["min-nodes"]), int(config["rounds"])
-    for _ in _until(_START_S):
-        if _online(home) >= nodes:
-            break
-    else:
+    if not any(_online(home) >= nodes for _ in _until(_START_S)):
         reading.failures[f"only {_online(home)} of {nodes} nodes came online"] += 1
         return
-    bundle = Fab("", build_bundle(APP), {})
-    request = StartRunRequest(fab=fab_to_proto(bundle), override_config=user_config_to_proto(dict(config)))
+    bundle = fab_to_proto(Fab("", build_bundle(APP), {}))
+    request = StartRunRequest(fab=bundle, override_config=user_config_to_proto(dict(config)))
     run, began = control.StartRun(request).run_id, time.time()
-    cpu: list[dict[str, float]] = []  # when the first round was over, and the last
-    folder = None
+    first: dict[str, float] = {}  # what each had computed when the first round was over
+    done: list[dict[str, Any]] = []
     for turn in _until(_START_S + rounds * _ROUND_S):
         if not _lives(superlink):
             reading.failures["the SuperLink died"] += 1
             break
-        parties = {"SuperLink": superlink} | ({"ServerApp": app} if (app := _server_app(superlink)) else {})
-        for name, party in parties.items():
-            reading.memory[name] = max(reading.memory.get(name, 0), _most(party))
-        folder = folder or next((home / "umbel" / "runs").glob("*/config.toml"), None)
-        there = len(history(folder.parent)) if folder else 0
-        if (there >= 1 and not cpu) or (there >= rounds and len(cpu) == 1):
-            cpu.append({name: _cpu(party) for name, party in parties.items()})
-        if there >= rounds:  # what a run does at its end is not measured
+        used = {name: _used(party) for name, party in zip(_PARTIES, _parties(superlink), strict=False)}
+        for name, (_, mib) in used.items():
+            reading.memory[name] = max(reading.memory.get(name, 0), mib)
+        done = history(home)
+        if done and not first:
+            first = {name: seconds for name, (seconds, _) in used.items()}
+        if len(done) >= rounds:  # what a run does at its end is not measured
+            reading.cpu = {name: (used[name][0] - seconds) / (rounds - 1) for name, seconds in first.items()}
             break
         if turn % 10 == 0 and (ended := _ended(control, run)):
             reading.failures[ended] += 1
             break
     else:
         reading.failures["the run did not end"] += 1
-    if folder:
-        reading.joined = folder.stat().st_mtime - began
-        done = history(folder.parent)
-        reading.rounds = [one["seconds"] for one in done[1:rounds]]
-        if lost := sum(one["lost_nodes"] for one in done):
-            reading.failures["a node did not answer in a round"] += lost
-    if len(cpu) == 2:
-        reading.cpu = {name: (after - cpu[0].get(name, 0)) / (rounds - 1) for name, after in cpu[1].items()}
+    for file in (home / "umbel" / "runs").glob("*/config.toml"):
+        reading.joined = file.stat().st_mtime - began
+    reading.rounds = [one["seconds"] for one in done[1:rounds]]
+    if lost := sum(one["lost_nodes"] for one in done):
+        reading.failures["a node did not answer in a round"] += lost
     family = [one for host in hosts if _lives(host) for one in (host, *host.children(recursive=True))]
-    reading.node = sum(one.memory_full_info().pss for one in family) / _MIB / nodes
+    for one in family:
+        with suppress(psutil.Error):  # it may just have ended
+            reading.node += one.memory_full_info().pss / _MIB / nodes
     reading.database = sum(file.stat().st_size for file in home.glob("state.db*")) / _MIB
 
 
-def history(folder: Path) -> list[dict[str, Any]]:
-    """Return the finished rounds of a run."""
-    try:
-        lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    except FileNotFoundError:
-        return []
+def history(home: Path) -> list[dict[str, Any]]:
+    """Return the finished rounds of the run."""
+    lines = [line for file in home.glob("umbel/runs/*/history.jsonl") for line in file.open(encoding="utf-8")]
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
@@ -350,31 +315,26 @@ def failures(home: Path) -> Counter[str]:
     return found
 
 
-def _server_app(superlink: psutil.Process) -> psutil.Process | None:
+def _parties(superlink: psutil.Process) -> Iterator[psutil.Process]:
+    """Yield the SuperLink, and the ServerApp while it runs."""
+    yield superlink
     for one in superlink.children(recursive=True):
         with suppress(psutil.Error):
             if any("flwr-serverapp" in word for word in one.cmdline()):
-                return one
-    return None
+                yield one
+                return
+
+
+def _used(process: psutil.Process) -> tuple[float, float]:
+    """Return the seconds that a process has computed, and the MiB that it has; 0 once it is over."""
+    with suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system), process.memory_info().rss / _MIB
+    return 0.0, 0.0
 
 
 def _lives(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-
-
-def _most(process: psutil.Process) -> float:
-    """Return the most memory that a process has had, in MiB; 0 once it is over."""
-    with suppress(OSError):
-        status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
-        return int((re.search(r"VmHWM:\s*(\d+)", status) or [0, 0])[1]) / 1024
-    return 0.0
-
-
-def _cpu(process: psutil.Process) -> float:
-    with suppress(psutil.Error):
-        times = process.cpu_times()
-        return float(times.user + times.system)
-    return 0.0
 
 
 def _ended(control: ControlHttpClient, run: int) -> str:
@@ -394,10 +354,6 @@ def _online(home: Path) -> int:
 
 def _log(home: Path, name: str) -> str:
     return (home / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-
-
-def _address(home: Path) -> str:
-    return (home / "address").read_text(encoding="utf-8")
 
 
 def _until(seconds: float) -> Iterator[int]:

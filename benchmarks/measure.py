@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 import signal
 import statistics
 import sys
@@ -43,9 +44,7 @@ def benchmark(out: Path | None, *packages: str, threads: int = 1) -> Iterator[No
     try:
         with errors_in_one_line():
             if out is not None and not out.parent.is_dir():
-                raise ConfigError(
-                    f"{out} cannot be written: its folder is missing; make it first", code="config.no-folder"
-                )
+                raise ConfigError(f"{out}: its folder is missing; make it first", code="config.no-folder")
             if out is not None and out.is_dir():
                 raise ConfigError(f"{out} is a folder; name a file in it", code="config.no-file")
             torch.set_num_threads(threads)
@@ -62,15 +61,7 @@ def benchmark(out: Path | None, *packages: str, threads: int = 1) -> Iterator[No
 
 @dataclass(frozen=True)
 class Reading:
-    """What one go of a contestant took.
-
-    Attributes
-    ----------
-    seconds : float
-        Of a round.
-    loss : float or None
-        What it had learnt at the end, so that no contestant wins by doing less.
-    """
+    """What a round of a contestant took, and what it had learnt at the end: no contestant shall win by doing less."""
 
     seconds: float
     loss: float | None = None
@@ -130,27 +121,18 @@ def show(title: str, readings: Mapping[str, list[Reading]], base: str) -> None:
         times = [one.seconds for one in ones]
         median = statistics.median(times)
         losses = [one.loss for one in ones if one.loss is not None]
-        table.add_row(
-            name,
-            f"{1e3 * median:.2f}",
-            f"{1e3 * min(times):.2f} to {1e3 * max(times):.2f}",
-            str(Ratio.of(ones, readings[base])),
-            f"{statistics.median(losses):.6f}" if losses else "",
-        )
+        spread = f"{1e3 * min(times):.2f} to {1e3 * max(times):.2f}"
+        loss = f"{statistics.median(losses):.6f}" if losses else ""
+        table.add_row(name, f"{1e3 * median:.2f}", spread, str(Ratio.of(ones, readings[base])), loss)
     console.print(table)
 
 
 def machine(*packages: str) -> str:
     """Return a line that says where this runs, and versions."""
-    names = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]
-    cores = len(os.sched_getaffinity(0))
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", info.read_text(encoding="utf-8")) if info.exists() else []
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "flwr", *packages))
     return (
-        f"{names[0] if names else platform.machine()}, {cores} cores, {torch.get_num_threads()} threads of PyTorch; "
-        f"Python {platform.python_version()}, {versions}"
+        f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores, {torch.get_num_threads()} "
+        f"threads of PyTorch; Python {platform.python_version()}, {versions}"
     )
-
-
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []

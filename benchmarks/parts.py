@@ -87,7 +87,7 @@ class Stopwatch:
         return timed
 
     @contextmanager
-    def watch(self, parts: Mapping[str, list[str]] = PARTS) -> Iterator[None]:
+    def watch(self, parts: Mapping[str, list[str]]) -> Iterator[None]:
         """Time all parts for as long as the block runs."""
         replaced = []
         for part, places in parts.items():
@@ -106,6 +106,17 @@ class Stopwatch:
                 setattr(owner, name, whole)
 
 
+def by_parts(
+    config: Mapping[str, Any], parts: Mapping[str, list[str]] = PARTS, watch: Stopwatch | None = None
+) -> tuple[float, dict[str, float]]:
+    """Do the rounds of a run config; return their seconds, whole and by part."""
+    watch = watch or Stopwatch()
+    before = in_process.Laps(lambda _: dict(watch.seconds))
+    with watch.watch(parts):
+        whole, _ = in_process.rounds(config, before)
+    return whole, {part: watch.seconds[part] - before.notes[0].get(part, 0.0) for part in parts}
+
+
 def main(
     task: Annotated[str, typer.Option(help="Tasks, separated by commas.")] = ",".join(TASKS),
     rounds: Annotated[int, typer.Option(min=0, help="0 for the task's own number.")] = 0,
@@ -116,14 +127,9 @@ def main(
         for name in named(task):
             with tempfile.TemporaryDirectory() as scratch:
                 config = TASKS[name](Path(scratch)) | {"rounds": rounds or ROUNDS[name]}
-                in_process.prepare(config)()  # to warm up
-                go = in_process.prepare(config)
-                watch = Stopwatch()
-                with watch.watch():
-                    began = time.perf_counter()
-                    go()
-                    whole = time.perf_counter() - began
-            show(name, watch.seconds, whole, int(config["rounds"]))
+                in_process.rounds(config)  # to warm up
+                whole, parts = by_parts(config)
+            show(name, parts, whole, int(config["rounds"]))
 
 
 def show(task: str, seconds: dict[str, float], whole: float, rounds: int) -> None:

@@ -12,18 +12,17 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import in_process
 from benchmarks.bare import ROUNDS
 from benchmarks.measure import Out, benchmark, console, table_of
-from benchmarks.parts import PARTS, Stopwatch
+from benchmarks.parts import PARTS, Stopwatch, by_parts
 from benchmarks.peers.tasks import TASKS
 
 BATCH = 20
@@ -52,22 +51,15 @@ def steps() -> dict[str, Callable[[], Any]]:
         rows, weight = (
             torch.randn(shape).to(memory_format=torch.channels_last) for shape in ((BATCH, *inputs), kernel)
         )
-        found[f"{name} forwards"] = _forwards(rows, weight)
-        found[f"{name} backwards"] = _backwards(rows, weight, needs_inputs=name != "conv1")
+        gradient = torch.randn_like(torch.conv2d(rows, weight))
+        wanted = [name != "conv1", True, False]  # the images' own gradient is not needed
+        found[f"{name} forwards"] = partial(torch.conv2d, rows, weight)
+        found[f"{name} backwards"] = partial(
+            torch.ops.aten.convolution_backward,
+            *(gradient, rows, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, wanted),
+        )
     dense = torch.randn(BATCH, 9216), torch.randn(9216, 128)
     return found | {"fc1 forwards": lambda: dense[0] @ dense[1]}
-
-
-def _forwards(rows: Tensor, weight: Tensor) -> Callable[[], Any]:
-    return lambda: torch.conv2d(rows, weight)
-
-
-def _backwards(rows: Tensor, weight: Tensor, needs_inputs: bool) -> Callable[[], Any]:
-    gradient = torch.randn_like(torch.conv2d(rows, weight))
-    wanted = [needs_inputs, True, False]
-    return lambda: torch.ops.aten.convolution_backward(
-        gradient, rows, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, wanted
-    )
 
 
 def rate(step: Callable[[], Any]) -> float:
@@ -86,15 +78,11 @@ def show(peak: float) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         config = TASKS["cnn"](Path(scratch)) | {"rounds": ROUNDS["cnn"]}
         operations = {part: count(part, config) for part in _COMPUTED}
-        go, watch = in_process.prepare(config), Stopwatch()
-        with watch.watch():
-            began = time.perf_counter()
-            go()
-            whole = time.perf_counter() - began
+        whole, parts = by_parts(config)
     rounds = int(config["rounds"])
     title = "A round of the CNN, by itself and as a share of the best above"
     table = table_of(title, ("", "GFLOP", "ms", "GFLOP/s", "% of peak"))
-    seconds = {part: watch.seconds[part] for part in _COMPUTED}
+    seconds = {part: parts[part] for part in _COMPUTED}
     seconds["the rest: noise, messages, averages, policy"] = whole - sum(seconds.values())
     for part, took in [*seconds.items(), ("all", whole)]:
         flops = sum(operations.values()) if part == "all" else operations.get(part, 0.0)
@@ -104,27 +92,24 @@ def show(peak: float) -> None:
     console.print(table)
 
 
+class Operations(Stopwatch):
+    """Counts what is computed inside a part, in place of time."""
+
+    def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does the same, and is counted."""
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            with FlopCounterMode(display=False) as counter:
+                found = function(*args, **kwargs)
+            self.seconds[part] += counter.get_total_flops()
+            return found
+
+        return counted
+
+
 def count(part: str, config: dict[str, Any]) -> float:
     """Return the operations of a part of all rounds."""
-    total = 0.0
-
-    class Counter(Stopwatch):
-        """Counts what is computed inside a part, in place of time."""
-
-        def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-            def counted(*args: Any, **kwargs: Any) -> Any:
-                nonlocal total
-                with FlopCounterMode(display=False) as counter:
-                    found = function(*args, **kwargs)
-                total += counter.get_total_flops()
-                return found
-
-            return counted
-
-    go = in_process.prepare(config)
-    with Counter().watch({part: PARTS[part]}):
-        go()
-    return total
+    return by_parts(config, {part: PARTS[part]}, Operations())[1][part]
 
 
 if __name__ == "__main__":

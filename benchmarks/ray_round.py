@@ -9,27 +9,24 @@ The same rounds are done in this process as well, which shows what umbel itself 
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Iterable
+from contextlib import redirect_stdout
+from io import StringIO
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from flwr.app import Message
 
+import umbel
 from benchmarks import in_process
 from benchmarks.measure import Out, benchmark, console, table_of
 from benchmarks.peers.tasks import hospital
-from umbel.data import find_dataset
 from umbel.protocol.home import write_atomically
 from umbel.server.observer import Observer, Run
-from umbel.simulation.launch import APP, submit
-from umbel.simulation.relay import Relay
-from umbel.simulation.superlink import superlink
 
 _FILE = "clock.json"
 PARTS = (
@@ -45,12 +42,10 @@ PARTS = (
 class Clock(Observer):
     """Notes the moments between which the parts of a round lie, and leaves them in the run's folder."""
 
-    _answered: float
-
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
         self._rounds: list[list[float]] = []
-        self._clear()
+        self._began = self._sending = self._sent = self._answered = self._read = 0.0
 
     def begin(self, run: Run) -> None:
         """Listen to what is sent and read."""
@@ -59,9 +54,9 @@ class Clock(Observer):
 
         def pushed(messages: Iterable[Message]) -> Iterable[str]:
             self._sending = time.time()
-            ids = push(messages)
+            ids = list(push(messages))
             self._sent = time.time()
-            return list(ids)
+            return ids
 
         def pulled(ids: Iterable[str]) -> Iterable[Message]:
             replies = list(pull(ids))
@@ -74,7 +69,7 @@ class Clock(Observer):
 
     def before_round(self, run: Run, number: int) -> None:
         """Start the clock."""
-        self._clear()
+        self._began, self._answered = time.time(), 0.0
 
     def after_round(self, run: Run) -> None:
         """Note how long each part took."""
@@ -87,29 +82,20 @@ class Clock(Observer):
         assert run.folder is not None
         write_atomically(run.folder.path / _FILE, json.dumps(self._rounds).encode())
 
-    def _clear(self) -> None:
-        self._began = time.time()
-        self._sending = self._sent = self._answered = self._read = 0.0
-
 
 def main(
     rounds: Annotated[int, typer.Option(min=2, help="Of the run; the first is not counted.")] = 60, out: Out = None
 ) -> None:
     """Print the median of each part of a round."""
-    with benchmark(out, "ray"), tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
-        home, data = Path(scratch), find_dataset("hospital")
-        config = hospital(home) | {"rounds": rounds, "dataset": str(data)}
-        in_process.prepare(config)()  # to warm up
-        go, began = in_process.prepare(config), time.perf_counter()
-        go()
-        alone = (time.perf_counter() - began) / rounds
-        os.environ["UMBEL_HOME"] = str(home / "umbel")
-        (home / "flower").mkdir()
-        with superlink(home / "flower") as environment:
-            quiet = Relay(say=lambda line: None)
-            submit(APP, config | {"observers": "benchmarks.ray_round:Clock"}, environment, relay=quiet)
-        (folder,) = (home / "umbel" / "runs").iterdir()
-        show(json.loads((folder / _FILE).read_text(encoding="utf-8"))[1:], alone)
+    with benchmark(out, "ray"):
+        config = hospital() | {"rounds": rounds}
+        in_process.rounds(config)  # to warm up
+        alone = in_process.go(config).seconds
+        with redirect_stdout(StringIO()):
+            folder = umbel.run(config, ray=True, observers="benchmarks.ray_round:Clock").path
+        noted = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        shutil.rmtree(folder)
+        show(noted[1:], alone)
 
 
 def show(rounds: list[list[float]], alone: float) -> None:

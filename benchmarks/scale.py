@@ -2,27 +2,24 @@
 
     python -m benchmarks.scale [--sizes 1000,10000,100000,1000000] [--rounds 500] [--times 3] [--out FILE]
 
-Each dataset is written as a folder of the hospital's shape. Each run is a whole ServerApp in a
-process of its own (`umbel.simulation.grid`), and leaves the folder that any run leaves; a round's time is
-from its messages to the next round's, so that writing to that folder is in it. What a core computes
-in that time is shown beside it: the rest is waiting, for the disk above all. A second table compares
-the first tenth of a run's rounds with the last, in means, since some things are written only now and
-then. Opening is from the ServerApp's start, with nothing open, to what the node answers when asked
-what it hosts. Memory is counted above what the process holds after its imports; of it, mapped pages
-are those of the dataset's files that were read, which the system takes back when it needs memory.
-One thread computes. Needs Linux.
+Each dataset is written as a folder of the hospital's shape. Each run is a whole one in a process of its own, and
+leaves the folder that any run leaves; a round's time is from its start to the next round's, so that writing to that
+folder is in it. The time of a core is shown beside it: the rest is waiting, for the disk above all. A second table
+compares the first tenth of a run's rounds with the last, in means, since some things are written only now and then.
+Opening is from the run's start, with nothing open, to its first round. Memory is counted above what the process holds
+after its imports; of it, mapped pages are those of the dataset's files that were read, which the system takes back
+when it needs memory. One thread computes. Needs Linux.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -33,14 +30,13 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 import torch
 import typer
-from flwr.app import Context, Message, RecordDict
 from rich.table import Table
+from threadpoolctl import threadpool_limits
 
-import umbel.client.app
-import umbel.server.app
+import umbel
+from benchmarks.in_process import Laps
 from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, table_of
-from umbel.data import Manifest, offsets_of, write_dataset
-from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import run as run_here
 from umbel.simulation.in_process import run_config
 
 _MIB = 1 << 20
@@ -54,17 +50,13 @@ class Run:
     Attributes
     ----------
     opening : float
-        Seconds until the node had answered its first query.
-    rounds : list of float
-        Seconds of each round but the first, which warms up.
-    cpu : list of float
-        Of these, how many the process computed: the rest is waiting, for the disk above all.
+        Seconds until the node had said what it hosts, and hypotheses were drawn.
+    rounds, cpu : list of float
+        Seconds of each round but the first, which warms up, and the last; of these, how many the process computed.
     loss : float
         The lowest of the validation losses.
-    memory : float
-        MiB at the most, until the last round began.
-    mapped : float
-        MiB of the dataset's files in that memory.
+    memory, mapped : float
+        MiB at the most, until the last round began; of the dataset's files in that memory.
     """
 
     opening: float
@@ -73,25 +65,6 @@ class Run:
     loss: float
     memory: float
     mapped: float
-
-
-class WatchedGrid(InProcessGrid):
-    """Notes when messages are sent, what memory there is then, and when the first are answered."""
-
-    answered = 0.0
-
-    def __init__(self, config: dict[str, object]) -> None:
-        super().__init__(umbel.client.app.app, config)
-        self.sent: list[tuple[float, float]] = []
-        self.memory: dict[str, float] = {}
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Have messages answered, and take notes."""
-        self.sent.append((time.perf_counter(), time.process_time()))
-        self.memory = memory()
-        ids = super().push_messages(messages)
-        self.answered = self.answered or time.perf_counter()
-        return ids
 
 
 def main(
@@ -177,9 +150,14 @@ def cpu_of(runs: list[Run]) -> float:
 
 
 def apart(work: Callable[..., T], *args: Any) -> T:
-    """Do some work in a new process."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    """Do some work in a new process, on one thread."""
+    with ProcessPoolExecutor(1, get_context("spawn"), _one_thread) as pool:
         return pool.submit(work, *args).result()
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+    threadpool_limits(1)  # of NumPy's libraries
 
 
 def write(folder: Path, clients: int, seed: int = 0) -> None:
@@ -187,13 +165,13 @@ def write(folder: Path, clients: int, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
     train = clients * 7 // 10
     split = {"train": train, "validation": clients - train}
-    manifest = Manifest(name="scale", clients=clients, split=split, model="mlp", loss="rmse")
-    offsets = offsets_of(rng.choice(4, clients, p=[0.03, 0.03, 0.08, 0.86]) + 1)
+    manifest = umbel.Manifest(name="scale", clients=clients, split=split, model="mlp", loss="rmse")
+    offsets = np.append(0, np.cumsum(rng.choice(4, clients, p=[0.03, 0.03, 0.08, 0.86]) + 1))
     features = rng.standard_normal((int(offsets[-1]), 3), np.float32)
     # Two kinds of clients, so that there is something to learn.
     kinds = np.repeat(rng.integers(2, size=clients), np.diff(offsets))
     targets = np.where(kinds, features[:, 0], features[:, 1] + 1).astype(np.float32)
-    write_dataset(folder, manifest, features, targets, offsets)
+    umbel.write_dataset(folder, manifest, features, targets, offsets)
     for path in folder.iterdir():
         # On the disk before anything is timed, or the rounds would wait while it is written.
         with path.open("rb") as file:
@@ -203,24 +181,21 @@ def write(folder: Path, clients: int, seed: int = 0) -> None:
 def play(folder: Path, rounds: int) -> Run:
     """Do a run on the dataset in `folder`, and return what it took."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=folder.parent) as home:
         os.environ["UMBEL_HOME"] = home
         config = run_config("hospital", dataset=str(folder), rounds=rounds, patience=0)
-        before = memory()
-        grid = WatchedGrid(config)
-        began = time.perf_counter()
-        umbel.server.app.app(grid, Context(1, 0, {}, RecordDict(), config))
-        (history,) = Path(home).glob("runs/*/history.jsonl")
-        losses = [json.loads(line)["loss"] for line in history.open(encoding="utf-8")]
-    # A query comes before the rounds; behind them come an evaluation and what the nodes are told.
-    wall, cpu = np.diff(np.array(grid.sent[1 : rounds + 2]), axis=0)[1:].T.tolist()
+        before, began = memory()["VmRSS"], time.perf_counter()
+        laps = Laps(lambda _: (time.perf_counter(), time.process_time(), memory()["VmHWM"]))
+        kept = run_here(config, observers=[laps])
+        loss = umbel.load(kept).history["loss"].min()
+    (opened, *_), *notes = laps.notes
+    wall, cpu, most = np.array(notes).T
     return Run(
-        opening=grid.answered - began,
-        rounds=wall,
-        cpu=cpu,
-        loss=min(losses),
-        memory=(grid.memory["VmHWM"] - before["VmRSS"]) / _MIB,
+        opening=opened - began,
+        rounds=np.diff(wall)[1:].tolist(),
+        cpu=np.diff(cpu)[1:].tolist(),
+        loss=float(loss),
+        memory=(most[-1] - before) / _MIB,
         mapped=mapped(folder) / _MIB,
     )
 

@@ -6,23 +6,19 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 import numpy as np
-import torch
-from flwr.app import Message
-from flwr.clientapp import ClientApp
 
-import umbel.client.app
-from benchmarks import in_process
+import umbel
+from benchmarks.in_process import Laps
+from benchmarks.in_process import rounds as rounds_of
 from benchmarks.parts import Stopwatch
 from benchmarks.scale import memory
-from umbel.data import Manifest, offsets_of, write_dataset
-from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
 
 Network = Literal["mlp", "cnn"]
@@ -39,6 +35,7 @@ PLACES: dict[str, list[str]] = {
     "reading": ["umbel.server.nodes.fleet:read_releases"],
     "k-means": ["umbel.strategies.group_privacy:seeded_kmeans"],
     "averages": ["umbel.strategies.base:HypothesisStrategy.learn"],
+    "the rest of a node": ["umbel.simulation.grid:answered"],
 }
 
 
@@ -65,13 +62,8 @@ class Size:
     @property
     def of_a_node(self) -> Size:
         """What the busiest node does."""
-        return replace(
-            self,
-            clients=math.ceil(self.clients / self.nodes),
-            validation=math.ceil(self.validation / self.nodes),
-            machines=1,
-            cores=1,
-        )
+        train, validate = (math.ceil(clients / self.nodes) for clients in (self.clients, self.validation))
+        return replace(self, clients=train, validation=validate, machines=1, cores=1)
 
     @property
     def steps(self) -> int:
@@ -97,20 +89,6 @@ class Round:
     memory: float
 
 
-class NotingGrid(InProcessGrid):
-    """Notes what a stopwatch says when messages are sent."""
-
-    def __init__(self, config: Mapping[str, Any], watch: Stopwatch) -> None:
-        super().__init__(cast(ClientApp, watch.around("the rest of a node", umbel.client.app.app)), config)
-        self._watch = watch
-        self.notes: list[dict[str, float]] = []
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Have messages answered."""
-        self.notes.append({**self._watch.seconds, "": time.process_time()})
-        return super().push_messages(messages)
-
-
 def write(folder: Path, size: Size) -> None:
     """Write a dataset of made-up rows for a network of about that many parameters."""
     rng, clients = np.random.default_rng(0), size.clients + size.validation
@@ -125,35 +103,26 @@ def write(folder: Path, size: Size) -> None:
     targets = rng.integers(classes, size=len(features)) if classes else features[:, 0]
     split = {"train": size.clients, "validation": size.validation}
     loss = "cross-entropy" if classes else "rmse"
-    manifest = Manifest(name="capacity", clients=clients, split=split, model=name, loss=loss)
-    write_dataset(folder, manifest, features, targets, offsets_of([size.rows] * clients))
+    manifest = umbel.Manifest(name="capacity", clients=clients, split=split, model=name, loss=loss)
+    umbel.write_dataset(folder, manifest, features, targets, np.arange(clients + 1) * size.rows)
 
 
 def play(size: Size, rounds: int) -> Round:
-    """Do rounds of a size in this process; the first warms up, and of each part the quickest counts."""
+    """Do rounds of a size in this process; of each part the quickest counts."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
         write(Path(scratch) / "data", size)
         config = run_config(
-            "hospital",
-            dataset=str(Path(scratch) / "data"),
-            rounds=rounds,
-            hypotheses=size.hypotheses,
-            clients_per_round=size.clients,
-            validation_clients_per_round=size.validation,
-            local_epochs=size.epochs,
-            batch_size=size.batch,
-            step_size=0.05,
-        )
+            "hospital", dataset=str(Path(scratch) / "data"), rounds=rounds, hypotheses=size.hypotheses,
+            clients_per_round=size.clients, validation_clients_per_round=size.validation, local_epochs=size.epochs,
+            batch_size=size.batch, step_size=0.05, patience=0,
+        )  # fmt: skip
         before, watch = memory()["VmRSS"], Stopwatch(time.process_time)
-        grid = NotingGrid(config, watch)
-        go = in_process.prepare(config, grid)
+        notes = Laps(lambda _: {**watch.seconds, "": time.process_time()})
         with watch.watch(PLACES):
-            go()
+            rounds_of(config, notes)
         above = memory()["VmHWM"] - before
-    notes = grid.notes[-rounds:]
-    took = [{part: now[part] - then[part] for part in now} for then, now in pairwise(notes)]
+    took = [{part: now[part] - then.get(part, 0.0) for part in now} for then, now in pairwise(notes.notes[1:])]
     for one in took:
         whole = one.pop("")
         one["the rest of the server"] = whole - sum(one.values())

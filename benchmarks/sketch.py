@@ -12,9 +12,8 @@ import math
 import numpy as np
 import typer
 
+from benchmarks.bare_loops import kmeans, released
 from benchmarks.measure import Out, benchmark, console, table_of
-from umbel.privacy.mechanisms.laplace import Laplace
-from umbel.strategies.group_privacy import seeded_kmeans
 
 DISTANCES = (1.0, 0.3, 0.1, 0.03)
 
@@ -40,10 +39,9 @@ def sketch(distance: float, n: int = 100_000, clients: int = 100, draws: int = 3
         seeds[1] = seeds[0] + (seeds[1] - seeds[0]) * distance / np.linalg.norm(seeds[1] - seeds[0])
         updates = rng.standard_normal((clients, n))
         updates /= np.linalg.norm(updates, axis=1, keepdims=True)
-        noise = Laplace(3.0).noise([n], np.ones((clients, 1)), iter([rng] * clients))
-        releases = (seeds[kinds] + updates + noise).astype(np.float32)
+        releases = released(seeds[kinds], seeds[kinds] + updates, 3.0, rng)
         some = rng.choice(n, n // 10, replace=False)
-        whole, tenth = seeded_kmeans(releases, seeds), seeded_kmeans(releases[:, some], seeds[:, some])
+        (whole, _), (tenth, _) = kmeans(releases, seeds), kmeans(releases[:, some], seeds[:, some])
         shares.append([(whole == tenth).mean(), (whole == kinds).mean(), (tenth == kinds).mean()])
     same, right, of_tenth = np.mean(shares, axis=0).tolist()
     return same, right, of_tenth

@@ -11,16 +11,28 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from benchmarks.measure import Out, benchmark, console
-from benchmarks.peers.contest import absent, compare
-from benchmarks.peers.rivals import PEERS, Absent, environment
-from benchmarks.peers.tasks import TASKS, named
+from benchmarks import in_process
+from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, show
+from benchmarks.peers.rivals import PEERS, Absent, Peer, Rival, environment
+from benchmarks.peers.tasks import TASKS, brief_of, named
 from umbel.protocol.errors import ConfigError
+
+# umbel as it is, and with as much left out as each peer leaves out.
+OURS: dict[str, dict[str, Any]] = {
+    "umbel": {},
+    "umbel, no noise": {"noise-multiplier": 0.0},
+    "umbel, IFCA, no noise": {"strategy": "ifca", "noise-multiplier": 0.0},
+    "umbel, FedAvg": {"strategy": "fedavg"},
+    "umbel, FedAvg, no noise": {"strategy": "fedavg", "noise-multiplier": 0.0},
+}
 
 
 def main(
@@ -55,6 +67,40 @@ def main(
                     console.print(f"{one}: not measured: {error}", highlight=False)
         for peer in peers:
             console.print(f"{peer.version} leaves out: {peer.lacks}.", highlight=False)
+
+
+def compare(
+    task: str, config: Mapping[str, Any], pythons: Mapping[str, Path], folder: Path, times: int, cores: int
+) -> None:
+    """Let umbel and the peers do a task in turns, and print what they took."""
+    brief = brief_of(config, cores)
+    brief.write(folder)
+    contestants: dict[str, Callable[[], Reading]] = {
+        name: partial(in_process.go, {**config, **changes}) for name, changes in OURS.items()
+    }
+    alike: dict[str, str] = {}
+    with ExitStack() as processes:
+        for name, python in pythons.items():
+            for variant, (title, like) in PEERS[name].contestants.items():
+                rival = Rival(python, name, variant, folder, cores)
+                processes.callback(rival.stop)
+                try:
+                    rival.go()  # whoever cannot do this is out, and the others go on
+                except Absent as reason:
+                    absent(PEERS[name], reason)
+                else:
+                    contestants[title], alike[title] = rival.go, like
+        readings = interleave(contestants, times)
+    train, validate = len(brief.settings.train[0]), len(brief.settings.validate[0])
+    title = f"{task}: {train} clients train and {validate} validate in each of {brief.rounds} rounds, k = {brief.k}"
+    show(title, readings, "umbel")
+    for title, like in alike.items():
+        console.print(f"{title}: {Ratio.of(readings[title], readings[like])} times {like}", highlight=False)
+
+
+def absent(peer: Peer, reason: Absent) -> None:
+    """Say why a peer is not in the table."""
+    console.print(f"{peer.version}: not measured: {reason}", highlight=False)
 
 
 if __name__ == "__main__":

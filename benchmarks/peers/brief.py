@@ -28,19 +28,9 @@ TINY = 1e-12
 class Settings:
     """The numbers of a task.
 
-    Attributes
-    ----------
-    network : str
-        ``mlp`` (3-2-1, RMSE of a client's rows) or ``cnn`` (28x28 images, cross-entropy).
-    train, validate : list of list of int
-        The clients of each round. After the last round of training, one more validation says what
-        was learnt.
-    step_size : float
-    batch_size, local_epochs : int
-    noise_multiplier : float
-        umbel's nu: a release costs a client n / nu, its number of parameters over this.
-    cores : int
-        How many a contestant may use.
+    `network` is ``mlp`` (3-2-1, RMSE of a client's rows) or ``cnn`` (28x28 images, cross-entropy). `train` and
+    `validate` are the clients of each round; after the last round of training, one more validation says what was
+    learnt. A release costs a client n / `noise_multiplier`, its number of parameters over umbel's nu.
     """
 
     network: str
@@ -60,8 +50,7 @@ class Brief:
     Attributes
     ----------
     settings : Settings
-    features : ndarray of float32, shape (rows, \\*feature shape)
-    targets : ndarray, shape (rows,)
+    features, targets : ndarray, shape (rows, \\*feature shape), float32, and (rows,)
     offsets : ndarray of int, shape (clients + 1,)
         Client i owns rows ``offsets[i]`` to ``offsets[i + 1]``.
     hypotheses : dict of ndarray, each (k, \\*shape)
@@ -102,8 +91,7 @@ class Brief:
         """Write the task for other processes."""
         (folder / "settings.json").write_text(json.dumps(asdict(self.settings)), encoding="utf-8")
         np.savez(folder / "data.npz", features=self.features, targets=self.targets, offsets=self.offsets)
-        named: dict[str, Any] = {**self.hypotheses}
-        np.savez(folder / "hypotheses.npz", **named)
+        np.savez(folder / "hypotheses.npz", allow_pickle=False, **self.hypotheses)
 
     @classmethod
     def read(cls, folder: Path) -> Brief:
@@ -116,11 +104,8 @@ class Brief:
 def serve(prepare: Callable[[Brief, str], Callable[[], float]]) -> None:
     """Play a peer's part: ``python -m MODULE FOLDER VARIANT``; one go for each line of standard input.
 
-    Parameters
-    ----------
-    prepare : callable
-        Gets the task and the variant to play; returns what does a whole run from the initial
-        hypotheses and says its last validation loss.
+    `prepare` gets the task and the variant to play; it returns what does a whole run from the initial hypotheses and
+    says its last validation loss.
     """
     # What libraries print is no answer of ours.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")

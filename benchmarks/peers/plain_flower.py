@@ -2,30 +2,32 @@
 
     python -m benchmarks.peers.plain_flower [--rounds 5] [--times 2] [--out FILE]
 
-The plain app (`benchmarks/peers/plain`) is written as Flower's quickstarts are: a SuperNode a client, a
-message a client. umbel runs as ``make run CONFIG=configs/hospital.toml`` runs it, with a few
-SuperNodes that host all clients. A round is 100 clients that train, aggregation, and 200 that
-validate, timed within each ServerApp; what umbel then writes to its folder is not in it. A plain
-SuperNode has one CPU, so that all cores work. Needs the hospital dataset (``python datasets/hospital.py --help``).
+The plain app (`benchmarks/peers/plain`) is written as Flower's quickstarts are: a SuperNode and a message for each
+client. umbel runs as ``umbel run hospital`` does, with a few SuperNodes that host all clients. A round is 100 clients
+that train, aggregation, and 200 that validate, timed within each ServerApp; what umbel then writes to its folder is not
+in it. A plain SuperNode has one CPU, so that all cores work. Needs the hospital dataset (``umbel data make hospital``).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import tempfile
 import time
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
+import umbel
 from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, show
 from benchmarks.peers.rivals import Peer, environment
-from umbel.data import find_dataset, read_manifest
-from umbel.simulation.launch import APP, submit
+from benchmarks.peers.tasks import hospital
+from umbel.protocol.home import umbel_home
+from umbel.simulation.launch import submit
 from umbel.simulation.superlink import superlink
 
 PLAIN = Path(__file__).parent / "plain"
@@ -41,53 +43,52 @@ def main(
 ) -> None:
     """Print what a round takes, what was learnt, and how long each took to start."""
     with benchmark(out, "ray"):
-        compare(find_dataset("hospital"), rounds, times)
+        compare(rounds, times)
 
 
-def compare(data: Path, rounds: int, times: int) -> Ratio:
+def compare(rounds: int, times: int) -> Ratio:
     """Run both in turns, print what they took, and return how many times as long as umbel plain Flower takes."""
-    config = tomllib.loads((APP / "configs" / "hospital.toml").read_text(encoding="utf-8"))
-    config |= {"dataset": str(data), "rounds": rounds, "patience": 0}
-    clients = read_manifest(data).clients
+    config = hospital() | {"rounds": rounds}
+    data = umbel_home() / "data" / str(config["dataset"])
     # What runs the app is found on the path, and with it the environment in which the app runs.
     path = os.pathsep.join([str(environment(PEER).parent), os.environ["PATH"]])
     startups: dict[str, list[float]] = {"umbel": [], "plain Flower": []}
-    with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
-        home = Path(scratch)
-        os.environ["UMBEL_HOME"] = str(home / "umbel")
-        for name in ("umbels", "plain"):
-            (home / name).mkdir()
-        with superlink(home / "umbels") as ours, superlink(home / "plain", {"PATH": path}) as theirs:
 
-            def umbel() -> Reading:
-                seed = len(startups["umbel"])
-                began = time.time()
-                submit(APP, config | {"seed": seed}, ours)
-                folder = max((home / "umbel" / "runs").iterdir(), key=lambda run: run.stat().st_mtime_ns)
-                # Written when all nodes are there, and the first round is next.
-                startups["umbel"].append((folder / "config.toml").stat().st_mtime - began)
-                return reading([json.loads(line) for line in (folder / "history.jsonl").open(encoding="utf-8")])
+    def umbels() -> Reading:
+        began = time.time()
+        folder = umbel.run(config, ray=True, seed=len(startups["umbel"])).path
+        # Written when all nodes are there, and the first round is next.
+        startups["umbel"].append((folder / "config.toml").stat().st_mtime - began)
+        lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        shutil.rmtree(folder)
+        return reading([json.loads(line) for line in lines])
 
-            def plain() -> Reading:
-                results = home / "plain.json"
-                seed = len(startups["plain Flower"])
-                began = time.time()
-                submit(PLAIN, plain_config(config, data, results) | {"seed": seed}, theirs, clients, cpus=1)
-                found = json.loads(results.read_text(encoding="utf-8"))
-                startups["plain Flower"].append(found["began"] - began)
-                return reading(found["rounds"])
+    def plain() -> Reading:
+        with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
+            home, results, began = Path(scratch), Path(scratch, "plain.json"), time.time()
+            with superlink(home, {"PATH": path}) as link:
+                values = plain_config(config, data, results) | {"seed": len(startups["plain Flower"])}
+                submit(PLAIN, values, link, clients_in(data), cpus=1)
+            found = json.loads(results.read_text(encoding="utf-8"))
+        startups["plain Flower"].append(found["began"] - began)
+        return reading(found["rounds"])
 
-            readings = interleave({"umbel": umbel, "plain Flower": plain}, times)
-    show(f"A round of the hospital in Ray, {clients} clients, and the best RMSE in {rounds} rounds", readings, "umbel")
+    readings = interleave({"umbel": umbels, "plain Flower": plain}, times)
+    title = f"A round of the hospital in Ray, {clients_in(data)} clients, and the best RMSE in {rounds} rounds"
+    show(title, readings, "umbel")
     for name, ones in startups.items():
         console.print(f"{name} took {statistics.median(ones[1:]):.1f} s from its start to its first round")
     return Ratio.of(readings["plain Flower"], readings["umbel"])
 
 
+def clients_in(data: Path) -> int:
+    """Return the number of clients of a dataset in a folder."""
+    return len(np.load(data / "offsets.npy", mmap_mode="r")) - 1
+
+
 def plain_config(config: dict[str, Any], data: Path, results: Path) -> dict[str, Any]:
     """Return the plain app's run config for what umbel's says."""
-    shared = {key: config[key] for key in _SHARED}
-    return shared | {"data": str(data), "results": str(results)}
+    return {key: config[key] for key in _SHARED} | {"data": str(data), "results": str(results)}
 
 
 def reading(rounds: list[dict[str, Any]]) -> Reading:

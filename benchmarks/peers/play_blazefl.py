@@ -51,16 +51,9 @@ class Trainer(FedAvgThreadPoolClientTrainer):
     loss: Any = None
 
     def train(
-        self,
-        model: nn.Module,
-        model_parameters: Tensor,
-        train_loader: Any,
-        device: str,
-        epochs: int,
-        lr: float,
-        stop_event: Any,
-        cid: int,
-    ) -> Any:
+        self, model: nn.Module, model_parameters: Tensor, train_loader: Any, device: str, epochs: int, lr: float,
+        stop_event: Any, cid: int,
+    ) -> Any:  # fmt: skip
         """Train one client."""
         nn.utils.vector_to_parameters(model_parameters.clone(), model.parameters())
         descent = torch.optim.SGD(model.parameters(), lr)
@@ -85,12 +78,9 @@ class Server(FedAvgBaseServerHandler):
     def validate(self) -> float:
         """Return the mean loss over the round's validation clients."""
         loss = loss_of(self.brief)
+        rows = [self.dataset.rows[client] for client in self.brief.settings.validate[self.round]]
         with torch.no_grad():
-            losses = [
-                loss(self.model(features), targets).item()
-                for features, targets in map(self.dataset.rows.__getitem__, self.brief.settings.validate[self.round])
-            ]
-        return sum(losses) / len(losses)
+            return sum(loss(self.model(x), y).item() for x, y in rows) / len(rows)
 
 
 def prepare(brief: Brief, variant: str) -> Any:

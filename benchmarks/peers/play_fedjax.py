@@ -79,10 +79,8 @@ def prepare(brief: Brief, variant: str) -> Callable[[], float]:
     """Return what does a run."""
     settings = brief.settings
     loss = rmse if settings.network == "mlp" else cross_entropy
-    rows = []
-    for c in range(len(brief.lengths)):
-        x, y = brief.client(c)
-        rows.append(fedjax.ClientDataset({"x": x, "y": y}))
+    clients = (brief.client(c) for c in range(len(brief.lengths)))
+    rows = [fedjax.ClientDataset({"x": x, "y": y}) for x, y in clients]
     # Few sizes, so that little is compiled, and little padding. A client of mlp fits in one batch.
     padded = fedjax.PaddedBatchHParams(min(settings.batch_size, int(brief.lengths.max())), num_batch_size_buckets=4)
     algorithm = hyp_cluster(
@@ -93,14 +91,11 @@ def prepare(brief: Brief, variant: str) -> Callable[[], float]:
         fedjax.ShuffleRepeatBatchHParams(filled_batch(brief), num_epochs=settings.local_epochs, seed=0),
     )
     evaluator = fedjax.AverageLossEvaluator(loss)
-    k = len(next(iter(brief.hypotheses.values())))
-    initial = [jax.tree_util.tree_map(jnp.asarray, channels_last(brief.initial(j))) for j in range(k)]
+    initial = [jax.tree_util.tree_map(jnp.asarray, channels_last(brief.initial(j))) for j in range(brief.k)]
 
     def validate(hypotheses: Any, clients: Iterable[int]) -> float:
-        batches = [rows[c].padded_batch(padded) for c in clients]
-        # Nothing here is random.
-        key = jax.random.PRNGKey(0)
-        asked = [(place, batch, key) for place, batch in enumerate(batches)]
+        key = jax.random.PRNGKey(0)  # nothing here is random
+        asked = [(place, rows[c].padded_batch(padded), key) for place, c in enumerate(clients)]
         losses = [
             [value for _, value in evaluator.evaluate_global_params(parameters, asked)] for parameters in hypotheses
         ]

@@ -54,11 +54,8 @@ class Averaging(FederatedAveraging):
     def get_next_central_contexts(self, *args: Any, **kwargs: Any) -> Any:
         """Return what is to be done in a round."""
         contexts, model, metrics = super().get_next_central_contexts(*args, **kwargs)
-        if contexts:
-            contexts = tuple(
-                replace(context, do_evaluation=context.population != Population.TRAIN) for context in contexts
-            )
-        return contexts, model, metrics
+        apart = contexts and tuple(replace(one, do_evaluation=one.population != Population.TRAIN) for one in contexts)
+        return apart, model, metrics
 
 
 def prepare(brief: Brief, variant: str) -> Callable[[], float]:

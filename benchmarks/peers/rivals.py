@@ -30,17 +30,10 @@ class Absent(UmbelError):
 
 @dataclass(frozen=True)
 class Peer:
-    """Another simulator. What it needs is in ``requirements/NAME.txt``, itself first.
+    """Another simulator, by the versions of Python that it can run on.
 
-    Attributes
-    ----------
-    name : str
-    pythons : tuple of str
-        Versions of Python it can run on.
-    contestants : dict from str to (str, str)
-        The variants it plays: what each is called, and the contestant of ours that does the same.
-    lacks : str
-        What it leaves out of umbel's work; then what it does differently.
+    `contestants` are the variants it plays: what each is called, and the contestant of ours that does the same. `lacks`
+    says what it leaves out of umbel's work; then what it does differently.
     """
 
     name: str
@@ -50,12 +43,12 @@ class Peer:
 
     @property
     def file(self) -> Path:
-        """What pip reads."""
+        """What pip reads: what the peer needs, itself first."""
         return Path(__file__).parent / "requirements" / f"{self.name}.txt"
 
     @property
     def requirements(self) -> list[str]:
-        """What it needs, without comments."""
+        """The same without comments."""
         lines = self.file.read_text(encoding="utf-8").splitlines()
         return [line for line in lines if not line.startswith("#")]
 
@@ -146,34 +139,16 @@ def _last_line(text: str) -> str:
 
 
 class Rival:
-    """A peer in a process of its own, which has prepared the task and waits.
-
-    Parameters
-    ----------
-    python : Path
-        Of the peer's environment.
-    name : str
-        Key of `PEERS`.
-    variant : str
-        Key of its contestants.
-    folder : Path
-        Where the task is; what the process has to say goes there as well.
-    cores : int
-    """
+    """A peer in a process of its own, which has prepared the task in `folder` and waits; its log goes there as well."""
 
     def __init__(self, python: Path, name: str, variant: str, folder: Path, cores: int) -> None:
         self._log = folder / f"{name}-{variant}.log"
         variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(cores), "JAX_PLATFORMS": "cpu"}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [python, "-m", f"benchmarks.peers.play_{name}", folder, variant],
-                cwd=folder,
-                env=variables,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+                [python, "-m", f"benchmarks.peers.play_{name}", folder, variant], cwd=folder, env=variables,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            )  # fmt: skip
 
     def go(self) -> Reading:
         """Have it do the whole task once."""

@@ -9,22 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import umbel.client.app
+import umbel
+from benchmarks.in_process import Laps
 from benchmarks.peers.brief import Brief, Settings
-from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.records import to_array_record
-from umbel.server.rounds import initial_hypotheses
-from umbel.server.setup import Setup
-from umbel.simulation.grid import InProcessGrid
-from umbel.simulation.in_process import run_config
+from umbel.simulation.in_process import play, run_config
 
 CLASSES = 62
 
 
-def hospital(scratch: Path) -> dict[str, Any]:
-    """Return the run config of the hospital experiment."""
+def hospital(scratch: Path | None = None) -> dict[str, Any]:
+    """Return the run config of the hospital experiment, which needs no scratch folder."""
     return run_config("hospital", patience=0, rounds=20)
 
 
@@ -68,41 +65,31 @@ def write_images(folder: Path, clients: int = 200, validation: int = 50, seed: i
     turned = np.repeat(np.arange(clients) % 2 == 1, lengths)
     images[turned] = np.rot90(images[turned], axes=(1, 2))
     split = {"train": clients - validation, "validation": validation}
-    manifest = Manifest(name="images", clients=clients, split=split, model="cnn")
-    write_dataset(folder, manifest, images, targets, offsets_of(lengths))
+    manifest = umbel.Manifest(name="images", clients=clients, split=split, model="cnn")
+    umbel.write_dataset(folder, manifest, images, targets, np.append(0, lengths.cumsum()))
 
 
 def brief_of(config: Mapping[str, Any], cores: int = 1) -> Brief:
     """Return a run config's task as its peers get it: the clients that umbel draws, its initial hypotheses."""
-    setup, grid = Setup.parse(config), InProcessGrid(umbel.client.app.app, config)
-    run, strategy, dataset = setup.config, setup.strategy, setup.open_dataset()
+    start = Laps(lambda run: run.state.hypotheses)
+    run = play({**config, "rounds": 1}, observers=[start])
+    hypotheses, own, strategy, dataset = start.notes[0], run.setup.config, run.strategy, run.setup.open_dataset()
     assert dataset is not None
-    hypotheses = initial_hypotheses(setup, grid)
-    arrays, task = to_array_record(hypotheses), setup.task().to_record()
+    arrays, task = to_array_record(hypotheses), run.setup.task().to_record()
     train, validate = [], []
-    for number in range(1, run.rounds + 2):
+    for number in range(1, int(config["rounds"]) + 2):
         # One node hosts all clients, so that it counts them as the dataset does.
-        (message,) = strategy.configure_train(number, arrays, task, grid)
+        (message,) = strategy.configure_train(number, arrays, task, run.grid)
         training = training_in(message.content)
-        (message,) = strategy.configure_evaluate(number, arrays, task, grid)
+        (message,) = strategy.configure_evaluate(number, arrays, task, run.grid)
         evaluation = evaluation_in(message.content)
         assert training is not None
         assert evaluation is not None
         train.append([*map(int, training.clients)])
         validate.append([*map(int, evaluation.clients)])
-    return Brief(
-        Settings(
-            network=setup.model.name,
-            train=train[:-1],
-            validate=validate,
-            step_size=run.step_size,
-            batch_size=run.batch_size,
-            local_epochs=run.local_epochs,
-            noise_multiplier=run.noise_multiplier,
-            cores=cores,
-        ),
-        np.array(dataset.features, np.float32),
-        np.array(dataset.targets),
-        np.array(dataset.offsets),
-        hypotheses,
-    )
+    settings = Settings(
+        run.setup.model.name, train[:-1], validate, own.step_size, own.batch_size, own.local_epochs,
+        own.noise_multiplier, cores,
+    )  # fmt: skip
+    features, targets, offsets = (np.array(one) for one in (dataset.features, dataset.targets, dataset.offsets))
+    return Brief(settings, features.astype(np.float32), targets, offsets, hypotheses)

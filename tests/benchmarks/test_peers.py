@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.peers import contest, plain_flower, rivals, tasks
+from benchmarks.peers import __main__ as contest
+from benchmarks.peers import plain_flower, rivals, tasks
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.networks import loss_of, network
 from tests.helpers.errors import raises

@@ -209,26 +209,17 @@ def test_a_model_that_blows_up_has_an_infinite_loss_and_not_none(run_config: Con
     assert losses == metrics == [np.inf, np.inf]
 
 
-def test_the_metric_is_that_of_the_hypothesis_of_lowest_loss(
-    tmp_path: Path, run_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_metric_is_that_of_the_hypothesis_of_lowest_loss(tmp_path: Path, run_config: Config) -> None:
     # Two classes from one feature, all rows of class 0. The first hypothesis says class 1 by a
     # hair everywhere; the second is right twice and very wrong once: more accurate, higher loss.
-    source = (
-        "from torch import nn\nfrom umbel import models\n"
-        "def logistic():\n"
-        "    network = lambda: nn.Linear(1, 2, bias=False)\n"
-        "    return models.Model('', network, models.LOSSES['cross-entropy'], models.METRICS['accuracy'])\n"
-    )
-    (tmp_path / "logistic_of_the_test.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    classes = manifest(0, 1, model="logistic_of_the_test:logistic")
+    classes = manifest(0, 1, model="softmax features=1 classes=2")
     features = np.array([[1], [1], [-1]], np.float32)
     write_dataset(tmp_path / "classes", classes, features, np.zeros(3, np.int64), offsets_of([3]))
     by_a_hair, confident = [[-0.001], [0.001]], [[5], [-5]]
     grid = InProcessGrid(app, run_config | {"dataset": str(tmp_path / "classes")})
     for hypotheses in ([by_a_hair, confident], [confident, by_a_hair]):
-        (loss,), (accuracy,) = scores(evaluate(grid, 0, hypotheses={"weight": np.array(hypotheses, np.float32)}))
+        sent = {"linear.weight": np.array(hypotheses, np.float32)}
+        (loss,), (accuracy,) = scores(evaluate(grid, 0, hypotheses=sent))
         assert loss == pytest.approx(np.log(2), abs=1e-2)
         assert accuracy == pytest.approx(1 / 3), "only the row on the other side"
 

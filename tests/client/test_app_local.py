@@ -88,18 +88,6 @@ def test_a_node_trains_items_and_users_on_its_clients_rows(factors_config: Confi
         )
 
 
-def test_they_survive_the_rounds(factors_config: Config) -> None:
-    grid = InProcessGrid(app, factors_config)
-    trail = [kept(grid, [3])["user"]]
-    for number in (1, 2):
-        train(grid, 3, round=number)
-        trail.append(kept(grid, [3])["user"])
-    assert (trail[0] != trail[1]).all()
-    assert (trail[1] != trail[2]).all()
-    train(grid, 4, round=3)
-    np.testing.assert_array_equal(kept(grid, [3])["user"], trail[2])
-
-
 def test_what_a_client_answers_does_not_depend_on_the_number_of_nodes(factors_config: Config) -> None:
     found: list[list[NDArray[Any]]] = []
     for nodes in (1, 7):

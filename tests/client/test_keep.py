@@ -214,10 +214,8 @@ def test_of_a_model_with_local_parameters_the_shared_ones_are_kept(tmp_path: Pat
     # Of the first hypothesis nothing can be learnt: it says the same of all items.
     hypotheses = {"items": np.stack([np.ones((5, 2), np.float32), items])}
     clients = 20  # by a vector drawn at random some would find the first to fit better
-    own, rows = (
-        manifest(clients, model="factors items=5 size=2"),
-        np.tile(np.arange(5, dtype=np.float32), clients)[:, None],
-    )
+    own = manifest(clients, model="factors items=5 size=2")
+    rows = np.tile(np.arange(5, dtype=np.float32), clients)[:, None]
     labels = np.tile([1, -1, 1, -1, 1], clients)
     write_dataset(tmp_path / "own", own, rows, labels, offsets_of([5] * clients))
     node = Site(run_config, {"data-path": str(tmp_path / "own"), "keep-model": str(tmp_path / "models")})

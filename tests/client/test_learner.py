@@ -54,16 +54,6 @@ TWO_ROWS: Rows = ([[1, 0], [0, 2]], [3.0, 2.0])
 
 
 @engines
-@pytest.mark.parametrize(("loss", "step_size", "theta"), [("mse", 0.25, [1.5, 1]), ("rmse", 0.5, [1.25, 1.5])])
-def test_one_step_of_one_client(engine: str, loss: str, step_size: float, theta: list[float]) -> None:
-    model = models.load("linear", loss)
-    update = LocalUpdate(local_epochs=1, step_size=step_size, batch_size=0)
-    trained = train(model, linear([1, 2]), np.array([0]), cohort_of(TWO_ROWS), update, generators(1), engine)
-    assert thetas(trained) == [theta]
-    assert trained["weight"].dtype == np.float32
-
-
-@engines
 def test_scores_are_those_of_every_hypothesis_on_every_client(engine: str) -> None:
     # (1, 2) leaves the residuals -2, 2 to the first client and 0 to the second; (3, 1) leaves 0, 0 and 1.
     hypotheses = linear([1, 2], [3, 1])
@@ -267,19 +257,6 @@ def test_every_epoch_takes_every_row_once(engine: str, batch_size: int) -> None:
         times_last = (np.array(mine) - least) / extra
         np.testing.assert_allclose(times_last, times_last.round(), atol=1e-4)
         assert times_last.round().sum() == epochs * smaller
-
-
-@engines
-def test_any_row_may_be_the_last(engine: str) -> None:
-    last = {int(np.argmax(shares([5], LocalUpdate(1, 1.0, 2), engine, seed)[0])) for seed in range(40)}
-    assert last == {0, 1, 2, 3, 4}
-
-
-@engines
-def test_each_epoch_is_shuffled_anew(engine: str) -> None:
-    # Were one order kept, one row would be alone in its minibatch three times.
-    alone = [max(shares([5], LocalUpdate(3, 1.0, 2), engine, seed)[0]) for seed in range(20)]
-    assert min(alone) == pytest.approx(1 + 0.5 + 0.5)
 
 
 @engines

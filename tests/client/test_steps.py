@@ -18,8 +18,6 @@ from tests.helpers.cohorts import (
     draw_client,
     engines,
     generators,
-    linear,
-    thetas,
     train,
 )
 from tests.helpers.errors import raises
@@ -86,35 +84,6 @@ def test_each_client_has_an_optimizer_of_pytorchs(
     first = {key: value[0] for key, value in start.items()}
     expected = [by_pytorch(first, rows, make, **more) for rows in RAGGED]
     assert_close(trained, {key: np.stack([one[key] for one in expected]) for key in trained}, rtol=1e-4, atol=1e-5)
-
-
-# The residual of theta (1, 2) at the row (1, 0) with target 3 is -2: the gradient of its square is (-4, 0).
-ROW: Rows = ([[1, 0]], [3.0])
-
-
-@engines
-@pytest.mark.parametrize(
-    ("descent", "theta"),
-    [
-        (LocalOptimizer(), [1 + 0.4, 2]),
-        (LocalOptimizer(clip_gradient=1.0), [1 + 0.1, 2]),
-        (LocalOptimizer(clip_gradient=5.0), [1 + 0.4, 2]),
-        (LocalOptimizer(OPTIMIZERS["sgd"](weight_decay=1.0)), [1 + 0.3, 2 - 0.2]),
-        (LocalOptimizer(OPTIMIZERS["adam"]()), [1 + 0.1, 2]),  # the first step of Adam has the step size's length
-    ],
-)
-def test_one_step_by_hand(engine: str, descent: LocalOptimizer, theta: list[float]) -> None:
-    update = LocalUpdate(1, 0.1, 0, descent=descent)
-    trained = train(models.load("linear"), linear([1, 2]), [0], cohort_of(ROW), update, generators(1), engine)
-    np.testing.assert_allclose(thetas(trained), [theta], rtol=1e-6)
-
-
-@engines
-def test_the_proximal_term_holds_a_client_near_where_it_starts(engine: str) -> None:
-    """The second step has the gradient 2 (1.4 - 3) = -3.2 of the residual and 10 (1.4 - 1) = 4 of the distance."""
-    update = LocalUpdate(2, 0.1, 0, descent=LocalOptimizer(proximal=10.0))
-    trained = train(models.load("linear"), linear([1, 2]), [0], cohort_of(ROW), update, generators(1), engine)
-    np.testing.assert_allclose(thetas(trained), [[1.4 - 0.1 * (4 - 3.2), 2]], rtol=1e-6)
 
 
 @engines

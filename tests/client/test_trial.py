@@ -177,13 +177,8 @@ def test_what_does_not_work_is_said_in_one_line(network: Network, reason: tuple[
     assert "\n" not in error.value.text
 
 
-def test_what_gets_no_gradient_may_be_frozen() -> None:
-    model = of(Unused, frozen=("spare",))
-    assert model.num_parameters == 3
-    assert try_out(model, data(), "cpu")
-
-
-def test_a_buffer_that_changes_may_be_each_clients_own() -> None:
+def test_what_gets_no_gradient_may_be_frozen_and_a_buffer_that_changes_each_clients_own() -> None:
+    assert try_out(of(Unused, frozen=("spare",)), data(), "cpu").model.num_parameters == 3
     network = with_between(lambda self, hidden: hidden + self.seen.add_(self.training))
     learner = try_out(of(network, local=("seen",)), data(), "cpu")
     assert learner.model.local_shapes == {"seen": (4,)}
@@ -212,12 +207,6 @@ def test_whether_a_model_is_refused_does_not_tell_about_the_data(scale: float) -
     """The rows of the trial are made up, whatever the clients' own are."""
     rows = scale * np.ones((3, 2), np.float32)
     assert type(tried(lambda: nn.Linear(2, 1), data(rows, scale * np.ones(3, np.float32)))) is BatchedLearner
-
-
-def test_pytorchs_generator_is_left_alone() -> None:
-    before = torch.random.get_rng_state()
-    tried(with_between(lambda self, hidden: F.dropout(hidden, 0.5, self.training)))
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 # --- tokens, and classes of several axes
@@ -297,7 +286,9 @@ def trained_with(learner: Learner, clients: list[int], seed: int = 0) -> dict[st
 
 
 def test_nothing_drops_out_where_a_model_is_scored() -> None:
+    before = torch.random.get_rng_state()
     learner = tried(dropping())
+    assert torch.equal(torch.random.get_rng_state(), before), "PyTorch's generator is left alone"
     cohort, hypotheses = cohort_of((ROWS, ROWS[:, 0])), draw_hypotheses(learner.model, 2)
     first, _ = learner.score(hypotheses, cohort)
     assert (first == learner.score(hypotheses, cohort)[0]).all()

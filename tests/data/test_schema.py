@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS
 from tests.helpers.errors import raises
@@ -23,36 +24,7 @@ ENTRIES: dict[str, Any] = {
     ],
 }
 SCHEMA = Schema.parse(ENTRIES)
-TOML = """
-[client]
-name = "hospital"
-type = "text"
-
-[target]
-name = "cost"
-type = "number"
-unit = "dollars"
-scale = 10_000
-
-[[features]]
-name = "age"
-type = "number"
-unit = "years"
-minimum = 0
-maximum = 120
-scale = 20
-offset = 50
-
-[[features]]
-name = "ward"
-type = "category"
-categories = ["A", "B"]
-other = "category"
-
-[[features]]
-name = "smoker"
-type = "boolean"
-"""
+TOML = tomli_w.dumps(ENTRIES)
 
 
 def test_it_is_read_from_toml_from_json_and_from_a_manifest(tmp_path: Path) -> None:

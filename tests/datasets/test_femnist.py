@@ -305,9 +305,9 @@ def test_json_that_is_not_leaf_is_named(leaf: Path, tmp_path: Path, content: str
         ({"x": [[0.0] * 783 + [float("nan")]], "y": [0]}, "grey values must be from 0 to 1"),
         ({"x": [[0.0] * 784], "y": [62]}, "the label of row 0 is 62, not a class from 0 to 61"),
         ({"x": [[0.0] * 784] * 2, "y": [0, -1]}, "the label of row 1 is -1, not a class from 0 to 61"),
-        ({"x": [[0.0] * 784], "y": [0.5]}, "labels must be whole numbers, got float64"),
-        ({"x": [[0.0] * 784], "y": ["a"]}, "labels must be whole numbers, got <U1"),
-        ({"x": [[0.0] * 784], "y": [[0]]}, "labels must be a list of classes"),
+        ({"x": [[0.0] * 784], "y": [0.5]}, "labels must be a list of whole numbers, got float64"),
+        ({"x": [[0.0] * 784], "y": ["a"]}, "labels must be a list of whole numbers, got <U1"),
+        ({"x": [[0.0] * 784], "y": [[0]]}, "labels must be a list of whole numbers, got int64 of shape (1, 1)"),
     ],
 )
 def test_rows_of_a_user_that_cannot_be_used_are_named(

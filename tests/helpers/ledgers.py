@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
+
+from flwr.app import Context
 
 from umbel.privacy.gate.charges import paper_spent
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.protocol.home import umbel_home
 
 
 def spent(ledger: Ledger | MemoryLedger, client: int) -> Fraction | float:
@@ -17,3 +21,16 @@ def spent(ledger: Ledger | MemoryLedger, client: int) -> Fraction | float:
 def participations(ledger: Ledger | MemoryLedger, client: int) -> int:
     """Return how often a client was charged."""
     return sum(ledger.account(client).values())
+
+
+def ledger_of(context: Context) -> Ledger | MemoryLedger:
+    """Return the ledger of a site in umbel's home, or that of a simulated node."""
+    path = umbel_home() / "ledger.sqlite"
+    own = "data-path" in context.node_config and path.exists()
+    return Ledger(path) if own else MemoryLedger(context.state)
+
+
+def all_spent(context: Context, clients: Iterable[int]) -> list[Fraction | float]:
+    """Return what clients have spent."""
+    ledger = ledger_of(context)
+    return [spent(ledger, client) for client in clients]

@@ -103,17 +103,11 @@ def classified(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 
 @settings(max_examples=20)
 @given(classified())
-def test_cross_entropy_is_pytorchs(case: tuple[Tensor, Tensor]) -> None:
+def test_cross_entropy_and_squared_error_of_classes_are_pytorchs(case: tuple[Tensor, Tensor]) -> None:
     outputs, targets = case
     expected = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
     values = LOSSES["cross-entropy"].per_sample(outputs, targets)
     torch.testing.assert_close(values.flatten(), expected, rtol=1e-5, atol=1e-5)
-
-
-@settings(max_examples=20)
-@given(classified())
-def test_squared_error_of_classes_is_pytorchs(case: tuple[Tensor, Tensor]) -> None:
-    outputs, targets = case
     one_hot = functional.one_hot(targets, outputs.shape[-1]).float()
     expected = functional.mse_loss(outputs, one_hot, reduction="none").sum(-1)
     torch.testing.assert_close(LOSSES["mse"].per_sample(outputs, targets), expected)

@@ -79,13 +79,8 @@ def test_what_is_shared_starts_the_same_whatever_the_others_are() -> None:
 
 def test_all_three_kinds_in_one_model() -> None:
     model = of(Headed, frozen="body.bias", local="head.*")
-    assert model.kinds == {
-        "body.weight": Kind.SHARED,
-        "body.bias": Kind.FROZEN,
-        "head.weight": Kind.LOCAL,
-        "head.bias": Kind.LOCAL,
-    }
-    assert model.num_parameters == 6
+    kinds = {"body.weight": Kind.SHARED, "body.bias": Kind.FROZEN, "head.weight": Kind.LOCAL, "head.bias": Kind.LOCAL}
+    assert (model.kinds, model.num_parameters) == (kinds, 6)
 
 
 def test_patterns_are_of_whole_names_in_their_own_case() -> None:
@@ -200,9 +195,8 @@ def test_a_fresh_head_is_as_the_network_draws_it() -> None:
 
 
 def test_of_nobody_nothing_is_drawn() -> None:
-    assert {name: value.shape for name, value in headed().initial_local([]).items()} == {
-        "head.weight": (0, 1, 3), "head.bias": (0, 1),
-    }  # fmt: skip
+    drawn = headed().initial_local([])
+    assert {name: value.shape for name, value in drawn.items()} == {"head.weight": (0, 1, 3), "head.bias": (0, 1)}
     assert models.load("linear").initial_local(generators(1)) == {}
 
 

@@ -149,17 +149,13 @@ def test_flags_that_do_not_say_who_released_are_refused(flags: list[Any]) -> Non
         released_in(training_reply(STACKED, flags), 3)
 
 
-def test_a_reply_without_flags_does_not_say_who_released() -> None:
+@pytest.mark.parametrize(
+    ("told", "code"), [({}, "released"), ({"clients": [1, 0, 1], "choices": [0.5, 1.0]}, "choices")]
+)
+def test_a_reply_without_flags_or_with_choices_that_are_no_whole_numbers_is_refused(told: Any, code: str) -> None:
     content = training_reply(STACKED, [1, 0, 1])
-    content["released"] = MetricRecord()
-    with raises(ProtocolError, "protocol.released"):
-        released_in(content, 3)
-
-
-def test_choices_that_are_no_whole_numbers_are_refused() -> None:
-    content = training_reply(STACKED, [1, 0, 1])
-    content["released"] = MetricRecord({"clients": [1, 0, 1], "choices": [0.5, 1.0]})
-    with raises(ProtocolError, "protocol.choices"):
+    content["released"] = MetricRecord(told)
+    with raises(ProtocolError, f"protocol.{code}"):
         released_in(content, 3)
 
 

@@ -132,17 +132,14 @@ def test_an_option_that_cannot_be_used_is_named(text: str, rule: str) -> None:
 def test_an_option_that_there_is_not_is_told_with_the_nearest(text: str, near: str) -> None:
     with raises(ConfigError, "config.unknown-option", "strategy-options", near):
         parse_options(Options, text, "strategy-options")
+    with raises(ConfigError, "config.unknown-option", "there are none"):
+        parse_options(Nothing, text, "key")
 
 
 def test_an_option_that_is_missing_is_named() -> None:
     with raises(ConfigError, "config.missing-option", "strategy-options", "petals"):
         parse_options(Required, "", "strategy-options")
     assert parse_options(Required, "petals=3", "strategy-options").petals == 3
-
-
-def test_who_has_no_options_says_so() -> None:
-    with raises(ConfigError, "config.unknown-option", "petals"):
-        parse_options(Nothing, "petals=3", "strategy-options")
 
 
 @pytest.mark.parametrize("text", ["petals=6 petals=7", "max-height=1 max_height=2"])

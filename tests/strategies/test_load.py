@@ -18,6 +18,7 @@ from umbel.strategies.group_privacy import GroupPrivacy
 from umbel.strategies.ifca import IFCA
 from umbel.strategies.recommender import Recommender
 from umbel.strategies.robust import GeometricMedian, TrimmedMean
+from umbel.strategies.server_step import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from umbel.strategies.site_average import SiteAverage
 
 NOT_STRATEGIES = """
@@ -31,8 +32,10 @@ instance = GroupPrivacy(None)
 def test_the_built_in_strategies_have_names() -> None:
     kinds = {
         "group-privacy": GroupPrivacy, "trimmed-mean": TrimmedMean, "geometric-median": GeometricMedian,
-        "fedavg": FedAvg, "ifca": IFCA, "cfl": ClusteredFL, "recommender": Recommender, "site-average": SiteAverage,
+        "fedavg": FedAvg, "fedavgm": FedAvgM, "fedadam": FedAdam, "fedyogi": FedYogi, "fedadagrad": FedAdagrad,
+        "ifca": IFCA, "cfl": ClusteredFL, "recommender": Recommender, "site-average": SiteAverage,
     }  # fmt: skip
+    assert kinds == strategies.STRATEGIES
     assert {name: strategies.load(name) for name in kinds} == kinds
     assert strategies.load("umbel.strategies.ifca:IFCA") is IFCA
     with raises(ConfigError, "config.unknown-name", "fedmax", *strategies.STRATEGIES):

@@ -34,10 +34,6 @@ def test_changes_are_added_up() -> None:
     assert moved.tolist() == [2.5, 4, 3]
 
 
-def test_there_is_one_set_of_items() -> None:
-    assert Recommender(Fleet(), hypotheses=5).hypotheses == 1
-
-
 def test_a_model_without_local_parameters_is_refused(run_config: Config) -> None:
     run = RunConfig(strategy="recommender")
     Recommender(Fleet()).check(run, models.load("factors items=3 size=2"))
@@ -55,9 +51,8 @@ def test_items_are_learnt_that_tell_newcomers_what_they_like(factors_config: Con
 
 
 def test_rounds_do_not_depend_on_the_number_of_nodes(factors_config: Config) -> None:
-    found = [play(factors_config | {"rounds": 4}, nodes=nodes).state.hypotheses["items"] for nodes in (1, 2, 7)]
-    for other in found[1:]:
-        np.testing.assert_allclose(other, found[0], rtol=1e-5, atol=1e-7)
+    found = [play(factors_config | {"rounds": 4}, nodes=nodes).state.hypotheses["items"] for nodes in (1, 7)]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-7)
 
 
 def test_items_with_a_prior_decay_by_the_share_of_the_clients_that_took_part() -> None:

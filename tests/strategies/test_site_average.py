@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid, stack, vectors
 from tests.helpers.runs import run_app
 from tests.helpers.sources import ROOT
-from umbel import models, strategies
+from umbel import strategies
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import site_reply, training_in
@@ -26,6 +27,7 @@ from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.observer import Run
+from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play, run_config
 from umbel.strategies.site_average import SiteAverage
@@ -103,17 +105,32 @@ def test_in_the_first_rounds_some_clients_try_another_hypothesis() -> None:
     assert [explores(round) for round in (1, 8, 9)] == [0.3, 0.3, 0.0]
     assert [explores(round, options="explore=0.5 rounds=2") for round in (1, 2, 3)] == [0.5, 0.5, 0.0]
     assert explores(1, hypotheses=1) == 0.0
-    with raises(ConfigError, "config.option-value", "0", "1"):
+    with raises(ConfigError, "config.option-value", "explore", "1"):
         explores(1, options="explore=2")
 
 
-def test_hypotheses_move_by_the_mean_over_all_clients_whatever_their_site() -> None:
-    """Hypothesis 0 has 2 + 2 clients, hypothesis 1 has 1 + 1."""
+NONE = (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("answers", "following", "groups"),
+    [
+        # Hypothesis 0 has 2 + 2 clients, hypothesis 1 has 1 + 1, whatever their site.
+        ({1: ([(2, 0, 4), (4, 0, 0)], [2, 1]), 0: ([(2, 4, 0), (0, 0, 2)], [2, 1])}, [[1, 1, 1], [12, 10, 11]], [4, 2]),
+        # 1 + 2 and 0 + 2, of 6 clients: shares of 3.6 and 2.4, which are about 4 and 2.
+        ({0: ([(3.6, 0, 0), NONE], [1, 0]), 1: ([NONE, (2.4, 0, 0)], [2, 2])}, [[1, 0, 0], [11, 10, 10]], [4, 2]),
+        # Counts that noise took out of their range are cut at none and at all the site's clients.
+        ({0: ([NONE] * 2, [-7, 9]), 1: ([NONE] * 2, [50, -1])}, [[0, 0, 0], [10, 10, 10]], [3, 3]),
+        # Counts that are all cut away are taken to be equal.
+        ({0: ([(3, 0, 0), (6, 0, 0)], [-1, -2])}, [[2, 0, 0], [14, 10, 10]], [2, 1]),
+    ],
+)
+def test_hypotheses_move_by_the_mean_over_their_clients(answers: Any, following: Any, groups: list[int]) -> None:
     one = Rehearsal()
-    replies = one.answer(1, [(2, 0, 4), (4, 0, 0)], [2.0, 1.0]), one.answer(0, [(2, 4, 0), (0, 0, 2)], [2.0, 1.0])
-    following, counts = one.end(*replies)
-    assert following == [[1, 1, 1], [12, 10, 11]]
-    assert dict(counts) == {"asked": 6, "releases": 6, "lost-nodes": 0, "groups": [4, 2]}
+    found, counts = one.end(*(one.answer(site, *answer) for site, answer in answers.items()))
+    assert found == following
+    released = sum(groups)
+    assert dict(counts) == {"asked": 6, "releases": released, "lost-nodes": 2 - len(answers), "groups": groups}
 
 
 def test_of_one_hypothesis_the_mean_is_over_those_that_took_part() -> None:
@@ -122,22 +139,6 @@ def test_of_one_hypothesis_the_mean_is_over_those_that_took_part() -> None:
     assert following == [[1, 1, 2]]
     assert (counts["releases"], counts["groups"]) == (5, [5])
     assert one.strategy.fleet.participations.sum() == 5
-
-
-def test_counts_are_made_to_add_up_to_who_took_part() -> None:
-    """1 + 2 and 0 + 2, of 6 clients: shares of 3.6 and 2.4, which are about 4 and 2."""
-    one = Rehearsal()
-    following, counts = one.end(
-        one.answer(0, [(3.6, 0, 0), (0, 0, 0)], [1.0, 0.0]), one.answer(1, [(0, 0, 0), (2.4, 0, 0)], [2.0, 2.0])
-    )
-    assert following == [[1, 0, 0], [11, 10, 10]]
-    assert counts["groups"] == [4, 2]
-
-
-def test_what_noise_makes_of_counts_is_cut_at_none_and_at_all() -> None:
-    one = Rehearsal()
-    _, counts = one.end(one.answer(0, [(0, 0, 0)] * 2, [-7.0, 9.0]), one.answer(1, [(0, 0, 0)] * 2, [50.0, -1.0]))
-    assert counts["groups"] == [3, 3]
 
 
 def test_a_hypothesis_with_hardly_any_clients_stays_as_it_was() -> None:
@@ -166,27 +167,13 @@ def test_hardly_any_is_what_the_noise_on_counts_may_make_of_none(common: dict[st
     assert Rehearsal(**common).strategy.least(4) == pytest.approx(least)
 
 
-def test_counts_that_are_all_cut_away_are_taken_to_be_equal() -> None:
-    one = Rehearsal()
-    following, counts = one.end(one.answer(0, [(3, 0, 0), (6, 0, 0)], [-1.0, -2.0]))
-    assert following == [[2, 0, 0], [14, 10, 10]]
-    assert sum(counts["groups"]) == 3
-
-
-def test_too_few_clients_leave_the_hypotheses() -> None:
+def test_too_few_clients_leave_the_hypotheses_and_nobody_knows_who_trained_what() -> None:
     one = Rehearsal()
     one.strategy.min_releases = 4
-    following, counts = one.end(one.answer(0, [(3, 0, 0), (6, 0, 0)], [1.0, 2.0]))
-    assert following is None
-    assert (counts["releases"], counts["groups"], counts["lost-nodes"]) == (3, [0, 0], 1)
-
-
-def test_nobody_knows_who_trained_what() -> None:
-    one = Rehearsal()
-    outcome = one.strategy.train(1, [one.answer(1, [(0, 0, 0)] * 2, [2.0, 1.0])])
+    outcome = one.strategy.train(1, [one.answer(1, [(3, 0, 0), (6, 0, 0)], [1.0, 2.0])])
+    assert (outcome.following, outcome.releases, outcome.counts.tolist()) == (None, None, [0, 0])
     assert outcome.clients.tolist() == [1, 3, 5]
     assert outcome.groups.tolist() == [-1] * 3
-    assert outcome.releases is None
 
 
 def test_sums_that_make_no_model_leave_the_hypotheses() -> None:
@@ -201,31 +188,21 @@ def test_sums_that_make_no_model_leave_the_hypotheses() -> None:
 # --- what cannot be run
 
 
-def asked_for(changes: dict[str, Any]) -> RunConfig:
-    entries: dict[str, Any] = {"strategy": "site-average", "clipping": "public"}
-    return RunConfig(**entries | changes)
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"clipping": "update"}, (ConfigError, "config.clipping", "site-average", "public", "update")),
         ({"choice_epsilon": 0.0}, (ConfigError, "config.choice-epsilon", "choice-epsilon", "mechanism", "0")),
+        ({"choice_epsilon": 0.0, "hypotheses": 1}, None),
+        ({"choice_epsilon": 0.0, "mechanism": "gaussian"}, None),
+        ({"choice_epsilon": 0.0, "noise_multiplier": 0.0}, None),
+        ({"choice_epsilon": 0.1}, None),
     ],
 )
 def test_what_no_site_can_answer_is_refused_before_any_work(changes: dict[str, Any], reason: Any) -> None:
-    run = asked_for({"choice_epsilon": 1.0} | changes)
-    with raises(*reason):
-        strategies.make(run, Fleet()).check(run, models.load("linear"))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"hypotheses": 1}, {"mechanism": "gaussian"}, {"noise_multiplier": 0.0}, {"choice_epsilon": 0.1}],
-)
-def test_what_sites_can_answer_is_run(changes: dict[str, Any]) -> None:
-    run = asked_for(changes)
-    strategies.make(run, Fleet()).check(run, models.load("linear"))
+    run = RunConfig(**{"strategy": "site-average", "clipping": "public", "choice_epsilon": 1.0} | changes)
+    with raises(*reason) if reason else nullcontext():
+        Setup.parse(run.entries())
 
 
 # --- whole runs
@@ -254,6 +231,19 @@ def away(run: Run) -> NDArray[np.float64]:
     return nearest
 
 
+def test_one_hypothesis_finds_the_model_between_them(umbel_home: Path) -> None:
+    """The mean of the training clients' models, by least squares over all of them."""
+    run = play(run_config("synthetic", **CONFIG | NOISE["laplace"], hypotheses=1), nodes=4)
+    data = run.setup.open_dataset()
+    assert data is not None
+    clients = [data.client(client) for client in range(100)]
+    rows, targets = (np.concatenate([part[i] for part in clients]) for i in (0, 1))
+    best = np.linalg.lstsq(rows, targets.ravel(), rcond=None)[0]
+    assert np.linalg.norm(flatten(run.state.hypotheses)[0] - best) < 1.0
+    entry = run.state.history[0]
+    assert entry.groups == [entry.releases]
+
+
 @pytest.mark.parametrize("mechanism", NOISE)
 def test_two_hypotheses_find_the_two_models(mechanism: str, umbel_home: Path) -> None:
     """The synthetic dataset at four sites of 25 training clients; the models lie 10.5 apart."""
@@ -267,20 +257,6 @@ def test_two_hypotheses_find_the_two_models(mechanism: str, umbel_home: Path) ->
     assert all(sum(entry.groups) == entry.releases == 80 for entry in trained)
     assert run.setup.release.kind is Kind.SITE
     assert run.setup.release.choice_epsilon == (1.0 if mechanism == "laplace" else 0.0)
-
-
-@pytest.mark.parametrize("mechanism", NOISE)
-def test_one_hypothesis_finds_the_model_between_them(mechanism: str, umbel_home: Path) -> None:
-    """The mean of the training clients' models, by least squares over all of them."""
-    run = play(run_config("synthetic", **CONFIG | NOISE[mechanism], hypotheses=1), nodes=4)
-    data = run.setup.open_dataset()
-    assert data is not None
-    clients = [data.client(client) for client in range(100)]
-    rows, targets = (np.concatenate([part[i] for part in clients]) for i in (0, 1))
-    best = np.linalg.lstsq(rows, targets.ravel(), rcond=None)[0]
-    assert np.linalg.norm(flatten(run.state.hypotheses)[0] - best) < 1.0
-    entry = run.state.history[0]
-    assert entry.groups == [entry.releases]
 
 
 def test_sites_with_data_of_their_own_take_part(umbel_home: Path) -> None:

@@ -72,11 +72,6 @@ def test_it_runs_with_an_option_of_its_own(run_config: dict[str, Any]) -> None:
     assert (trimmed["weight"] != mean["weight"]).all()
 
 
-def test_an_option_that_it_has_not_is_named(run_config: dict[str, Any]) -> None:
-    with raises(ConfigError, "config.unknown-option", "strategy-options"):
-        play(run_config | TRIMMED | {"strategy-options": "trimm=2"})
-
-
 # --- a package with state
 
 

@@ -20,13 +20,12 @@ from umbel.client.node import Node
 from umbel.client.noisy_messages import noisy_messages
 from umbel.client.personal import keep
 from umbel.privacy.gate.consent import check_approved
-from umbel.privacy.gate.gate import check_hypotheses
+from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.own_app import RoundGate, local_report, local_result, node_in
 from umbel.privacy.gate.randomness import noise, streams
 from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.runs import Runs
-from umbel.privacy.gate.time_limit import time_limit
-from umbel.privacy.gate.undisclosed import log_failure, undisclosed
+from umbel.privacy.gate.undisclosed import log_failure, time_limit, undisclosed
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import with_content

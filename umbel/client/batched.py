@@ -17,7 +17,7 @@ from umbel.client.cohort import Cohort, LocalUpdate, Schedule
 from umbel.client.learner import Learner, Steps
 from umbel.models.model import Parameters
 from umbel.models.networks import Linear
-from umbel.privacy.gate.time_limit import check_time
+from umbel.privacy.gate.undisclosed import check_time
 
 _ELEMENTWISE = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Identity)
 _ALL_ROWS = LocalUpdate(1, 1.0, 0)

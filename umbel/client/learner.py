@@ -19,7 +19,7 @@ from umbel.client.cohort import Cohort, LocalUpdate, Schedule
 from umbel.models.fit import Look, look, one_line
 from umbel.models.model import Model, Parameters
 from umbel.models.optimizers import LocalOptimizer
-from umbel.privacy.gate.time_limit import check_time
+from umbel.privacy.gate.undisclosed import check_time
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ModelError
 

@@ -15,7 +15,7 @@ from umbel.client.cohort import Cohort, LocalUpdate, Schedule
 from umbel.client.learner import Learner, Steps
 from umbel.models.fit import look
 from umbel.models.model import Model, Parameters
-from umbel.privacy.gate.time_limit import check_time
+from umbel.privacy.gate.undisclosed import check_time
 
 
 class LoopLearner(Learner):

@@ -34,12 +34,7 @@ def open_leaf(file: Path) -> Dataset:
 def write_leaf(path: Path, manifest: Manifest, clients: Mapping[str, tuple[Any, Any]]) -> None:
     """Write a dataset as LEAF JSON, with umbel's manifest beside LEAF's three keys.
 
-    Parameters
-    ----------
-    path : Path
-    manifest : Manifest
-    clients : mapping from user to (x, y)
-        Rows of each client as nested lists or arrays; training clients first.
+    `clients` holds x and y of each user, as nested lists or arrays; training clients first.
     """
     data = {user: {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist()} for user, (x, y) in clients.items()}
     counts = [len(rows["y"]) for rows in data.values()]

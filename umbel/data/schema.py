@@ -195,13 +195,7 @@ class Schema(Entries):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a schema from a TOML or JSON file, or from a dataset's ``manifest.json``.
-
-        Raises
-        ------
-        DatasetError
-            When there is none, or it does not fit; the text names the file, the column and the fix.
-        """
+        """Read a schema from a TOML or JSON file, or from a dataset's ``manifest.json``, or raise `DatasetError`."""
         try:
             text = path.read_text(encoding="utf-8")
             entries = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)

@@ -126,14 +126,9 @@ def read(path: Path, register: Register, schema: str = "", derive: Derive | None
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a CSV, all columns as text, or a parquet file, with its types.
+    """Read a CSV, all columns as text, or a parquet file, with its types; raise `DatasetError` for anything else.
 
     Columns are separated by commas, semicolons or tabs, as the first line tells.
-
-    Raises
-    ------
-    DatasetError
-        When the file is neither, or cannot be read.
     """
     if not path.is_file():
         raise DatasetError(f"{path} is not a file; give a CSV or parquet file", code="data.no-file")
@@ -178,15 +173,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
 def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | None = None) -> Rows:
     """Check a table against a schema, and return its rows as numbers.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        Columns of numbers, booleans or texts.
-    schema : Schema
-    source : Path or str
-        Name of the table in errors.
-    derive : callable, optional
-        See `read`.
+    `source` is the table's name in errors; for `derive` see `read`.
 
     Raises
     ------

@@ -34,10 +34,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from writers import SIDE, About, Handwriting, Limit, Seed, check_classes, write
 
-from umbel.data import check_out
-from umbel.protocol.cli import errors_in_one_line
+from umbel.data.making import Out, command, writing
 from umbel.protocol.errors import DatasetError
-from umbel.protocol.home import umbel_home
 
 REPOSITORY = "flwrlabs/femnist"
 """The data set on the Hugging Face hub."""
@@ -51,20 +49,17 @@ CLASSES = 62
 _BATCH_ROWS = 10_000
 _AGAIN = "write the file again with LEAF's preprocess.sh"
 
-app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+app = command()
 
 
 def read_leaf(folder: Path) -> Handwriting:
     """Read LEAF's JSON files, showing progress.
 
-    Parameters
-    ----------
-    folder : Path
-        What LEAF's preprocess.sh leaves: a folder of ``*.json``, all of which are read, or one with ``train`` and
-        ``test`` (below ``data``, perhaps), whose rows of one user are put together. A user's ``x`` are lists of 784
-        grey values in [0, 1], ``y`` the classes. Where LEAF split each user's rows between the two, users without any
-        in ``train`` have lost most of theirs with a file that is not there: they are left out, and counted on stderr,
-        as users without any images are.
+    The folder is what LEAF's preprocess.sh leaves: one of ``*.json``, all of which are read, or one with ``train`` and
+    ``test`` (below ``data``, perhaps), whose rows of one user are put together. A user's ``x`` are lists of 784
+    grey values in [0, 1], ``y`` the classes. Where LEAF split each user's rows between the two, users without any
+    in ``train`` have lost most of theirs with a file that is not there: they are left out, and counted on stderr,
+    as users without any images are.
 
     Raises
     ------
@@ -78,11 +73,9 @@ def read_leaf(folder: Path) -> Handwriting:
         part = parts.setdefault(file.parent, {})
         for row in _leaf_users(file):
             if (first := part.setdefault(row[0], file)) != file:
-                raise DatasetError(
-                    f"{file} and {first.name} both have user {row[0]!r}, whose rows would count twice; remove the "
-                    "copies, and keep files of train and of test in folders of these names",
-                    code="data.twice",
-                )
+                wrong = f"{file} and {first.name} both have user {row[0]!r}, whose rows would count twice"
+                fix = "remove the copies, and keep files of train and of test in folders of these names"
+                raise DatasetError(f"{wrong}; {fix}", code="data.twice")
             rows.append(row)
     if lost := _without_train([set(part) for part in parts.values()]):
         typer.echo(f"Writers left out, with rows in test alone, as files of train are missing: {len(lost)}", err=True)
@@ -97,12 +90,7 @@ def read_leaf(folder: Path) -> Handwriting:
 
 
 def read_parquet(folder: Path) -> Handwriting:
-    """Read the Parquet files of the Hugging Face hub, showing progress.
-
-    Parameters
-    ----------
-    folder : Path
-        All ``*.parquet`` in it and in its folders are read. They hold the columns `COLUMNS`: a PNG, a name, a class.
+    """Read the Parquet files of the Hugging Face hub, also in folders of the folder, showing progress.
 
     Raises
     ------
@@ -165,42 +153,34 @@ def main(
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the dataset.")] = "femnist",
-    out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/NAME")] = None,
+    out: Out = None,
     rows: Limit = None,
     seed: Seed = 0,
 ) -> None:
     """Write FEMNIST as a dataset, one client a writer, half of the clients turned by 90 degrees."""
-    with errors_in_one_line():
-        folder = (out or umbel_home() / "data" / name).expanduser().absolute()
+    with writing(out, name) as folder:
         if leaf and parquet:
             raise DatasetError("--leaf and --parquet are both given; give one of them", code="data.options")
-        check_out(folder)
         found = read_leaf(leaf) if leaf else read_parquet(parquet or download())
         source = "LEAF's JSON files" if leaf else f"{REPOSITORY} of the Hugging Face hub"
-        lines = write(folder, found, _about(source, name), rows, seed)
+        about = About(
+            recipe="femnist",
+            name=name,
+            model="cnn",
+            provenance=f"FEMNIST (Caldas et al., LEAF), from NIST special database 19; read from {source}.",
+            licence="FEMNIST: BSD 2-Clause (LEAF), from NIST special database 19",
+        )
+        lines = write(folder, found, about, rows, seed)
     typer.echo("\n".join(lines))
-
-
-def _about(source: str, name: str) -> About:
-    return About(
-        recipe="femnist",
-        name=name,
-        model="cnn",
-        provenance=f"FEMNIST (Caldas et al., LEAF), from NIST special database 19; read from {source}.",
-        licence="FEMNIST: BSD 2-Clause (LEAF), from NIST special database 19",
-    )
 
 
 def _files(folder: Path, pattern: str, option: str) -> list[Path]:
     """Return the files to read, by name, so that their order on disk plays no part."""
-    if not folder.is_dir():
-        raise DatasetError(f"{folder} is not a folder; give the folder of the files with {option}", code="data.no-file")
-    if files := sorted(folder.glob(pattern)):
-        return files
-    raise DatasetError(
-        f"{folder} has no {pattern.removeprefix('**/')}; give the folder of the files with {option}",
-        code="data.no-file",
-    )
+    files = sorted(folder.glob(pattern)) if folder.is_dir() else []
+    if not files:
+        lack = f"has no {pattern.removeprefix('**/')}" if folder.is_dir() else "is not a folder"
+        raise DatasetError(f"{folder} {lack}; give the folder of the files with {option}", code="data.no-file")
+    return files
 
 
 def _leaf_files(folder: Path) -> list[Path]:
@@ -214,16 +194,12 @@ def _leaf_files(folder: Path) -> list[Path]:
         parts = [place / "train", place / "test"]
         if there := [part for part in parts if part.is_dir()]:
             if len(there) == 1:
-                raise DatasetError(
-                    f"{place} has {there[0].name}, but LEAF's other half is missing; put train and test there, or "
-                    f"give --leaf {there[0]} for that part alone",
-                    code="data.no-file",
-                )
+                wrong = f"{place} has {there[0].name}, but LEAF's other half is missing"
+                fix = f"put train and test there, or give --leaf {there[0]} for that part alone"
+                raise DatasetError(f"{wrong}; {fix}", code="data.no-file")
             return [file for part in parts for file in _files(part, "*.json", "--leaf")]
-    raise DatasetError(
-        f"{folder} has no *.json, and no folders train and test of these; give LEAF's data with --leaf",
-        code="data.no-file",
-    )
+    wrong = f"{folder} has no *.json, and no folders train and test of these"
+    raise DatasetError(f"{wrong}; give LEAF's data with --leaf", code="data.no-file")
 
 
 def _without_train(parts: list[set[str]]) -> set[str]:
@@ -248,10 +224,8 @@ def _leaf_users(file: Path) -> list[tuple[str, NDArray[np.uint8], NDArray[np.int
             raise TypeError("users must be a list, and user_data an object")
         rows = {user: data[user] for user in users}
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise DatasetError(
-            f"{file} is not LEAF JSON with users and user_data: {what}; {_AGAIN}", code="data.leaf"
-        ) from None
+        wrong = f"{file} is not LEAF JSON with users and user_data: {type(error).__name__}: {error}"
+        raise DatasetError(f"{wrong}; {_AGAIN}", code="data.leaf") from None
     if len(rows) < len(users):
         twice, times = Counter(users).most_common(1)[0]
         raise DatasetError(f"{file}: users names {twice!r} {times} times; {_AGAIN}", code="data.twice")
@@ -283,9 +257,8 @@ def _opened(file: Path) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(file) as parquet:
             yield parquet
     except (OSError, pa.ArrowException) as error:
-        raise DatasetError(
-            f"{file} cannot be read as Parquet: {error}; download it again", code="data.unreadable"
-        ) from None
+        wrong = f"{file} cannot be read as Parquet: {error}"
+        raise DatasetError(f"{wrong}; download it again", code="data.unreadable") from None
 
 
 def _count(file: Path) -> int:
@@ -293,10 +266,8 @@ def _count(file: Path) -> int:
     with _opened(file) as parquet:
         names, rows = parquet.schema_arrow.names, int(parquet.metadata.num_rows)
     if missing := [name for name in COLUMNS if name not in names]:
-        raise DatasetError(
-            f"{file} lacks the columns {missing}; found {names}; give the files of {REPOSITORY}",
-            code="data.missing-column",
-        )
+        wrong = f"{file} lacks the columns {missing}; found {names}"
+        raise DatasetError(f"{wrong}; give the files of {REPOSITORY}", code="data.missing-column")
     return rows
 
 
@@ -318,9 +289,8 @@ def _decode(image: Any, source: str) -> NDArray[np.uint8]:
     except (OSError, SyntaxError, KeyError, TypeError, ValueError) as error:
         raise DatasetError(f"{source} cannot be decoded: {error}; download the file again", code="data.shape") from None
     if pixels.shape != (SIDE, SIDE):
-        raise DatasetError(
-            f"{source} has the shape {pixels.shape}, not ({SIDE}, {SIDE}); give {REPOSITORY}", code="data.shape"
-        )
+        wrong = f"{source} has the shape {pixels.shape}, not ({SIDE}, {SIDE})"
+        raise DatasetError(f"{wrong}; give {REPOSITORY}", code="data.shape")
     return pixels
 
 

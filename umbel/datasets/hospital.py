@@ -32,21 +32,17 @@ from rich.console import Console
 # A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from umbel.data import Column, Manifest, check_out, offsets_of, write_dataset
+from umbel.data import Column, Manifest, offsets_of, write_dataset
+from umbel.data.making import Out, command, counted, split_of, writing
 from umbel.data.table import as_texts, check_columns, column_in, values_of
-from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import DatasetError
-from umbel.protocol.home import umbel_home
 
 SERVICES = (194, 292, 392, 690)
 """The four diagnosis-related groups (DRGs) with most providers; a service's index is its place here."""
 
 COLUMNS = {
     "service": Column(
-        name="DRG Definition",
-        type="category",
-        categories=list(map(str, SERVICES)),
-        pattern=r"^\s*(\d+)\b",
+        name="DRG Definition", type="category", categories=list(map(str, SERVICES)), pattern=r"^\s*(\d+)\b"
     ),
     "provider": Column(name="Provider Id", type="integer", minimum=1, maximum=999_999),
     "zip": Column(name="Provider Zip Code", type="integer", minimum=1, maximum=99_999),
@@ -69,7 +65,7 @@ the others are never trained.
 
 _CHUNK_ROWS = 20_000
 
-app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+app = command()
 
 
 class Zip(StrEnum):
@@ -80,12 +76,7 @@ class Zip(StrEnum):
 
 
 def read_charges(csv: Path) -> pd.DataFrame:
-    """Read the rows of the four services, showing progress.
-
-    Parameters
-    ----------
-    csv : Path
-        The IPPS file, plain or compressed (.gz, .zip).
+    """Read the rows of the four services of an IPPS file, plain or compressed (.gz, .zip), showing progress.
 
     Returns
     -------
@@ -104,31 +95,17 @@ def read_charges(csv: Path) -> pd.DataFrame:
         parts.append(chunk[as_texts(column_in(chunk, service), service.pattern).isin(service.categories)])
     rows = pd.concat(parts)
     if rows.empty:
-        raise DatasetError(
-            f"{csv}: no row has a DRG among {SERVICES}; give the IPPS file of fiscal year 2011", code="data.no-rows"
-        )
+        raise DatasetError(f"{csv}: no row has a DRG among {SERVICES}; give the IPPS file of 2011", code="data.no-rows")
     numbers = pd.DataFrame({name: values_of(rows, column, csv) for name, column in COLUMNS.items()})
     return numbers.astype({"service": np.int64, "provider": np.int64, "zip": np.int64})
 
 
 def locate(zips: NDArray[np.int64], form: Zip, geonames: Path | None = None) -> NDArray[np.float64]:
-    """Look ZIP codes up in GeoNames.
+    """Look ZIP codes (rows,) up in GeoNames; return longitudes and latitudes (rows, 2) in degrees.
 
-    Parameters
-    ----------
-    zips : ndarray of int64, shape (rows,)
-        ZIP codes.
-    form : Zip
-        `Zip.PADDED` looks up 02115 for the integer 2115, `Zip.AS_INTEGER` looks up 2115, which is
-        no ZIP code: places whose code begins with 0 are not found.
-    geonames : Path, optional
-        The GeoNames file, plain or compressed; without it pgeocode downloads it.
-
-    Returns
-    -------
-    ndarray of float64, shape (rows, 2)
-        Longitude and latitude in degrees; NaN where the code is unknown. A code of several places
-        lies at their mean.
+    A code of several places lies at their mean, and an unknown one at NaN. `Zip.PADDED` looks up 02115 for the integer
+    2115, `Zip.AS_INTEGER` looks up 2115, which is no ZIP code: places whose code begins with 0 are not found. Without
+    the file `geonames`, plain or compressed, pgeocode downloads it.
 
     Raises
     ------
@@ -151,14 +128,9 @@ def build(
 
     Parameters
     ----------
-    charges : DataFrame
-        As from `read_charges`.
-    places : ndarray, shape (rows, 2)
-        As from `locate`, for the rows of `charges`.
-    form : Zip
-        How they were located, for the manifest.
+    charges, places, form
+        As `read_charges` returns them, and `locate` for their rows and this form.
     seed : int
-        Seed of the order.
     order : sequence of int, optional
         The ids of all located providers, in the clients' order.
 
@@ -171,17 +143,14 @@ def build(
     Raises
     ------
     DatasetError
-        When no provider could be located.
+        When fewer than two providers could be located.
     """
     located = np.flatnonzero(np.isfinite(places).all(axis=1))
     charges, places = charges.iloc[located], places[located]
     # Sorted ids, so that the result does not depend on the order of the file.
     providers, provider = np.unique(charges["provider"], return_inverse=True)
-    if not len(providers):
-        raise DatasetError(
-            f"no provider has a ZIP code that GeoNames knows; check the GeoNames file, or use --zip {Zip.PADDED}",
-            code="data.no-rows",
-        )
+    known = f"providers whose ZIP code GeoNames knows: {len(providers)}"
+    split = split_of(len(providers), 70, known, f"check the GeoNames file, or use --zip {Zip.PADDED}")
     if order is None:
         client = np.random.default_rng(seed).permutation(len(providers))[provider]
     else:
@@ -191,8 +160,6 @@ def build(
     features = np.column_stack([charges["service"], places])
     features = (features - [column["offset"] for column in FEATURES]) / [column["scale"] for column in FEATURES]
     targets = charges["payment"].to_numpy() / TARGET["scale"]
-    # In whole numbers, where no rounding can move the border.
-    train = len(providers) * 7 // 10
     lost = " kept as integers, so that those that begin with 0 are not found" if form is Zip.AS_INTEGER else ""
     names = [column.name for column in COLUMNS.values()]
     manifest = Manifest(
@@ -200,7 +167,7 @@ def build(
         model="mlp",
         loss="rmse",
         clients=len(providers),
-        split={"train": train, "validation": len(providers) - train},
+        split=split,
         units={"target": TARGET, "features": list(FEATURES)},
         provenance=(
             "Centers for Medicare & Medicaid Services, Inpatient Prospective Payment System provider summary for the "
@@ -228,42 +195,28 @@ def main(
             "and drop out: only this gives the paper's 2947 clients. padded locates them, for 3150 clients.",
         ),
     ] = Zip.AS_INTEGER,
-    out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/hospital")] = None,
+    out: Out = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of clients, and so of the split.")] = 0,
 ) -> None:
     """Write Medicare's hospital payments as a dataset, one client a provider (group privacy paper, Sec. 5.2)."""
-    folder = (out or umbel_home() / "data" / "hospital").expanduser().absolute()
-    with errors_in_one_line():
-        _check_paths(csv, geonames, folder)
+    with writing(out, "hospital") as folder:
+        _check(csv, "download the IPPS FY2011 CSV from data.cms.gov, then give --csv")
+        if geonames is not None:
+            _check(geonames, "unpack US.zip of geonames.org and give --geonames US.txt")
         charges = read_charges(csv)
         places = locate(charges["zip"].to_numpy(), form, geonames)
         manifest, features, targets, offsets = build(charges, places, form, seed)
-        if manifest.clients < 2:
-            raise DatasetError(
-                "1 provider has a ZIP code that GeoNames knows, and at least 2 are needed to train and validate; "
-                f"check the GeoNames file, or use --zip {Zip.PADDED}",
-                code="data.too-few-clients",
-            )
         write_dataset(folder, manifest, features, targets, offsets)
     lost = charges["provider"].nunique() - manifest.clients
     typer.echo(
-        f"{manifest.split['train']} training and {manifest.split['validation']} validation clients, "
-        f"{len(targets)} rows; providers left out, their ZIP code unknown to GeoNames: {lost}"
+        f"{counted(manifest)}, {len(targets)} rows; providers left out, their ZIP code unknown to GeoNames: {lost}"
     )
     typer.echo(folder)
 
 
-def _check_paths(csv: Path, geonames: Path | None, folder: Path) -> None:
-    """Raise before the work where it could not begin or end."""
-    if not csv.is_file():
-        raise DatasetError(
-            f"{csv} is not a file; download the IPPS FY2011 CSV from data.cms.gov, then give --csv", code="data.no-file"
-        )
-    if geonames is not None and not geonames.is_file():
-        raise DatasetError(
-            f"{geonames} is not a file; unpack US.zip of geonames.org and give --geonames US.txt", code="data.no-file"
-        )
-    check_out(folder)
+def _check(file: Path, fix: str) -> None:
+    if not file.is_file():
+        raise DatasetError(f"{file} is not a file; {fix}", code="data.no-file")
 
 
 def _chunks(csv: Path) -> Iterator[pd.DataFrame]:
@@ -275,17 +228,11 @@ def _chunks(csv: Path) -> Iterator[pd.DataFrame]:
             # Text as it stands, for errors to show; and without index_col=False, one comma too many at the end of
             # each row would shift the columns.
             yield from pd.read_csv(
-                file,
-                dtype=str,
-                keep_default_na=False,
-                index_col=False,
-                compression=compression,
-                chunksize=_CHUNK_ROWS,
+                file, dtype=str, keep_default_na=False, index_col=False, compression=compression, chunksize=_CHUNK_ROWS
             )
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
-        raise DatasetError(
-            f"{csv} cannot be read as CSV: {error}; download it again from data.cms.gov", code="data.unreadable"
-        ) from None
+        fix = "download it again from data.cms.gov"
+        raise DatasetError(f"{csv} cannot be read as CSV: {error}; {fix}", code="data.unreadable") from None
 
 
 def _read_places(geonames: Path) -> pd.DataFrame:
@@ -297,9 +244,8 @@ def _read_places(geonames: Path) -> pd.DataFrame:
             geonames, sep="\t", header=None, usecols=list(names), dtype=str, quoting=csv_format.QUOTE_NONE
         )
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
-        raise DatasetError(
-            f"{geonames} is not a GeoNames postal code file: {error}; give US.txt of US.zip", code="data.unreadable"
-        ) from None
+        wrong = f"{geonames} is not a GeoNames postal code file: {error}"
+        raise DatasetError(f"{wrong}; give US.txt of US.zip", code="data.unreadable") from None
     table = table.rename(columns=names)
     numbers = {
         name: values_of(table, Column(name=name, type="number", minimum=-most, maximum=most), geonames)

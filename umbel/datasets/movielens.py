@@ -33,8 +33,8 @@ from rich.console import Console
 # A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from umbel.data import Manifest, check_out, offsets_of, write_dataset
-from umbel.protocol.cli import errors_in_one_line
+from umbel.data import Manifest, offsets_of, write_dataset
+from umbel.data.making import Out, command, counted, split_of, writing
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 
@@ -63,16 +63,11 @@ _LONGEST_LINE = 200  # bytes
 _LONGEST_VALUE = 40  # characters that stand in an error
 _TIMEOUT = 60.0
 
-app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+app = command()
 
 
 def read_ratings(file: Path) -> pd.DataFrame:
-    """Read the ratings of a MovieLens release, showing progress.
-
-    Parameters
-    ----------
-    file : Path
-        One of the files of `SEPARATORS`, under any name, or a ZIP archive that holds one of them.
+    """Read the ratings of a MovieLens release: a file of `SEPARATORS`, under any name, or a ZIP that holds one.
 
     Returns
     -------
@@ -89,10 +84,7 @@ def read_ratings(file: Path) -> pd.DataFrame:
         stream.seek(0)
         separator = next((separator for separator in SEPARATORS.values() if separator in first), None)
         if separator is None:
-            raise DatasetError(
-                f"{source} is not a file of ratings; {_GIVE}",
-                code="data.unreadable",
-            )
+            raise DatasetError(f"{source} is not a file of ratings; {_GIVE}", code="data.unreadable")
         header = int(first.split(separator) == HEADER)
         short = BufferedReader(_ShortLines(stream, source), _BLOCK)
         parts = [_checked(lines, source) for lines in _chunks(short, source, separator, header)]
@@ -143,21 +135,17 @@ def build(
     ----------
     ratings : DataFrame
         As from `read_ratings`, in any order; of two equal times, the later row counts.
-    source : str
-        What was read, for the manifest.
-    name : str
-        Name of the dataset.
+    source, name : str
+        What was read, and the dataset's name, for the manifest.
     factors : int
         Latent factors of the model that it is for.
     min_ratings : int
         Users who rated fewer items are left out.
     seed : int
-        Seed of the order of users, and of the items that they did not rate.
-    liked : float
-        The lowest rating that is a like.
-    unrated : float
-        So many items a rated one are drawn, alike, from those that a user did not rate, and count as disliked;
-        fewer where there are no more.
+        Of the order of users, and of the items that they did not rate.
+    liked, unrated : float
+        The lowest rating that is a like; how many items a rated one are drawn, alike, from those that a user did not
+        rate, and count as disliked (fewer where there are no more).
 
     Returns
     -------
@@ -177,32 +165,27 @@ def build(
     # Sorted ids, so that the result does not depend on the order of the file.
     users, user = np.unique(kept["user"], return_inverse=True)
     items, item = np.unique(kept["item"], return_inverse=True)
-    if len(users) < 2:
-        raise DatasetError(
-            f"{len(users)} users rated at least {min_ratings} items, and at least 2 are needed to train and validate; "
-            "lower --min-ratings, or give a file with more ratings",
-            code="data.too-few-clients",
-        )
+    enough = f"{len(users)} users rated at least {min_ratings} items"
+    split = split_of(len(users), 90, enough, "lower --min-ratings, or give a file with more ratings")
     client = np.random.default_rng(seed).permutation(len(users))[user]
-    likes = kept["rating"].to_numpy() >= liked
+    likes, also = kept["rating"].to_numpy() >= liked, ""
     if unrated:
+        also = f"; for each that a user rated, {unrated:g} of the others, drawn alike, count as disliked"
         owners, others = _unrated(client, item, len(items), unrated, seed)
         client, item = np.concatenate([client, owners]), np.concatenate([item, others])
         likes = np.concatenate([likes, np.full(len(others), False)])
     order = np.lexsort((item, client))
     targets = np.where(likes[order], 1, -1).astype(np.int8)
-    # In whole numbers, where no rounding can move the border.
-    train = len(users) * 9 // 10
     manifest = Manifest(
         name=name,
         model=f"factors items={len(items)} size={factors}",
         clients=len(users),
-        split={"train": train, "validation": len(users) - train},
+        split=split,
         units={"items": len(items)},
         provenance=(
             f"MovieLens (Harper and Konstan, 2015; grouplens.org/datasets/movielens), read from {source}. One client a "
             f"user, of those with at least {min_ratings} ratings; an item is liked where its latest rating is "
-            f"{liked:g} or more{_also(unrated)}. Made by datasets/movielens.py with seed {seed}."
+            f"{liked:g} or more{also}. Made by datasets/movielens.py with seed {seed}."
         ),
         licence="MovieLens: for research; no redistribution without permission of GroupLens",
     )
@@ -232,22 +215,20 @@ def main(
         ),
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of clients, and so of the split.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/NAME")] = None,
+    out: Out = None,
 ) -> None:
     """Write the likes of MovieLens as a dataset, one client a user."""
-    with errors_in_one_line():
-        folder = (out or umbel_home() / "data" / name).expanduser().absolute()
+    with writing(out, name) as folder:
         if ratings is not None and not ratings.is_file():
             raise DatasetError(f"{ratings} is not a file; {_GIVE}", code="data.no-file")
-        check_out(folder)
         file = ratings or download()
         table = read_ratings(file)
         manifest, features, targets, offsets = build(table, file.name, name, factors, min_ratings, seed, liked, unrated)
         write_dataset(folder, manifest, features, targets, offsets)
     likes = np.add.reduceat(targets > 0, offsets[:-1], dtype=np.int64)
     typer.echo(
-        f"{manifest.split['train']} training and {manifest.split['validation']} validation clients, "
-        f"{manifest.units['items']} items, {len(targets)} rows, {likes.sum() / len(targets):.1%} of them likes"
+        f"{counted(manifest)}, {manifest.units['items']} items, {len(targets)} rows, "
+        f"{likes.sum() / len(targets):.1%} of them likes"
     )
     typer.echo(f"users left out, with fewer than {min_ratings} ratings: {table['user'].nunique() - manifest.clients}")
     typer.echo(f"users who like half or more of their items: {(2 * likes >= np.diff(offsets)).sum()}")
@@ -269,10 +250,6 @@ def _unrated(
     return np.concatenate(owners), np.concatenate(others)
 
 
-def _also(unrated: float) -> str:
-    return f"; for each that a user rated, {unrated:g} of the others, drawn alike, count as disliked" if unrated else ""
-
-
 @contextmanager
 def _opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
     """Open a file of ratings, in an archive or not, with progress; the text names it in errors."""
@@ -281,11 +258,8 @@ def _opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
             with ZipFile(file) as archive:
                 found = [info for info in archive.infolist() if info.filename.rpartition("/")[2] in SEPARATORS]
                 if len(found) != 1:
-                    raise DatasetError(
-                        f"{file} holds {len(found)} files named {_FILES}, not one; unpack it and give the file "
-                        "with --ratings",
-                        code="data.unreadable",
-                    )
+                    wrong = f"holds {len(found)} files named {_FILES}, not one"
+                    raise DatasetError(f"{file} {wrong}; unpack it and give the file", code="data.unreadable")
                 source = f"{file}, {found[0].filename}"
                 with archive.open(found[0]) as plain, _progress(cast(BinaryIO, plain), found[0].file_size) as stream:
                     yield stream, source
@@ -294,9 +268,8 @@ def _opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
                 yield stream, str(file)
     # zipfile raises RuntimeError for what it cannot unpack: a password, an unknown compression.
     except (OSError, EOFError, BadZipFile, RuntimeError, zlib.error) as error:
-        raise DatasetError(
-            f"{file} cannot be read: {error}; remove it and download it again", code="data.unreadable"
-        ) from None
+        fix = "remove it and download it again"
+        raise DatasetError(f"{file} cannot be read: {error}; {fix}", code="data.unreadable") from None
 
 
 def _progress(stream: BinaryIO, size: int) -> Any:
@@ -318,10 +291,8 @@ class _ShortLines(RawIOBase):
         lines = (self._begun + block).split(b"\n")
         if max(map(len, lines)) > _LONGEST_LINE:
             line = self._line + next(i for i, line in enumerate(lines) if len(line) > _LONGEST_LINE)
-            raise DatasetError(
-                f"{self._source}, line {line} is longer than the {_LONGEST_LINE} bytes that a rating may have; {_GIVE}",
-                code="data.unreadable",
-            )
+            wrong = f"is longer than the {_LONGEST_LINE} bytes that a rating may have"
+            raise DatasetError(f"{self._source}, line {line} {wrong}; {_GIVE}", code="data.unreadable")
         self._line, self._begun = self._line + len(lines) - 1, lines[-1]
         buffer[: len(block)] = block
         return len(block)
@@ -330,20 +301,11 @@ class _ShortLines(RawIOBase):
 def _chunks(stream: BufferedIOBase, source: str, separator: str, header: int) -> Iterator[pd.DataFrame]:
     """Read lines a part at a time, all columns as text, indexed by their number in the file."""
     try:
+        # Only Python's engine knows separators of two letters. Skipped lines would not count in the numbers of lines.
         for chunk in pd.read_csv(
-            stream,
-            sep=separator,
-            # Only this engine knows separators of two letters.
-            engine="c" if len(separator) == 1 else "python",
-            header=None,
-            skiprows=header,
-            dtype=str,
-            keep_default_na=False,
-            quoting=csv.QUOTE_NONE,
-            # Skipped lines would not count in the numbers of lines.
-            skip_blank_lines=False,
-            chunksize=_CHUNK_ROWS,
-        ):
+            stream, sep=separator, engine="c" if len(separator) == 1 else "python", header=None, skiprows=header,
+            dtype=str, keep_default_na=False, quoting=csv.QUOTE_NONE, skip_blank_lines=False, chunksize=_CHUNK_ROWS,
+        ):  # fmt: skip
             chunk.index += 1 + header
             # What a short line lacks, one engine gives as an empty text, the other as NaN.
             yield chunk.fillna("")
@@ -357,11 +319,8 @@ def _chunks(stream: BufferedIOBase, source: str, separator: str, header: int) ->
 def _checked(lines: pd.DataFrame, source: str) -> pd.DataFrame:
     """Return lines of text as numbers, or raise where one is not a rating."""
     if len(lines.columns) != len(LARGEST):
-        raise DatasetError(
-            f"{source}, line {lines.index[0]} has {len(lines.columns)} columns, not {len(LARGEST)}: "
-            f"{', '.join(LARGEST)}; {_GIVE}",
-            code="data.unreadable",
-        )
+        wrong = f"has {len(lines.columns)} columns, not {len(LARGEST)}: {', '.join(LARGEST)}"
+        raise DatasetError(f"{source}, line {lines.index[0]} {wrong}; {_GIVE}", code="data.unreadable")
     columns: dict[str, NDArray[Any]] = {}
     for column, (name, maximum) in enumerate(LARGEST.items()):
         values = pd.to_numeric(lines[column], errors="coerce").to_numpy(np.float64, na_value=np.nan)

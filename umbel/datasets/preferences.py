@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 # A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from umbel.data import Manifest, check_out, offsets_of, write_dataset, write_leaf
-from umbel.protocol.cli import errors_in_one_line
+from umbel.data import Manifest, offsets_of, write_dataset, write_leaf
+from umbel.data.making import command, counted, split_of, writing
 from umbel.protocol.errors import DatasetError
-from umbel.protocol.home import umbel_home
 
 MIN_ROWS = 20
 """No client gets fewer rows by `spread`, unless `rows` is smaller; MovieLens keeps no smaller user."""
@@ -39,7 +38,7 @@ STEEPEST = 10
 
 Drawn = tuple[NDArray[np.int32], NDArray[np.int8], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]
 
-app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+app = command()
 
 
 def draw(
@@ -59,18 +58,13 @@ def draw(
 
     Parameters
     ----------
-    clients, items : int
-        How many there are.
-    factors : int
-        Length d of the vectors of users and items.
-    rows : int
-        Items that a client labels.
+    clients, items, factors, rows : int
+        How many there are; the length d of the vectors of users and items; items that a client labels.
     like_rate : float
         A client likes ``round(like_rate * n)`` of its n items, those of the highest scores; above 0, below 1/2.
     skew : float
         Items are drawn with probability proportional to (index + 1)**-skew, without replacement; 0 for uniform.
     seed : int
-        Seed of all generators.
     spread : float
         Standard deviation of the logarithm of a client's number of rows, which is log-normal with mean `rows`, then
         kept from 20 to `items`; 0 for `rows` each.
@@ -90,24 +84,17 @@ def draw(
     DatasetError
         When a number is out of its range, or the likes of a client round to none or to half of its items or more.
     """
+    wrong = ""
     if min(clients, items, factors, rows) < 1:
-        raise DatasetError(
-            f"clients, items, factors and rows must be at least 1, got {clients}, {items}, {factors} and {rows}",
-            code="data.options",
-        )
-    if rows > items:
-        raise DatasetError(
-            f"{rows} rows a client exceed the {items} items; lower --rows, or raise --items", code="data.options"
-        )
-    if not 0 < like_rate < 0.5:
-        raise DatasetError(
-            f"--like-rate must be above 0 and below .5 (Assumption 1 of the paper), got {like_rate}; give .2, say",
-            code="data.options",
-        )
-    if not (0 <= skew <= STEEPEST and 0 <= spread <= STEEPEST):
-        raise DatasetError(
-            f"--skew and --spread must be from 0 to {STEEPEST}, got {skew} and {spread}", code="data.options"
-        )
+        wrong = f"clients, items, factors and rows must be at least 1, got {clients}, {items}, {factors} and {rows}"
+    elif rows > items:
+        wrong = f"{rows} rows a client exceed the {items} items; lower --rows, or raise --items"
+    elif not 0 < like_rate < 0.5:
+        wrong = f"--like-rate must be above 0 and below .5 (Assumption 1 of the paper), got {like_rate}; give .2, say"
+    elif not (0 <= skew <= STEEPEST and 0 <= spread <= STEEPEST):
+        wrong = f"--skew and --spread must be from 0 to {STEEPEST}, got {skew} and {spread}"
+    if wrong:
+        raise DatasetError(wrong, code="data.options")
     item_vectors = np.random.default_rng(seed).standard_normal((items, factors))
     log_weights = -skew * np.log(np.arange(1, items + 1))
     users, features, targets = [], [], []
@@ -176,29 +163,22 @@ def main(
     ] = None,
 ) -> None:
     """Write made-up preferences for items as a dataset, one client a user."""
-    with errors_in_one_line():
-        path = (out or umbel_home() / "data" / name).expanduser().absolute()
-        if path.suffix != ".json":
-            check_out(path)
+    with writing(out, name) as path:
         features, targets, offsets, _, _ = draw(clients, items, factors, rows, like_rate, skew, seed, spread)
         settings = f"seed {seed}, rows {rows}, like rate {like_rate:g}, skew {skew:g}, spread {spread:g}"
         manifest = _manifest(name, clients, items, factors, settings)
         _write(path, manifest, features, targets, offsets)
-    typer.echo(
-        f"{manifest.split['train']} training and {manifest.split['validation']} validation clients, {items} items, "
-        f"{len(targets)} rows, {(targets > 0).mean():.1%} of them likes"
-    )
+    likes = f"{len(targets)} rows, {(targets > 0).mean():.1%} of them likes"
+    typer.echo(f"{counted(manifest)}, {items} items, {likes}")
     typer.echo(path)
 
 
 def _manifest(name: str, clients: int, items: int, factors: int, settings: str) -> Manifest:
-    # In whole numbers, where no rounding can move the border.
-    train = clients * 9 // 10
     return Manifest(
         name=name,
         model=f"factors items={items} size={factors}",
         clients=clients,
-        split={"train": train, "validation": clients - train},
+        split=split_of(clients, 90, f"{clients} clients", "raise --clients"),
         units={"items": items},
         provenance=(
             f"Generated by datasets/preferences.py with {settings}: a client likes the items of highest score u . v "
@@ -209,11 +189,7 @@ def _manifest(name: str, clients: int, items: int, factors: int, settings: str) 
 
 
 def _write(
-    path: Path,
-    manifest: Manifest,
-    features: NDArray[np.int32],
-    targets: NDArray[np.int8],
-    offsets: NDArray[np.int64],
+    path: Path, manifest: Manifest, features: NDArray[np.int32], targets: NDArray[np.int8], offsets: NDArray[np.int64]
 ) -> None:
     """Write a LEAF JSON file where the path ends in .json, and a folder elsewhere."""
     if path.suffix != ".json":

@@ -27,10 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from writers import SIDE, About, Handwriting, Limit, Seed, check_classes, write
 
-from umbel.data import check_out
-from umbel.protocol.cli import errors_in_one_line
+from umbel.data.making import Out, command, writing
 from umbel.protocol.errors import DatasetError
-from umbel.protocol.home import umbel_home
 
 IMAGES_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz"
 LABELS_URL = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/qmnist-train-labels-idx2-int.gz"
@@ -57,27 +55,13 @@ ABOUT = About(
     ),
 )
 
-app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+app = command()
 
 
 def read_idx(path: Path, dtype: str, shape: tuple[int, ...], url: str) -> NDArray[np.generic]:
-    """Read a file of MNIST's format IDX, plain or compressed (.gz).
+    """Read a file of MNIST's format IDX, plain or compressed (.gz), as it is stored: (rows, *shape).
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    dtype : str
-        What it must hold, as NumPy writes it: ``">u1"`` or ``">i4"``.
-    shape : tuple of int
-        Shape of a row that it must have.
-    url : str
-        Where to get it, for errors.
-
-    Returns
-    -------
-    ndarray, shape (rows, *shape)
-        The numbers as they are stored.
+    `dtype` is what it must hold, as NumPy writes it: ``">u1"`` or ``">i4"``; `url` is where to get it, for errors.
 
     Raises
     ------
@@ -109,12 +93,7 @@ def read_idx(path: Path, dtype: str, shape: tuple[int, ...], url: str) -> NDArra
 
 
 def read_digits(images: Path, labels: Path) -> Handwriting:
-    """Read MNIST images with their QMNIST labels.
-
-    Parameters
-    ----------
-    images, labels : Path
-        The files, plain or compressed (.gz); row ``i`` of one belongs to row ``i`` of the other.
+    """Read MNIST images with their QMNIST labels; row ``i`` of one file belongs to row ``i`` of the other.
 
     Raises
     ------
@@ -138,14 +117,12 @@ def read_digits(images: Path, labels: Path) -> Handwriting:
 def main(
     images: Annotated[Path, typer.Option(help="MNIST's train-images-idx3-ubyte, compressed (.gz) or not.")],
     labels: Annotated[Path, typer.Option(help="QMNIST's qmnist-train-labels-idx2-int, compressed (.gz) or not.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/qmnist")] = None,
+    out: Out = None,
     rows: Limit = None,
     seed: Seed = 0,
 ) -> None:
     """Write MNIST's digits as a dataset, one client a writer, half of the clients turned by 90 degrees."""
-    folder = (out or umbel_home() / "data" / "qmnist").expanduser().absolute()
-    with errors_in_one_line():
-        check_out(folder)
+    with writing(out, "qmnist") as folder:
         lines = write(folder, read_digits(images, labels), ABOUT, rows, seed)
     typer.echo("\n".join(lines))
 

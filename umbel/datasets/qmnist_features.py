@@ -46,10 +46,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import qmnist
 from writers import SIDE, Handwriting, build
 
-from umbel.data import Manifest, check_out, offsets_of, write_dataset
-from umbel.protocol.cli import errors_in_one_line
+from umbel.data import Manifest, offsets_of, write_dataset
+from umbel.data.making import command, counted, writing
 from umbel.protocol.errors import DatasetError
-from umbel.protocol.home import umbel_home
 
 NAME, IMAGES_NAME = "qmnist-features", "qmnist-images"
 PUBLIC_IMAGES_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/t10k-images-idx3-ubyte.gz"
@@ -70,7 +69,7 @@ Images = NDArray[np.uint8]
 Rows = NDArray[np.float32]
 Map = Callable[[Images], Rows]
 
-app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+app = command()
 
 
 class Kind(StrEnum):
@@ -80,11 +79,6 @@ class Kind(StrEnum):
     GRADIENTS = "gradients"
     NEIGHBOURS = "neighbours"
     IMAGES = "images"
-
-    @property
-    def dataset(self) -> str:
-        """The dataset's name."""
-        return IMAGES_NAME if self is Kind.IMAGES else NAME
 
 
 def pixels(images: Images) -> Rows:
@@ -118,21 +112,9 @@ def in_chunks(make: Map, images: Images) -> Rows:
 
 
 def learn(public: Images, kind: Kind, features: int) -> Map:
-    """Learn from public images what makes the features of an image.
+    """Learn from public images (rows, 28, 28) what makes so many features of that kind of images.
 
-    Parameters
-    ----------
-    public : ndarray of uint8, shape (rows, 28, 28)
-    kind : Kind
-        One of features.
-    features : int
-        Their number.
-
-    Returns
-    -------
-    callable
-        ``(images (rows, 28, 28)) -> (rows, features)``; over the public images, features have mean square 1
-        on average.
+    Over the public images, features have mean square 1 on average.
 
     Raises
     ------
@@ -141,10 +123,8 @@ def learn(public: Images, kind: Kind, features: int) -> Map:
     """
     least = max(features, COMPONENTS) + 1
     if len(public) < least:
-        raise DatasetError(
-            f"{features} features need {least} public images, got {len(public)}; give all of them",
-            code="data.too-few-rows",
-        )
+        wrong = f"{features} features need {least} public images, got {len(public)}"
+        raise DatasetError(f"{wrong}; give all of them", code="data.too-few-rows")
     if kind is not Kind.NEIGHBOURS:
         return _principal(public, {Kind.PIXELS: pixels, Kind.GRADIENTS: gradients}[kind], features)
     near = _principal(public, gradients, COMPONENTS)
@@ -223,14 +203,8 @@ def deal(
     if not turn:
         back = np.repeat(turned == 1, rows)
         dealt[back] = np.rot90(dealt[back], -1, axes=(1, 2))
-    manifest = _changed(
-        whole,
-        name=NAME,
-        clients=clients,
-        split={"train": train, "validation": clients - train},
-        groups=turned.tolist() if turn else [],
-        feature_scale=1.0,
-    )
+    split, groups = {"train": train, "validation": clients - train}, turned.tolist() if turn else []
+    manifest = _changed(whole, name=NAME, clients=clients, split=split, groups=groups, feature_scale=1.0)
     return manifest, dealt, classes[kept], offsets_of([rows] * clients)
 
 
@@ -258,17 +232,12 @@ def main(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split, of who has which rows, of who is turned.")] = 0,
 ) -> None:
     """Write MNIST's digits as a dataset of features, of which other writers' images are all that is public."""
-    folder = (out or umbel_home() / "data" / kind.dataset).expanduser().absolute()
-    with errors_in_one_line():
-        check_out(folder)
+    with writing(out, IMAGES_NAME if kind is Kind.IMAGES else NAME) as folder:
         public, others = read_public(public_images, public_labels)
         found = qmnist.read_digits(images, labels)
         if len(both := np.intersect1d(found.writers, others)):
-            raise DatasetError(
-                f"{public_labels}: writer {both[0]} wrote images in {images} as well, which are not public; "
-                "give the test files",
-                code="data.twice",
-            )
+            wrong = f"{public_labels}: writer {both[0]} wrote images in {images} as well, which are not public"
+            raise DatasetError(f"{wrong}; give the test files", code="data.twice")
         manifest, dealt, classes, offsets = deal(found, rows, turn, seed)
         most = int(np.unique(found.writers, return_counts=True)[1].max()) // rows
         promised = f"a writer has up to {most}, and a guarantee is for one" if most > 1 else "one client a writer"
@@ -296,12 +265,9 @@ def main(
             ),
         )
         write_dataset(folder, manifest, made, classes, offsets)
-    split = manifest.split
-    typer.echo(
-        f"{split['train']} training and {split['validation']} validation clients, {len(classes)} {what}; "
-        f"clients whose images are turned: {sum(manifest.groups)}"
-    )
-    typer.echo(str(folder))
+    turned = f"clients whose images are turned: {sum(manifest.groups)}"
+    typer.echo(f"{counted(manifest)}, {len(classes)} {what}; {turned}")
+    typer.echo(folder)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from umbel.data import Manifest, write_leaf
-from umbel.protocol.cli import errors_in_one_line
+from umbel.data.making import command, writing
 
 OPTIMA = ((5.0, 6.0), (4.0, -4.5))
 """The parameter vectors theta* of Eqs. 23 and 24."""
@@ -36,27 +36,17 @@ OUT = Path(__file__).with_name("synthetic.json")
 
 Clients = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
 
-app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+app = command()
 
 
 def make(
     seed: int = 0, clients: int = 100, validation_clients: int = 100, samples: int = 10
 ) -> tuple[Manifest, Clients]:
-    """Draw the data.
-
-    Parameters
-    ----------
-    seed : int
-        Seed of the one generator that everything is drawn from.
-    clients, validation_clients : int
-        Number of training and of validation clients.
-    samples : int
-        Rows a client.
+    """Draw training and validation clients of `samples` rows each, all from one generator.
 
     Returns
     -------
     manifest : Manifest
-        What the data are.
     clients : dict of str to (x, y)
         Training clients first; x has shape (samples, 2) and y has shape (samples,), both without unit.
     """
@@ -102,11 +92,10 @@ def main(
     samples: Annotated[int, typer.Option(min=1, help="Rows a client.")] = 10,
 ) -> None:
     """Write clients of two linear distributions (group privacy paper, Sec. 5.1) as LEAF JSON."""
-    out = out.expanduser().absolute()
-    with errors_in_one_line():
-        write_leaf(out, *make(seed, clients, validation_clients, samples))
+    with writing(out, "synthetic") as file:
+        write_leaf(file, *make(seed, clients, validation_clients, samples))
     typer.echo(f"{clients} training and {validation_clients} validation clients, {samples} rows each")
-    typer.echo(out)
+    typer.echo(file)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from umbel.data import Manifest, offsets_of, write_dataset
+from umbel.data.making import counted, split_of
 from umbel.protocol.errors import DatasetError
 
 SIDE = 28
@@ -36,16 +37,9 @@ Seed = Annotated[
 
 @dataclass(frozen=True)
 class Handwriting:
-    """Images with their class and their writer, a row each, in any order.
+    """Images (rows, 28, 28) in grey as they were found, with their classes and writers (rows,), in any order.
 
-    Attributes
-    ----------
-    images : ndarray of uint8, shape (rows, 28, 28)
-        Grey values as they were found.
-    labels : ndarray of int64, shape (rows,)
-        Class of each image.
-    writers : ndarray, shape (rows,)
-        Who wrote it, a number or a name.
+    A writer is a number or a name.
     """
 
     images: NDArray[np.uint8]
@@ -55,14 +49,9 @@ class Handwriting:
 
 @dataclass(frozen=True)
 class About:
-    """What a recipe knows of its data: entries of the manifest.
+    """What a recipe, the script of that name, knows of its data: entries of the manifest (`umbel.Manifest`).
 
-    Attributes
-    ----------
-    name, model, provenance, licence : str
-        See `dataset.Manifest`; how the dataset was drawn is added to the provenance.
-    recipe : str
-        Name of the script.
+    How the dataset was drawn is added to the provenance.
     """
 
     recipe: str
@@ -77,19 +66,8 @@ def build(
 ) -> tuple[Manifest, NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
     """Turn handwriting into a dataset.
 
-    Writers take the clients' places in random order; the first 90 % train. The order of the rows
-    given plays no part.
-
-    Parameters
-    ----------
-    found : Handwriting
-        The rows.
-    about : About
-        What the manifest says of them.
-    rows : int, optional
-        Rows kept of each client at most, drawn at random; all by default.
-    seed : int
-        Seed of the one generator that everything is drawn from.
+    Writers take the clients' places in random order; the first 90 % train. Of each, `rows` at most are kept, drawn at
+    random. The order of the rows given plays no part.
 
     Returns
     -------
@@ -105,11 +83,7 @@ def build(
     # Sorted, so that the result does not depend on the order of the rows.
     names, writer = np.unique(found.writers, return_inverse=True)
     clients = len(names)
-    if clients < 2:
-        raise DatasetError(
-            f"{about.name}: {clients} writers, and at least 2 are needed to train and validate; give all of the data",
-            code="data.too-few-clients",
-        )
+    split = split_of(clients, 90, f"{about.name}: {clients} writers", "give all of the data")
     generator = np.random.default_rng(seed)
     order = generator.permutation(clients)
     turned = generator.integers(2, size=clients)
@@ -125,15 +99,13 @@ def build(
     features = np.empty((offsets[-1], SIDE, SIDE), np.uint8)
     for client, own in enumerate(kept):
         features[offsets[client] : offsets[client + 1]] = np.rot90(found.images[own], turned[client], axes=(1, 2))
-    # In whole numbers, where no rounding can move the border.
-    train = clients * 9 // 10
     limit = "" if rows is None else f"; of each writer at most {rows} rows, drawn at random"
     manifest = Manifest(
         name=about.name,
         model=about.model,
         loss="cross-entropy",
         clients=clients,
-        split={"train": train, "validation": clients - train},
+        split=split,
         feature_scale=1 / 255,
         groups=turned.tolist(),
         provenance=(
@@ -149,26 +121,16 @@ def write(folder: Path, found: Handwriting, about: About, rows: int | None, seed
     """Build a dataset, write it, and return the lines to print about it."""
     manifest, features, targets, offsets = build(found, about, rows, seed)
     write_dataset(folder, manifest, features, targets, offsets)
-    split = manifest.split
-    return [
-        f"{split['train']} training and {split['validation']} validation clients, {len(targets)} rows; "
-        f"clients whose images are turned: {sum(manifest.groups)}",
-        str(folder),
-    ]
+    turned = f"clients whose images are turned: {sum(manifest.groups)}"
+    return [f"{counted(manifest)}, {len(targets)} rows; {turned}", str(folder)]
 
 
 def check_classes(labels: NDArray[Any], classes: int, source: Path | str) -> NDArray[np.int64]:
     """Return labels as int64, or raise where one is no class from 0 to `classes` - 1; `source` is named in errors."""
-    if labels.ndim != 1:
-        raise DatasetError(f"{source}: labels must be a list of classes, got shape {labels.shape}", code="data.classes")
-    if labels.dtype.kind not in "iu":
-        raise DatasetError(
-            f"{source}: labels must be whole numbers, got {labels.dtype}; give the original file", code="data.classes"
-        )
-    if len(bad := np.flatnonzero((labels < 0) | (labels >= classes))):
-        raise DatasetError(
-            f"{source}: the label of row {bad[0]} is {labels[bad[0]]}, not a class from 0 to {classes - 1}; "
-            "give the original file",
-            code="data.classes",
-        )
-    return labels.astype(np.int64)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        wrong = f"labels must be a list of whole numbers, got {labels.dtype} of shape {labels.shape}"
+    elif len(bad := np.flatnonzero((labels < 0) | (labels >= classes))):
+        wrong = f"the label of row {bad[0]} is {labels[bad[0]]}, not a class from 0 to {classes - 1}"
+    else:
+        return labels.astype(np.int64)
+    raise DatasetError(f"{source}: {wrong}; give the original file", code="data.classes")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, make_dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Annotated, Any
@@ -48,37 +48,8 @@ Size = Annotated[int, Field(ge=1, le=10_000_000)]
 Sizes = Annotated[tuple[Size, ...], BeforeValidator(lambda text: tuple(text.split(",")))]
 
 
-@dataclass(frozen=True)
-class LinearOptions:
-    """Options of ``linear`` with sizes: one dense layer."""
-
-    inputs: Size
-    outputs: Size
-
-
-@dataclass(frozen=True)
-class MLPOptions:
-    """Options of ``mlp``: the widths of its hidden layers are separated by commas."""
-
-    inputs: Size
-    hidden: Sizes
-    outputs: Size
-
-
-@dataclass(frozen=True)
-class FactorsOptions:
-    """Options of ``factors`` and ``biased-factors``: I items with vectors of length d."""
-
-    items: Size
-    size: Size
-
-
-@dataclass(frozen=True)
-class SoftmaxOptions:
-    """Options of ``softmax``."""
-
-    features: Size
-    classes: Size
+def _options(**fields: Any) -> type[Any]:
+    return make_dataclass("Options", fields.items(), frozen=True)
 
 
 def dense(*sizes: Any) -> nn.Module:
@@ -90,12 +61,13 @@ def dense(*sizes: Any) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
+_FACTORS = _options(items=Size, size=Size)
 SIZED: Mapping[str, tuple[type[Any], Callable[..., nn.Module]]] = {
-    "linear": (LinearOptions, dense),
-    "mlp": (MLPOptions, dense),
-    "softmax": (SoftmaxOptions, Softmax),
-    "factors": (FactorsOptions, Factors),
-    "biased-factors": (FactorsOptions, BiasedFactors),
+    "linear": (_options(inputs=Size, outputs=Size), dense),
+    "mlp": (_options(inputs=Size, hidden=Sizes, outputs=Size), dense),
+    "softmax": (_options(features=Size, classes=Size), Softmax),
+    "factors": (_FACTORS, Factors),
+    "biased-factors": (_FACTORS, BiasedFactors),
 }
 """The options of each model, and its network, which takes them in order."""
 
@@ -194,12 +166,12 @@ def _sized(kind: str, words: str, loss: Loss | None) -> Model:
     """Return the model of a key of `SIZED`, its options being words as ``name=value name=value``."""
     options, network = SIZED[kind]
     name, size = f"{kind} {words}", astuple(parse_options(options, words, f"model {kind!r}"))
-    if options is FactorsOptions and loss and loss.name not in SLOPES:
+    if options is _FACTORS and loss and loss.name not in SLOPES:
         raise ModelError(
             f"model {name!r} needs a loss of the margin, not {loss.name!r}; choose from {', '.join(SLOPES)}",
             code="model.loss",
         )
-    usual = "log" if options is FactorsOptions else "mse" if size[-1] == 1 else "cross-entropy"
+    usual = "log" if options is _FACTORS else "mse" if size[-1] == 1 else "cross-entropy"
     loss = loss or LOSSES[usual]
     metric = "accuracy" if loss.name == "cross-entropy" else "right-sign" if loss.name in SLOPES else "rmse"
     return Model(name, partial(network, *size), loss, loss if loss.by_row else METRICS[metric])

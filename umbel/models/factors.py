@@ -32,17 +32,10 @@ _NEWCOMER_DECAY = 1e-3
 
 
 class Factors(nn.Module):
-    """Scores u . v_i.
+    """Scores u . v_i of I items, with vectors of length d (the PAC paper's k).
 
     Items move by the sum of their samples' gradients and the user's vector by the mean (PAC paper,
     Eqs. 1 and 2), since in a minibatch an item occurs once at most.
-
-    Parameters
-    ----------
-    items : int
-        I, the number of items.
-    factors : int
-        d, the length of the vectors (the PAC paper's k).
     """
 
     local_parameters = ("user",)
@@ -74,18 +67,8 @@ class Factors(nn.Module):
     ) -> dict[str, NDArray[np.float32]]:
         """Return the vectors (clients, d) that suit newcomers' rows best, items being as they are.
 
-        Parameters
-        ----------
-        shared : dict of ndarray
-            One hypothesis: ``items``.
-        features : ndarray, shape (rows, 1)
-            Items' numbers, the rows of a client together.
-        targets : ndarray, shape (rows,)
-            Labels of -1 and 1.
-        lengths : ndarray of int, shape (clients,)
-            Number of rows of each client; 0 leaves its vector at 0.
-        loss : str
-            A key of `umbel.models.losses.SLOPES`.
+        For the arguments see `umbel.models.hooks.Hooks`; `loss` is a key of `umbel.models.losses.SLOPES`. A client
+        without rows has a vector of 0.
         """
         vectors, offsets = cls._seen_by_users(shared["items"].astype(np.float64))
         slope = SLOPES[loss]
@@ -146,14 +129,8 @@ class BiasedFactors(Factors):
     Matrix factorisation with biases (Koren, Bell and Volinsky, 2009) for labels, at the maximum of the posterior:
     vectors and biases have Gaussian priors of mean 0 and precisions `VECTOR_DECAY` and `BIAS_DECAY`. So an item
     or a user with few labels stays near the average. A user starts at 0, as an average one; all steps go
-    down the sum over a minibatch, those of users too.
-
-    Parameters
-    ----------
-    items : int
-        I.
-    factors : int
-        d. ``items`` (I, d + 1) holds each item's vector and then its bias, ``user`` (d + 1,) the user's.
+    down the sum over a minibatch, those of users too. ``items`` (I, d + 1) holds each item's vector and then its
+    bias, ``user`` (d + 1,) the user's.
     """
 
     summed_parameters = ("items", "user")
@@ -194,11 +171,6 @@ def baselines(dataset: Dataset) -> dict[str, float]:
     They are scored on the rows of validation clients on which `Learner.score_newcomers` scores a model. A rule
     knows the labels of all training clients and, of each validation client, those that it fits its own vector to.
     What a client's rate or an item's cannot decide is taken to be liked.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        Of preferences: an item's number, and a label of -1 or 1, a row.
 
     Returns
     -------

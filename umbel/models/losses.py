@@ -50,7 +50,7 @@ class Score:
     by_row: bool = field(default=False, kw_only=True)
 
     def of_rows(self, outputs: Tensor, targets: Tensor, axes: int = 1) -> Tensor:
-        r"""Return the value of each row.
+        r"""Return the value of each row, (\*batch,).
 
         Numbers of several axes, as images, are compared as one vector. Where a row has several classes, as
         the next tokens of a sequence, its value is their mean.
@@ -62,10 +62,6 @@ class Score:
         targets : Tensor, shape (\*batch, \*target shape)
         axes : int
             How many axes are the batch's.
-
-        Returns
-        -------
-        Tensor, shape (\*batch,)
         """
         if self.by_row:
             return self._row_by_row(outputs, targets, axes)

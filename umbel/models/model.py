@@ -160,12 +160,12 @@ class Model:
 
     @cached_property
     def summed(self) -> frozenset[str]:
-        """Parameters whose step follows the gradient summed over a minibatch, instead of its mean."""
+        """See `umbel.models.hooks.Hooks`."""
         return frozenset(self.hooks.summed_parameters)
 
     @cached_property
     def decays(self) -> dict[str, NDArray[np.float32]]:
-        """Precisions of parameters' Gaussian priors, (size of the last axis,)."""
+        """See `umbel.models.hooks.Hooks`."""
         return {name: np.asarray(value, np.float32) for name, value in self.hooks.decays.items()}
 
     @cached_property
@@ -179,15 +179,10 @@ class Model:
         return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self._network.changing)
 
     def apply(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
-        """Return the outputs ``(batch, ...)`` of the network with the given parameters.
+        """Return the outputs ``(batch, ...)`` of inputs ``(batch, *row shape)`` under the given parameters.
 
-        Parameters
-        ----------
-        parameters : dict of Tensor
-            Frozen ones may be left out. Buffers that change in training change in here.
-        inputs : Tensor, shape (batch, \\*row shape)
-        training : bool
-            Whether the network acts as in training: it drops out, and takes the statistics of the batch.
+        Frozen parameters may be left out. In training the network drops out and takes the statistics of the batch, and
+        the buffers among the parameters change.
         """
         if self.module.training is not training:
             for layer in self._network.changing:

@@ -33,14 +33,9 @@ class CNN(nn.Module):
     """The FEMNIST network (Sec. 5.3 and Table 3): 1,206,590 parameters for 62 classes.
 
     The kernels are 3x3 and unpadded: the 2x2 kernels printed in Table 3 would give 1,400,990
-    parameters, not the number that the text states.
+    parameters, not the number that the text states. For 10 classes, of digits alone, there are 1,199,882.
 
-    Parameters
-    ----------
-    classes : int
-        62, or 10 for digits alone: then there are 1,199,882 parameters.
-    smooth : bool
-        Sigmoids in place of ReLU, as the paper has it where deep leakage from gradients attacks it (Sec. 5.3).
+    With ``smooth`` it has sigmoids in place of ReLU, as where deep leakage from gradients attacks it (Sec. 5.3).
     """
 
     def __init__(self, classes: int = 62, smooth: bool = False) -> None:
@@ -65,12 +60,7 @@ class LeNet(nn.Module):
 
     Strides instead of pooling and sigmoids instead of ReLU make it twice differentiable, as the
     attack needs, and weights and biases start uniformly in [-1/2, 1/2], as in the authors' code. It
-    is there for audits (`attacks`).
-
-    Parameters
-    ----------
-    classes : int
-        62, or 10 for digits alone: then there are 13,426 parameters.
+    is there for audits. For 10 classes, of digits alone, there are 13,426 parameters.
     """
 
     def __init__(self, classes: int = 62) -> None:
@@ -98,10 +88,6 @@ class Softmax(nn.Module):
 
     From nearly 0 the first step on all rows is nearly that of least squares, which for white features
     is its solution. Exactly 0 would make all hypotheses the same.
-
-    Parameters
-    ----------
-    features, classes : int
     """
 
     def __init__(self, features: int, classes: int) -> None:

@@ -28,15 +28,9 @@ class SGD:
 
     def make(self, parameters: Iterable[Tensor], step_size: float) -> torch.optim.Optimizer:
         """Return the optimizer of some parameters, with nothing yet in its memory."""
+        nesterov = self.nesterov and self.momentum > 0
         # Parameters of all clients at once where that is faster; the numbers are the same.
-        return torch.optim.SGD(
-            parameters,
-            step_size,
-            momentum=self.momentum,
-            nesterov=self.nesterov and self.momentum > 0,
-            weight_decay=self.weight_decay,
-            foreach=True,
-        )
+        return torch.optim.SGD(parameters, step_size, self.momentum, 0.0, self.weight_decay, nesterov, foreach=True)
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,7 @@ class Adam:
     kind: ClassVar[type[torch.optim.Adam]] = torch.optim.Adam
 
     def make(self, parameters: Iterable[Tensor], step_size: float) -> torch.optim.Optimizer:
-        """Return the optimizer of some parameters, with nothing yet in its memory."""
+        """See `SGD.make`."""
         betas = self.beta1, self.beta2
         return self.kind(parameters, step_size, betas, self.epsilon, self.weight_decay, foreach=True)
 
@@ -95,13 +89,7 @@ class LocalOptimizer:
 
     @classmethod
     def of(cls, run: RunConfig) -> Self:
-        """Return what a run asks for.
-
-        Raises
-        ------
-        ConfigError
-            When the optimizer has no such option.
-        """
+        """Return what a run asks for; raise `ConfigError` when the optimizer has no such option."""
         return cls(_optimizer(run.optimizer, run.optimizer_options), run.clip_gradient, run.proximal)
 
     @property

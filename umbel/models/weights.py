@@ -16,29 +16,17 @@ from umbel.protocol.home import umbel_home
 
 
 def find_weights(name: str) -> Path:
-    """Return the file of a name: an absolute path, or one under ``$UMBEL_HOME/models``.
-
-    Raises
-    ------
-    ModelError
-        When there is none.
-    """
+    """Return the file of a name, an absolute path or one under ``$UMBEL_HOME/models``, or raise `ModelError`."""
     path = umbel_home() / "models" / Path(name).expanduser()
     if not path.is_file():
-        raise ModelError(
-            f"pretrained = {name!r}: there is no file {path}; give an absolute path, or put it there",
-            code="model.pretrained",
-        )
+        raise ModelError(f"pretrained = {name!r}: there is no file {path}; put it there", code="model.pretrained")
     return path
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, or of a state dict that ``torch.save`` wrote; no code in it is run.
 
-    Raises
-    ------
-    ModelError
-        When it is neither.
+    Anything else is a `ModelError`.
     """
     try:
         if path.suffix == ".safetensors":
@@ -46,9 +34,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a file may hold anything
-        raise ModelError(
-            f"{path} cannot be read as weights: {' '.join(str(error).split())[:200]}", code="model.pretrained"
-        ) from error
+        told = " ".join(str(error).split())[:200]
+        raise ModelError(f"{path} cannot be read as weights: {told}", code="model.pretrained") from error
     if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
         found = found["state_dict"]
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 Arrays = dict[str, NDArray[Any]]
 Vectors = NDArray[Any]
 """Rows of parameters (m, n), of 32 bits as they travel or of 64."""
+Matrix = NDArray[np.float64]
+Labels = NDArray[np.int64]
 
 _CACHED = 1 << 17  # numbers of 64 bits that a core keeps at hand
 

@@ -38,7 +38,7 @@ def import_by_name(name: str) -> Any:
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith("."):
-        raise ConfigError(f"cannot import {name!r}: give the module's full name", code="config.import")
+        raise ConfigError(f"cannot import {module_name!r} of {name!r}: give its full name", code="config.import")
     with _own_first():
         module_name = _current(module_name)
         try:

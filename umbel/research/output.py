@@ -1,8 +1,4 @@
-"""What experiments and attacks leave behind: a page of tables, a CSV file, figures.
-
-An experiment or an attack makes rows, which are dicts of numbers. A `Section` shows rows to people, and a `Page` holds
-sections and rows. The same numbers give the same bytes.
-"""
+"""What experiments and attacks leave behind: a page of tables, a CSV file, figures. Equal rows give equal bytes."""
 
 from __future__ import annotations
 
@@ -58,15 +54,12 @@ class Page:
 
     Attributes
     ----------
-    title : str
-    sections : sequence of Section
+    title, sections
         For people.
-    rows : sequence of mapping
-        Of the CSV file, which has the keys of all.
+    rows, file
+        Of the CSV file, which has the keys of all rows, and its name.
     document : mapping or None
         Of ``config.toml``; None for no such file.
-    file : str
-        Name of the CSV file.
     draw : callable or None
         Draws figures into the folder.
     aside : str
@@ -96,7 +89,8 @@ class Page:
         names = list(dict.fromkeys(key for row in self.rows for key in row))
         writer = csv.DictWriter(buffer, names, lineterminator="\n")
         writer.writeheader()
-        writer.writerows({key: _plain(value) for key, value in row.items()} for row in self.rows)
+        for row in self.rows:
+            writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
         write_atomically(folder / self.file, buffer.getvalue().encode())
         if self.document is not None:
             write_atomically(folder / "config.toml", tomli_w.dumps(self.document).encode())
@@ -123,12 +117,6 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _plain(value: Value) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def average(values: Iterable[float]) -> tuple[float, float]:
@@ -182,15 +170,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 _STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#DDDDDD",
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-}
+    "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": "#DDDDDD", "legend.frameon": False, "svg.fonttype": "none",
+}  # fmt: skip
 
 
 @contextmanager

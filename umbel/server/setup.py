@@ -18,7 +18,7 @@ from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import site_release
 from umbel.protocol.arrays import Arrays, all_finite, flatten
-from umbel.protocol.errors import ConfigError
+from umbel.protocol.errors import ConfigError, Refused
 from umbel.protocol.release import Release, ReleaseBy
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 from umbel.protocol.tasks import TrainingSpec
@@ -78,7 +78,12 @@ class Setup:
                 f"message-noise is for models with local parameters, not {model.name!r}; set it to 0",
                 code="config.message-noise",
             )
-        mechanisms.load(run.mechanism)
+        mechanism = mechanisms.load(run.mechanism)
+        if strategy.release_by is ReleaseBy.SITE and strategy.hypotheses > 1 and run.noise_multiplier > 0:
+            try:
+                mechanism(run.noise_multiplier).count_radius(run.choice_epsilon)
+            except Refused as error:
+                raise ConfigError(error.text, code="config.choice-epsilon") from error
         LocalOptimizer.of(run)
         return cls(run, strategy, fleet, model, manifest)
 

@@ -44,7 +44,7 @@ def run_config(name: str, **changes: Any) -> dict[str, Any]:
     return config
 
 
-def run(config: Mapping[str, Any], nodes: int = 1) -> Path:
+def run(config: Mapping[str, Any], nodes: int = 1, observers: Sequence[Observer] = ()) -> Path:
     """Do a run as the app does, with its log, and return the folder that it leaves behind.
 
     What it learns is what a run with ``flwr run`` learns: to the bit with as many nodes, or with ``engine=loop``, and
@@ -56,6 +56,8 @@ def run(config: Mapping[str, Any], nodes: int = 1) -> Path:
         What it lacks is as by default.
     nodes : int
         Number of simulated nodes.
+    observers : sequence of Observer
+        Besides those that the run config names.
 
     Raises
     ------
@@ -65,7 +67,7 @@ def run(config: Mapping[str, Any], nodes: int = 1) -> Path:
         When the nodes refuse; the reason is in the log.
     """
     config = RunConfig().entries() | RunConfig.current(config)
-    return conduct(InProcessGrid(umbel.client.app.app, config, nodes), config, secrets.randbelow(10**6))
+    return conduct(InProcessGrid(umbel.client.app.app, config, nodes), config, secrets.randbelow(10**6), observers)
 
 
 def play(

@@ -1,10 +1,9 @@
 """The strategy that all of umbel's are built on.
 
-To write one of your own, subclass `HypothesisStrategy` or one of its children and override
-`assign` (which hypothesis does each release belong to?), `combine` (what becomes of a group?) or
-`reshape` (are there more hypotheses from now on, or fewer?), then name it in the run config:
-``strategy = "package.module:Class"``. The fields of a dataclass, `Options`, are its options;
-what it must remember from round to round lies in `state`, which comes back when a run is resumed.
+To write your own, subclass `HypothesisStrategy` or one of its children and override `assign` (which hypothesis does
+each release belong to?), `combine` (what becomes of a group?) or `reshape` (are there more hypotheses from now on, or
+fewer?). Then name it in the run config: ``strategy = "package.module:Class"``. The fields of a dataclass, `Options`,
+are its options. What it remembers from round to round lies in `state`, which comes back when a run is resumed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,18 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from umbel.models.model import Model
-from umbel.protocol.arrays import Arrays, Vectors, all_finite, as_matrix, distances, flatten, mean_of, unflatten
+from umbel.protocol.arrays import (
+    Arrays,
+    Labels,
+    Matrix,
+    Vectors,
+    all_finite,
+    as_matrix,
+    distances,
+    flatten,
+    mean_of,
+    unflatten,
+)
 from umbel.protocol.flower import log
 from umbel.protocol.plugins import NoOptions
 from umbel.protocol.records import to_array_record
@@ -39,7 +49,7 @@ class Clients(Protocol):
     """A run's clients, as far as a strategy knows of them: whom it asks, and what they released."""
 
     clients_per_round: int
-    participations: NDArray[np.int64]
+    participations: Labels
     """How often each training client has released."""
 
     @property
@@ -65,6 +75,10 @@ class Clients(Protocol):
     def scores(self, replies: Iterable[Message]) -> Scores | None:
         """Return the scores in the replies to the last `ask_evaluation`; None without an answer."""
 
+    @property
+    def count_deviation(self) -> float:
+        """The standard deviation of the noise on each count of a site's sums."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -72,12 +86,11 @@ class Outcome:
 
     Attributes
     ----------
-    round : int
     clients : ndarray of int, shape (m,)
         The training clients that released.
     groups : ndarray of int, shape (m,)
-        The hypothesis that each release was assigned to; -1 when there were too few releases, and where
-        sites released sums, which hide who trained which hypothesis.
+        The hypothesis that each release was assigned to; -1 when there were too few releases, and where sites released
+        sums, which hide who trained which hypothesis.
     counts : ndarray of int, shape (k,)
         Releases a hypothesis; where sites released sums, about how many clients trained it.
     releases : ndarray, shape (m, 2), or None
@@ -87,19 +100,19 @@ class Outcome:
     following : dict of ndarray, each (k, \\*shape), or None
         The next hypotheses; None when the round leaves them as they are.
     longest : ndarray, shape (k,), or None
-        How far the furthest of the releases assigned to each hypothesis is from it, 0 where there are none; None where
-        releases were not assigned.
+        The distance of each hypothesis to the furthest release assigned to it, 0 without any; None where releases were
+        not assigned.
     """
 
     round: int
-    clients: NDArray[np.int64]
-    groups: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    releases: NDArray[np.float64] | None
+    clients: Labels
+    groups: Labels
+    counts: Labels
+    releases: Matrix | None
     asked: int
     lost_nodes: int
     following: Arrays | None
-    longest: NDArray[np.float64] | None = None
+    longest: Matrix | None = None
 
 
 class HypothesisStrategy(Strategy):
@@ -110,13 +123,12 @@ class HypothesisStrategy(Strategy):
     fleet : Clients
         The run's nodes and their clients (`umbel.server.nodes.fleet.Fleet`).
     hypotheses : int
-        k, the number of hypotheses; the most that there may be, where the strategy makes them more or fewer.
+        k; the most that there may be, where the strategy makes them more or fewer.
     min_releases : int
         A round with fewer releases leaves the hypotheses as they are.
     radius : ClipSchedule
         The clip norm of each round.
     options : Options
-        The strategy's own.
     """
 
     Options: ClassVar[type] = NoOptions
@@ -163,10 +175,8 @@ class HypothesisStrategy(Strategy):
     def check(self, run: RunConfig, model: Model) -> None:
         """Raise `ConfigError` when the strategy cannot do such a run; called once, before any work."""
 
-    def assign(
-        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
-    ) -> NDArray[np.int64]:
-        """Return the hypothesis each release belongs to.
+    def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:
+        """Return the hypothesis (m,) that each release belongs to.
 
         Parameters
         ----------
@@ -174,18 +184,14 @@ class HypothesisStrategy(Strategy):
             Sanitised parameter vectors, in client order, as they travelled; they cannot be written to. With a
             hypothesis they make float64; a sum of them alone wants ``dtype=np.float64``.
         hypotheses : ndarray, shape (k, n)
-            The hypotheses that were broadcast.
+            As they were broadcast.
         choices : ndarray of int, shape (m,), or None
-            What the clients chose, if the strategy `discloses_choice`.
-
-        Returns
-        -------
-        ndarray of int, shape (m,)
+            The clients' own, if the strategy `discloses_choice`.
         """
         raise NotImplementedError
 
-    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
-        """Return the next hypothesis: the mean of the releases assigned to it.
+    def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
+        """Return the next hypothesis (n,): the mean of the releases assigned to it.
 
         Parameters
         ----------
@@ -194,11 +200,7 @@ class HypothesisStrategy(Strategy):
         hypothesis : ndarray, shape (n,)
             As it was broadcast.
         index : int
-            Which hypothesis it is, from 0 to k - 1.
-
-        Returns
-        -------
-        ndarray, shape (n,)
+            Its number, from 0 to k - 1.
         """
         return mean_of(group)
 
@@ -215,50 +217,28 @@ class HypothesisStrategy(Strategy):
             moved, longest = hypotheses.copy(), np.zeros(k)
             for j in np.flatnonzero(counts).tolist():
                 rows = np.flatnonzero(labels == j)
-                moved[j] = (
-                    mean_of(vectors, rows)
-                    if self.averages
-                    else self.combine(vectors[rows].astype(np.float64), hypotheses[j], j)
-                )
+                if self.averages:
+                    moved[j] = mean_of(vectors, rows)
+                else:
+                    moved[j] = self.combine(vectors[rows].astype(np.float64), hypotheses[j], j)
                 longest[j] = distances(vectors, hypotheses[j], rows).max()
             moved = self.reshape(round, moved, hypotheses, vectors, labels)
             following = moved_to(moved, sent, round)
-        return Outcome(
-            round=round,
-            clients=releases.clients,
-            groups=labels,
-            counts=counts,
-            releases=vectors.astype(np.float64) if vectors.shape[1] == _DRAWN else None,
-            asked=releases.asked,
-            lost_nodes=releases.lost_nodes,
-            following=following,
-            longest=longest,
-        )
+        drawn = vectors.astype(np.float64) if vectors.shape[1] == _DRAWN else None
+        asked, lost = releases.asked, releases.lost_nodes
+        return Outcome(round, releases.clients, labels, counts, drawn, asked, lost, following, longest)
 
-    def reshape(
-        self,
-        round: int,
-        moved: NDArray[np.float64],
-        hypotheses: NDArray[np.float64],
-        releases: Vectors,
-        labels: NDArray[np.int64],
-    ) -> NDArray[np.float64]:
-        """Return the next hypotheses, of which there may be more or fewer than before.
+    def reshape(self, round: int, moved: Matrix, hypotheses: Matrix, releases: Vectors, labels: Labels) -> Matrix:
+        """Return the next hypotheses (l, n), of which there may be more or fewer than before.
 
         Parameters
         ----------
         round : int
-        moved : ndarray, shape (k, n)
-            What `combine` made of each group.
-        hypotheses : ndarray, shape (k, n)
-            As they were broadcast.
+        moved, hypotheses : ndarray, shape (k, n)
+            From `combine`, and as they were broadcast.
         releases : ndarray, shape (m, n)
         labels : ndarray of int, shape (m,)
-            What `assign` said.
-
-        Returns
-        -------
-        ndarray, shape (l, n)
+            From `assign`.
         """
         return moved if self.how_many is None else self.how_many.look(self.state, round, moved, hypotheses, labels)
 
@@ -295,15 +275,9 @@ class HypothesisStrategy(Strategy):
         The counts are ``asked``, ``releases``, ``lost-nodes``, and ``groups``: releases a hypothesis.
         """
         outcome = self.train(server_round, replies)
-        counts = MetricRecord(
-            {
-                "asked": outcome.asked,
-                "releases": len(outcome.clients),
-                "lost-nodes": outcome.lost_nodes,
-                "groups": outcome.counts.tolist(),
-            }
-        )
-        return None if outcome.following is None else to_array_record(outcome.following), counts
+        counts = {"asked": outcome.asked, "releases": len(outcome.clients), "lost-nodes": outcome.lost_nodes}
+        told = MetricRecord({**counts, "groups": outcome.counts.tolist()})
+        return None if outcome.following is None else to_array_record(outcome.following), told
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -313,27 +287,14 @@ class HypothesisStrategy(Strategy):
 
     @final
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average loss and metric over the validation clients that answered, each counting once.
-
-        Returns
-        -------
-        MetricRecord or None
-            ``loss``, ``metric``, ``clients``, and how these differ (`Scores`); None without an
-            answer.
-        """
+        """Return the fields of `Scores` over the validation clients that answered; None without an answer."""
         scores = self.validate(server_round, replies)
         return None if scores is None else MetricRecord(asdict(scores))
 
     def summary(self) -> None:
         """Log what the strategy does."""
-        log(
-            INFO,
-            "%s: k = %d hypotheses, %d clients a round, clipping %s",
-            type(self).__name__,
-            self.hypotheses,
-            self.fleet.clients_per_round,
-            self.radius.mode,
-        )
+        name, clients, mode = type(self).__name__, self.fleet.clients_per_round, self.radius.mode
+        log(INFO, "%s: k = %d hypotheses, %d clients a round, clipping %s", name, self.hypotheses, clients, mode)
 
 
 @lru_cache(maxsize=4)
@@ -345,7 +306,7 @@ def _decided(
     )
 
 
-def moved_to(moved: NDArray[np.float64], sent: Arrays, round: int) -> Arrays | None:
+def moved_to(moved: Matrix, sent: Arrays, round: int) -> Arrays | None:
     """Return hypotheses (k, n) as arrays like those sent; None, and say so, where they are not finite."""
     following = unflatten(moved, sent)
     if all_finite(as_matrix(following)):

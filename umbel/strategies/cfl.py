@@ -1,9 +1,8 @@
 """Clustered federated learning (Sattler, Müller and Samek, 2020): one model, which is split where clients disagree.
 
-The paper's server tells every client which cluster it is in. Here a client trains the hypothesis that fits it
-best, as always, so the server need not remember anybody, and clients that took no part have a model too.
-What is split are the releases, so that it works as far as these show in which direction clients went: not
-under noise that is larger than their updates.
+The paper's server tells every client which cluster it is in. Here a client trains the hypothesis that fits it best, as
+always, so the server need not remember clients, and those that took no part have a model too. Releases are split, so
+that it works as far as they show in which direction clients went: not under noise larger than their updates.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from umbel.models.model import Model
-from umbel.protocol.arrays import Vectors, mean_of
+from umbel.protocol.arrays import Labels, Matrix, Vectors, mean_of
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import log
 from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.strategies.base import HypothesisStrategy
-from umbel.strategies.cosines import cosines
 from umbel.strategies.group_privacy import nearest
+from umbel.strategies.respawn import cosines
 
 _LEAST = 2  # releases of a part
 _LONGEST = "cfl/longest"
@@ -63,30 +62,17 @@ class ClusteredFL(HypothesisStrategy):
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse a run that could split nothing."""
         if run.hypotheses == AUTO:
-            raise ConfigError(
-                f"strategy {run.strategy!r} splits by itself; set hypotheses to the most that there may be",
-                code="config.hypotheses",
-            )
+            text = f"strategy {run.strategy!r} splits by itself; set hypotheses to the most that there may be"
+            raise ConfigError(text, code="config.hypotheses")
         if self.hypotheses == 1:
-            raise ConfigError(
-                f"strategy {run.strategy!r} with hypotheses = 1 is fedavg; set the most that there may be",
-                code="config.hypotheses",
-            )
+            text = f"strategy {run.strategy!r} with hypotheses = 1 is fedavg; set the most that there may be"
+            raise ConfigError(text, code="config.hypotheses")
 
-    def assign(
-        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
-    ) -> NDArray[np.int64]:
+    def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:
         """Return the hypothesis that each release is nearest to."""
         return nearest(releases, hypotheses)
 
-    def reshape(
-        self,
-        round: int,
-        moved: NDArray[np.float64],
-        hypotheses: NDArray[np.float64],
-        releases: Vectors,
-        labels: NDArray[np.int64],
-    ) -> NDArray[np.float64]:
+    def reshape(self, round: int, moved: Matrix, hypotheses: Matrix, releases: Vectors, labels: Labels) -> Matrix:
         """Return the hypotheses with those in two that are to be split; the second part comes last."""
         updates = releases - hypotheses[labels]
         lengths = np.linalg.norm(updates, axis=1)
@@ -105,7 +91,7 @@ class ClusteredFL(HypothesisStrategy):
                     round, j, second.sum(), len(following) - 1, len(mine))  # fmt: skip
         return np.stack(following)
 
-    def _is_torn(self, updates: NDArray[np.float64], longest: float) -> bool:
+    def _is_torn(self, updates: Matrix, longest: float) -> bool:
         """Return whether a cluster's clients move and it does not (the paper's criterion, with lengths as shares)."""
         if len(updates) < 2 * _LEAST:
             return False
@@ -114,20 +100,15 @@ class ClusteredFL(HypothesisStrategy):
         return bool(mean < self.options.eps1 * own and own > self.options.eps2 * longest)
 
 
-def bipartition(updates: NDArray[np.float64]) -> tuple[NDArray[np.bool_], float]:
-    """Return the two parts between which the largest cosine is smallest, and how far they are apart.
-
-    Parameters
-    ----------
-    updates : ndarray, shape (m, n)
-        Of at least two clients.
+def bipartition(updates: Matrix) -> tuple[NDArray[np.bool_], float]:
+    """Return the two parts of updates (m, n) between which the largest cosine a is smallest, for m of at least 2.
 
     Returns
     -------
     second : ndarray of bool, shape (m,)
         Who is in the part without the first client.
     gap : float
-        sqrt((1 - a) / 2) for the largest cosine a between the parts.
+        sqrt((1 - a) / 2).
     """
     alike = cosines(updates)
     # They take a moment, for which runs of other strategies need not wait.

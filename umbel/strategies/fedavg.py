@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from umbel.protocol.arrays import Vectors
+from umbel.protocol.arrays import Labels, Matrix, Vectors
 from umbel.strategies.base import HypothesisStrategy
 
 
@@ -14,8 +13,6 @@ class FedAvg(HypothesisStrategy):
 
     fixed_hypotheses = 1
 
-    def assign(
-        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
-    ) -> NDArray[np.int64]:
+    def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:
         """Return hypothesis 0 for every release."""
         return np.zeros(len(releases), np.int64)

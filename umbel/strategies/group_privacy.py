@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from umbel.models.model import Model
-from umbel.protocol.arrays import Vectors, in_blocks
+from umbel.protocol.arrays import Labels, Matrix, Vectors, in_blocks
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.strategies.base import HypothesisStrategy
@@ -22,18 +21,18 @@ from umbel.strategies.respawn import respawned
 MAX_ITERATIONS = 300
 
 
-def nearest(points: Vectors, centroids: NDArray[np.float64]) -> NDArray[np.int64]:
+def nearest(points: Vectors, centroids: Matrix) -> Labels:
     """Return the nearest of `centroids` (k, n) to each of `points` (m, n), up to rounding."""
     # |p - c|^2 less |p|^2, which is the same for all c: a matrix product, with no copy of the points.
     products = np.zeros((len(points), len(centroids)))
     for columns, block in in_blocks(points):
         products += block @ centroids[:, columns].T
     distances = np.square(centroids).sum(axis=1) - 2 * products
-    labels: NDArray[np.int64] = distances.argmin(axis=1)
+    labels: Labels = distances.argmin(axis=1)
     return labels
 
 
-def seeded_kmeans(points: Vectors, centroids: NDArray[np.float64]) -> NDArray[np.int64]:
+def seeded_kmeans(points: Vectors, centroids: Matrix) -> Labels:
     """Cluster by Lloyd's iterations from given centroids (Algorithm 1, line 9).
 
     A centroid without points stays where it is. Library implementations move it into another
@@ -41,13 +40,11 @@ def seeded_kmeans(points: Vectors, centroids: NDArray[np.float64]) -> NDArray[np
 
     Parameters
     ----------
-    points : ndarray, shape (m, n)
-    centroids : ndarray, shape (k, n)
+    points, centroids : ndarray, shapes (m, n) and (k, n)
 
     Returns
     -------
     ndarray of int, shape (m,)
-        The cluster of each point.
     """
     labels = nearest(points, centroids)
     for _ in range(MAX_ITERATIONS):
@@ -66,7 +63,7 @@ def seeded_kmeans(points: Vectors, centroids: NDArray[np.float64]) -> NDArray[np
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """What is done against a collapse into one model.
+    """Against a collapse into one model.
 
     Attributes
     ----------
@@ -88,28 +85,17 @@ class GroupPrivacy(HypothesisStrategy):
         # The options of a strategy that is built on this one may lack it.
         return int(getattr(self.options, "respawn", 0))
 
-    def assign(
-        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
-    ) -> NDArray[np.int64]:
+    def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:
         """Return the k-means cluster of each release."""
         return seeded_kmeans(releases, hypotheses)
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse to have hypotheses dropped and reborn at once."""
         if self._respawn and run.hypotheses == AUTO:
-            raise ConfigError(
-                'hypotheses = "auto" drops hypotheses that respawn brings back; leave one of them out',
-                code="config.hypotheses",
-            )
+            text = 'hypotheses = "auto" drops hypotheses that respawn brings back; leave one of them out'
+            raise ConfigError(text, code="config.hypotheses")
 
-    def reshape(
-        self,
-        round: int,
-        moved: NDArray[np.float64],
-        hypotheses: NDArray[np.float64],
-        releases: Vectors,
-        labels: NDArray[np.int64],
-    ) -> NDArray[np.float64]:
+    def reshape(self, round: int, moved: Matrix, hypotheses: Matrix, releases: Vectors, labels: Labels) -> Matrix:
         """Return the next hypotheses, of which some may be reborn."""
         moved = super().reshape(round, moved, hypotheses, releases, labels)
         if not self._respawn:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from umbel.protocol.arrays import Labels, Matrix
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import log
 from umbel.protocol.run_config import RunConfig
@@ -28,13 +29,7 @@ _START, _SUMS, _COUNTS, _CHOSEN = (f"how-many/{name}" for name in ("start", "sum
 
 @dataclass(frozen=True)
 class HowMany:
-    """Chooses the number of hypotheses once.
-
-    Attributes
-    ----------
-    after : int
-        The round after which it does.
-    """
+    """Chooses the number of hypotheses once, after a round."""
 
     after: int
 
@@ -49,33 +44,25 @@ class HowMany:
         """
         least = math.log(run.most_hypotheses - 1)
         if 0 < run.choice_epsilon < least:
-            raise ConfigError(
+            text = (
                 f'hypotheses = "auto" cannot see groups where choice-epsilon = {run.choice_epsilon:g} has fewer than '
                 f"half of the clients train what fits them; set hypotheses, or choice-epsilon to 0 or at least "
-                f"{math.ceil(100 * least) / 100:g}",
-                code="config.choice-epsilon",
+                f"{math.ceil(100 * least) / 100:g}"
             )
+            raise ConfigError(text, code="config.choice-epsilon")
         return cls(max(1, run.rounds // 3))
 
     def look(
         self,
         state: dict[str, NDArray[Any]],
         round: int,
-        moved: NDArray[np.float64],
-        hypotheses: NDArray[np.float64],
-        labels: NDArray[np.int64],
-    ) -> NDArray[np.float64]:
+        moved: Matrix,
+        hypotheses: Matrix,
+        labels: Labels,
+    ) -> Matrix:
         """Return the next hypotheses (l, n): those that moved (k, n), or in the round of the choice fewer.
 
-        Parameters
-        ----------
-        state : dict of ndarray
-            The strategy's. It is cleared when the hypotheses change.
-        round : int
-        moved, hypotheses : ndarray, shape (k, n)
-            After and before the round.
-        labels : ndarray of int, shape (m,)
-            The hypothesis of each release.
+        The strategy's `state` is cleared when the hypotheses change; the rest is as for its `reshape`.
         """
         k = len(hypotheses)
         if _CHOSEN in state:
@@ -92,34 +79,26 @@ class HowMany:
             return moved
         kinds = merged(state[_SUMS], state[_COUNTS], state[_START].astype(np.float64))
         weights = state[_COUNTS].astype(np.float64)
+        left = int(kinds.max()) + 1
         state.clear()
-        state[_CHOSEN] = np.asarray(kinds.max() + 1)
-        log(
-            INFO,
-            "%d of %d hypotheses are left after round %d: an open choice among them tells %.3g bits, and told %.3g",
-            kinds.max() + 1,
-            k,
-            round,
-            math.log2(kinds.max() + 1),
-            math.log2(k),
-        )
-        shares = (kinds == np.arange(kinds.max() + 1)[:, None]) * weights
-        following: NDArray[np.float64] = shares / shares.sum(axis=1, keepdims=True) @ moved
+        state[_CHOSEN] = np.asarray(left)
+        text = "%d of %d hypotheses are left after round %d: an open choice among them tells %.3g bits, and told %.3g"
+        log(INFO, text, left, k, round, math.log2(left), math.log2(k))
+        shares = (kinds == np.arange(left)[:, None]) * weights
+        following: Matrix = shares / shares.sum(axis=1, keepdims=True) @ moved
         return following
 
 
-def merged(sums: NDArray[np.float64], counts: NDArray[np.int64], start: NDArray[np.float64]) -> NDArray[np.int64]:
+def merged(sums: Matrix, counts: Labels, start: Matrix) -> Labels:
     """Return for each hypothesis which of the new ones it becomes, from 0 on; -1 for one that is dropped.
 
-    Hypotheses are one where the mean distance between those of two groups (average linkage) is less than
-    three tenths of the longest way that one has come.
+    Hypotheses are one where the mean distance between those of two groups (average linkage) is less than three tenths
+    of the longest way that one has come.
 
     Parameters
     ----------
-    sums : ndarray, shape (k, n)
-        Of where the releases of each hypothesis were, in the last rounds.
-    counts : ndarray of int, shape (k,)
-        How many these were.
+    sums, counts : ndarray, shapes (k, n) and (k,)
+        Of the releases of each hypothesis in the last rounds.
     start : ndarray, shape (k, n)
         Where the hypotheses started.
     """

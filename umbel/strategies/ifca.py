@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from umbel.protocol.arrays import Vectors
+from umbel.protocol.arrays import Labels, Matrix, Vectors
 from umbel.strategies.base import HypothesisStrategy
 
 
@@ -17,9 +14,7 @@ class IFCA(HypothesisStrategy):
 
     discloses_choice = True
 
-    def assign(
-        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
-    ) -> NDArray[np.int64]:
+    def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:
         """Return the disclosed choices."""
         assert choices is not None
         return choices

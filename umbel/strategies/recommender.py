@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from umbel.models.model import Model
+from umbel.protocol.arrays import Matrix
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.strategies.fedavg import FedAvg
@@ -19,26 +19,22 @@ class Recommender(FedAvg):
     would if each client in turn stepped down its share of their priors.
     """
 
-    _decay: NDArray[np.float64] | None = None
+    _decay: Matrix | None = None
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse models without a local part."""
         if not model.local_shapes:
+            text = f"strategy {run.strategy!r} is for models with local parameters, as factors, not {model.name!r}; "
             raise ConfigError(
-                f"strategy {run.strategy!r} is for models with local parameters, as factors, not {model.name!r}; "
-                "name a dataset of preferences (python datasets/preferences.py)",
-                code="config.strategy-model",
+                text + "name a dataset of preferences (umbel data make preferences)", code="config.strategy-model"
             )
-        if decays := model.decays.keys() & model.shapes.keys():
-            precisions = {
-                name: np.broadcast_to(model.decays[name] if name in decays else 0.0, shape)
-                for name, shape in model.shapes.items()
-            }
-            self._decay = run.step_size * np.concatenate([one.ravel() for one in precisions.values()])
+        if model.decays.keys() & model.shapes.keys():
+            precisions = [np.broadcast_to(model.decays.get(name, 0.0), shape) for name, shape in model.shapes.items()]
+            self._decay = run.step_size * np.concatenate([one.ravel() for one in precisions])
 
-    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
         """Return the item vectors moved by the sum of all changes."""
-        moved: NDArray[np.float64] = hypothesis + (group - hypothesis).sum(axis=0)
+        moved: Matrix = hypothesis + (group - hypothesis).sum(axis=0)
         if self._decay is not None:
             moved -= len(group) / len(self.fleet.participations) * self._decay * hypothesis
         return moved

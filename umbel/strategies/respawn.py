@@ -23,9 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from umbel.protocol.arrays import Vectors, mean_of
+from umbel.protocol.arrays import Labels, Matrix, Vectors, distances, mean_of
 from umbel.protocol.flower import log
-from umbel.strategies.cosines import cosines
 
 _IDLE, _TOLD = "respawn/idle", "respawn/told"
 _USED = 0.25  # of the releases that each would have if all had as many
@@ -43,11 +42,11 @@ def respawned(
     state: dict[str, NDArray[Any]],
     after: int,
     round: int,
-    moved: NDArray[np.float64],
-    hypotheses: NDArray[np.float64],
+    moved: Matrix,
+    hypotheses: Matrix,
     releases: Vectors,
-    labels: NDArray[np.int64],
-) -> NDArray[np.float64]:
+    labels: Labels,
+) -> Matrix:
     """Return the next hypotheses (k, n): those that moved, where no hypothesis has been idle for too long.
 
     Parameters
@@ -59,18 +58,12 @@ def respawned(
         A hypothesis is reborn after so many rounds in a row without training: it had less than a quarter of its
         share of the releases, and none of them near it. A few that stray to it from afar are no use of it, and a small
         group of clients is.
-    round : int
-    moved, hypotheses : ndarray, shape (k, n)
-        After and before the round.
-    releases : ndarray, shape (m, n)
-    labels : ndarray of int, shape (m,)
-        The hypothesis of each release.
+    round, moved, hypotheses, releases, labels
+        As for `umbel.strategies.base.HypothesisStrategy.reshape`.
     """
     k, share = len(hypotheses), len(labels) / len(hypotheses)
     counts = np.bincount(labels, minlength=k)
-    used = np.array(
-        [counts[j] >= _USED * share or _visited(j, hypotheses, releases[labels == j]) for j in range(k)], bool
-    )
+    used = [counts[j] >= _USED * share or _visited(j, hypotheses, releases, labels) for j in range(k)]
     idle = np.where(used, 0, state.get(_IDLE, np.zeros(k, np.int64)) + 1)
     told = state.get(_TOLD, np.zeros((after, k)))
     found = _sides(releases, hypotheses, labels, max(2 * _LEAST, share)) if idle.any() else {}
@@ -93,17 +86,15 @@ def respawned(
     return following
 
 
-def _visited(j: int, hypotheses: NDArray[np.float64], releases: Vectors) -> bool:
-    """Return whether one of a hypothesis's releases (m, n) is nearer to it than half of the way to any other.
+def _visited(j: int, hypotheses: Matrix, releases: Vectors, labels: Labels) -> bool:
+    """Return whether one of a hypothesis's releases is nearer to it than half of the way to any other.
 
     From another hypothesis such a release would have come more than half of the way, and right towards this one, as
     noise in many dimensions hardly does.
     """
-    if not len(releases):
-        return False
-    others = [float(np.linalg.norm(one - hypotheses[j])) for i, one in enumerate(hypotheses) if i != j]
-    nearest = min(float(np.linalg.norm(one - hypotheses[j])) for one in releases)
-    return nearest < min(others, default=np.inf) / 2
+    others = np.linalg.norm(np.delete(hypotheses, j, axis=0) - hypotheses[j], axis=1)
+    nearest = distances(releases, hypotheses[j], np.flatnonzero(labels == j)).min(initial=np.inf)
+    return bool(nearest < others.min(initial=np.inf) / 2)
 
 
 class _Side(NamedTuple):
@@ -112,14 +103,12 @@ class _Side(NamedTuple):
     The side is the one without the group's first release, and empty where the other has too few.
     """
 
-    second: NDArray[np.int64]
+    second: Labels
     gap: float
     chance: float
 
 
-def _sides(
-    releases: Vectors, hypotheses: NDArray[np.float64], labels: NDArray[np.int64], least: float
-) -> dict[int, _Side]:
+def _sides(releases: Vectors, hypotheses: Matrix, labels: Labels, least: float) -> dict[int, _Side]:
     """Return the sides of each group of at least `least` releases, the largest group first."""
     sizes = np.bincount(labels, minlength=len(hypotheses))
     found = {}
@@ -134,7 +123,7 @@ def _sides(
 
 
 class Halves(NamedTuple):
-    """The two sides of updates along their principal axis.
+    """The two sides of m updates along their principal axis.
 
     Attributes
     ----------
@@ -152,18 +141,13 @@ class Halves(NamedTuple):
     dimensions: float
 
 
-def halves(updates: NDArray[np.float64]) -> Halves:
-    """Return the two sides of the mean of updates (m, n) along their principal axis, and how far the axis stands out.
+def halves(updates: Matrix) -> Halves:
+    """Return the two sides of updates (m, n), for m of at least 4, along their principal axis.
 
-    Each update counts as long as any other: noise is as long as a multiple of its own update, and would else make the
-    longest one a side of its own. In many dimensions noise of different clients is at right angles to all else, so
-    that it adds as much to each eigenvalue: it changes neither the axis nor the gap. Lloyd's iterations with two
-    means, in which each release is near to the mean that it is part of, would stay wherever they begin.
-
-    Parameters
-    ----------
-    updates : ndarray, shape (m, n)
-        Of at least four clients.
+    Each update counts as long as any other: noise is as long as a multiple of its own update, and would else make a
+    side of the longest one. In many dimensions noise of different clients is at right angles to all else, so that it
+    adds as much to each eigenvalue: it changes neither the axis nor the gap. Lloyd's iterations with two means, in
+    which each release is near to the mean that it is part of, would stay wherever they begin.
     """
     values, axes = np.linalg.eigh(_centred(cosines(updates)))
     values = values.clip(min=0)
@@ -183,20 +167,28 @@ def by_chance(gap: float, count: int, dimensions: float) -> float:
 
 
 @lru_cache
-def _gaps_of_one_kind(m: int, d: int) -> NDArray[np.float64]:
+def _gaps_of_one_kind(m: int, d: int) -> Matrix:
     generator = np.random.default_rng([m, d])
     ways = (generator.standard_normal((m, d)) for _ in range(_DRAWS))
     return np.array([_gap(np.linalg.eigvalsh(_centred(cosines(one))).clip(min=0)) for one in ways])
 
 
-def _centred(alike: NDArray[np.float64]) -> NDArray[np.float64]:
+def cosines(updates: Matrix) -> Matrix:
+    """Return the cosine (m, m) of each two of updates (m, n), 0 with one of length 0."""
+    lengths = np.linalg.norm(updates, axis=1, keepdims=True)
+    unit = updates / np.where(lengths > 0, lengths, 1)
+    found: Matrix = np.clip(unit @ unit.T, -1, 1)
+    return found
+
+
+def _centred(alike: Matrix) -> Matrix:
     """Return cosines (m, m) of updates, less what all updates have in common."""
-    centred: NDArray[np.float64] = alike - alike.mean(axis=0)
+    centred: Matrix = alike - alike.mean(axis=0)
     centred -= centred.mean(axis=1, keepdims=True)
     return centred
 
 
-def _gap(values: NDArray[np.float64]) -> float:
+def _gap(values: Matrix) -> float:
     """Return the gap of eigenvalues in ascending order, the first of which is 0 by centring."""
     above, bulk = float(values[-1] - values[-2]), float(values[-2] - values[1])
     if above <= _ROUNDING * values[-1]:
@@ -204,7 +196,7 @@ def _gap(values: NDArray[np.float64]) -> float:
     return above / bulk if bulk > _ROUNDING * values[-1] else np.inf
 
 
-def _dimensions(values: NDArray[np.float64]) -> float:
+def _dimensions(values: Matrix) -> float:
     """Return the dimensions of which random directions have so uneven a spectrum, its largest value left out.
 
     Of m in d dimensions, (sum of eigenvalues)^2 / (sum of their squares) is about 1 / (1 / m + 1 / d).

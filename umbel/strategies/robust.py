@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from umbel.models.model import Model
-from umbel.protocol.arrays import Vectors
+from umbel.protocol.arrays import Labels, Matrix, Vectors
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.strategies.group_privacy import GroupPrivacy, nearest
@@ -23,13 +22,7 @@ _REACH = 2.0
 
 @dataclass(frozen=True)
 class HostileOptions:
-    """What is expected of the clients.
-
-    Attributes
-    ----------
-    hostile : float
-        The share of a round's releases that may be hostile; all of these may lie in one group.
-    """
+    """The share of a round's releases that may be hostile; all of these may lie in one group."""
 
     hostile: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
 
@@ -53,14 +46,10 @@ class Robust(GroupPrivacy):
         """Refuse a share with which groups of one size would all stay as they are."""
         share, k = self.options.hostile, self.hypotheses
         if share * k >= 1:
-            raise ConfigError(
-                f"strategy-options: hostile = {share:g} is as much as each of {k} groups; set it below {1 / k:.3g}",
-                code="config.option-value",
-            )
+            text = f"strategy-options: hostile = {share:g} is as much as each of {k} groups; set it below {1 / k:.3g}"
+            raise ConfigError(text, code="config.option-value")
 
-    def assign(
-        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
-    ) -> NDArray[np.int64]:
+    def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:
         """Return the cluster of each release, by Lloyd's iterations with the centres that `combine` gives."""
         labels = nearest(releases, hypotheses)
         self._few = int(self.options.hostile * len(releases))
@@ -75,7 +64,7 @@ class Robust(GroupPrivacy):
             labels = following
         return labels
 
-    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
         """Return the hypothesis moved by the centre of the group's steps, or as it was."""
         if len(group) <= self._few:
             return hypothesis
@@ -84,7 +73,7 @@ class Robust(GroupPrivacy):
         steps *= np.divide(self._reach, lengths, out=np.ones_like(lengths), where=lengths > self._reach)
         return hypothesis + self.centre(steps, self._few)
 
-    def centre(self, steps: NDArray[np.float64], few: int) -> NDArray[np.float64]:
+    def centre(self, steps: Matrix, few: int) -> Matrix:
         """Return the centre of points (g, n), of which so many may be hostile."""
         raise NotImplementedError
 
@@ -95,10 +84,10 @@ class TrimmedMean(Robust):
     As many are left out at each end as may be hostile, or nearly half of a small group.
     """
 
-    def centre(self, steps: NDArray[np.float64], few: int) -> NDArray[np.float64]:
+    def centre(self, steps: Matrix, few: int) -> Matrix:
         """Return the trimmed mean."""
         trim = min(few, (len(steps) - 1) // 2)
-        mean: NDArray[np.float64] = np.sort(steps, axis=0)[trim : len(steps) - trim].mean(axis=0)
+        mean: Matrix = np.sort(steps, axis=0)[trim : len(steps) - trim].mean(axis=0)
         return mean
 
 
@@ -108,9 +97,9 @@ class GeometricMedian(Robust):
     By Weiszfeld's iterations: matrix products alone, so that it suits models that are too large to sort.
     """
 
-    def centre(self, steps: NDArray[np.float64], few: int) -> NDArray[np.float64]:
+    def centre(self, steps: Matrix, few: int) -> Matrix:
         """Return the geometric median."""
-        centre: NDArray[np.float64] = steps.mean(axis=0)
+        centre: Matrix = steps.mean(axis=0)
         # Below this a distance is none: the weights stay finite where the median is one of the points.
         least = 1e-9 * float(np.linalg.norm(steps, axis=1).max()) or 1.0
         for _ in range(_WEISZFELD):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from umbel.protocol.arrays import mean_of
+from umbel.protocol.arrays import Matrix, mean_of
 from umbel.strategies.group_privacy import GroupPrivacy
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -23,15 +23,15 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class ServerStep(GroupPrivacy):
     """Clusters as in group privacy, and for each a step along its mean update (Reddi et al., 2021, Algorithm 2)."""
 
-    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
         """Return the hypothesis moved by a step."""
         return hypothesis + self.step(mean_of(group) - hypothesis, index)
 
-    def step(self, update: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def step(self, update: Matrix, index: int) -> Matrix:
         """Return the step (n,) of hypothesis `index` for the mean update (n,) of its cluster."""
         raise NotImplementedError
 
-    def kept(self, name: str, update: NDArray[np.float64], start: float = 0.0) -> NDArray[np.float32]:
+    def kept(self, name: str, update: Matrix, start: float = 0.0) -> NDArray[np.float32]:
         """Return what is kept of each hypothesis under a name, (k, n), at first filled with `start`."""
         shape = (len(next(iter(self.fleet.sent.values()), ())) or self.hypotheses, len(update))
         if name not in self.state:
@@ -41,15 +41,7 @@ class ServerStep(GroupPrivacy):
 
 @dataclass(frozen=True)
 class MomentumOptions:
-    """Options of `FedAvgM`.
-
-    Attributes
-    ----------
-    rate : float
-        The server's step size.
-    momentum : float
-        Share of the last step that goes into the next.
-    """
+    """Options of `FedAvgM`: the server's step size, and the share of the last step that goes into the next."""
 
     rate: Rate = 1.0
     momentum: Share = 0.9
@@ -60,11 +52,11 @@ class FedAvgM(ServerStep):
 
     Options: ClassVar[type] = MomentumOptions
 
-    def step(self, update: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def step(self, update: Matrix, index: int) -> Matrix:
         """Return the rate times the momentum."""
         momentum = self.kept("momentum", update)
         momentum[index] = self.options.momentum * momentum[index] + update
-        step: NDArray[np.float64] = self.options.rate * momentum[index].astype(np.float64)
+        step: Matrix = self.options.rate * momentum[index].astype(np.float64)
         return step
 
 
@@ -93,17 +85,17 @@ class Adaptive(ServerStep):
 
     Options: ClassVar[type] = AdaptiveOptions
 
-    def step(self, update: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def step(self, update: Matrix, index: int) -> Matrix:
         """Return the rate times the first moment over the root of the second."""
         options = self.options
         first, second = self.kept("first", update), self.kept("second", update, options.tau**2)
         first[index] = options.beta1 * first[index] + (1 - options.beta1) * update
         second[index] = self.second(second[index].astype(np.float64), update**2)
         scale = np.sqrt(second[index], dtype=np.float64) + options.tau
-        step: NDArray[np.float64] = options.rate * first[index] / scale
+        step: Matrix = options.rate * first[index] / scale
         return step
 
-    def second(self, kept: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+    def second(self, kept: Matrix, square: Matrix) -> Matrix:
         """Return the second moment (n,), from the one that was kept and the square of an update."""
         raise NotImplementedError
 
@@ -111,7 +103,7 @@ class Adaptive(ServerStep):
 class FedAdam(Adaptive):
     """Adam over the rounds (Reddi et al., 2021); as there, without correction of the first steps' bias."""
 
-    def second(self, kept: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+    def second(self, kept: Matrix, square: Matrix) -> Matrix:
         """Return a mean that forgets."""
         beta2: float = self.options.beta2
         return beta2 * kept + (1 - beta2) * square
@@ -120,9 +112,9 @@ class FedAdam(Adaptive):
 class FedYogi(Adaptive):
     """Yogi over the rounds (Reddi et al., 2021): the second moment changes no faster than by an update's square."""
 
-    def second(self, kept: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+    def second(self, kept: Matrix, square: Matrix) -> Matrix:
         """Return what was kept, moved towards the square."""
-        moved: NDArray[np.float64] = kept - (1 - self.options.beta2) * square * np.sign(kept - square)
+        moved: Matrix = kept - (1 - self.options.beta2) * square * np.sign(kept - square)
         return moved
 
 
@@ -140,6 +132,6 @@ class FedAdagrad(Adaptive):
 
     Options: ClassVar[type] = AdagradOptions
 
-    def second(self, kept: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+    def second(self, kept: Matrix, square: Matrix) -> Matrix:
         """Return the sum of all squares."""
         return kept + square

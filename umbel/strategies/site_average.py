@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from flwr.app import Message
-from numpy.typing import NDArray
+from pydantic import Field
 
 from umbel.models.model import Model
-from umbel.privacy import mechanisms
-from umbel.protocol.arrays import flatten
-from umbel.protocol.errors import ConfigError, Refused
+from umbel.protocol.arrays import Labels, Matrix, flatten
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, ReleaseBy
 from umbel.protocol.releases import Sums
 from umbel.protocol.run_config import RunConfig
@@ -26,7 +25,7 @@ from umbel.strategies.base import HypothesisStrategy, Outcome, moved_to
 class Explore:
     """Options of `SiteAverage`.
 
-    Without it, a hypothesis that suits no client best at first is never trained, and all clients end with one.
+    Without exploring, a hypothesis that suits no client best at first is never trained, and all clients end with one.
 
     Attributes
     ----------
@@ -36,12 +35,8 @@ class Explore:
         In the first so many rounds.
     """
 
-    explore: float = 0.3
+    explore: Annotated[float, Field(ge=0, le=1)] = 0.3
     rounds: int = 8
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.explore <= 1:
-            raise ConfigError(f"explore must be between 0 and 1, got {self.explore}", code="config.option-value")
 
 
 class SiteAverage(HypothesisStrategy):
@@ -63,20 +58,11 @@ class SiteAverage(HypothesisStrategy):
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse what no site can make one release of."""
         if self.how_many is not None:
-            raise ConfigError(
-                f"strategy {run.strategy!r} cannot choose how many hypotheses there are; set hypotheses",
-                code="config.hypotheses",
-            )
+            text = f"strategy {run.strategy!r} cannot choose how many hypotheses there are; set hypotheses"
+            raise ConfigError(text, code="config.hypotheses")
         if run.clipping is not Clipping.PUBLIC:
-            raise ConfigError(
-                f'strategy {run.strategy!r} works only with clipping = "public", not "{run.clipping}"',
-                code="config.clipping",
-            )
-        if run.noise_multiplier > 0 and self.hypotheses > 1:
-            try:
-                mechanisms.load(run.mechanism)(run.noise_multiplier).count_radius(run.choice_epsilon)
-            except Refused as error:
-                raise ConfigError(error.text, code="config.choice-epsilon") from error
+            text = f'strategy {run.strategy!r} works only with clipping = "public", not "{run.clipping}"'
+            raise ConfigError(text, code="config.clipping")
 
     def train(self, round: int, replies: Iterable[Message]) -> Outcome:
         """Return what the replies to a round's training messages give."""
@@ -91,18 +77,10 @@ class SiteAverage(HypothesisStrategy):
             for j in np.flatnonzero(shares >= self.least(len(found.counts))).tolist():
                 moved[j] += found.sums[:, j].sum(axis=0) / shares[j]
             following = moved_to(moved, sent, round)
-        return Outcome(
-            round=round,
-            clients=found.clients,
-            groups=np.full(len(found.clients), -1, np.int64),
-            counts=_whole(shares),
-            releases=None,
-            asked=found.asked,
-            lost_nodes=found.lost_nodes,
-            following=following,
-        )
+        groups = np.full(len(found.clients), -1, np.int64)
+        return Outcome(round, found.clients, groups, _whole(shares), None, found.asked, found.lost_nodes, following)
 
-    def shares(self, found: Sums) -> NDArray[np.float64]:
+    def shares(self, found: Sums) -> Matrix:
         """Return about how many of the clients that took part trained each hypothesis (k,); they add up to all."""
         counts = found.counts.sum(axis=0)
         total, clients = float(counts.sum()), len(found.clients)
@@ -111,15 +89,10 @@ class SiteAverage(HypothesisStrategy):
 
     def least(self, sites: int) -> float:
         """Return how many clients a hypothesis must have to move: one, and as many as the counts' noise deviates by."""
-        task = self.fleet.task
-        if self.hypotheses == 1 or task.noise_multiplier == 0:
-            return 1.0
-        mechanism = mechanisms.load(task.mechanism)(task.noise_multiplier)
-        deviation = mechanism.deviation(1) * mechanism.count_radius(task.choice_epsilon)
-        return max(1.0, deviation * math.sqrt(sites))
+        return 1.0 if self.hypotheses == 1 else max(1.0, self.fleet.count_deviation * math.sqrt(sites))
 
 
-def _whole(shares: NDArray[np.float64]) -> NDArray[np.int64]:
+def _whole(shares: Matrix) -> Labels:
     """Return numbers (k,) that add up to a whole one as whole ones with the same sum."""
     counts = np.floor(shares).astype(np.int64)
     left = round(float(shares.sum())) - int(counts.sum())

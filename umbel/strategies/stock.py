@@ -1,8 +1,8 @@
 """Flower's own strategies, one for each cluster: ``strategy = "flower:FedAdam"``, or ``"flower:package.module:Class"``.
 
-Releases are clustered as in group privacy. The strategy then aggregates each cluster as if its releases were
-the replies of that many clients; with one hypothesis it is plain Flower. It is asked for `aggregate_train`
-alone: which clients are asked and what, and how they are evaluated, stay umbel's.
+Releases are clustered as in group privacy. The strategy then aggregates each cluster as if its releases were the
+replies of that many clients; with one hypothesis it is plain Flower. Only its `aggregate_train` is used: whom a round
+asks, for what, and how clients are evaluated, stay umbel's.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import NDArray
 
 from umbel.models.model import Model
-from umbel.protocol.arrays import Arrays, Vectors, flatten, unflatten
+from umbel.protocol.arrays import Arrays, Matrix, Vectors, flatten, unflatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import Run, identify
 from umbel.protocol.plugins import import_by_name
@@ -37,8 +36,9 @@ from umbel.strategies.group_privacy import GroupPrivacy
 PREFIX = "flower:"
 _TRIAL = 16  # made-up releases that a strategy is tried on before the run
 _WEIGHT = "num-examples"
-# What umbel decides, and what names records that umbel makes.
+# Umbel's to decide, and names of records that umbel makes.
 _OURS = ("fraction_", "min_", "_key", "_fn")
+_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _UNFIT = {
     "FedProx": "its proximal term is a part of the clients' training; use fedavg with proximal above 0",
     "QFedAvg": "it weighs clients by their training losses, which never leave a node",
@@ -72,14 +72,9 @@ class Stock(GroupPrivacy):
         except ConfigError as error:
             raise ConfigError.of(error, f"strategy {run.strategy!r} ") from error
         except Exception as error:
-            raise ConfigError(
-                f"strategy {run.strategy!r} cannot aggregate releases: {error}", code="config.flower-strategy"
-            ) from error
+            raise _unfit(f"strategy {run.strategy!r} cannot aggregate releases: {error}") from error
         if aggregated is None:
-            raise ConfigError(
-                f"strategy {run.strategy!r} makes nothing of {_TRIAL} releases; change strategy-options",
-                code="config.flower-strategy",
-            )
+            raise _unfit(f"strategy {run.strategy!r} makes nothing of {_TRIAL} releases; change strategy-options")
 
     def learn(self, round: int, releases: Releases) -> Outcome:
         """Learn as group privacy does; a strategy is told the round."""
@@ -88,7 +83,7 @@ class Stock(GroupPrivacy):
         self._round = round
         return super().learn(round, releases)
 
-    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
         """Return what the strategy of this cluster makes of it; the hypothesis where that is nothing."""
         prefix = f"{index}/"
         if index not in self._running:
@@ -100,18 +95,12 @@ class Stock(GroupPrivacy):
         return hypothesis if following is None else following
 
     def _new(self) -> Strategy:
-        given = {field.name: getattr(self.options, field.name) for field in dataclasses.fields(self.options)}
-        return self.stock(**given)
+        return self.stock(**dataclasses.asdict(self.options))
 
 
 @lru_cache
 def adapted(name: str) -> type[Stock]:
-    """Return the strategy for a class of Flower's.
-
-    Parameters
-    ----------
-    name : str
-        Of a class in ``flwr.serverapp.strategy``, or ``package.module:Class``.
+    """Return the strategy for a class in ``flwr.serverapp.strategy``, or ``package.module:Class``.
 
     Raises
     ------
@@ -120,48 +109,28 @@ def adapted(name: str) -> type[Stock]:
     """
     found = import_by_name(name) if ":" in name else getattr(flower, name, None)
     if not (isinstance(found, type) and issubclass(found, Strategy)) or inspect.isabstract(found):
-        fit = ", ".join(one for one in _stock_names() if one not in _UNFIT)
-        raise ConfigError(
-            f"strategy {PREFIX + name!r} is no strategy of Flower's; choose from {fit}", code="config.unknown-name"
-        )
+        known = {one: getattr(flower, one) for one in flower.__all__ if one not in _UNFIT}
+        fit = ", ".join(one for one, kind in known.items() if issubclass(kind, flower.FedAvg))
+        text = f"strategy {PREFIX + name!r} is no strategy of Flower's; choose from {fit}"
+        raise ConfigError(text, code="config.unknown-name")
     if name in _UNFIT:
-        raise ConfigError(
-            f"strategy {PREFIX + name!r} does not work here: {_UNFIT[name]}", code="config.flower-strategy"
-        )
+        raise _unfit(f"strategy {PREFIX + name!r} does not work here: {_UNFIT[name]}")
     fields = []
     hints = typing.get_type_hints(found.__init__)
-    for parameter in _parameters(found).values():
-        if parameter.name.startswith(_OURS[:2]) or parameter.name.endswith(_OURS[2:]):
+    for own, parameter in inspect.signature(found).parameters.items():
+        if own.startswith(_OURS[:2]) or own.endswith(_OURS[2:]) or parameter.kind in _REST:
             continue
-        simple, required = hints.get(parameter.name) in (int, float, bool, str), parameter.default is parameter.empty
+        simple, required = hints.get(own) in (int, float, bool, str), parameter.default is parameter.empty
         if not simple and required:
-            raise ConfigError(
-                f"strategy {PREFIX + name!r} needs {parameter.name}, which no run config can say",
-                code="config.flower-strategy",
-            )
+            raise _unfit(f"strategy {PREFIX + name!r} needs {own}, which no run config can say")
         if simple:
             default = dataclasses.MISSING if required else parameter.default
-            fields.append((parameter.name, hints[parameter.name], dataclasses.field(default=default)))
+            fields.append((own, hints[own], dataclasses.field(default=default)))
     options = dataclasses.make_dataclass("Options", fields, frozen=True, kw_only=True)
     return type(name.rpartition(":")[2], (Stock,), {"stock": found, "Options": options})
 
 
-def _stock_names() -> list[str]:
-    classes = {name: getattr(flower, name) for name in flower.__all__}
-    return [name for name, one in classes.items() if issubclass(one, flower.FedAvg)]
-
-
-def _parameters(kind: type[Strategy]) -> dict[str, inspect.Parameter]:
-    return {
-        name: one
-        for name, one in inspect.signature(kind).parameters.items()
-        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    }
-
-
-def _aggregate(
-    strategy: Strategy, round: int, group: NDArray[np.float64], hypothesis: NDArray[np.float64], like: Arrays
-) -> NDArray[np.float64] | None:
+def _aggregate(strategy: Strategy, round: int, group: Matrix, hypothesis: Matrix, like: Arrays) -> Matrix | None:
     """Return what a strategy of Flower's makes of releases (g, n) that started from a hypothesis (n,)."""
     identify()
     config, sent = ConfigRecord(), _records(hypothesis[None], like)[0]
@@ -181,16 +150,14 @@ def _aggregate(
         return None
     if {name: array.shape for name, array in following.items()} != {name: v.shape[1:] for name, v in like.items()}:
         raise _unfit("returns other arrays than it was given")
-    vector: NDArray[np.float64] = flatten({name: following[name].numpy()[None] for name in like})[0]
+    vector: Matrix = flatten({name: following[name].numpy()[None] for name in like})[0]
     return vector
 
 
 def _records(matrix: Vectors, like: Arrays) -> list[ArrayRecord]:
     """Return vectors (m, n) as a record each, of the model's arrays."""
-    arrays = unflatten(matrix, like)
-    return [
-        ArrayRecord({name: Array(np.asarray(value[i])) for name, value in arrays.items()}) for i in range(len(matrix))
-    ]
+    arrays = unflatten(matrix, like).items()
+    return [ArrayRecord({name: Array(np.asarray(value[i])) for name, value in arrays}) for i in range(len(matrix))]
 
 
 @contextmanager
@@ -239,11 +206,11 @@ class _TwoNodes(Grid):
         """Refuse."""
         raise _unfit("makes messages")
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+    def push_messages(self, *_: Any, **__: Any) -> Iterable[str]:
         """Refuse."""
         raise _unfit("sends messages")
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(self, *_: Any, **__: Any) -> Iterable[Message]:
         """Refuse."""
         raise _unfit("sends messages")
 

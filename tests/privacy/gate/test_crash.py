@@ -1,6 +1,6 @@
 """A client process that is killed at any moment: what it released, it has paid for.
 
-``KILLS=500`` kills it so often in place of 50 times.
+``KILLS=500`` kills it so often in place of 30 times.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.privacy.gate.ledger import Ledger
 
 CLIENTS = 3
-KILLS = int(os.environ.get("KILLS", "50"))
+KILLS = int(os.environ.get("KILLS", "30"))
 ANSWER = b"".join(b"%d\n" % client for client in range(CLIENTS))
 """What is noted when all clients have released."""
 

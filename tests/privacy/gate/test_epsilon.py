@@ -56,7 +56,7 @@ def test_a_public_radius_keeps_what_it_states(n: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, 3])
 def test_the_audit_catches_a_mechanism_with_half_the_noise(n: int) -> None:
     radius, axis = 0.5, np.eye(1, n)[0]
     first = releases(radius / 2 * axis, n / 2, radius, "public", 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from tests.helpers.ledgers import spent
+from tests.helpers.ledgers import all_spent, spent
 from tests.helpers.messages import (
     SIMULATED,
     Handler,
@@ -44,11 +44,10 @@ from umbel.privacy.gate.gate import LocalResult
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.own_app import RoundGate, local_result
-from umbel.privacy.gate.precision import round_to_grid
 from umbel.privacy.gate.randomness import streams
 from umbel.privacy.gate.refusals import guard
+from umbel.privacy.gate.releases import round_to_grid
 from umbel.privacy.gate.site import in_process
-from umbel.privacy.mechanisms.base import Matrix
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.home import umbel_home
@@ -349,18 +348,10 @@ def with_faults(case: Case, faults: list[Fault]) -> Handler:
     return handler
 
 
-def all_spent(context: Context, clients: Iterable[int]) -> list[Fraction | float]:
-    """Return what clients have spent, from the site's ledger or the simulated node's."""
-    path = umbel_home() / "ledger.sqlite"
-    own = "data-path" in context.node_config and path.exists()
-    ledger = Ledger(path) if own else MemoryLedger(context.state)
-    return [spent(ledger, client) for client in clients]
-
-
 harmless_faults = st.lists(st.sampled_from(sorted(HARMLESS)), unique=True)
 
 
-@settings(derandomize=True, max_examples=60)
+@settings(derandomize=True, max_examples=40)
 @given(cases(), harmless_faults)
 def test_only_noised_parameters_and_who_released_leave(case: Case, faults: list[str]) -> None:
     context = case.context
@@ -379,7 +370,7 @@ def test_only_noised_parameters_and_who_released_leave(case: Case, faults: list[
 
 
 @pytest.mark.parametrize("name", FATAL)
-@settings(derandomize=True, max_examples=5)
+@settings(derandomize=True, max_examples=3)
 @given(case=cases(), around=harmless_faults)
 def test_a_broken_handler_releases_nothing(name: str, case: Case, around: list[str]) -> None:
     context = case.context
@@ -452,46 +443,19 @@ def test_a_release_is_the_sanitised_update_with_noise_from_the_clients_own_strea
     np.testing.assert_array_equal(left.arrays["weight"], expected.astype(np.float32))
 
 
-def test_each_layer_may_be_noised_by_itself() -> None:
-    updates = np.arange(9.0)[None]
-    content = request(np.zeros((1, 9)), (0,), LAYOUT, noise_per="layer")
-    reply = through_gate(content, of_node(SIMULATED), hands_over(updates, [0], LAYOUT))
-    # in.weight and in.bias are one layer of 8, out.weight another of 1.
-    noised = sanitise(updates, 5.0, 0.1, "update", streams(3, "noise", 1, [0]), LAYERS)
-    expected = round_to_grid(noised, rounding(9, 5.0, 0.1), float(np.spacing(np.float32(0))))
-    np.testing.assert_array_equal(flatten(assert_left(reply, 1).arrays), expected.astype(np.float32))
+# The rows of in.weight, and in.bias and out.weight as rows of their own.
+ROWS = (slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8), slice(8, 9))
 
 
-def test_each_row_may_be_noised_by_itself() -> None:
-    updates = np.arange(9.0)[None]
-    context = of_node(SIMULATED)
-    content = request(np.zeros((1, 9)), (0,), LAYOUT, noise_per="row")
+@pytest.mark.parametrize(("noise_per", "parts"), [("layer", LAYERS), ("row", ROWS)])
+def test_each_layer_or_row_may_be_noised_by_itself(noise_per: str, parts: tuple[slice, ...]) -> None:
+    updates, context = np.arange(9.0)[None], of_node(SIMULATED)
+    content = request(np.zeros((1, 9)), (0,), LAYOUT, noise_per=noise_per)
     reply = through_gate(content, context, hands_over(updates, [0], LAYOUT))
-    # The rows of in.weight, and in.bias and out.weight as rows of their own.
-    rows = [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8), slice(8, 9)]
-    noised = sanitise(updates, 5.0, 0.1, "update", streams(3, "noise", 1, [0]), rows)
+    noised = sanitise(updates, 5.0, 0.1, "update", streams(3, "noise", 1, [0]), parts)
     expected = round_to_grid(noised, rounding(9, 5.0, 0.1), float(np.spacing(np.float32(0))))
     np.testing.assert_array_equal(flatten(assert_left(reply, 1).arrays), expected.astype(np.float32))
-    assert all_spent(context, [0]) == [Fraction(9, 5)], "rows of n_i parameters cost n_i / nu each, n / nu together"
-
-
-def test_rows_without_an_update_are_hidden_within_the_floor() -> None:
-    """|noise| ~ Gamma(k, nu floor / k) for 5000 rows of k = 4 of which none was moved. False-alarm rate 1e-6."""
-    layout = {"items": (5001, 4)}
-    trained = np.zeros((1, 5001, 4))
-    trained[0, 0] = 100.0
-    content = request(np.zeros((1, 5001 * 4)), (0,), layout, noise_per="row", clip_norm=0.5)
-    left = assert_left(
-        through_gate(content, of_node(SIMULATED), hands_over(trained.reshape(1, -1), [0], layout)), 1, layout
-    )
-    norms = np.linalg.norm(left.arrays["items"][0, 1:].astype(float), axis=1)
-    assert stats.kstest(norms, stats.gamma(4, scale=5 * 0.5 / 4).cdf).pvalue > 1e-6
-
-
-def test_a_row_within_a_public_radius_is_refused() -> None:
-    record = task_of().to_record()
-    record["noise_per"], record["clipping"] = "row", "public"
-    refused_unseen(asked(stacked(ZEROS, ONE), record), SIMULATED)
+    assert all_spent(context, [0]) == [Fraction(9, 5)], "parts of n_i parameters cost n_i / nu each, n / nu together"
 
 
 def test_layers_that_are_not_whole_are_refused() -> None:
@@ -538,17 +502,6 @@ def test_a_release_beyond_float32_is_the_largest_number_there_is() -> None:
 
 
 # --- the charge comes before the noise
-
-
-def test_a_crash_in_the_noise_is_paid_for_and_releases_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def crash(*_: Any) -> Matrix:
-        raise MemoryError(SECRET)
-
-    monkeypatch.setattr("umbel.privacy.gate.releases.sanitise_in_place", crash)
-    context = of_node(OWN)
-    reply = through_gate(SMALL, context, hands_over(TRAINED, [0, 0]))
-    assert what_left(reply, 2, ONE) is None
-    assert all_spent(context, (4, 7)) == [Fraction(2, 5)] * 2
 
 
 @pytest.mark.parametrize("deadly", [KeyboardInterrupt, SystemExit])
@@ -793,6 +746,7 @@ MALFORMED: list[dict[str, Any]] = [
     {"clip_norm": 0.0},
     {"clip_norm": float("nan")},
     {"noise_per": "parameter"},
+    {"noise_per": "row", "clipping": "public"},
     {"message_noise": -1.0},
     {"disclose_choice": 0},
 ]
@@ -909,10 +863,6 @@ def umbel_home_made() -> Path:
 
 
 # --- where the data are the site's own
-
-
-def test_in_simulation_a_seed_gives_the_same_release_again() -> None:
-    np.testing.assert_array_equal(small(SIMULATED).arrays["weight"], small(SIMULATED).arrays["weight"])
 
 
 def test_a_sites_release_is_new_every_time_whatever_the_seed() -> None:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from tests.helpers.messages import arrived, asked, records, refused, released, releases, stacked, task_of, wire
+from tests.helpers.messages import arrived, asked, records, refused, released, stacked, task_of, wire
 from umbel.client.app import app
 from umbel.data import BUNDLED
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.messages import keep_request, query
 from umbel.protocol.records import pack
-from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
+from umbel.protocol.tasks import VERSION, EvaluationSpec
 from umbel.simulation.grid import InProcessGrid
 
 SECRET = "diagnosis-of-patient-17"
@@ -44,38 +44,6 @@ def evaluation(clients: tuple[int, ...]) -> RecordDict:
 
 def test_the_app_has_no_door_but_these() -> None:
     assert set(app._registered_funcs) == {"query.default", "query.keep", "train.default", "evaluate.default"}
-
-
-def test_noised_parameters_and_who_released_leave(run_config: dict[str, Any]) -> None:
-    clients = (0, 17, 99)
-    trained = ask_app(training(clients, noise_multiplier=0.0), "train", run_config)
-    noised = ask_app(training(clients), "train", run_config)
-    for reply in (trained, noised):
-        assert set(reply.content) == {"arrays", "released"}
-        assert dict(reply.content["released"]) == {"clients": [1, 1, 1]}
-        assert releases(reply)["weight"].shape == (3, 1, 2)
-    assert (releases(trained)["weight"] != releases(noised)["weight"]).all()
-
-
-def test_a_site_of_its_own_sends_the_same_but_for_the_noise(run_config: dict[str, Any]) -> None:
-    clients = (0, 17, 99)
-    first, second = (ask_app(training(clients), "train", run_config, **OWN) for _ in range(2))
-    assert released(first) == released(second) == [1, 1, 1]
-    # Not all of them need to: on the grid that releases are rounded to, numbers may coincide.
-    assert (releases(first)["weight"] != releases(second)["weight"]).any()
-    assert refused(ask_app(training(clients, noise_multiplier=0.5), "train", run_config, **OWN))
-
-
-def test_steps_that_the_server_makes_too_long_do_not_tell_whose_curvature_is_large(run_config: dict[str, Any]) -> None:
-    """Gradient descent diverges where step times curvature exceeds 2, which differs between clients."""
-    task = TrainingSpec(1, (0, 1, 2, 3, 4), 400, 2.2, 0, 100.0, "public", 1.0)
-    reply = ask_app(
-        asked({"weight": np.zeros((1, 1, 2), np.float32)}, task),
-        "train",
-        run_config,
-        **OWN | {"max-local-epochs": 400},
-    )
-    assert released(reply) == [1] * 5
 
 
 def test_the_app_tells_how_many_clients_a_node_has_and_no_more(run_config: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 from flwr.app import RecordDict
 
 from tests.helpers.errors import raises
+from tests.helpers.forks import forks
 from tests.helpers.ledgers import spent
 from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
@@ -316,26 +316,25 @@ def test_a_ledger_that_is_removed_while_in_use_is_not_made_anew(path: Path) -> N
 
 
 def _charge_often(path: Path) -> None:
-    for number in range(40):
-        Ledger(path).charge(TRAIN, [200], paper(110))
+    for number in range(20):
+        Ledger(path).charge(TRAIN, [200], paper(55))
         if number % 2:
             Ledger(path).charge(TRAIN, range(100))
 
 
 @pytest.mark.slow
 def test_two_processes_lose_no_charge_make_none_twice_and_never_exceed_a_budget_together(path: Path) -> None:
-    """4,000 charges of 100 clients without a limit, of which none is lost; and room for 30 of one more's 80."""
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_charge_often, args=(path,)) for _ in range(2)]
+    """2,000 charges of 100 clients without a limit, of which none is lost; and room for 15 of one more's 40."""
+    workers = [forks().Process(target=_charge_often, args=(path,)) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
     assert [worker.exitcode for worker in workers] == [0, 0]
     accounts = Ledger(path).accounts()
-    assert spent(Ledger(path), 200) == 110
+    assert spent(Ledger(path), 200) == 55
     assert {client: dict(account) for client, account in accounts.items() if client != 200} == {
-        client: {TRAIN.release: 40} for client in range(100)
+        client: {TRAIN.release: 20} for client in range(100)
     }
 
 

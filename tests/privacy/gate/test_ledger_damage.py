@@ -25,7 +25,7 @@ from umbel.privacy.gate.store import Names
 from umbel.protocol.errors import LedgerError, Refused
 from umbel.protocol.release import Clipping, Kind, Release
 
-DAMAGED = int(os.environ.get("DAMAGED_LEDGERS", "400"))
+DAMAGED = int(os.environ.get("DAMAGED_LEDGERS", "240"))
 PAGE = 4096
 CHARGE = Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, Clipping.UPDATE))
 REPORT = Charge("7", 1, Release(Kind.REPORT, 2, 4.0, Clipping.PUBLIC, 0.5))

@@ -1,15 +1,22 @@
-"""Every client has streams of its own: the same for the same key, unrelated for any other."""
+"""Every client has streams of its own: the same for the same key, unrelated for any other.
+
+Noise that nobody can predict comes from a `SecureGenerator`: statistics with a false alarm of 1e-6 each.
+"""
 
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy import stats
 
-from umbel.privacy.gate.randomness import streams
+from tests.helpers.noise import sample
+from umbel.privacy.gate import randomness
+from umbel.privacy.gate.randomness import SecureGenerator, streams
 
 
 @dataclass(frozen=True)
@@ -64,12 +71,12 @@ def test_the_order_of_the_clients_is_irrelevant(order: list[int]) -> None:
 
 
 def test_long_streams_of_adjacent_clients_and_rounds_do_not_overlap() -> None:
-    """Some 1.2 million draws of 64 bits, as for the noise of a large model: none comes twice.
+    """Some 300,000 draws of 64 bits, as for the noise of a large model: none comes twice.
 
-    By chance one would with probability 4e-8.
+    By chance one would with probability 2e-9.
     """
     adjacent = [Key(seed=0, purpose="noise", round=round, client=client) for round in (1, 2) for client in (0, 1, 2)]
-    long = np.concatenate([draws(key, 200_000) for key in adjacent])
+    long = np.concatenate([draws(key, 50_000) for key in adjacent])
     assert len(np.unique(long)) == len(long)
 
 
@@ -89,7 +96,79 @@ def test_without_a_seed_every_stream_is_new() -> None:
     assert len(np.unique(np.concatenate(first + second))) == 4 * 8
 
 
-def test_there_is_a_stream_for_each_client() -> None:
-    assert len(streams(0, "noise", 1, [3, 1, 2])) == 3
-    assert len(streams(None, "noise", 1, [3, 1, 2])) == 3
-    assert len(streams(0, "noise", 1, [])) == 0
+# --- noise that nobody can predict
+
+
+@pytest.fixture
+def fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys from a fixed seed, so that a statistical test says the same every time."""
+    keys = np.random.default_rng(11)
+    monkeypatch.setattr(randomness.secrets, "token_bytes", keys.bytes)
+
+
+def test_random_numbers_are_uniform_from_0_up_to_1(fixed_keys: None) -> None:
+    """As numpy's are: 0 may come out, 1 never. They decide who hides its choice, and behind what."""
+    numbers = SecureGenerator().random(100_001)
+    assert numbers.shape == (100_001,)
+    assert (numbers >= 0).all()
+    assert (numbers < 1).all()
+    assert stats.kstest(numbers, "uniform").pvalue > 1e-6
+    assert stats.kstest(numbers**1.03, "uniform").pvalue < 1e-6, "a law that is a little off is found out"
+    assert stats.pearsonr(numbers[:-1], numbers[1:]).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(("bits", "number"), [(b"\x00", 0.0), (b"\xff", 1 - 2.0**-53)])
+def test_the_ends_of_the_range_of_random_numbers(monkeypatch: pytest.MonkeyPatch, bits: bytes, number: float) -> None:
+    generator = SecureGenerator()
+
+    class Stream:
+        """A key stream of the same bits throughout."""
+
+        def update(self, data: bytes) -> bytes:
+            return bits * len(data)
+
+    monkeypatch.setattr(generator, "_stream", Stream())
+    assert generator.random(3).tolist() == [number] * 3
+
+
+def test_normals_are_normal(fixed_keys: None) -> None:
+    assert stats.kstest(SecureGenerator().standard_normal(100_001), "norm").pvalue > 1e-6
+
+
+def test_normals_are_independent_of_their_neighbours(fixed_keys: None) -> None:
+    """Box-Muller makes pairs; neither neighbours nor partners, nor their squares, may correlate."""
+    normals = SecureGenerator().standard_normal(200_000)
+    for lag in (1, 2, 100_000 % (1 << 15), 1 << 15):
+        for values in (normals, normals**2):
+            assert stats.pearsonr(values[:-lag], values[lag:]).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("shape", [0.5, 1.0, 1.5, 6.0])
+def test_gammas_are_gamma(fixed_keys: None, shape: float) -> None:
+    generator = SecureGenerator()
+    draws = [generator.standard_gamma(shape) for _ in range(6000)]
+    assert stats.kstest(draws, "gamma", args=(shape,)).pvalue > 1e-6
+
+
+def test_a_gamma_of_many_blocks_has_the_right_mean(fixed_keys: None) -> None:
+    """Shape 100,000 has mean 100,000 and standard deviation 316; five of them."""
+    assert SecureGenerator().standard_gamma(100_000.0) == pytest.approx(100_000, abs=5 * 317)
+
+
+@pytest.mark.parametrize("shape", [0.0, -1.0, 0.3])
+def test_other_shapes_are_refused(shape: float) -> None:
+    with pytest.raises(ValueError, match="multiple of 1/2"):
+        SecureGenerator().standard_gamma(shape)
+
+
+def test_the_mechanism_draws_from_it_as_from_numpy(fixed_keys: None) -> None:
+    generator = SecureGenerator()
+    norms = [float(np.linalg.norm(sample(11, 2.0, generator))) for _ in range(20_000)]
+    assert stats.kstest(norms, "gamma", args=(11, 0, 0.5)).pvalue > 1e-6
+
+
+def test_no_two_generators_agree_and_no_seed_reaches_them() -> None:
+    np.random.seed(0)  # noqa: NPY002 - what a server might try
+    first = SecureGenerator().standard_normal(4)
+    np.random.seed(0)  # noqa: NPY002
+    assert not np.array_equal(first, SecureGenerator().standard_normal(4))

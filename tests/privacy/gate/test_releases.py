@@ -10,6 +10,8 @@ Notation: rho in R^n is a noise of density proportional to exp(-eps |rho|), U = 
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -20,13 +22,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from tests.helpers.errors import raises
 from tests.helpers.noise import sanitise
-from umbel.privacy.mechanisms import Laplace
+from umbel.privacy.gate.releases import check_noise, min_radius, resolution, round_to_grid
+from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from umbel.privacy.mechanisms.base import Matrix, clip
+from umbel.protocol.errors import Refused
+from umbel.protocol.release import NOISE_STEPS
 
 FALSE_ALARM = 1e-6
 EPSILON = 0.7
-DRAWS = {1: 40_000, 2: 40_000, 11: 20_000, 1000: 4_000}
+DRAWS = {1: 20_000, 2: 20_000, 11: 20_000, 1000: 2_500}
 
 Sampler = Callable[[int, int, np.random.Generator], Matrix]
 """(draws, n, generator) -> noise vectors (draws, n) at EPSILON."""
@@ -190,23 +196,12 @@ def test_a_wrong_sampler_is_caught(claim: str, wrong: Sampler, n: int) -> None:
     assert CLAIMS[claim](noise) < FALSE_ALARM
 
 
-# --- sample
-
-
-# --- clip
-
-
 # --- sanitise
 
 
 def generators(count: int, seed: int = 0) -> list[np.random.Generator]:
     """Equal seeds give equal draws, so that noises can be compared exactly."""
     return [np.random.default_rng([seed, row]) for row in range(count)]
-
-
-def noise_norms(updates: Matrix, nu: float, radius: float, mode: str) -> NDArray[np.float64]:
-    generator = np.random.default_rng(7)
-    return np.linalg.norm(sanitise(updates, nu, radius, mode, [generator] * len(updates)) - updates, axis=1)
 
 
 def test_without_noise_each_layer_is_clipped_to_the_radius_by_itself() -> None:
@@ -221,59 +216,25 @@ def test_the_given_updates_are_not_changed() -> None:
     np.testing.assert_array_equal(updates, [[3.0, 4.0]])
 
 
-def test_an_update_of_zero_is_hidden_within_the_floor() -> None:
-    """|noise| ~ Gamma(n, nu floor / n) for n = 11, nu = 5, floor .01. False-alarm rate 1e-6."""
-    norms = noise_norms(np.zeros((20_000, 11)), nu=5.0, radius=0.01, mode="update")
-    assert stats.kstest(norms, stats.gamma(11, scale=5 * 0.01 / 11).cdf).pvalue > FALSE_ALARM
-
-
-def test_an_update_beyond_the_floor_is_hidden_within_its_own_norm() -> None:
-    """|noise| ~ Gamma(n, nu |delta| / n) for n = 2, nu = 3, |delta| = 5. False-alarm rate 1e-6."""
-    norms = noise_norms(np.tile([3.0, 4.0], (20_000, 1)), nu=3.0, radius=0.01, mode="update")
-    assert stats.kstest(norms, stats.gamma(2, scale=3 * 5 / 2).cdf).pvalue > FALSE_ALARM
-
-
-@pytest.mark.parametrize("update", [(0.0, 0.0), (0.3, 0.4), (30.0, 40.0)])
-def test_a_public_radius_sets_the_noise_whatever_the_update(update: tuple[float, float]) -> None:
-    """|noise| ~ Gamma(n, nu r / n) around the clipped update, r = 2. False-alarm rate 1e-6 for each update."""
-    updates = np.tile(update, (20_000, 1))
-    generator = np.random.default_rng(8)
-    noise = sanitise(updates, 3.0, 2.0, "public", [generator] * len(updates)) - clip(updates, 2.0)
-    norms = np.linalg.norm(noise, axis=1)
-    assert stats.kstest(norms, stats.gamma(2, scale=3 * 2 / 2).cdf).pvalue > FALSE_ALARM
-
-
-@given(st.floats(0.02, 1e6))
-def test_the_noise_grows_with_the_norm_of_the_update(factor: float) -> None:
-    update = np.array([[0.6, 0.8]])  # norm 1
-    noise = sanitise(update, 5.0, 0.01, "update", generators(1)) - update
-    scaled = sanitise(factor * update, 5.0, 0.01, "update", generators(1)) - factor * update
-    np.testing.assert_allclose(scaled, factor * noise, rtol=1e-9)
-
-
-@given(st.floats(0, 0.0099))
-def test_the_noise_stops_shrinking_at_the_floor(norm: float) -> None:
-    update = np.array([[norm, 0.0]])
-    noise = sanitise(update, 5.0, 0.01, "update", generators(1)) - update
-    at_zero = sanitise(np.zeros((1, 2)), 5.0, 0.01, "update", generators(1))
-    np.testing.assert_allclose(noise, at_zero, rtol=0, atol=1e-15)
-
-
-def test_each_layer_is_noised_within_its_own_radius_and_dimension() -> None:
-    """|noise| ~ Gamma(n_l, nu r_l / n_l), r_l the norm of the layer alone.
-
-    False-alarm rate 1e-6 for each layer, and for the layers' independence.
-    """
-    # Layers of norm 5 and 0 (so the floor .5), with 2 and 3 parameters.
-    updates = np.tile([3.0, 4.0, 0.0, 0.0, 0.0], (20_000, 1))
-    layers = [slice(0, 2), slice(2, 5)]
-    generator = np.random.default_rng(9)
-    noise = sanitise(updates, 2.0, 0.5, "update", [generator] * len(updates), layers) - updates
-    for columns, n, radius in zip(layers, (2, 3), (5.0, 0.5), strict=True):
-        norms = np.linalg.norm(noise[:, columns], axis=1)
-        assert stats.kstest(norms, stats.gamma(n, scale=2 * radius / n).cdf).pvalue > FALSE_ALARM
-    first, second = (np.linalg.norm(noise[:, columns], axis=1) for columns in layers)
-    assert stats.spearmanr(first, second).pvalue > FALSE_ALARM
+@pytest.mark.parametrize(
+    ("update", "mode", "radius", "within"),
+    [
+        ([0.0] * 11, "update", 0.01, 0.01),
+        ([3.0, 4.0], "update", 0.01, 5.0),
+        ([0.0, 0.0], "public", 2.0, 2.0),
+        ([0.3, 0.4], "public", 2.0, 2.0),
+        ([30.0, 40.0], "public", 2.0, 2.0),
+    ],
+)
+def test_an_update_is_hidden_within_its_norm_or_the_floor_or_a_public_radius(
+    update: list[float], mode: str, radius: float, within: float
+) -> None:
+    """|noise| ~ Gamma(n, nu r / n) for nu = 3 around the update, or the clipped one. False-alarm rate 1e-6 each."""
+    n, generator = len(update), np.random.default_rng(7)
+    updates = np.tile(update, (10_000, 1))
+    noise = sanitise(updates, 3.0, radius, mode, [generator] * len(updates))
+    noise -= clip(updates, radius) if mode == "public" else updates
+    assert stats.kstest(np.linalg.norm(noise, axis=1), stats.gamma(n, scale=3 * within / n).cdf).pvalue > FALSE_ALARM
 
 
 def test_each_row_of_many_is_noised_within_its_own_radius() -> None:
@@ -296,14 +257,6 @@ def test_each_row_of_many_is_noised_within_its_own_radius() -> None:
     assert stats.kstest(cosines**2, stats.beta(0.5, (k - 1) / 2).cdf).pvalue > FALSE_ALARM / 5
 
 
-def test_noise_far_below_float32_is_not_lost() -> None:
-    # Steps of float32 next to 1 are 1e-7, of float64 2e-16.
-    update = np.ones((1, 1000))
-    sanitised = sanitise(update, 1e-9, 1.0, "update", generators(1))
-    assert sanitised.dtype == np.float64
-    assert (sanitised != update).all()
-
-
 @pytest.mark.parametrize("mode", ["update", "public"])
 @pytest.mark.parametrize("radius", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_radius_that_is_no_number_above_zero_is_an_error(radius: float, mode: str) -> None:
@@ -315,6 +268,97 @@ def test_a_radius_that_is_no_number_above_zero_is_an_error(radius: float, mode: 
 def test_a_generator_too_few_or_too_many_is_an_error(count: int, which: str) -> None:
     with pytest.raises(ValueError, match=f"there are {which} generators than clients"):
         sanitise(np.zeros((2, 2)), 5.0, 1.0, "update", generators(count))
+
+
+# --- what 32-bit numbers can carry
+
+
+def test_the_resolution_is_that_of_the_largest_hypothesis() -> None:
+    assert resolution(np.array([[0.0, -1.5], [0.25, 1.0]])) == 2.0**-23
+    assert resolution(np.array([[1000.0]])) == 2.0**-14
+
+
+@pytest.mark.parametrize("largest", [2.0**127, 3.2e38, float(np.finfo(np.float32).max)])
+def test_the_largest_numbers_of_all_have_a_resolution(largest: float) -> None:
+    """A server may send them, and what a client releases must then be numbers still."""
+    assert resolution(np.array([[0.0, -largest]])) == 2.0**104
+
+
+def test_the_least_radius_by_hand() -> None:
+    """n = 3: the standard deviation is nu r 2/3, so 16 steps of 2**-23 take r = 24 * 2**-23 / nu."""
+    assert min_radius(Laplace(2.0).deviation(3), 2.0**-23) == pytest.approx(12 * 2.0**-23)
+
+
+@given(st.integers(1, 2_000_000), st.floats(1e-3, 100), st.floats(1e-6, 10), st.floats(1e-3, 1e3))
+def test_rounding_moves_a_value_by_less_than_the_noise(n: int, nu: float, radius: float, largest: float) -> None:
+    spacing = float(np.spacing(np.float32(largest)))
+    deviation = Laplace(nu).deviation(n)
+    radius = max(radius, min_radius(deviation, spacing))
+    values = np.random.default_rng(n).uniform(-largest, largest, 50)
+    moved = np.abs(round_to_grid(values, deviation * radius, spacing) - values)
+    noise = nu * radius * math.sqrt(n + 1) / n
+    assert moved.max() <= noise / NOISE_STEPS * (0.5 + 1e-9)
+
+
+def test_rounded_values_are_multiples_of_a_public_step_and_exact_in_32_bits() -> None:
+    values = np.random.default_rng(0).uniform(-1, 1, 1000)
+    rounded = round_to_grid(values, Laplace(3.0).deviation(11) * 0.01, 2.0**-24)
+    step = np.diff(np.unique(rounded)).min()
+    assert math.log2(step).is_integer()
+    assert np.array_equal(rounded / step, np.rint(rounded / step))
+    assert np.array_equal(rounded.astype(np.float32).astype(np.float64), rounded)
+
+
+def test_a_large_model_with_little_noise_leaves_no_coordinate_without_noise() -> None:
+    """At n = 1.2 million, nu = 1e-3 and radius .01, a cast to 32 bits swallows the noise of many.
+
+    With the radius raised, the share of unchanged coordinates is that of a noise within half a
+    step, which for 16 steps a standard deviation is at most .025.
+    """
+    n, nu, generator = 1_206_590, 1e-3, np.random.default_rng(3)
+    weights = generator.uniform(-0.6, 0.6, n)
+    spacing = resolution(weights[None])
+
+    mechanism = Laplace(nu)
+
+    def unchanged(radius: float, rounded: bool) -> float:
+        [drawn] = mechanism.noise([n], np.array([[radius]]), iter([generator]))
+        noisy = weights.astype(np.float32).astype(np.float64) + drawn
+        deviation = mechanism.deviation(n) * radius
+        out = round_to_grid(noisy, deviation, spacing) if rounded else noisy
+        reference = round_to_grid(weights, deviation, spacing) if rounded else weights
+        return float(np.mean(out.astype(np.float32) == reference.astype(np.float32)))
+
+    assert unchanged(0.01, rounded=False) > 0.1
+    assert unchanged(min_radius(mechanism.deviation(n), spacing), rounded=True) < 0.03
+
+
+NUMBERS = st.floats(min_value=sys.float_info.min, max_value=sys.float_info.max)
+
+
+@given(st.sampled_from([Laplace, Gaussian]), st.sampled_from([1, 2, 11, 1_206_590]), NUMBERS, NUMBERS)
+def test_noise_that_passes_the_check_can_be_rounded(
+    mechanism: type[Mechanism], n: int, noise_multiplier: float, radius: float
+) -> None:
+    try:
+        check_noise(mechanism(noise_multiplier), n, radius)
+    except Refused:
+        return
+    noise = mechanism(noise_multiplier).deviation(n) * radius
+    assert 0 < noise < math.inf
+    assert 0 < n / (noise_multiplier * radius) < math.inf
+    assert np.isfinite(round_to_grid(np.ones(1), noise, 1e-7)).all()
+
+
+@pytest.mark.parametrize(("nu", "radius"), [(1e200, 1e200), (1e-200, 1e-200), (3.0, math.inf), (1e307, 1.0)])
+def test_noise_beyond_64_bits_is_refused(nu: float, radius: float) -> None:
+    with raises(Refused, "refused.noise-out-of-range"):
+        check_noise(Laplace(nu), 1000, radius)
+
+
+@pytest.mark.parametrize(("nu", "radius"), [(5.0, 1e38), (1e12, 1e-6), (1e-3, 1e-6)])
+def test_large_and_small_noise_pass(nu: float, radius: float) -> None:
+    check_noise(Laplace(nu), 1_206_590, radius)
 
 
 # --- why the radius of an update is a heuristic: the noise tells how long the update is

@@ -33,7 +33,7 @@ anything = hnp.arrays(np.float32, (2, 2), elements=st.floats(width=32, allow_nan
 places = hnp.arrays(np.float32, (3, 2), elements=st.floats(-1e6, 1e6, width=32))
 
 
-@settings(derandomize=True, max_examples=200)
+@settings(derandomize=True, max_examples=100)
 @given(places, anything, st.integers(0, 2), st.floats(1e-3, 1e3))
 def test_whatever_two_clients_train_from_a_hypothesis_lies_within_two_radii(
     hypotheses: NDArray[Any], trained: NDArray[Any], chosen: int, radius: float
@@ -46,16 +46,6 @@ def test_whatever_two_clients_train_from_a_hypothesis_lies_within_two_radii(
     rounding = 4 * float(np.spacing(np.float32(np.abs(hypotheses).max() + radius)))
     assert np.linalg.norm(left - hypotheses[chosen], axis=1).max() <= radius + rounding
     assert np.linalg.norm(left[0] - left[1]) <= 2 * radius + rounding
-
-
-@given(st.floats(0, 20), st.integers(2, 1000), st.integers(0, 999), st.integers(0, 999))
-def test_no_choice_is_more_likely_than_claimed_whatever_fits_best(epsilon: float, k: int, one: int, other: int) -> None:
-    """P(j) for a client whose best is `one`, against one whose best is `other`, for every j."""
-    keep = choice.keep_probability(epsilon, k)
-    chances = np.full((2, k), (1 - keep) / k)
-    chances[0, one % k] += keep
-    chances[1, other % k] += keep
-    assert np.abs(np.log(chances[0] / chances[1])).max() <= epsilon * (1 + 1e-9) + 1e-12
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,21 @@ def test_the_data_path_of_a_site_wins_over_its_partition() -> None:
     assert (site.data_path, site.first, site.step) == (Path("/data/hospital"), 0, 1)
     assert not site.simulated
     assert not site.placed
+    assert site.client_ids((0, 5, 2)) == [0, 5, 2]
+
+
+def test_the_process_is_a_simulation_only_inside_the_grid_and_in_its_thread() -> None:
+    seen: list[bool] = []
+    with suppress(ZeroDivisionError), in_process():
+        with in_process():
+            assert runs_in_simulation()
+        assert runs_in_simulation()
+        thread = threading.Thread(target=lambda: seen.append(runs_in_simulation()))
+        thread.start()
+        thread.join()
+        _ = 1 / 0
+    assert not runs_in_simulation()
+    assert seen == [False]
 
 
 def test_a_home_in_the_data_path_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,10 +77,6 @@ def test_a_path_is_absolute_because_a_process_may_work_anywhere(key: str) -> Non
         Site.of(OWN | {key: "here/it/is"})
 
 
-def test_a_site_with_data_of_its_own_counts_its_clients_from_zero() -> None:
-    assert own().client_ids((0, 5, 2)) == [0, 5, 2]
-
-
 def test_a_site_may_host_a_part_of_a_dataset_of_many_sites() -> None:
     site = own(role="split", place="2/5")
     assert site.placed
@@ -76,14 +88,13 @@ def test_a_site_may_host_a_part_of_a_dataset_of_many_sites() -> None:
 def test_a_place_is_one_of_so_many(place: Any) -> None:
     with raises(SiteError, "site.place", "i/n"):
         own(role="split", place=place)
-
-
-def test_a_place_is_for_a_split_dataset() -> None:
     with raises(SiteError, "site.role", "split"):
         own(place="2/5")
 
 
-def test_a_site_with_data_of_its_own_has_no_seed() -> None:
+def test_a_site_with_data_of_its_own_has_no_seed_and_a_simulated_node_the_runs() -> None:
+    assert simulated().seed(RunConfig(seed=7)) == 7
+    assert not simulated(insecure_seed=True).insecure_seed, "there is nothing insecure in it"
     with in_process():
         assert own().seed(RunConfig(seed=7)) is None
     assert own(insecure_seed="true").seed(RunConfig(seed=7)) == 7
@@ -105,36 +116,6 @@ def test_a_simulated_node_serves_every_so_manieth_client() -> None:
     assert site.simulated
     assert site.placed
     assert site.client_ids((0, 1, 2)) == [1, 5, 9]
-
-
-def test_a_simulated_node_takes_the_runs_seed() -> None:
-    assert simulated().seed(RunConfig(seed=7)) == 7
-    assert not simulated(insecure_seed=True).insecure_seed, "there is nothing insecure in it"
-
-
-def test_the_process_is_a_simulation_only_inside_the_grid() -> None:
-    assert not runs_in_simulation()
-    with in_process():
-        assert runs_in_simulation()
-        with in_process():
-            assert runs_in_simulation()
-        assert runs_in_simulation()
-    assert not runs_in_simulation()
-
-
-def test_an_error_ends_the_simulation_too() -> None:
-    with pytest.raises(ZeroDivisionError), in_process():
-        _ = 1 / 0
-    assert not runs_in_simulation()
-
-
-def test_another_thread_is_no_simulation() -> None:
-    seen: list[bool] = []
-    with in_process():
-        thread = threading.Thread(target=lambda: seen.append(runs_in_simulation()))
-        thread.start()
-        thread.join()
-    assert seen == [False]
 
 
 @pytest.mark.slow

@@ -25,22 +25,16 @@ from flwr.serverapp.strategy import (
     Krum,
     MultiKrum,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
-from numpy.typing import NDArray
 from scipy import stats
 
 import umbel
 from tests.helpers.errors import raises
 from tests.helpers.flower_apps import Node, answered, arrays, asks, left
 from tests.helpers.messages import refused
-from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site_log import SiteLog, beside
 from umbel.privacy.gate.stock_app import Gate
-from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.old_names import hint
 from umbel.protocol.release import Clipping, Kind, Release
@@ -65,9 +59,7 @@ def unchanged(msg: Message) -> Message:
 # --- what leaves
 
 
-@pytest.mark.parametrize(
-    ("update", "leaves"), [((3.0, 4.0), (0.6, 0.8)), ((0.3, -0.4), (0.3, -0.4)), ((0.0, 0.0), (0.0, 0.0))]
-)
+@pytest.mark.parametrize(("update", "leaves"), [((3.0, 4.0), (0.6, 0.8)), ((0.3, -0.4), (0.3, -0.4))])
 def test_an_update_is_clipped_to_the_radius_around_what_the_server_sent(
     update: tuple[float, ...], leaves: tuple[float, ...]
 ) -> None:
@@ -132,34 +124,6 @@ def test_a_pattern_that_matches_nothing_is_a_slip_of_the_pen(node_log: io.String
     assert "no array of the message is called 'backbon.*'" in node_log.getvalue()
 
 
-def test_whole_numbers_are_refused_before_anybody_pays(node_log: io.StringIO) -> None:
-    node = Node(Gate(1.0, 1.0), unchanged)
-    assert refused(node.send(asks(PAIR | {"bn.num_batches_tracked": np.int64(0)})))
-    assert "'bn.num_batches_tracked' is of type int64" in node_log.getvalue()
-    assert (node.asked, node.paid) == (0, 0)
-
-
-@settings(derandomize=True, max_examples=60)
-@given(
-    hnp.arrays(np.float32, 3, elements=st.floats(-1e6, 1e6, width=32)),
-    hnp.arrays(np.float32, (2, 3), elements=st.floats(width=32, allow_nan=True, allow_infinity=True)),
-    st.floats(1e-3, 1e3),
-)
-def test_whatever_two_data_sets_make_of_an_update_what_is_noised_moves_by_two_radii_at_most(
-    start: NDArray[Any], trained: NDArray[Any], radius: float
-) -> None:
-    """Without noise, which is drawn apart from it: what leaves is the start and what is noised."""
-    gate = Gate(0.0, radius)
-    one, other = (
-        left(Node(gate, lambda msg, own=own: answered(msg, lambda _: own)).send(asks({"w": start})))["w"]
-        for own in trained
-    )
-    rounding = 4 * float(np.spacing(np.float32(np.abs(start).max() + radius)))
-    for own in (one, other):
-        assert np.linalg.norm(own.astype(float) - start) <= radius + rounding
-    assert np.linalg.norm(one.astype(float) - other) <= 2 * radius + rounding
-
-
 # --- the law of the noise, and its price
 
 
@@ -181,22 +145,6 @@ def test_the_noise_has_the_law_that_is_paid_for(mechanism: str, own_data: bool, 
     assert node.account == {Release(Kind.TRAIN, n, nu, Clipping.PUBLIC, mechanism=mechanism): 1}
 
 
-def test_participations_cost_what_their_mechanism_guarantees() -> None:
-    times, nu, n = 5, 4.0, 2
-    for mechanism in ("laplace", "gaussian"):
-        node = Node(Gate(nu, 1.0, mechanism), adds(1.0, 0.0))
-        for round in range(times):
-            node.send(asks(PAIR, round + 1))
-        found = guarantee(node.account, 1e-5)
-        assert found
-        if mechanism == "laplace":
-            assert found.pure == times * 2 * n / nu
-        else:
-            # Normals compose to a normal: two radii apart, in deviations of the noise, sqrt(5) times.
-            loss = GaussianLoss(2 / nu * math.sqrt(times))
-            assert loss.delta(np.array([found.epsilon]))[0] == pytest.approx(1e-5, rel=1e-2)
-
-
 @pytest.mark.parametrize("own_data", [False, True], ids=["simulation", "site"])
 def test_the_same_message_is_answered_with_other_noise_and_charged_again(own_data: bool, tmp_path: Path) -> None:
     """A server that could have the noise twice would subtract it."""
@@ -204,6 +152,9 @@ def test_the_same_message_is_answered_with_other_noise_and_charged_again(own_dat
     first, second = (left(node.send(asks(WIDE)))["w"] for _ in range(2))
     assert (first != second).any()
     assert node.paid == 2
+
+
+# --- who decides
 
 
 def test_the_charge_comes_before_the_app_sees_a_message_and_outlives_a_crash(tmp_path: Path) -> None:
@@ -216,11 +167,7 @@ def test_the_charge_comes_before_the_app_sees_a_message_and_outlives_a_crash(tmp
     node = Node(Gate(2.0, 1.0), killed, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         node.send(asks(PAIR))
-    assert seen == [1]
-    assert node.paid == 1
-
-
-# --- who decides
+    assert (seen, node.paid) == ([1], 1)
 
 
 def test_a_budget_refuses_once_it_is_spent_and_who_cannot_pay_does_not_train() -> None:
@@ -254,13 +201,6 @@ def test_a_budget_at_a_delta_counts_the_least_noise_that_could_be(
     """
     node = Node(Gate(2.0, 1.0, "gaussian", budget=10.0, delta=1e-5), unchanged, tmp_path, mechanisms="gaussian", **own)
     assert [refused(node.send(asks(PAIR))) for _ in range(5)] == [False] * answers + [True] * (5 - answers)
-
-
-def test_a_budget_without_a_ledger_may_be_one_that_was_lost(tmp_path: Path, node_log: io.StringIO) -> None:
-    node = Node(Gate(4.0, 1.0, budget=2.0), unchanged, tmp_path)
-    node.path.unlink()
-    assert refused(node.send(asks(PAIR)))
-    assert "there is no ledger" in node_log.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -355,12 +295,7 @@ REPORTS = Gate(2.0, 1.0, reports=["eval_loss", "eval_acc"])
 
 @pytest.mark.parametrize(
     ("gate", "own_data", "policy"),
-    [
-        (Gate(2.0, 1.0), False, {}),
-        (REPORTS, False, {}),
-        (REPORTS, True, {}),
-        (Gate(2, 1), True, {"role": "validation"}),
-    ],
+    [(Gate(2, 1), False, {}), (REPORTS, False, {}), (REPORTS, True, {}), (Gate(2, 1), True, {"role": "validation"})],
 )
 def test_nobody_reports_unless_app_and_site_let_them(
     gate: Gate, own_data: bool, policy: dict[str, Any], tmp_path: Path

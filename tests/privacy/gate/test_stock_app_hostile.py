@@ -21,6 +21,7 @@ from hypothesis.extra import numpy as hnp
 
 from tests.helpers.flower_apps import Node, answered, arrays, asks, left
 from tests.helpers.messages import refused, wire
+from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.stock_app import Gate
 
 SECRET = "diagnosis-of-patient-17"
@@ -30,12 +31,7 @@ FAR = 1e6
 
 
 def honest(msg: Message) -> Message:
-    return answered(
-        msg,
-        lambda value: value + np.float32(FAR),
-        train_loss=0.7,
-        **{"num-examples": 61},
-    )
+    return answered(msg, lambda value: value + np.float32(FAR), train_loss=0.7, **{"num-examples": 61})
 
 
 @pytest.fixture
@@ -177,10 +173,11 @@ def test_a_config_that_asks_for_more_gets_no_more(site: Node) -> None:
     assert [release.noise_multiplier for release in site.account] == [4.0]
 
 
-@pytest.mark.parametrize("round", [0, -1, 2**62, True, "one", 2.5, [1, 2]])
-def test_a_round_that_cannot_be_is_on_record_as_the_first(round: Any, site: Node) -> None:
-    assert hidden(site.send(asks(START, round)))
-    assert site.paid == 1
+def test_a_round_that_cannot_be_is_on_record_as_the_first(site: Node) -> None:
+    for round in (0, -1, 2**62, True, "one", 2.5, [1, 2]):
+        assert hidden(site.send(asks(START, round)))
+    assert site.paid == 7
+    assert {row["round"] for row in Ledger(site.path).rows()} == {1}
 
 
 def test_a_sites_tripwire_finds_here_too_what_no_honest_server_sends(tmp_path: Path) -> None:
@@ -260,7 +257,7 @@ HARMLESS: dict[str, Callable[[Message], Message]] = {
 
 @pytest.mark.parametrize("fault", BREAKS | HARMLESS)
 def test_whatever_goes_wrong_at_a_site_its_reply_is_as_any_other(
-    fault: str, tmp_path: Path, node_log: io.StringIO
+    fault: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, node_log: io.StringIO
 ) -> None:
     """Whether it does may depend on the data: a reply that stayed away, or were longer, would tell."""
     node = Node(Gate(4.0, 1.0, frozen="b"), (BREAKS | HARMLESS)[fault], tmp_path)
@@ -270,14 +267,9 @@ def test_whatever_goes_wrong_at_a_site_its_reply_is_as_any_other(
     assert SECRET.encode() not in wire(reply)
     assert node.paid == 1
     assert (fault in BREAKS) == ("answers as if it had no update" in node_log.getvalue())
-    other = Node(Gate(4.0, 1.0, frozen="b"), honest, tmp_path_of(tmp_path)).send(asks(START))
+    other = Node(Gate(4.0, 1.0, frozen="b"), honest, tmp_path_factory.mktemp("other")).send(asks(START))
     assert [type(record) for record in reply.content.values()] == [type(record) for record in other.content.values()]
     assert len(wire(reply)) == len(wire(other))
-
-
-def tmp_path_of(folder: Path) -> Path:
-    (folder / "other").mkdir()
-    return folder / "other"
 
 
 class Panic(BaseException):
@@ -376,7 +368,7 @@ ANY_RECORD = st.one_of(
 )
 
 
-@settings(derandomize=True, max_examples=60)
+@settings(derandomize=True, max_examples=40)
 @given(
     st.fixed_dictionaries({"arrays": ANY_ARRAYS.map(arrays)}, optional={"config": ANY_RECORD, "more": ANY_RECORD}),
     st.sampled_from(["train", "train", "evaluate", "query", "train.steal"]),

@@ -23,7 +23,7 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import Runs, Status
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import SiteLog, beside
-from umbel.privacy.gate.store import Names, Store, request_digest, request_text
+from umbel.privacy.gate.store import Names, Store, request_of
 from umbel.protocol.errors import LedgerError, Refused
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
@@ -159,7 +159,8 @@ def test_requests_that_are_one_in_todays_words_become_one(north: Path, first: st
         for model, status in (("linear-7x1", first), ("linear inputs=7 outputs=1", second)):
             asks = json.loads(text)
             asks["config"]["model"] = model
-            row = request_digest(request_text(asks)), status, request_text(asks)
+            digest, text = request_of(asks)
+            row = digest, status, text
             connection.execute("INSERT INTO requests (digest, at, run, status, asks) VALUES (?, '', '1', ?, ?)", row)
     found = [one.status for one in Runs(north).requests() if one.asks["config"]["model"] == "linear inputs=7 outputs=1"]
     assert found == [after]

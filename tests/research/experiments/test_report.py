@@ -90,9 +90,10 @@ def test_it_is_the_report_that_the_run_itself_writes(
     assert ("What I saw" in written.decode()) == (kind == "run")
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_simulation_says_whom_its_hypotheses_fit(umbel_home: Path) -> None:
     """Each of the two fits one of the two kinds of which there are about 50 validation clients each."""
-    run = run_app(umbel_home, rounds=40)
+    run = run_app(umbel_home, rounds=25)
     assert "RMSE held out" not in (run / "report.html").read_text(), "of which the server knows nothing"
     assert report(run.name).exit_code == 0, "by its name"
     page = (run / "report.html").read_text()
@@ -103,14 +104,22 @@ def test_a_simulation_says_whom_its_hypotheses_fit(umbel_home: Path) -> None:
     assert min(picked) > 40
 
 
-def test_of_what_sites_trained_on_nothing_is_measured(run: Path) -> None:
+@pytest.mark.usefixtures("blank_figures")
+def test_of_what_sites_trained_on_nothing_is_measured_and_an_interrupted_run_says_so(run: Path) -> None:
     (node,) = json.loads((run / "nodes.json").read_text())
     (run / "nodes.json").write_text(json.dumps([node | {"first": -1, "step": -1}]))
+    latest = run / "latest.safetensors"
+    save_file(arrays := load_file(latest), latest, {"rounds": f"3 {_digest(arrays, '3')} new"})
+    (run / "outcome.json").write_text(json.dumps({"stopped": ""}))
     assert report(run).exit_code == 0
-    assert "RMSE held out" not in (run / "report.html").read_text()
+    page = (run / "report.html").read_text()
+    assert "RMSE held out" not in page
+    assert "it was interrupted" in page
 
 
-def test_runs_and_baselines_stand_beside_it(umbel_home: Path) -> None:
+@pytest.mark.usefixtures("blank_figures")
+def test_runs_and_baselines_stand_beside_it(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.research.experiments.baselines.LOCAL_EPOCHS", 2)
     run, other = (run_app(umbel_home, rounds=4, seed=seed) for seed in (0, 1))
     done = report(run.name, other.name, "fedavg", "local-only")
     assert done.exit_code == 0, done.output
@@ -119,6 +128,7 @@ def test_runs_and_baselines_stand_beside_it(umbel_home: Path) -> None:
     assert rows[:3] == ["this run, 2 seeds", "fedavg", "each client by itself"]
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_what_cannot_be_compared_is_said(run: Path, unvalidated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = report(run, unvalidated.name)
     assert done.exit_code == 2
@@ -133,14 +143,7 @@ def test_baselines_need_the_clients_rows(umbel_home: Path, monkeypatch: pytest.M
         _baseline(Setup.parse({"dataset": "", "model": "linear"}))
 
 
-def test_a_run_that_was_interrupted_says_so(run: Path) -> None:
-    latest = run / "latest.safetensors"
-    save_file(arrays := load_file(latest), latest, {"rounds": f"3 {_digest(arrays, '3')} new"})
-    (run / "outcome.json").write_text(json.dumps({"stopped": ""}))
-    assert report(run).exit_code == 0
-    assert "it was interrupted" in (run / "report.html").read_text()
-
-
+@pytest.mark.usefixtures("blank_figures")
 def test_a_run_of_a_sweep_gets_one_too(tmp_path: Path) -> None:
     spec = Spec("one", run_config("synthetic", rounds=7, patience=2))
     result = _save(spec, finish(spec.config), "", tmp_path)

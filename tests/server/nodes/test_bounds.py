@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.privacy.gate.precision import min_radius, resolution, round_to_grid
-from umbel.privacy.gate.releases import sanitise
+from umbel.privacy.gate.releases import min_radius, resolution, round_to_grid, sanitise
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from umbel.protocol.release import Clipping
 from umbel.protocol.tasks import TrainingSpec

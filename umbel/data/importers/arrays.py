@@ -47,10 +47,6 @@ def from_arrays(
         ``validation`` and ``test``, each a share of the clients or a list of names; ``seed`` of that
         split; ``name`` and other entries of the manifest.
 
-    Returns
-    -------
-    ClientData
-
     Raises
     ------
     DatasetError

@@ -97,21 +97,7 @@ def split_into_clients(
 ) -> ClientData:
     """Put the rows of each client together, and decide which clients train, validate and test.
 
-    Parameters
-    ----------
-    features, targets : ndarray, shape (rows, ...)
-    owners : sequence, length rows
-        The client of each row.
-    validation, test, seed
-        See `umbel.from_dataframe`.
-    notes : sequence of str
-    **entries
-        Of the manifest.
-
-    Raises
-    ------
-    DatasetError
-        When no client is left to train, or a name is unknown.
+    Features and targets are (rows, ...), and `owners` the client of each row. For the rest see `umbel.from_dataframe`.
     """
     if not len(features) == len(targets) == len(owners):
         raise DatasetError(

@@ -75,10 +75,6 @@ def from_dataframe(
     **entries
         Of the manifest: ``name``, ``model``, ``loss``, ``metric``, ``provenance`` and so on.
 
-    Returns
-    -------
-    ClientData
-
     Raises
     ------
     DatasetError

@@ -34,10 +34,6 @@ def from_datasets(
     **options
         See `umbel.from_arrays` for images and sequences, and `umbel.from_dataframe` for the rest.
 
-    Returns
-    -------
-    ClientData
-
     Raises
     ------
     DatasetError

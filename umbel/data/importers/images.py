@@ -38,10 +38,6 @@ def from_image_folder(
     **options
         See `umbel.from_arrays`.
 
-    Returns
-    -------
-    ClientData
-
     Raises
     ------
     DatasetError

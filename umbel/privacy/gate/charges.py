@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from umbel.privacy.accounting.guarantee import within_budget
 from umbel.protocol.clients import ClientInDataset
@@ -23,14 +23,7 @@ Account = Mapping[Release, int]
 
 @dataclass(frozen=True)
 class Charge:
-    """A release that each of some clients pays for.
-
-    Attributes
-    ----------
-    run : str
-    round : int
-    release : Release
-    """
+    """A release that each of some clients pays for."""
 
     run: str
     round: int
@@ -88,16 +81,12 @@ class Limits:
         at_least: int = 1,
     ) -> list[bool]:
         """Return for each client whether it may release once more; no client may where fewer than `at_least` may."""
-        allowed: dict[tuple[tuple[Release, int], ...], bool] = {}  # many clients have released the same
 
-        def allow(client: ClientInDataset) -> bool:
-            spent = account(client)
-            key = tuple(spent.items())
-            if key not in allowed:
-                allowed[key] = self.allow(spent, release)
-            return allowed[key]
+        @cache  # many clients have released the same
+        def allow(spent: tuple[tuple[Release, int], ...]) -> bool:
+            return self.allow(dict(spent), release)
 
-        paying = [allow(client) for client in clients] if self.any else [True] * len(clients)
+        paying = [allow(tuple(account(client).items())) for client in clients] if self.any else [True] * len(clients)
         return paying if sum(paying) >= at_least else [False] * len(paying)
 
     def bounds(self, release: Release) -> bool:
@@ -122,29 +111,18 @@ def priced(release: Release) -> Release:
 
 def paper_spent(account: Account) -> Fraction | float:
     """Return the sum of n / nu, exactly; infinite after a release without noise."""
-    total = Fraction(0)
-    for release, times in account.items():
-        if release.paper_cost is None:
-            return math.inf
-        total += release.paper_cost * times
-    return total
+    if any(release.paper_cost is None for release in account):
+        return math.inf
+    return sum(((release.paper_cost or 0) * times for release, times in account.items()), Fraction(0))
+
+
+_WRITTEN = "kind", "n", "noise_multiplier", "clipping", "mechanism", "hypotheses", "choice_epsilon"
 
 
 @lru_cache(maxsize=1024)
 def written(release: Release) -> str:
     """Return a release, without its clip norm, as ledgers keep it."""
-    return json.dumps(
-        {
-            "kind": release.kind,
-            "n": release.n,
-            "noise_multiplier": release.noise_multiplier,
-            "clipping": release.clipping,
-            "mechanism": release.mechanism,
-            "hypotheses": release.hypotheses,
-            "choice_epsilon": release.choice_epsilon,
-        },
-        separators=(",", ":"),
-    )
+    return json.dumps({name: getattr(release, name) for name in _WRITTEN}, separators=(",", ":"))
 
 
 @lru_cache(maxsize=1024)

@@ -40,16 +40,14 @@ def check_approved(
     config : RunConfig
     n : int
         Number of shared parameters, of which the price depends.
-    content : RecordDict, optional
-        Of a round's message, with its `hypotheses`.
-    hypotheses : dict of ndarray, optional
+    content, hypotheses : RecordDict and dict of ndarray, optional
+        Of a round's message.
     """
     if site.simulated or site.policy.approve is not Approval.ASK:
         return
-    differs: dict[str, Any] = {}
+    asks: dict[str, Any] = {"config": config.entries(), "n": n, "differs": {}}
     if content is not None and hypotheses is not None:
-        differs = _differences(config, site.policy, content, hypotheses)
-    asks = {"config": config.entries(), "n": n, "differs": differs}
+        asks["differs"] = _differences(config, site.policy, content, hypotheses)
     if site.policy.release is AcceptedRelease.SITE:
         asks["release"] = str(site.policy.release)  # of which the price depends
     Runs.of(site).check_approved(run, asks)
@@ -60,39 +58,30 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
     training, evaluation = training_in(content), evaluation_in(content)
     differs: dict[str, Any] = {}
     if training is not None:
-        differs = _of_training(config, policy, training)
+        round = min(training.round, config.rounds)
+        said = replace(
+            config.training(round),
+            round=round,
+            clients=training.clients[: config.clients_per_round],
+            # A run config does not say who adds the noise; a site that accepts sums alone has said it itself.
+            release_by=ReleaseBy.SITE if policy.release is AcceptedRelease.SITE else ReleaseBy.CLIENT,
+            # None changes the price: which models the run means, and a strategy's own option.
+            run=training.run,
+            frozen_digest=training.frozen_digest,
+            explore=training.explore,
+        )
+        differs |= _unlike(training, said, "clients_per_round")
     if evaluation is not None:
-        differs |= _of_evaluation(config, evaluation)
+        expected = replace(
+            evaluation,
+            round=min(evaluation.round, config.rounds + 1),  # one evaluation follows the last round
+            step_size=config.step_size,
+            clients=evaluation.clients[: config.validation_clients_per_round or None],
+        )
+        differs |= _unlike(evaluation, expected, "validation_clients_per_round")
     if (k := len(next(iter(hypotheses.values())))) > config.most_hypotheses:
         differs["hypotheses"] = k
     return differs
-
-
-def _of_training(config: RunConfig, policy: Policy, task: TrainingSpec) -> dict[str, Any]:
-    """Return the fields in which a task is not the one that the run config produces."""
-    round = min(task.round, config.rounds)
-    said = replace(
-        config.training(round),
-        round=round,
-        clients=task.clients[: config.clients_per_round],
-        # A run config does not say who adds the noise; a site that accepts sums alone has said it itself.
-        release_by=ReleaseBy.SITE if policy.release is AcceptedRelease.SITE else ReleaseBy.CLIENT,
-        # Neither changes the price: which models the run means, and a strategy's own option.
-        run=task.run,
-        frozen_digest=task.frozen_digest,
-        explore=task.explore,
-    )
-    return _unlike(task, said, "clients_per_round")
-
-
-def _of_evaluation(config: RunConfig, task: EvaluationSpec) -> dict[str, Any]:
-    said = replace(
-        task,
-        round=min(task.round, config.rounds + 1),  # one evaluation follows the last round
-        step_size=config.step_size,
-        clients=task.clients[: config.validation_clients_per_round or None],
-    )
-    return _unlike(task, said, "validation_clients_per_round")
 
 
 def _unlike(asked: Spec, said: Spec, clients: str) -> dict[str, Any]:

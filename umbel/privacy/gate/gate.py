@@ -11,7 +11,6 @@ round's message, and `umbel.privacy.gate.stock_app` for any other Flower app.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from logging import INFO, WARNING
@@ -24,19 +23,17 @@ from numpy.typing import NDArray
 from umbel.privacy.accounting.guarantee import amount, pure_cost
 from umbel.privacy.gate import randomness
 from umbel.privacy.gate.charges import Charge
+from umbel.privacy.gate.hypotheses import check_honest, check_hypotheses
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.precision import check_noise, round_to_grid
-from umbel.privacy.gate.releases import Sanitiser, sanitise
+from umbel.privacy.gate.releases import Sanitiser, check_noise, round_to_grid, sanitise
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry
 from umbel.privacy.gate.site_releases import SiteSanitiser
-from umbel.privacy.gate.tripwire import degenerate, repeated
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
-from umbel.protocol.arrays import Arrays, all_finite, as_matrix
+from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import Refused
 from umbel.protocol.flower import log
@@ -64,7 +61,7 @@ class LocalResult:
 
 @dataclass(frozen=True)
 class LocalReport:
-    """What clients report.
+    """What clients report; it has no noise yet.
 
     Attributes
     ----------
@@ -82,7 +79,7 @@ class LocalReport:
 
 
 class Clients(Protocol):
-    """The clients behind the gate: what they answer has no noise yet."""
+    """The clients behind the gate."""
 
     def check(self, task: TrainingSpec) -> None:
         """Raise where they could not do what a task asks, whatever their data are; called before the charge."""
@@ -105,7 +102,7 @@ class Sanitised:
     paid : ndarray of bool
         A flag for each asked client.
     choices : list of int, or None
-        The hypothesis of each client that paid, where the task asks for it (`TrainingSpec.disclose_choice`).
+        Of the clients that paid, where the task asks for them (`TrainingSpec.disclose_choice`).
     step : float
         See `umbel.privacy.gate.releases.Sanitiser.step`; 0 where nothing travels.
     """
@@ -167,7 +164,7 @@ class Passage:
         site, k = self.site, len(next(iter(self.hypotheses.values())))
         site.policy.check(task, k)
         if site.policy.tripwire:
-            _check_honest(self.hypotheses, self.state)
+            check_honest(self.hypotheses, self.state)
         return self._by_site(task) if task.release_by is ReleaseBy.SITE else self._by_client(task, k)
 
     def _by_client(self, task: TrainingSpec, k: int) -> Sanitised:
@@ -226,7 +223,7 @@ class Passage:
         self.site.check_priced(release)
         self.clients.check(task)
         paid = self._charge("train", release, task.round, task.clients, at_least)
-        paying = _which(task.clients, paid)
+        paying = tuple(compress(task.clients, paid))
         if not paying and at_least > 1:
             raise Refused(
                 f"fewer than {at_least} asked clients can pay for this round (min-clients), so none is charged",
@@ -234,7 +231,10 @@ class Passage:
             )
         if not paying:
             raise Refused(f"no asked client can pay for this round, {_price(release)}", code="refused.budget")
-        _log_noise_source(self.site)
+        if self.site.insecure_seed:
+            log(WARNING, "insecure-seed is set: the server knows the seed of the noise and can subtract it")
+        elif not self.site.simulated:
+            log(INFO, "noise comes from the operating system; the run's seed plays no part in it")
         return paid, paying
 
     def _charge(
@@ -242,7 +242,8 @@ class Passage:
     ) -> NDArray[np.bool_]:
         """Charge clients and return a flag for each that paid; none pays where fewer than `at_least` can."""
         charge, ids = Charge(self.run, round, release), self.site.client_ids(clients)
-        paid = np.array(_ledger(self.site, self.state).charge(charge, ids, self.site.limits, at_least))
+        ledger = MemoryLedger(self.state) if self.site.ledger_path is None else Ledger.of(self.site)
+        paid = np.array(ledger.charge(charge, ids, self.site.limits, at_least))
         number = int(paid.sum())
         self.entry.paid += number
         if number < len(clients) and (number or at_least == 1):
@@ -266,10 +267,8 @@ class Passage:
     ) -> NDArray[np.float64]:
         """Charge clients that train for their reports: return loss and metric (2, clients), clipped and noised.
 
-        They are NaN for clients that cannot pay.
-
-        Both lie in a square whose diagonal is the radius, so the guarantee holds between any two
-        reports.
+        They are NaN for clients that cannot pay. Both lie in a square whose diagonal is the radius, so the guarantee
+        holds between any two reports.
         """
         site = self.site
         nu, bound = site.policy.report_noise_multiplier, site.policy.report_bound
@@ -286,7 +285,7 @@ class Passage:
         release = Release(Kind.REPORT, 2, nu, Clipping.PUBLIC, radius)
         paid = self._charge("evaluate", release, task.round, own)
         clipped = np.clip(np.nan_to_num(values, nan=bound), 0, bound).T[paid]
-        sources = randomness.noise(self.seed, task.round, _which(clients, paid), "report")
+        sources = randomness.noise(self.seed, task.round, compress(clients, paid), "report")
         # Centred, because the mechanism clips what it gets to the radius.
         noised = sanitise(mechanism, clipped - bound / 2, radius, Clipping.PUBLIC, sources) + bound / 2
         reported = np.full_like(values, np.nan)
@@ -297,56 +296,11 @@ class Passage:
 
 def _price(release: Release) -> str:
     """Say what a release costs, and where to see what was spent."""
-    pure, paper = amount(pure_cost(release)), amount(release.paper_spend(1))
     return (
-        f"whose price is a pure epsilon of {pure}, and {paper} of the paper's budget: the site's limits are lower, or "
-        "used up, or its clients released without a guarantee before; see umbel ledger show"
+        f"whose price is a pure epsilon of {amount(pure_cost(release))}, and {amount(release.paper_spend(1))} of the "
+        "paper's budget: the site's limits are lower, or used up, or its clients released without a guarantee before; "
+        "see umbel ledger show"
     )
-
-
-def _log_noise_source(site: Site) -> None:
-    """Say in the node's log where its noise comes from."""
-    if site.insecure_seed:
-        log(WARNING, "insecure-seed is set: the server knows the seed of the noise and can subtract it")
-    elif not site.simulated:
-        log(INFO, "noise comes from the operating system; the run's seed plays no part in it")
-
-
-def _check_honest(hypotheses: Arrays, state: RecordDict) -> None:
-    """Raise for hypotheses that an honest server would not send."""
-    if name := degenerate(hypotheses):
-        raise Refused(
-            f"all rows of hypotheses {name!r} are alike; no honest server sends that", code="refused.tripwire"
-        )
-    if repeated(hypotheses, state):
-        raise Refused("the server sent the same hypotheses before", code="refused.tripwire")
-
-
-def _ledger(site: Site, state: RecordDict) -> Ledger | MemoryLedger:
-    return MemoryLedger(state) if site.ledger_path is None else Ledger.of(site)
-
-
-def _which(clients: Sequence[C], flags: NDArray[np.bool_]) -> tuple[C, ...]:
-    if len(clients) != len(flags):
-        raise ValueError(f"{len(flags)} flags for {len(clients)} clients")
-    return tuple(compress(clients, flags))
-
-
-def check_hypotheses(hypotheses: Arrays, policy: Policy) -> None:
-    """Raise `Refused` unless these are finite float32 arrays with one common leading axis, of at most the site's k."""
-    counts = {value.shape[0] if value.ndim else 0 for value in hypotheses.values()}
-    if len(counts) != 1 or not 1 <= min(counts) <= policy.max_hypotheses:
-        raise _not_accepted(f"the hypotheses are not 1 to {policy.max_hypotheses} stacked arrays of one length")
-    for name, value in hypotheses.items():
-        if value.dtype != np.float32:
-            raise _not_accepted(f"hypotheses {name!r} are {value.dtype}, not float32")
-    if not all_finite(as_matrix(hypotheses)):
-        names = [name for name, value in hypotheses.items() if not all_finite(value)]
-        raise _not_accepted(f"hypotheses {', '.join(names)} are not finite")
-
-
-def _not_accepted(reason: str) -> Refused:
-    return Refused(reason, code="refused.hypotheses")
 
 
 def _check_result(trained: LocalResult, hypotheses: Arrays, clients: int) -> None:

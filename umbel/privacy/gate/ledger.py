@@ -10,7 +10,7 @@ does not fit together, and is refused. There is no key: this finds damage, and n
 from __future__ import annotations
 
 import sqlite3
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -32,18 +32,10 @@ _Totals = dict[ClientInDataset, dict[int, tuple[int, int]]]
 
 @dataclass(frozen=True)
 class _Books:
-    """A ledger as it stands.
+    """A ledger as it stands: how many charges there are, the hash of the last, and what was ever released, by number.
 
-    Attributes
-    ----------
-    charges : int
-    hash : bytes
-        Of the last charge.
-    releases : dict from int to str
-        What was ever released, by number.
-    totals : dict from int to dict from int to (int, int)
-        For each client, by the number of what it released, in the order in which that began: the first
-        charge for it, and how many there are.
+    `totals` has for each client, by the number of what it released, in the order in which that began: the first charge
+    for it, and how many there are.
     """
 
     charges: int = 0
@@ -53,20 +45,16 @@ class _Books:
 
     def account(self, client: ClientInDataset) -> dict[Release, int]:
         """Return what a client has released."""
-        account: dict[Release, int] = {}
+        account: Counter[Release] = Counter()
         for number, (_, times) in self.totals.get(client, {}).items():
-            release = read(self.releases[number])
-            account[release] = account.get(release, 0) + times
-        return account
+            account[read(self.releases[number])] += times
+        return dict(account)
 
     @property
     def digest(self) -> bytes:
         """The hash of all releases and totals."""
-        rows = [
-            (client, first, release, times)
-            for client in sorted(self.totals)
-            for release, (first, times) in self.totals[client].items()
-        ]
+        totals = [(client, self.totals[client]) for client in sorted(self.totals)]
+        rows = [(client, first, number, times) for client, own in totals for number, (first, times) in own.items()]
         return digest_of_totals(list(self.releases.items()), rows)
 
 
@@ -81,7 +69,6 @@ class Ledger(Store):
     Parameters
     ----------
     path : Path
-        A store that is there; see `create` and `of`.
     whole : bool
         Check every charge, however many there are, and the rest of the store.
 
@@ -101,22 +88,17 @@ class Ledger(Store):
     def charge(
         self, charge: Charge, clients: Sequence[ClientInDataset], limits: Limits = NO_LIMITS, at_least: int = 1
     ) -> list[bool]:
-        """Charge each client that can pay, all at once, and return which those are.
-
-        Where fewer than `at_least` can, none is charged, and none is returned as one that can.
+        """Charge each client that can pay, all at once, and return which those are; none if fewer than `at_least` can.
 
         Asking and charging are one transaction, so that processes that share the ledger cannot
         together exceed the limits. On return the charges are on disk.
         """
-        release = charge.release
         with self._transaction(write=True) as connection:
             books = self._read(connection)
-            paying = limits.paying(clients, books.account, release, at_least)
+            paying = limits.paying(clients, books.account, charge.release, at_least)
             if any(paying):
                 paid = [client for client, pays in zip(clients, paying, strict=True) if pays]
-                at = datetime.now(UTC).isoformat(timespec="seconds")
-                row = (at, charge.run, charge.round, written(release), release.radius)
-                self._known = _append(connection, books, row, paid)
+                self._known = _append(connection, books, charge, paid)
         return paying
 
     def accounts(self) -> dict[ClientInDataset, Account]:
@@ -161,9 +143,7 @@ class Ledger(Store):
             number = charges - _TAIL
             [(hash,)] = connection.execute("SELECT hash FROM charges WHERE id = ?", (number,)).fetchall()
         releases = dict(connection.execute("SELECT id, what FROM releases ORDER BY id").fetchall())
-        totals = connection.execute(
-            "SELECT client, first, release, times FROM totals ORDER BY client, first"
-        ).fetchall()
+        totals = connection.execute("SELECT client, first, release, times FROM totals ORDER BY 1, 2").fetchall()
         if digest_of_totals(list(releases.items()), totals) != digest:
             raise self._damaged("the totals are not as they were written")
         from_the_first = number == 0
@@ -195,14 +175,13 @@ def _hash(before: bytes, *content: Any) -> bytes:
     return sha256(before + repr(content).encode()).digest()
 
 
-def _append(
-    connection: sqlite3.Connection,
-    books: _Books,
-    charge: tuple[str, str, int, str, float | None],
-    clients: list[ClientInDataset],
-) -> _Books:
+def _append(connection: sqlite3.Connection, books: _Books, charge: Charge, clients: list[ClientInDataset]) -> _Books:
     """Write a charge of each client; return how the ledger then stands."""
-    at, run, round, what, clip_norm = charge
+    at, what, clip_norm = (
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        written(charge.release),
+        charge.release.radius,
+    )
     number, hash, releases, totals = books.charges, books.hash, dict(books.releases), dict(books.totals)
     release = next((known for known, text in releases.items() if text == what), len(releases) + 1)
     if release not in releases:
@@ -210,16 +189,13 @@ def _append(
         connection.execute("INSERT INTO releases VALUES (?, ?)", (release, what))
     rows = []
     for client in clients:
-        number, hash = number + 1, _hash(hash, at, run, round, client, what, clip_norm)
-        rows.append((number, at, run, round, client, release, clip_norm, hash))
+        number, hash = number + 1, _hash(hash, at, charge.run, charge.round, client, what, clip_norm)
+        rows.append((number, at, charge.run, charge.round, client, release, clip_norm, hash))
         first, times = totals.get(client, {}).get(release, (number, 0))
         totals[client] = {**totals.get(client, {}), release: (first, times + 1)}
-    changed = [(client, *totals[client][release]) for client in dict.fromkeys(clients)]
+    changed = [(client, first, release, times) for client in {*clients} for first, times in [totals[client][release]]]
     connection.executemany("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
-    connection.executemany(
-        "INSERT OR REPLACE INTO totals VALUES (?, ?, ?, ?)",
-        [(client, first, release, times) for client, first, times in changed],
-    )
+    connection.executemany("INSERT OR REPLACE INTO totals VALUES (?, ?, ?, ?)", changed)
     after = _Books(number, hash, releases, totals)
     connection.execute("INSERT OR REPLACE INTO head VALUES (1, ?, ?, ?)", (number, hash, after.digest))
     return after

@@ -18,13 +18,8 @@ _RECORD = "umbel.ledger"
 class MemoryLedger:
     """What each client of a node has released in this run; the same questions as `umbel.privacy.gate.ledger.Ledger`.
 
-    For each kind of release it holds how often each client paid for it, as pairs of int64 (client, times)
-    by client.
-
-    Parameters
-    ----------
-    state : RecordDict
-        The node's ``context.state``, which never leaves the node.
+    It lies in the node's ``context.state``, which never leaves the node: for each kind of release how often each client
+    paid for it, as pairs of int64 (client, times) by client.
     """
 
     def __init__(self, state: RecordDict) -> None:

@@ -56,32 +56,14 @@ class Trains(Protocol):
 
 
 def local_result(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
-    r"""Return what the handler hands to the gate for training clients; it never travels further.
-
-    Parameters
-    ----------
-    trained : dict of ndarray, each (clients, \*shape)
-        Shared parameters of each asked client, in the order asked.
-    chosen : ndarray of int, shape (clients,)
-        The hypothesis from which each started.
-    """
+    """Return what the handler hands to the gate for training clients, as of `LocalResult`; it never travels further."""
     return filled(RecordDict(), {_RESULT: Held(LocalResult(trained, np.asarray(chosen)))})
 
 
 def local_report(
     losses: NDArray[np.float64], metrics: NDArray[np.float64], clients: Sequence[ClientOnNode], trains: bool
 ) -> RecordDict:
-    """Return what the handler hands to the gate for clients that report.
-
-    Parameters
-    ----------
-    losses, metrics : ndarray, shape (clients,)
-        Of each asked client.
-    clients : sequence of ClientOnNode
-        The clients, counted among those that train.
-    trains : bool
-        Whether they are training clients, whose reports need noise.
-    """
+    """Return what the handler hands to the gate for clients that report, as of `LocalReport`: losses, metrics (m,)."""
     scores = np.stack([losses, metrics], dtype=np.float64)
     return filled(RecordDict(), {_RESULT: Held(LocalReport(scores, tuple(clients) if trains else (), trains))})
 
@@ -115,7 +97,9 @@ class RoundGate:
             n = sum(math.prod(value.shape[1:]) for value in hypotheses.values())
             check_approved(site, run_id, run, n, msg.content, hypotheses)
             if not site.simulated:
-                _remember(site, run_id, msg.content, hypotheses)
+                # The site must know at the run's end what it can have found.
+                for name in run_names(msg.content):
+                    Runs.of(site).note_sent(run_id, name, hypotheses)
             return _reply(passage, msg)
 
         return answered(msg, context, answer)
@@ -126,18 +110,17 @@ def _reply(passage: Passage, msg: Message) -> Message:
     content: dict[str, Any] = {}
     for what, part in (("train", _train), ("evaluate", _evaluate)):
         try:
-            passed = part(passage, msg.content)
-            content |= passed or {}
+            content.update(part(passage, msg.content))
         except Exception as error:  # anything at all: fail closed
             explain(what, error, passage.entry)
     return Message(filled(RecordDict(), content), reply_to=msg) if content else refusal(msg)
 
 
-def _train(passage: Passage, content: RecordDict) -> RecordDict | None:
-    """Return the releases of the asked training clients; None where none are asked."""
+def _train(passage: Passage, content: RecordDict) -> RecordDict:
+    """Return the releases of the asked training clients, if any are asked."""
     task = training_in(content)
     if task is None:
-        return None
+        return RecordDict()
     found = passage.train(task)
     paid = found.paid.astype(int).tolist()
     if isinstance(found, SanitisedSums):
@@ -145,16 +128,10 @@ def _train(passage: Passage, content: RecordDict) -> RecordDict | None:
     return training_reply(found.releases, paid, found.choices, found.step)
 
 
-def _evaluate(passage: Passage, content: RecordDict) -> RecordDict | None:
-    """Return loss and metric of the asked clients; None where none are asked."""
+def _evaluate(passage: Passage, content: RecordDict) -> RecordDict:
+    """Return loss and metric of the asked clients, if any are asked."""
     task = evaluation_in(content)
-    return None if task is None else evaluation_reply(*passage.evaluate(task))
-
-
-def _remember(site: Site, run: str, content: RecordDict, hypotheses: Arrays) -> None:
-    """Remember what a run sent, so that the site knows at its end what it can have found."""
-    for name in run_names(content):
-        Runs.of(site).note_sent(run, name, hypotheses)
+    return RecordDict() if task is None else evaluation_reply(*passage.evaluate(task))
 
 
 @dataclass

@@ -22,59 +22,44 @@ from umbel.protocol.tasks import TrainingSpec
 
 
 class Role(StrEnum):
-    """What a site's clients do."""
+    """What a site's clients do: all train, all report without noise, or as the data's manifest says."""
 
     TRAIN = "train"
-    """All train, and none reports without noise."""
     VALIDATION = "validation"
-    """All report, and none trains."""
     SPLIT = "split"
-    """As the data's manifest says."""
 
 
 class AcceptedRelease(StrEnum):
-    """Who may add the noise to what the site's clients train."""
+    """Who may add the noise: each client to its own, the site once for all of them, or either, as a run asks."""
 
     CLIENT = "client"
-    """Each client to its own, of which the site sees nothing else."""
     SITE = "site"
-    """The site once for all of them, which they trust."""
     ANY = "any"
-    """Either, as a run asks."""
 
 
 class AcceptedRadius(StrEnum):
-    """Which clipping a site accepts."""
+    """Which clipping a site accepts: only a clip norm that everybody knows, or the paper's as well, a heuristic."""
 
     ANY = "any"
-    """The paper's as well, in which the norm of the update itself is the radius: a heuristic."""
     PUBLIC = "public"
-    """A clip norm that everybody knows, without which nothing is guaranteed."""
 
 
 class Approval(StrEnum):
-    """What a run needs before the site answers it."""
+    """What a run needs before the site answers it: only to fit the policy, or that the site's people approve it."""
 
     POLICY = "policy"
-    """Nothing but that the policy allows what it asks."""
     ASK = "ask"
-    """That the site's people have approved it."""
 
 
 class Personal(StrEnum):
-    """What a site makes of the hypothesis that fits a client best, before it keeps it."""
+    """What a site makes of a client's best hypothesis before it keeps it.
+
+    Nothing, or it is trained further on the client's rows, or that is mixed with it as suits rows kept apart.
+    """
 
     NO = "no"
-    """Nothing."""
     FINE_TUNE = "fine-tune"
-    """It is trained further on the client's rows."""
     INTERPOLATE = "interpolate"
-    """And what comes of that is mixed with it, in the shares that suit rows kept apart best."""
-
-
-def _text(value: Any) -> Any:
-    """Return what an entry of text, as the environment has it, or TOML's own types stand for."""
-    return str(value)
 
 
 def _flag(value: Any) -> Any:
@@ -110,11 +95,14 @@ def _whole(value: Any) -> Any:
     return int(number) if isinstance(number, float) and number.is_integer() else value
 
 
-Text = Annotated[str, BeforeValidator(_text)]
+Text = Annotated[str, BeforeValidator(str)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
 Unlimited = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_unlimited)]
 Whole = Annotated[int, BeforeValidator(_whole)]
+
+_COUNTS = "local_epochs", "local_steps", "examples", "participations", "evaluations", "evaluations_in_all"
+"""Of which the largest number is a whole number, or infinite."""
 
 
 class Policy(Settings):
@@ -138,9 +126,7 @@ class Policy(Settings):
         AcceptedRadius.ANY, description="public: accept only a public clip norm; any: the paper's as well, a heuristic"
     )
     clip_norm_floor: Number = Field(
-        ClipSchedule.floor,
-        ge=0,
-        description="the smallest clip norm, whatever the server asks; above 0",
+        ClipSchedule.floor, ge=0, description="the smallest clip norm, whatever the server asks; above 0"
     )
     release: Annotated[AcceptedRelease, Field(strict=False)] = Field(
         AcceptedRelease.CLIENT,
@@ -151,9 +137,7 @@ class Policy(Settings):
         10, ge=1, description="a site's sums are of no fewer clients; where fewer can pay, none is charged"
     )
     max_hypotheses: Whole = Field(
-        10,
-        ge=1,
-        description="the largest k it accepts; an open choice among them tells log2 k bits an answer",
+        10, ge=1, description="the largest k it accepts; an open choice among them tells log2 k bits an answer"
     )
     max_choice_epsilon: Unlimited = Field(
         math.inf,
@@ -171,9 +155,7 @@ class Policy(Settings):
         description="how often rows are computed on in a client's round; passes beyond it are left out",
     )
     max_seconds: Unlimited = Field(
-        3600.0,
-        gt=0,
-        description="how long it computes for a message, of which each client has its share",
+        3600.0, gt=0, description="how long it computes for a message, of which each client has its share"
     )
     budget: Unlimited = Field(
         math.inf,
@@ -206,8 +188,7 @@ class Policy(Settings):
         description="entries of the node's configuration that are for that app, and none of these; separated by spaces",
     )
     bundle: Text = Field(
-        "",
-        description="SHA-256 of the bundles it has reviewed, separated by spaces; by default that of its own umbel",
+        "", description="SHA-256 of the bundles it has reviewed, separated by spaces; by default that of its own umbel"
     )
     report_noise_multiplier: Number = Field(
         0.0, ge=0, description="above 0: training clients also report loss and metric, with noise of this multiplier"
@@ -251,17 +232,10 @@ class Policy(Settings):
             raise ValueError(
                 f"bundle must be SHA-256 sums of 64 hexadecimal digits, separated by spaces, got {strange[0]!r}"
             )
-        for name in (
-            "max_local_epochs",
-            "max_local_steps",
-            "max_examples",
-            "max_participations",
-            "max_evaluations",
-            "max_evaluations_in_all",
-        ):
-            value = getattr(self, name)
+        for name in _COUNTS:
+            value = getattr(self, f"max_{name}")
             if not (math.isinf(value) or float(value).is_integer()):
-                raise ValueError(f"{name.replace('_', '-')} must be a whole number, got {value}")
+                raise ValueError(f"max-{name.replace('_', '-')} must be a whole number, got {value}")
         if unknown := [name for name in self.mechanisms.split() if name not in MECHANISMS and ":" not in name]:
             raise ValueError(
                 f"mechanisms must be {', '.join(MECHANISMS)} or package.module:Class, separated by spaces, "
@@ -289,10 +263,7 @@ class Policy(Settings):
         """Raise `Refused` when the task, among so many hypotheses, goes below the policy."""
         self._check_release(task)
         if task.noise_multiplier == 0 and not self.allow_unsanitised:
-            raise Refused(
-                "the server asks for an unsanitised release (noise multiplier 0); this site does not allow it",
-                code="refused.unsanitised",
-            )
+            raise Refused("the server asks for an unsanitised release (noise multiplier 0)", code="refused.unsanitised")
         if task.noise_multiplier < self.min_noise_multiplier:
             raise Refused(
                 f"the server asks for noise multiplier {task.noise_multiplier}; "
@@ -309,20 +280,15 @@ class Policy(Settings):
                 f"the server asks for mechanism {task.mechanism!r}; this site accepts {self.mechanisms or 'none'}",
                 code="refused.mechanism",
             )
-        if hypotheses > 1 and math.isfinite(self.max_choice_epsilon):
-            # A site's release covers the choice by itself, or its mechanism says what it lacks.
-            if task.choice_epsilon == 0 and task.release_by is ReleaseBy.CLIENT:
-                raise Refused(
-                    f"the server leaves the choice among {hypotheses} hypotheses open (choice-epsilon 0); "
-                    f"this site accepts a choice-epsilon of {self.max_choice_epsilon:g} at most",
-                    code="refused.choice",
-                )
-            if task.choice_epsilon > self.max_choice_epsilon:
-                raise Refused(
-                    f"the server asks for choice-epsilon {task.choice_epsilon:g}; "
-                    f"this site accepts {self.max_choice_epsilon:g} at most",
-                    code="refused.choice",
-                )
+        limited = hypotheses > 1 and math.isfinite(self.max_choice_epsilon)
+        # A site's release covers the choice by itself, or its mechanism says what it lacks.
+        is_open = task.choice_epsilon == 0 and task.release_by is ReleaseBy.CLIENT
+        if limited and (is_open or task.choice_epsilon > self.max_choice_epsilon):
+            raise Refused(
+                f"the server asks for choice-epsilon {task.choice_epsilon:g} among {hypotheses} hypotheses; "
+                f"this site accepts {self.max_choice_epsilon:g} at most, and none that is open (0)",
+                code="refused.choice",
+            )
         for key, asked, most in (
             ("local-epochs", task.local_epochs, self.max_local_epochs),
             ("local-steps", task.local_steps, self.max_local_steps),
@@ -332,10 +298,7 @@ class Policy(Settings):
                     f"the server asks for {key} = {asked}; this site accepts {most:g} at most", code="refused.work"
                 )
         if task.disclose_choice and not self.allow_unsanitised:
-            raise Refused(
-                "the server asks which hypothesis each client chose; this site does not disclose it",
-                code="refused.disclose-choice",
-            )
+            raise Refused("the server asks which hypothesis each client chose", code="refused.disclose-choice")
 
     def _check_release(self, task: TrainingSpec) -> None:
         """Raise `Refused` where another would add the noise than the site says, or too few clients are asked."""
@@ -346,14 +309,13 @@ class Policy(Settings):
                     '(release = "site"): use strategy site-average',
                     code="refused.release",
                 )
-            return
-        if self.release is AcceptedRelease.CLIENT:
+        elif self.release is AcceptedRelease.CLIENT:
             raise Refused(
                 "the server asks for sums over this site's clients; here each client releases its own model: set "
                 'release = "site", or "any", if they trust the site',
                 code="refused.release",
             )
-        if len(task.clients) < self.min_clients:
+        elif len(task.clients) < self.min_clients:
             raise Refused(
                 f"the server asks for the sums of {len(task.clients)} clients; this site's are of {self.min_clients} "
                 "at least (min-clients): ask for more clients a round",

@@ -1,22 +1,28 @@
 """Where random draws of a client come from.
 
-In simulation every client has separate streams, keyed by seed, round and client, so that a
-result does not depend on which node computes it. Where the data are a site's own there is no
-seed: a server that knows the seed could predict the noise and subtract it.
+In simulation every client has separate streams, keyed by seed, round and client, so that a result does not depend on
+which node computes it. Where the data are a site's own there is no seed: a server that knows the seed could predict the
+noise and subtract it. Noise comes from the operating system's entropy there, through a cryptographic generator, whose
+state cannot be worked out from many noisy releases.
 """
 
 from __future__ import annotations
 
+import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, overload
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
 
-from umbel.privacy.gate.entropy import SecureGenerator
-from umbel.privacy.mechanisms.base import NoiseSource
+from umbel.privacy.mechanisms.base import Matrix, NoiseSource
+
+# Normals are drawn so many at a time, which bounds the memory that a large model takes.
+_BLOCK = 1 << 16
 
 
 def noise(seed: int | None, round: int, clients: Iterable[int], purpose: str = "noise") -> Iterator[NoiseSource]:
@@ -27,10 +33,9 @@ def noise(seed: int | None, round: int, clients: Iterable[int], purpose: str = "
     if seed is None:
         yield from (SecureGenerator() for _ in clients)
         return
-    key = _key(seed, purpose)
     philox = np.random.Philox(_NO_SEED)
     generator = np.random.Generator(philox)
-    start = _start(key, round, 0)
+    start = _start(_key(seed, purpose), round, 0)
     counter = start["state"]["counter"]
     for client in clients:
         counter[_CLIENT] = client
@@ -38,8 +43,50 @@ def noise(seed: int | None, round: int, clients: Iterable[int], purpose: str = "
         yield generator
 
 
+class SecureGenerator:
+    """Normal and gamma variates from a ChaCha20 key stream with a fresh random key.
+
+    Has the part of ``numpy.random.Generator`` that the mechanism uses.
+    """
+
+    def __init__(self) -> None:
+        # A key is used for one stream alone, so the nonce may be fixed.
+        self._stream = Cipher(ChaCha20(secrets.token_bytes(32), bytes(16)), mode=None).encryptor()
+
+    def random(self, size: int) -> Matrix:
+        """Return `size` independent numbers from [0, 1), multiples of 2**-53."""
+        return self._uniform(size) - 2.0**-53
+
+    def _uniform(self, count: int) -> Matrix:
+        """Return numbers from (0, 1], multiples of 2**-53."""
+        words = np.frombuffer(self._stream.update(bytes(8 * count)), np.uint64)
+        return ((words >> np.uint64(11)).astype(np.float64) + 1) * 2.0**-53
+
+    def standard_normal(self, size: int) -> Matrix:
+        """Return `size` independent standard normals, by the Box-Muller transform."""
+        normals = np.empty(size + size % 2)
+        for begin in range(0, len(normals), _BLOCK):
+            pairs = (min(begin + _BLOCK, len(normals)) - begin) // 2
+            radius = np.sqrt(-2 * np.log(self._uniform(pairs)))
+            angle = 2 * np.pi * self._uniform(pairs)
+            normals[begin : begin + pairs] = radius * np.cos(angle)
+            normals[begin + pairs : begin + 2 * pairs] = radius * np.sin(angle)
+        return normals[:size]
+
+    def standard_gamma(self, shape: float) -> float:
+        """Return a gamma variate whose shape is a multiple of 1/2: half a sum of squared normals."""
+        count = round(2 * shape)
+        if count != 2 * shape or count < 1:
+            raise ValueError(f"the shape must be a positive multiple of 1/2, got {shape}")
+        total = 0.0
+        for begin in range(0, count, _BLOCK):
+            normals = self.standard_normal(min(_BLOCK, count - begin))
+            total += float(normals @ normals)
+        return total / 2
+
+
 def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) -> Sequence[np.random.Generator]:
-    """Return a generator for each client; not for noise, see `noise`.
+    """Return a generator for each client, counted over the whole dataset; not for noise, see `noise`.
 
     Parameters
     ----------
@@ -48,9 +95,7 @@ def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) 
     purpose : str
         Draws for different purposes are independent.
     round : int
-        Round of training.
     clients : iterable of int
-        Clients, counted over the whole dataset.
     """
     if seed is None:
         return [np.random.Generator(np.random.PCG64()) for _ in clients]
@@ -84,15 +129,15 @@ def _key(seed: int, purpose: str) -> list[int]:
     return [int(word) for word in state]
 
 
+_CLIENT = 3  # where the counter says which client's stream it is
+
+
 def _start(key: list[int], round: int, client: int) -> Any:
     """Return the state of a Philox at the beginning of a client's stream."""
     # Philox computes each block from key and counter alone: the low half of the counter runs
     # within a stream, the high half tells the streams apart.
     # As lists, whose numbers are read in half the time of an array's.
     return _START | {"state": {"counter": [0, 0, round, client], "key": key}}
-
-
-_CLIENT = 3  # where the counter says which client's stream it is
 
 
 class _NoSeed(np.random.SeedSequence):

@@ -13,7 +13,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import Entry, on_record
+from umbel.privacy.gate.site_log import Entry, SiteLog
 from umbel.protocol.errors import Refused, UmbelError
 from umbel.protocol.flower import ErrorCode, log
 
@@ -44,21 +44,26 @@ def refuse(msg: Message, context: Context, error: Exception) -> Message:
 
 
 def answered(msg: Message, context: Context, answer: Callable[[Site, Entry], Message]) -> Message:
-    """Return what `answer` makes of a message, once it is on record, or "refused" when anything goes wrong."""
+    """Return what `answer` makes of a message, once it is on record, or "refused" when anything goes wrong.
 
-    def closed(site: Site, entry: Entry) -> Message:
+    `answer` is called once the site's log is known to be writable, so that no client pays for a release that cannot
+    leave. An answer that cannot stand in the log does not leave.
+    """
+    try:
+        site = Site.of(context.node_config)
+        site_log, entry = SiteLog.of(site), Entry()
+        if site_log is not None:
+            entry = Entry.of(msg, context)
+            site_log.check_end()
         try:
-            return answer(site, entry)
+            reply = answer(site, entry)
         except Exception as error:  # anything at all: fail closed
-            return refused(msg, error, entry)
-
-    return on_record(msg, context, closed, refused)
-
-
-def refused(msg: Message, error: Exception, entry: Entry | None = None) -> Message:
-    """Return the one word that a server reads, and explain it to the node's people."""
-    explain(msg.metadata.message_type, error, entry)
-    return refusal(msg)
+            reply = _refused(msg, error, entry)
+        if site_log is not None:
+            site_log.answered(entry, not reply.has_error())
+        return reply
+    except Exception as error:  # no site, or nowhere to record it: fail closed
+        return _refused(msg, error)
 
 
 def refusal(msg: Message) -> Message:
@@ -73,3 +78,9 @@ def explain(what: str, error: Exception, entry: Entry | None = None) -> None:
             entry.refuse(what, error)
         reason = None if isinstance(error, UmbelError) else error
         log(ERROR, "umbel refused to answer (%s): %s", what, error, exc_info=reason)
+
+
+def _refused(msg: Message, error: Exception, entry: Entry | None = None) -> Message:
+    """Explain an error to the node's people, and return the one word."""
+    explain(msg.metadata.message_type, error, entry)
+    return refusal(msg)

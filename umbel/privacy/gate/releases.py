@@ -1,11 +1,14 @@
 """The mechanism applied to models: from what clients have trained to what may leave.
 
 `sanitise_in_place` adds the noise, which `umbel.privacy.mechanisms` draws. There a clip norm is called a radius, as in
-the paper: a public one in mode ``public``; in mode ``update`` the norm of the update itself, at least a floor.
+the paper: a public one in mode ``public``; in mode ``update`` the norm of the update itself, at least a floor. What
+leaves lies on a public grid (`round_to_grid`), which 32-bit numbers can carry.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,19 +17,77 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.privacy import mechanisms
-from umbel.privacy.gate.precision import check_noise, grid_step, min_radius, resolution, round_to_grid
 from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource, clip
 from umbel.protocol.arrays import Arrays, Packed, all_finite, flatten
 from umbel.protocol.errors import Refused
 from umbel.protocol.records import MOST_STEPS
-from umbel.protocol.release import Clipping, Kind, NoisePer, Release
+from umbel.protocol.release import NOISE_STEPS, Clipping, Kind, NoisePer, Release
 from umbel.protocol.tasks import TrainingSpec
 
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number that travels."""
 _BLOCK = 1 << 17  # numbers that are sanitised together
 _FAR = 40.0  # standard deviations, beyond which less than one number in 10^20 comes
+
+
+# --- the grid
+
+
+def resolution(hypotheses: Matrix) -> float:
+    """Return the spacing of 32-bit numbers at the largest magnitude among the hypotheses (k, n)."""
+    # Beyond 3e38 it is the same up to the largest number, which has no next one to be apart from.
+    return float(np.spacing(np.float32(min(np.abs(hypotheses).max(), 3e38))))
+
+
+def min_radius(deviation: float, resolution: float) -> float:
+    """Return the radius from which on noise of that deviation at radius 1 spans `NOISE_STEPS` steps of the resolution.
+
+    Below it a coordinate may come out as if no noise had been added.
+    """
+    return NOISE_STEPS * resolution / deviation
+
+
+def check_noise(mechanism: Mechanism, n: int, radius: float) -> None:
+    """Raise `Refused` where a mechanism's noise, or what `round_to_grid` makes of it, is beyond 64-bit numbers."""
+    noise = mechanism.deviation(n) * radius
+    # Far enough from the ends that no draw, its square and sums of n of them leave them either.
+    if not (sys.float_info.min * n <= noise <= math.sqrt(sys.float_info.max) / (n + 1)):
+        raise Refused(
+            f"noise multiplier {mechanism.noise_multiplier:g} at radius {radius:g} is no noise that can be computed",
+            code="refused.noise-out-of-range",
+        )
+
+
+def grid_step(noise: float, resolution: float) -> float:
+    """Return the step of a grid that everybody can compute.
+
+    It is a power of two, at most 1/`NOISE_STEPS` of the noise at the least radius, but not below the resolution.
+
+    Parameters
+    ----------
+    noise : float
+        Standard deviation of a component of the noise that the least radius gives, which is public;
+        never that of the norm of an update.
+    resolution : float
+        See `resolution`.
+    """
+    return max(2.0 ** math.floor(math.log2(noise / NOISE_STEPS)), resolution)
+
+
+def round_to_grid(values: Matrix, noise: float, resolution: float) -> Matrix:
+    """Round noisy values to the public grid; arguments as of `grid_step`.
+
+    The low bits of a sum of 64-bit numbers tell what was added to what; they must not leave.
+    """
+    step = grid_step(noise, resolution)
+    rounded: Matrix = values / step
+    np.rint(rounded, out=rounded)
+    rounded *= step
+    return rounded
+
+
+# --- the noise
 
 
 def sanitise(
@@ -78,12 +139,11 @@ def sanitise_in_place(
         raise ValueError(f"cannot sanitise within radius {radius}")
     public = Clipping(clipping) is Clipping.PUBLIC
     columns = parts or [slice(0, sanitised.shape[1])]
-    radii = np.empty((len(sanitised), len(columns)))
+    radii = np.full((len(sanitised), len(columns)), radius)
     for i, own in enumerate(columns):
         part = sanitised[:, own]
         if public:
             part[:] = within(mechanism, part, radius)
-            radii[:, i] = radius
         else:
             radii[:, i] = np.maximum(np.sqrt(np.einsum("ij,ij->i", part, part)), radius)
     if mechanism is not None:
@@ -91,6 +151,14 @@ def sanitise_in_place(
         sanitised += mechanism.noise([own.stop - own.start for own in columns], radii, generators)
         if next(generators, None) is not None:
             raise ValueError("there are more generators than clients")
+
+
+def within(mechanism: Mechanism | None, updates: Matrix, radius: float) -> Matrix:
+    """Return updates (m, n) moved to within a public radius, as the mechanism has it."""
+    return clip(updates, radius) if mechanism is None else mechanism.constrain(updates, radius)
+
+
+# --- a task's releases
 
 
 @dataclass(frozen=True)
@@ -106,13 +174,13 @@ class Sanitiser:
     radius : float
         The task's clip norm, raised to the site's floor and, outside simulation, to what 32-bit numbers need.
     finest : float
-        See `umbel.privacy.gate.precision.resolution`.
+        See `resolution`.
     parts : sequence of slice, optional
         The columns of what is noised by itself; None for the whole vector.
     """
 
     task: TrainingSpec
-    hypotheses: NDArray[np.float64]
+    hypotheses: Matrix
     mechanism: Mechanism | None
     radius: float
     finest: float
@@ -122,15 +190,14 @@ class Sanitiser:
     def of(cls, site: Site, hypotheses: Arrays, task: TrainingSpec) -> Sanitiser:
         """Return what a site makes of a task; raise `Refused` for one that no release can come of."""
         everything = flatten(hypotheses)
-        finest = resolution(everything)
-        parts = _parts(hypotheses, task.noise_per)
+        finest, n = resolution(everything), everything.shape[1]
+        parts = None if task.noise_per is NoisePer.VECTOR else _PARTS[task.noise_per](hypotheses)
         radius, mechanism = max(task.clip_norm, site.policy.clip_norm_floor), None
         if task.noise_multiplier > 0:
             mechanism = mechanisms.load(task.mechanism)(task.noise_multiplier)
-            deviation = mechanism.deviation(everything.shape[1])
             if not site.simulated:
-                radius = max(radius, min_radius(deviation, finest))
-            check_noise(mechanism, everything.shape[1], radius)
+                radius = max(radius, min_radius(mechanism.deviation(n), finest))
+            check_noise(mechanism, n, radius)
         return cls(task, everything, mechanism, radius, finest, parts)
 
     @property
@@ -178,7 +245,7 @@ class Sanitiser:
         return releases
 
 
-def train_release(task: TrainingSpec, hypotheses: NDArray[np.float64], radius: float) -> Release:
+def train_release(task: TrainingSpec, hypotheses: Matrix, radius: float) -> Release:
     """Return what a client releases by itself for a task, of hypotheses (k, n), within the site's radius."""
     k, n = hypotheses.shape
     return Release(
@@ -193,12 +260,7 @@ def train_release(task: TrainingSpec, hypotheses: NDArray[np.float64], radius: f
     )
 
 
-def within(mechanism: Mechanism | None, updates: Matrix, radius: float) -> Matrix:
-    """Return updates (m, n) moved to within a public radius, as the mechanism has it."""
-    return clip(updates, radius) if mechanism is None else mechanism.constrain(updates, radius)
-
-
-def updates_in(trained: Arrays, block: slice, start: NDArray[np.float64]) -> Matrix:
+def updates_in(trained: Arrays, block: slice, start: Matrix) -> Matrix:
     r"""Return the updates (m, n) of a block of the clients that trained `trained`, each (clients, \*shape).
 
     They began at `start` (m, n).
@@ -212,11 +274,11 @@ def updates_in(trained: Arrays, block: slice, start: NDArray[np.float64]) -> Mat
     return updates
 
 
-def _parts(hypotheses: Arrays, noise_per: NoisePer) -> Sequence[slice] | None:
-    """Return the columns of what is noised by itself; None for the whole vector."""
-    if noise_per is NoisePer.VECTOR:
-        return None
-    return _layers(hypotheses) if noise_per is NoisePer.LAYER else _rows(hypotheses)
+def blocks(clients: int, n: int) -> Iterator[slice]:
+    """Yield clients some at a time: of large models as many as a cache holds, but one at least."""
+    size = max(1, _BLOCK // n)
+    for begin in range(0, clients, size):
+        yield slice(begin, begin + size)
 
 
 def _rows(hypotheses: Arrays) -> Sequence[slice]:
@@ -225,8 +287,8 @@ def _rows(hypotheses: Arrays) -> Sequence[slice]:
     start = 0
     for value in hypotheses.values():
         shape = value.shape[1:]
-        size = int(np.prod(shape[1:] if len(shape) > 1 else shape))
-        stop = start + int(np.prod(shape))
+        size = math.prod(shape[1:] if len(shape) > 1 else shape)
+        stop = start + math.prod(shape)
         rows += [slice(begin, begin + size) for begin in range(start, stop, size)]
         start = stop
     return rows
@@ -237,7 +299,7 @@ def _layers(hypotheses: Arrays) -> Sequence[slice]:
     layers: dict[str, slice] = {}
     start = 0
     for name, value in hypotheses.items():
-        stop = start + int(np.prod(value.shape[1:]))
+        stop = start + math.prod(value.shape[1:])
         layer = name.rpartition(".")[0]
         if layer in layers and layers[layer].stop != start:
             raise Refused(f"the parameters of layer {layer!r} are not next to each other", code="refused.layers")
@@ -246,8 +308,5 @@ def _layers(hypotheses: Arrays) -> Sequence[slice]:
     return list(layers.values())
 
 
-def blocks(clients: int, n: int) -> Iterator[slice]:
-    """Yield clients some at a time: of large models as many as a cache holds, but one at least."""
-    size = max(1, _BLOCK // n)
-    for begin in range(0, clients, size):
-        yield slice(begin, begin + size)
+_PARTS = {NoisePer.LAYER: _layers, NoisePer.ROW: _rows}
+"""What gives the columns of all that is noised by itself."""

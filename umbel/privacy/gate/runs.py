@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from hashlib import sha256
@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.store import Store, request_digest, request_text
+from umbel.privacy.gate.store import Store, request_of
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import LedgerError, Refused
 
@@ -40,19 +40,9 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """What a run asks of a site that wants to be asked.
+    """What a run asks of a site that wants to be asked: the digest of all that an approval covers, and that itself.
 
-    Attributes
-    ----------
-    digest : str
-        Of all that an approval covers.
-    at : str
-        When it was asked for the first time.
-    run : str
-        Flower's number of the run that asked first.
-    status : Status
-    asks : dict
-        What an approval covers.
+    `at` and `run` say when it was asked for the first time, and by which run.
     """
 
     digest: str
@@ -124,25 +114,20 @@ class Runs(Store):
 
         Parameters
         ----------
-        run : str
-            Flower's number of the run.
-        name : str
-            The run's own name, by which it goes on after an interruption under another number.
+        run, name : str
+            Flower's number, and the run's own name, by which it goes on after an interruption under another number.
         hypotheses : dict of ndarray
         evaluates : bool
             Whether the node's clients report.
         """
         with self._transaction(write=True) as connection:
-            known = {
-                digest
-                for (digest,) in connection.execute(
-                    "SELECT digest FROM sent WHERE node = ? AND (run = ? OR (name = ? AND name != ''))",
-                    (self._node, run, name),
-                )
-            }
+            known = connection.execute(
+                "SELECT digest FROM sent WHERE node = ? AND (run = ? OR (name = ? AND name != ''))",
+                (self._node, run, name),
+            ).fetchall()
             if not known:
                 raise Refused("the run has asked nothing of this site before", code="refused.unknown-run")
-            if evaluates and digest_of(hypotheses) not in known:
+            if evaluates and (digest_of(hypotheses),) not in known:
                 raise Refused("the run never sent these hypotheses to this site", code="refused.unknown-result")
             if connection.execute("SELECT 1 FROM ended WHERE node = ? AND run = ?", (self._node, run)).fetchone():
                 raise Refused("the run has told what it found before", code="refused.told-before")
@@ -153,16 +138,14 @@ class Runs(Store):
 
     def check_approved(self, run: str, asks: Mapping[str, Any]) -> None:
         """Raise `Refused` unless this was approved. A request that comes for the first time then waits."""
-        text = request_text(asks)
+        digest, text = request_of(asks)
         if len(text) > _LONGEST_REQUEST:
             raise Refused(f"a request of {len(text)} characters, above {_LONGEST_REQUEST}", code="refused.long-request")
-        digest = request_digest(text)
         look = f"umbel approvals list --ledger {self.path}"
         with self._transaction(write=True) as connection:
             known = connection.execute("SELECT status FROM requests WHERE digest = ?", (digest,)).fetchone()
             if known is None:
-                count = "SELECT count(*) FROM requests WHERE status = ?"
-                (waiting,) = connection.execute(count, (Status.WAITING,)).fetchone()
+                [[waiting]] = connection.execute("SELECT count(*) FROM requests WHERE status = ?", (Status.WAITING,))
                 # One that waits is never forgotten for another, which a server could send for that.
                 if waiting >= _MOST_WAITING:
                     raise Refused(
@@ -194,12 +177,12 @@ class Runs(Store):
         """Approve or refuse the request whose digest begins so, with as many digits as are shown, or more."""
         if len(beginning) < SHOWN:
             raise LedgerError(f"give the {SHOWN} digits of a request, as the list has them", code="ledger.short-name")
+        found = [request for request in self.requests() if request.digest.startswith(beginning)]
+        if len(found) != 1:
+            raise LedgerError(f"{len(found)} requests begin with {beginning!r}; name one", code="ledger.no-request")
         with self._transaction(write=True) as connection:
-            found = [row for row in connection.execute("SELECT digest FROM requests") if row[0].startswith(beginning)]
-            if len(found) != 1:
-                raise LedgerError(f"{len(found)} requests begin with {beginning!r}; name one", code="ledger.no-request")
-            connection.execute("UPDATE requests SET status = ? WHERE digest = ?", (status, *found[0]))
-        return next(request for request in self.requests() if request.digest == found[0][0])
+            connection.execute("UPDATE requests SET status = ? WHERE digest = ?", (status, found[0].digest))
+        return replace(found[0], status=status)
 
 
 def digest_of(hypotheses: Arrays) -> str:
@@ -213,7 +196,4 @@ def digest_of(hypotheses: Arrays) -> str:
 
 def _forget(connection: sqlite3.Connection, table: str, kept: int, only: str = "") -> None:
     """Keep the newest rows of a table."""
-    connection.execute(
-        f"DELETE FROM {table} WHERE id <= (SELECT max(id) FROM {table}) - ? {only}",
-        (kept,),
-    )
+    connection.execute(f"DELETE FROM {table} WHERE id <= (SELECT max(id) FROM {table}) - ? {only}", (kept,))

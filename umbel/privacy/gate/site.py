@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -39,20 +38,14 @@ _HOME = "UMBEL_HOME"
 
 _in_process: ContextVar[bool] = ContextVar("umbel_in_process", default=False)
 
-
 _KNOWN = {*Policy.names(), *(old for old, new in SETTINGS.items() if new in Policy.names())}
 
 # A simulated node holds no site's data, and allows what a run asks for.
 _SIMULATED: dict[str, Any] = {
-    "role": "split",
-    "min-noise-multiplier": 0.0,
-    "clip-norm-floor": 0.0,
-    "release": "any",
-    "min-clients": 1,
-    "max-hypotheses": MAX_HYPOTHESES,
-    **dict.fromkeys(("max-local-epochs", "max-local-steps", "max-examples", "max-seconds"), "inf"),
-    "allow-unsanitised": True,
-}
+    "role": "split", "min-noise-multiplier": 0.0, "clip-norm-floor": 0.0, "release": "any", "min-clients": 1,
+    "max-hypotheses": MAX_HYPOTHESES, "max-local-epochs": "inf", "max-local-steps": "inf", "max-examples": "inf",
+    "max-seconds": "inf", "allow-unsanitised": True,
+}  # fmt: skip
 
 
 @contextmanager
@@ -110,10 +103,7 @@ class Site:
         # The site's own path is asked for first: real nodes may have a partition-id as well.
         if own.get(DATA_PATH):
             if DATA_PATH in environment:
-                raise SiteError(
-                    f"{DATA_PATH} is for the node's own configuration alone; unset UMBEL_DATA_PATH",
-                    code="site.variable",
-                )
+                raise SiteError("unset UMBEL_DATA_PATH: data-path is for a node's own entries", code="site.variable")
             policy = Policy.of(environment | own)
             first, step = _place(policy)
             site = cls(policy, _path(DATA_PATH, policy.data_path), first, step)
@@ -125,28 +115,18 @@ class Site:
                 code="site.no-data",
             )
         # What else a user has in the environment is no policy of a simulated node.
-        policy = Policy.of(
-            _SIMULATED | {key: environment[key] for key in _KNOWN & environment.keys() - {DATA_PATH}} | own
-        )
+        known = {key: environment[key] for key in _KNOWN & environment.keys() - {DATA_PATH}}
+        policy = Policy.of(_SIMULATED | known | own)
         return cls(policy, None, int(node_config["partition-id"]), int(node_config["num-partitions"]))
 
     def _check_own(self) -> None:
         """Raise unless the policy is fit for data of one's own."""
         policy = self.policy
         if policy.allow_unsanitised:
-            raise SiteError(
-                "allow-unsanitised is for simulation; a site with data of its own cannot set it",
-                code="site.allow-unsanitised",
-            )
-        for key, value in (
-            ("min-noise-multiplier", policy.min_noise_multiplier),
-            ("clip-norm-floor", policy.clip_norm_floor),
-        ):
-            if not value > 0:
-                raise SiteError(
-                    f"{key} must be a number above 0 where the data are a site's own, got {value:g}",
-                    code="site.not-positive",
-                )
+            raise SiteError("allow-unsanitised is for simulation alone; leave it out", code="site.allow-unsanitised")
+        for key in ("min-noise-multiplier", "clip-norm-floor"):
+            if not (value := getattr(policy, key.replace("-", "_"))) > 0:
+                raise SiteError(f"{key} must be above 0 at a site, got {value:g}", code="site.not-positive")
         if "min_clients" in policy.model_fields_set and policy.release is AcceptedRelease.CLIENT:
             raise SiteError(
                 'min-clients is for sums over clients: set release = "site", or "any", or leave it out',
@@ -167,10 +147,7 @@ class Site:
                 return None
             if "ledger_path" in self.policy.model_fields_set:
                 # Written down as empty it may be a slip, and another ledger has forgotten what was spent.
-                raise SiteError(
-                    "ledger-path must be an absolute path, got ''; leave it out for the default",
-                    code="site.relative-path",
-                )
+                raise SiteError("ledger-path must be absolute; leave it out for the default", code="site.relative-path")
             return umbel_home() / "ledger.sqlite"
         return _path("ledger-path", self.policy.ledger_path)
 
@@ -183,27 +160,19 @@ class Site:
     def limits(self) -> Limits:
         """The most a client may give."""
         policy = self.policy
-        return Limits(
-            _limit(policy.budget),
-            policy.delta,
-            _limit(policy.paper_budget),
-            policy.max_participations,
-            policy.min_noise_multiplier,
-            policy.max_choice_epsilon,
-            policy.report_noise_multiplier > 0,
-        )
+        # As people wrote them, exactly.
+        budget, paper = (one if math.isinf(one) else exact(one) for one in (policy.budget, policy.paper_budget))
+        least = policy.min_noise_multiplier, policy.max_choice_epsilon, policy.report_noise_multiplier > 0
+        return Limits(budget, policy.delta, paper, policy.max_participations, *least)
 
     def check_priced(self, release: Release) -> None:
         """Raise `Refused` where there is a budget, and nothing that it could count bounds a release."""
-        limits = self.limits
-        if limits.budget == math.inf or limits.bounds(release):
+        if self.limits.budget == math.inf or self.limits.bounds(release):
             return
-        fix = (
-            'ask for clipping "public", and for a choice-epsilon or 1 hypothesis'
-            if gap(release)
-            else "set delta, and max-choice-epsilon where there is a choice, in this node's configuration"
-        )
-        reason = gap(release) or f"mechanism {release.mechanism!r} has no pure epsilon"
+        reason, fix = gap(release), 'ask for clipping "public", and for a choice-epsilon or 1 hypothesis'
+        if not reason:
+            reason = f"mechanism {release.mechanism!r} has no pure epsilon"
+            fix = "set delta, and max-choice-epsilon where there is a choice, in this node's configuration"
         raise Refused(
             f"this site has a budget, and nothing bounds what is asked for: {reason}; {fix} "
             "(the paper's heuristic has a limit of its own, paper-budget)",
@@ -243,11 +212,6 @@ class Site:
         return run.seed if self.simulated or self.insecure_seed else None
 
 
-def _limit(entry: float) -> Fraction | float:
-    """Return a budget as people wrote it, exactly, or infinity."""
-    return entry if math.isinf(entry) else exact(entry)
-
-
 def _environment() -> dict[str, Any]:
     """Return the entries that the environment sets."""
     entries: dict[str, Any] = {}
@@ -265,10 +229,7 @@ def _app_keys(entries: Mapping[str, Any]) -> list[str]:
     """Return the entries that are for an app of the site's, and none of umbel's."""
     named = str(entries.get("app-keys", "")).split()
     if taken := sorted(_KNOWN.intersection(named)):
-        raise SiteError(
-            f"app-keys names {taken[0]}, which is an entry of umbel's; call the app's own otherwise",
-            code="site.app-keys",
-        )
+        raise SiteError(f"app-keys names {taken[0]}, an entry of umbel's; rename the app's own", code="site.app-keys")
     return named
 
 

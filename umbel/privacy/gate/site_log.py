@@ -16,7 +16,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -69,21 +69,7 @@ class Decision(StrEnum):
 
 @dataclass
 class Entry:
-    """A message, and what becomes of it.
-
-    Attributes
-    ----------
-    run : str
-        Flower's number of the run.
-    message : str
-        The message's type.
-    asked : dict
-        What it asks, in numbers.
-    paid : int
-        How many charges were made for it.
-    reasons : list of str
-        Why it, or a part of it, was refused.
-    """
+    """A message of a run, by its type: what it asks in numbers, how many were charged for it, why it was refused."""
 
     run: str = ""
     message: str = ""
@@ -124,13 +110,7 @@ class Entry:
 
 
 class SiteLog:
-    """The log of a site.
-
-    Parameters
-    ----------
-    path : Path
-        The file; the first line makes it.
-    """
+    """The log of a site in one file, which the first line makes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -153,12 +133,7 @@ class SiteLog:
     def answered(self, entry: Entry, answered: bool) -> None:
         """Add the line of a message; on return it is on disk."""
         partly = Decision.PARTLY if entry.reasons else Decision.ANSWERED
-        self.append(entry.line(partly if answered else Decision.REFUSED))
-
-    def append(self, line: Line) -> None:
-        """Add a line; on return it is on disk."""
-        with self._locked() as file:
-            self._write(file, line)
+        self._append(entry.line(partly if answered else Decision.REFUSED))
 
     def lines(self) -> Iterator[Line]:
         """Yield every line, oldest first; raise at one that is not as it was written.
@@ -168,7 +143,7 @@ class SiteLog:
         number, before = 0, FIRST
         with self._guarded(), self.path.open("rb") as file:
             for text in file:
-                if self._is_cut_off(text, number + 1):
+                if _is_cut_off(text, number + 1):
                     return
                 line = self._parsed(text)
                 number += 1
@@ -183,42 +158,33 @@ class SiteLog:
         aside = self.path.with_name(f"{self.path.name.removesuffix(SUFFIX)}.log-until-{stamp}.jsonl")
         with self._locked(make=False) as file:
             old = sha256(os.pread(file, os.fstat(file).st_size, 0)).hexdigest()
-            with self._guarded():
-                os.rename(self.path, aside)
+            os.rename(self.path, aside)
         reason = f"the log before this one is {aside.name}, SHA-256 {old}"
-        self.append(Entry(message="log", reasons=[reason]).line(Decision.SET_ASIDE))
+        self._append(Entry(message="log", reasons=[reason]).line(Decision.SET_ASIDE))
         return aside
 
     @contextmanager
     def _locked(self, make: bool = True) -> Iterator[int]:
         """Open the file alone, among all processes that ask for it here."""
         with self._guarded():
-            file = self._open(make)
-        try:
-            yield file
-        finally:
-            os.close(file)  # which unlocks it
+            while True:
+                there = self.path.exists()
+                file = os.open(self.path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if make else 0), 0o600)
+                try:
+                    if not there:
+                        _sync_folder(self.path.parent)
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    # Another process may have set it aside since it was opened.
+                    if self.path.exists() and os.path.samestat(os.fstat(file), os.stat(self.path)):
+                        yield file
+                        return
+                finally:
+                    os.close(file)  # which unlocks it
 
-    def _open(self, make: bool) -> int:
-        while True:
-            there = self.path.exists()
-            file = os.open(self.path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if make else 0), 0o600)
-            try:
-                if not there:
-                    _sync_folder(self.path.parent)
-                fcntl.flock(file, fcntl.LOCK_EX)
-                # Another process may have set it aside since it was opened.
-                if self.path.exists() and os.path.samestat(os.fstat(file), os.stat(self.path)):
-                    return file
-            except BaseException:
-                os.close(file)
-                raise
-            os.close(file)
-
-    def _write(self, file: int, line: Line) -> None:
-        number, before, size = self._last(file)
-        placed = {"number": number + 1, **line, "previous": before}
-        with self._guarded():
+    def _append(self, line: Line) -> None:
+        with self._locked() as file:
+            number, before, size = self._last(file)
+            placed = {"number": number + 1, **line, "previous": before}
             # Strict JSON: `outline` leaves no number that it does not have.
             body = json.dumps(placed, separators=(",", ":"), allow_nan=False).encode()[:-1]
             text = body + _END + sha256(body).hexdigest().encode() + b'"}\n'
@@ -235,30 +201,23 @@ class SiteLog:
 
     def _last(self, file: int) -> tuple[int, str, int]:
         """Return number and hash of the last whole line, and where in the file it ends."""
-        with self._guarded():
-            size = os.fstat(file).st_size
-            end = os.pread(file, _LONGEST_END, max(0, size - _LONGEST_END))
+        size = os.fstat(file).st_size
+        end = os.pread(file, _LONGEST_END, max(0, size - _LONGEST_END))
         whole, cut = end[: end.rfind(b"\n") + 1], end[end.rfind(b"\n") + 1 :]
         number, before = 0, FIRST
         if whole:
             line = self._parsed(whole[whole.rfind(b"\n", 0, -1) + 1 :])
             number, before = line["number"], line["hash"]
-        if cut and not self._is_cut_off(cut, number + 1):
+        if cut and not _is_cut_off(cut, number + 1):
             raise self._damaged("a line is not as it was written")
         return number, before, size - len(cut)
-
-    def _is_cut_off(self, text: bytes, number: int) -> bool:
-        """Return whether this is what a process that was killed wrote of the line with that number."""
-        begins = b'{"number":%d,' % number
-        return not text.endswith(b"\n") and text[: len(begins)] == begins[: len(text)]
 
     def _parsed(self, text: bytes) -> Line:
         body, _, end = text.rpartition(_END)
         if end != sha256(body).hexdigest().encode() + b'"}\n':
             raise self._damaged("a line is not as it was written")
-        with self._guarded():
-            line: Line = json.loads(text)
-            return line
+        line: Line = json.loads(text)
+        return line
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -274,6 +233,12 @@ class SiteLog:
             f"the log {self.path} is damaged ({fault}); look into it, then set it aside: umbel log set-aside PATH",
             code="log.broken-chain",
         )
+
+
+def _is_cut_off(text: bytes, number: int) -> bool:
+    """Return whether this is what a process that was killed wrote of the line with that number."""
+    begins = b'{"number":%d,' % number
+    return not text.endswith(b"\n") and text[: len(begins)] == begins[: len(text)]
 
 
 def beside(ledger: Path) -> Path:
@@ -299,9 +264,8 @@ def outline(content: RecordDict) -> dict[str, Any]:
 
 def _scalars(record: ConfigRecord) -> dict[str, Any]:
     """Return the known entries of a record; of a list its length."""
-    return {
-        key: len(value) if isinstance(value, list) else _scalar(value) for key, value in record.items() if key in _KEYS
-    }
+    known = {key: value for key, value in record.items() if key in _KEYS}
+    return {key: len(value) if isinstance(value, list) else _scalar(value) for key, value in known.items()}
 
 
 def _sizes(arrays: Arrays) -> dict[str, Any]:
@@ -331,42 +295,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def on_record(
-    message: Message,
-    context: Context,
-    answer: Callable[[Site, Entry], Message],
-    refuse: Callable[[Message, Exception], Message],
-) -> Message:
-    """Return an answer that stands in the site's log, or a refusal where it cannot stand there.
-
-    Parameters
-    ----------
-    message : Message
-    context : Context
-    answer : callable
-        Called once the log is known to be writable, so that no client pays for a release that cannot leave.
-    refuse : callable
-        Makes the refusal.
-    """
-    entry = Entry()
-    try:
-        site = Site.of(context.node_config)
-        site_log = SiteLog.of(site)
-        if site_log is not None:
-            entry = Entry.of(message, context)
-            site_log.check_end()
-    except Exception as error:  # anything at all: fail closed
-        return refuse(message, error)
-    reply = answer(site, entry)
-    if site_log is None:
-        return reply
-    try:
-        site_log.answered(entry, not reply.has_error())
-    except Exception as error:
-        return refuse(message, error)
-    return reply
 
 
 def record_refusal(message: Message, context: Context, what: str, error: Exception) -> None:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import site_release
-from umbel.privacy.gate.precision import check_noise, resolution, round_to_grid
-from umbel.privacy.gate.releases import LARGEST, blocks, train_release, updates_in, within
+from umbel.privacy.gate import releases
+from umbel.privacy.gate.releases import check_noise, resolution, round_to_grid
 from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
 from umbel.protocol.arrays import Arrays, flatten, unflatten
@@ -42,7 +42,7 @@ class SiteSanitiser:
     """
 
     task: TrainingSpec
-    hypotheses: NDArray[np.float64]
+    hypotheses: Matrix
     mechanism: Mechanism | None
     radius: float
     count_radius: float
@@ -67,25 +67,19 @@ class SiteSanitiser:
     @property
     def release(self) -> Release:
         """What each client that takes part pays for."""
-        return site_release(train_release(self.task, self.hypotheses, self.radius))
+        return site_release(releases.train_release(self.task, self.hypotheses, self.radius))
 
     def sanitised(
         self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]
     ) -> tuple[Arrays, list[float]]:
-        r"""Return the sums of the updates of clients that have paid, and how many there are, by hypothesis.
+        r"""Return sums (k, \*shape) of the updates of clients that have paid, and their counts (k,), by hypothesis.
 
         Parameters
         ----------
-        trained : dict of ndarray, each (clients, \*shape)
-        chosen : ndarray of int, shape (clients,)
-            Where each client started.
+        trained, chosen
+            As of `umbel.privacy.gate.releases.Sanitiser.sanitised`.
         sources : iterator of NoiseSource
             One, for all noise of the release.
-
-        Returns
-        -------
-        sums : dict of ndarray, each (k, \*shape)
-        counts : list of float, length k
         """
         k, n = self.hypotheses.shape
         sums, counts = self.summed(trained, chosen)
@@ -95,41 +89,40 @@ class SiteSanitiser:
             noise = self.mechanism.noise([n] * k + [1] * counted, radii, sources)[0]
             if next(sources, None) is not None:
                 raise ValueError("a site's release has one source of noise")
+            (of_sums, finest), (of_counts, finest_count) = self._deviations(self.mechanism)
             sums += noise[: k * n].reshape(k, n)
-            sums = round_to_grid(sums, self.mechanism.deviation(n) * self.radius, self._finest)
+            sums = round_to_grid(sums, of_sums, finest)
             if counted:
-                deviation = self.mechanism.deviation(1) * self.count_radius
-                counts = round_to_grid(counts + noise[k * n :], deviation, self._finest_count)
-        np.clip(sums, -LARGEST, LARGEST, out=sums)
+                counts = round_to_grid(counts + noise[k * n :], of_counts, finest_count)
+        np.clip(sums, -releases.LARGEST, releases.LARGEST, out=sums)
         return unflatten(sums, trained), counts.tolist()
 
     def summed(self, trained: Arrays, chosen: NDArray[np.int64]) -> tuple[Matrix, NDArray[np.float64]]:
         """Return the sums (k, n) of updates within the radius and the counts (k,), both without noise."""
         k, n = self.hypotheses.shape
         sums = np.zeros((k, n))
-        for block in blocks(len(chosen), n):
-            updates = updates_in(trained, block, self.hypotheses[chosen[block]])
-            sums += (chosen[block] == np.arange(k)[:, None]) @ within(self.mechanism, updates, self.radius)
+        for block in releases.blocks(len(chosen), n):
+            updates = releases.updates_in(trained, block, self.hypotheses[chosen[block]])
+            sums += (chosen[block] == np.arange(k)[:, None]) @ releases.within(self.mechanism, updates, self.radius)
         return sums, np.bincount(chosen, minlength=k).astype(np.float64)
 
-    @property
-    def _finest(self) -> float:
-        """The spacing of 32-bit numbers at the largest that a sum may be, by what everybody knows."""
-        return resolution(np.array([len(self.task.clients) * self.radius]))
+    def _deviations(self, mechanism: Mechanism) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return for sums and for counts the deviation of the noise, and the spacing of the numbers that travel.
 
-    @property
-    def _finest_count(self) -> float:
-        """That of the 64-bit numbers as which counts travel."""
-        return float(np.spacing(float(len(self.task.clients))))
+        That is the spacing at the largest number that may be, by what everybody knows: counts travel in 64 bits.
+        """
+        n, clients = self.hypotheses.shape[1], len(self.task.clients)
+        return (
+            (mechanism.deviation(n) * self.radius, resolution(np.array([clients * self.radius]))),
+            (mechanism.deviation(1) * self.count_radius, float(np.spacing(float(clients)))),
+        )
 
     def _check_spans(self, mechanism: Mechanism) -> None:
         """Raise where the noise spans too few steps of the numbers that travel: a larger radius would not help."""
-        n, clients = self.hypotheses.shape[1], len(self.task.clients)
-        if mechanism.deviation(n) * self.radius < NOISE_STEPS * self._finest or (
-            self.count_radius and mechanism.deviation(1) * self.count_radius < NOISE_STEPS * self._finest_count
-        ):
+        if any(0 < noise < NOISE_STEPS * finest for noise, finest in self._deviations(mechanism)):
             raise Refused(
-                f"noise multiplier {mechanism.noise_multiplier:g} is too little for sums of {clients} clients: 32-bit "
-                "numbers as large as these may be are coarser than the noise; ask for more noise or fewer clients",
+                f"noise multiplier {mechanism.noise_multiplier:g} is too little for sums of {len(self.task.clients)} "
+                "clients: numbers as large as these may be are coarser than the noise; ask for more noise or fewer "
+                "clients",
                 code="refused.noise-out-of-range",
             )

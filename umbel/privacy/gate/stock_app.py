@@ -104,18 +104,13 @@ class Gate:
                 old_names.hint("radius", "clip_norm")
             self._task = _task(noise_multiplier, radius if clip_norm is None else clip_norm, mechanism)
             if budget is None and delta:
-                raise ConfigError(
-                    "delta is of a budget, and there is none: give budget, or leave delta out", code="config.delta"
-                )
+                raise ConfigError("delta is of a budget: give budget, or leave delta out", code="config.delta")
             self._budget = None if budget is None else Policy.of({"budget": budget, "delta": delta})
         except UmbelError as error:
             raise ConfigError.of(error, "umbel.Gate: ") from None
         names = {*self._reports, weighted_by_key}
         if isinstance(reports, str) or len(names) != len(self._reports) + 1 or len(names) > 3:
-            raise ConfigError(
-                f"umbel.Gate: reports must be a list of one metric's name or two, got {reports!r}",
-                code="config.reports",
-            )
+            raise ConfigError(f"umbel.Gate: reports must list one or two names, got {reports!r}", code="config.reports")
 
     def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return a sanitised reply, or "refused"."""
@@ -128,15 +123,13 @@ class Gate:
             # The operating system's entropy also in simulation: a server that knows a seed can subtract the noise.
             passage = Passage(self._limited(site), str(context.run_id), None, context.state, entry, app)
             if what == "train":
-                content = self._train(passage, app, name, round)
-            elif what == "evaluate":
-                content = self._evaluate(passage, round)
-            else:
-                raise Refused(
-                    f"an app behind umbel's gate answers to train and evaluate, not to {what[:50]!r}",
-                    code="refused.message-type",
-                )
-            return Message(content, reply_to=msg)
+                return Message(self._train(passage, app, name, round), reply_to=msg)
+            if what == "evaluate":
+                return Message(self._evaluate(passage, round), reply_to=msg)
+            raise Refused(
+                f"an app behind umbel's gate answers to train and evaluate, not to {what[:50]!r}",
+                code="refused.message-type",
+            )
 
         return answered(msg, context, answer)
 
@@ -172,9 +165,7 @@ class Gate:
     def _evaluate(self, passage: Passage, round: int) -> RecordDict:
         """Return the reply to a message that asks for evaluation: the metrics that may leave."""
         if not self._reports:
-            raise Refused(
-                "the app names no metric that may leave: umbel.Gate(reports=[...])", code="refused.no-reports"
-            )
+            raise Refused("no metric may leave; name some: umbel.Gate(reports=[...])", code="refused.no-reports")
         task = EvaluationSpec(round, _ONLY)
         passage.entry.asks(task)
         scores = passage.evaluate(task)
@@ -185,13 +176,13 @@ class Gate:
 
     def _released(self, sent: Arrays) -> list[str]:
         """Return the names of arrays that take noise; raise for others that are not frozen."""
-        for pattern in self._frozen:
-            if not any(fnmatchcase(name, pattern) for name in sent):
+        frozen = {pattern: {name for name in sent if fnmatchcase(name, pattern)} for pattern in self._frozen}
+        for pattern, names in frozen.items():
+            if not names:
                 raise Refused(
-                    f"no array of the message is called {pattern!r}, as umbel.Gate's frozen says",
-                    code="refused.arrays",
+                    f"no array of the message is called {pattern!r}, as umbel.Gate's frozen says", code="refused.arrays"
                 )
-        released = [name for name in sent if not any(fnmatchcase(name, pattern) for pattern in self._frozen)]
+        released = [name for name in sent if name not in set().union(*frozen.values())]
         for name in released:
             dtype = sent[name].dtype
             if dtype.kind != "f" or dtype.itemsize not in _FLOATS:
@@ -205,20 +196,13 @@ class Gate:
         return released
 
 
-def _task(noise_multiplier: float, clip_norm: float | None, mechanism: str) -> TrainingSpec:
-    """Return what an app asks of each client in each round. How it trains is its own affair, and no part of it."""
+def _task(noise_multiplier: float, clip_norm: Any, mechanism: str) -> TrainingSpec:
+    """Return what an app asks of each client in each round; how it trains is its own affair."""
     for name, value in (("noise_multiplier", noise_multiplier), ("clip_norm", clip_norm)):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{name} must be a number, got {value!r}", code="config.wrong-type")
-    assert clip_norm is not None
-    task = TrainingSpec(
-        clients=_ONLY,
-        local_epochs=0,
-        noise_multiplier=noise_multiplier,
-        clipping=Clipping.PUBLIC,
-        clip_norm=clip_norm,
-        mechanism=mechanism,
-    )
+    asked = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "mechanism": mechanism}
+    task = TrainingSpec(clients=_ONLY, local_epochs=0, clipping=Clipping.PUBLIC, **asked)
     if noise_multiplier > 0:
         mechanisms.load(mechanism)(task.noise_multiplier)
     return task
@@ -229,14 +213,10 @@ def _check_fit(site: Site) -> None:
     if site.simulated:
         return
     policy = site.policy
-    idle = [name for name in _NOT_HERE if name in policy.model_fields_set]
-    if "approve" in idle and policy.approve is Approval.POLICY:
-        idle.remove("approve")
-    if idle:
-        raise SiteError(
-            f"{idle[0].replace('_', '-')} is heeded by umbel's own app alone, and not here; leave it out",
-            code="site.not-here",
-        )
+    for name in sorted(policy.model_fields_set.intersection(_NOT_HERE)):
+        if name != "approve" or policy.approve is not Approval.POLICY:
+            key = name.replace("_", "-")
+            raise SiteError(f"{key} is heeded by umbel's own app alone; leave it out", code="site.not-here")
     if policy.role is Role.SPLIT:
         raise SiteError("role split is for umbel's own datasets; set role to train or validation", code="site.role")
 
@@ -245,19 +225,14 @@ def _sent(content: RecordDict) -> tuple[str, Arrays]:
     """Return the one record of arrays that a message has, and its name."""
     name, record = _only(content, ArrayRecord)
     if name.startswith(("fitins", "evaluateins")):
-        raise Refused(
-            "the app is a NumPyClient; umbel.Gate is for functions of the Message API, as @app.train()",
-            code="refused.numpy-client",
-        )
+        raise Refused("the app is a NumPyClient; umbel.Gate is for the Message API", code="refused.numpy-client")
     return name, from_array_record(record)
 
 
 def _only(content: RecordDict, kind: type[Any]) -> tuple[str, Any]:
     found = [(name, record) for name, record in content.items() if isinstance(record, kind)]
     if len(found) != 1:
-        raise ProtocolError(
-            f"there are {len(found)} records of type {kind.__name__} where one should be", code="protocol.records"
-        )
+        raise ProtocolError(f"{len(found)} records of type {kind.__name__}, not one", code="protocol.records")
     return found[0]
 
 
@@ -274,17 +249,8 @@ def _round(content: RecordDict) -> int:
 class _App:
     """The app behind the gate, as the one client of its node.
 
-    Attributes
-    ----------
-    site : Site
-    call : callable
-        The app's own function, called with the message and context that came.
-    sent : dict of ndarray
-        The arrays as they came.
-    reports : sequence of str
-        The metrics that may leave.
-    released : sequence of str
-        Names of the arrays that take noise.
+    `call` is the app's own function with what came, and `sent` the arrays as they came; `reports` names the metrics
+    that may leave, `released` the arrays that take noise.
     """
 
     site: Site
@@ -329,11 +295,8 @@ class _App:
     def _trained(self) -> list[NDArray[Any]]:
         """Return what the app's function has trained; raise unless that fits what was sent."""
         arrays = from_array_record(_only(self._reply(), ArrayRecord)[1])
-        if not {*self.released} <= {*arrays} <= {*self.sent}:
-            wrong = sorted({*self.released} ^ ({*arrays} - ({*self.sent} - {*self.released})))
-            raise ProtocolError(
-                f"arrays {wrong} were sent and not returned, or the other way round", code="protocol.arrays"
-            )
+        if wrong := {*self.released} - {*arrays} | {*arrays} - {*self.sent}:
+            raise ProtocolError(f"arrays {sorted(wrong)} were only sent, or only returned", code="protocol.arrays")
         trained: list[NDArray[Any]] = []
         for name in self.released:
             value, shape = arrays[name], self.sent[name].shape

@@ -139,17 +139,14 @@ class Store:
             raise self._damaged(error) from error
 
     def _damaged(self, fault: object) -> LedgerError:
-        return LedgerError(
-            f"the ledger {self.path} is damaged ({fault}); restore it from a backup", code="ledger.damaged"
-        )
+        return LedgerError(f"the ledger {self.path} is damaged ({fault}); restore a backup", code="ledger.damaged")
 
     def _check_schema(self, connection: sqlite3.Connection) -> None:
         """Raise unless the tables are a store's."""
         [[version]] = connection.execute("PRAGMA user_version")
         alone = [sql.replace("clip_norm", "radius") for sql in _LEDGER.values()]
-        expected = TABLES.values() if version == _VERSION else alone
-        schema = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-        if sorted(sql for (sql,) in schema) != sorted(expected):
+        schema = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql")
+        if [sql for (sql,) in schema] != sorted(TABLES.values() if version == _VERSION else alone):
             raise self._damaged("its tables are not a ledger's")
 
     def _check_integrity(self, connection: sqlite3.Connection, *tables: str) -> None:
@@ -174,9 +171,7 @@ class Store:
         except OSError as error:
             raise LedgerError(f"the ledger {path} cannot be opened: {error}", code="ledger.unusable") from error
         if path.stat().st_size == 0:
-            raise LedgerError(
-                f"the ledger {path} is empty: charges may be lost; restore it from a backup", code="ledger.empty"
-            )
+            raise LedgerError(f"the ledger {path} is empty; restore it from a backup", code="ledger.empty")
         if application != _APPLICATION:
             raise LedgerError(f"{path} is not umbel's ledger; set another ledger-path", code="ledger.another-file")
         if version not in (_ALONE, _VERSION):
@@ -227,14 +222,10 @@ def digest_of_totals(releases: Sequence[Any], totals: Sequence[Any]) -> bytes:
     return sha256(repr((releases, totals)).encode()).digest()
 
 
-def request_digest(text: str) -> str:
-    """Return by what a request is known."""
-    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def request_text(asks: Mapping[str, Any]) -> str:
-    """Return what a request asks, as it is kept."""
-    return json.dumps(asks, sort_keys=True, default=str)
+def request_of(asks: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the digest by which a request is known, and what it asks, as it is kept."""
+    text = json.dumps(asks, sort_keys=True, default=str)
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), text
 
 
 def _make(path: Path) -> None:
@@ -313,10 +304,9 @@ def _take_over(connection: sqlite3.Connection, path: Path) -> None:
                 raise ValueError(f"{runs.name} is not umbel's")
             with _connected(runs, write=False) as old:
                 for table in _RUNS:
-                    for row in old.execute(f"SELECT * FROM {table} ORDER BY id").fetchall():
-                        values = _renamed(row) if table == "requests" else row
-                        insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})"
-                        connection.execute(insert + (_SAME_REQUEST if table == "requests" else ""), values)
+                    change, same = (_renamed, _SAME_REQUEST) if table == "requests" else (tuple, "")
+                    for row in map(change, old.execute(f"SELECT * FROM {table} ORDER BY id").fetchall()):
+                        connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))}){same}", row)
         if names.exists():
             known = json.loads(names.read_text(encoding="utf-8"))
             if not isinstance(known, list) or not all(type(client) in (int, str) for client in known):
@@ -340,8 +330,7 @@ def _renamed(row: tuple[Any, ...]) -> tuple[Any, ...]:
         config = {SETTINGS.get(name, name): value for name, value in asks["config"].items()}
         asks["config"] = RunConfig.parse(config).entries()
         asks["differs"] = {_FIELDS.get(name, name): value for name, value in asks["differs"].items()}
-        text = request_text(asks)
-        digest = request_digest(text)
+        digest, text = request_of(asks)
     return id, digest, at, run, status, text
 
 

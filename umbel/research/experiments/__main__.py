@@ -51,39 +51,30 @@ Out = Annotated[
     Path | None, typer.Option(help="Folder for tables, figures and runs.", show_default="$UMBEL_HOME/experiments/NAME")
 ]
 
-_PLAIN: dict[str, tuple[ModuleType, str]] = {
+_EXPERIMENTS: dict[str, tuple[ModuleType, str]] = {
     "synthetic": (synthetic, "Two linear models in the plane: figures 1 and 2, and how often they look like that."),
     "hospital": (hospital, "Hospital charges: figures 3 and 4, and the privacy budgets of Table 1."),
-    "drift": (
-        drift,
-        "Clients that change: their data drift, they come and go; old hypotheses, old ledgers.",
-    ),
+    "drift": (drift, "Clients that change: their data drift, they come and go; old hypotheses, old ledgers."),
     "attacks": (attacks, "What releases show: the headlines of umbel attack, images and local vectors."),
-}
-_HANDWRITING = {
-    "femnist": "Handwritten characters: the accuracies of Table 2.",
-    "qmnist": "Handwritten digits: Table 2's grid on data that two cores can learn.",
+    "femnist": (handwriting, "Handwritten characters: the accuracies of Table 2."),
+    "qmnist": (handwriting, "Handwritten digits: Table 2's grid on data that two cores can learn."),
 }
 
 
-def _add_plain(name: str, module: ModuleType, text: str) -> None:
-    @app.command(name, help=text)
-    def command(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
+def _add(name: str, module: ModuleType, text: str) -> None:
+    def plain(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
         _run(name, module, out, seeds, first, quick)
 
-
-def _add_handwriting(name: str, text: str) -> None:
-    @app.command(name, help=text)
-    def command(
+    def written(
         seeds: Seeds = None, first: First = FIRST_SEED, rounds: Rounds = None, quick: Quick = False, out: Out = None
     ) -> None:
-        _run(name, handwriting, out, seeds, first, quick, dataset=name, rounds=rounds)
+        _run(name, module, out, seeds, first, quick, dataset=name, rounds=rounds)
+
+    app.command(name, help=text)(written if module is handwriting else plain)
 
 
-for _name, (_module, _text) in _PLAIN.items():
-    _add_plain(_name, _module, _text)
-for _name, _text in _HANDWRITING.items():
-    _add_handwriting(_name, _text)
+for _name, (_module, _text) in _EXPERIMENTS.items():
+    _add(_name, _module, _text)
 
 
 @app.command("frontier")
@@ -126,13 +117,11 @@ def run_pac(
 
 @app.command("page")
 def run_page(
-    names: Annotated[
-        list[str] | None, typer.Argument(help=f"Of {', '.join(page.SOURCES)}.", show_default="none")
-    ] = None,
+    names: Annotated[list[str], typer.Argument(help=f"Of {', '.join(page.SOURCES)}.", show_default="none")] = [],  # noqa: B006
 ) -> None:
     """Copy the tables of experiments into docs/results, and write docs/reproduce.md."""
     with errors_in_one_line():
-        for name in names or []:
+        for name in names:
             page.take(name, _folder(None, name, False))
         typer.echo(page.write())
 

@@ -19,8 +19,7 @@ from umbel.research.experiments.tables import good, page
 from umbel.research.output import Section, cell, mean
 
 SEEDS = 2
-CODE = ("umbel/research/attacks",)
-"""What results depend on besides what all experiments do."""
+CODE = ("umbel/research/attacks",)  # what results depend on besides what all experiments do
 
 _ON_IMAGES, _RECONSTRUCT, _IDENTIFY = "all", "one image", "identify"
 _IMAGES, _VICTIMS, _INTERACTIONS = 4, 100, 64
@@ -35,22 +34,22 @@ _FEW = 2
 def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
     """Return one part for each attack and seed: images by dataset ``femnist``, local vectors by ``movielens``."""
     few = 1 if quick else None
-    parts: list[tuple[tuple[str, str], dict[str, Any]]] = []
+    parts: dict[tuple[str, str], dict[str, Any]] = {}
     for attack in list(images.ATTACKS)[:few]:
-        own = {"model": "cnn", "attack": attack, "images": few or _IMAGES}
-        parts.append(((_ON_IMAGES, attack), {"dataset": "femnist", **own}))
+        own = {"dataset": "femnist", "model": "cnn", "attack": attack, "images": few or _IMAGES}
+        parts[_ON_IMAGES, attack] = own
     for model, (nus, restarts) in ({"lenet": ((0.0,), 1)} if quick else _NETWORKS).items():
-        own = {"model": model, "noise_multipliers": list(nus), "restarts": restarts, "images": few or _FEW}
-        parts.append(((_RECONSTRUCT, model), {"dataset": "femnist", **own}))
+        own = {"dataset": "femnist", "model": model, "noise_multipliers": list(nus), "restarts": restarts}
+        parts[_RECONSTRUCT, model] = own | {"images": few or _FEW}
     for nu in identify.NOISE_MULTIPLIERS[:few]:
         victims, interactions = (2, 2) if quick else (_VICTIMS, _INTERACTIONS)
-        own = {"model": "", "nu": nu, "victims": victims, "interactions": interactions}
-        parts.append(((_IDENTIFY, f"nu{nu:g}"), {"dataset": "movielens", **own}))
+        own = {"dataset": "movielens", "model": "", "nu": nu, "victims": victims, "interactions": interactions}
+        parts[_IDENTIFY, f"nu{nu:g}"] = own
     # A strategy and observers there are none; the sweep reads off these keys which files a result depends on.
     return [
         Spec.of(arm, {"strategy": arm[0], "observers": "", "seed": seed, **own})
         for seed in range(first, first + seeds)
-        for arm, own in parts
+        for arm, own in parts.items()
     ]
 
 

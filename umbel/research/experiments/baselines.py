@@ -1,8 +1,7 @@
 """How well hypotheses serve clients that did not take part: one by one, not on average alone.
 
-Two ways of measuring stand side by side. The papers': a client picks the hypothesis of lowest loss
-on its rows and is measured on the same rows. And held out: it picks (or trains by itself) on
-every other row and is measured on the rest, which leaves out clients of a single row.
+In the papers a client picks the hypothesis of lowest loss on its rows and is measured on the same rows. Held out, it
+picks (or trains by itself) on every other row and is measured on the rest, which leaves out clients of a single row.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import contingency
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, best_hypothesis
@@ -30,9 +30,7 @@ from umbel.protocol.errors import DatasetError
 from umbel.protocol.run_config import RunConfig
 from umbel.server.rounds import draw_hypotheses
 
-LOCAL_EPOCHS = 50
-"""How often a client that trains by itself goes through its rows."""
-_SINGLE_ROWS = "no validation client has more than one row, so none can both train and be measured"
+LOCAL_EPOCHS = 50  # of a client that trains by itself
 _FRESH_SEED = 0  # of the local parameters that validation clients start from
 
 
@@ -41,25 +39,22 @@ def serve(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return what each client picks on one cohort's rows and its metric on the other's, each (clients,)."""
     losses, metrics = learner.score(hypotheses, chooses)
-    if measured is not chooses:
-        _, metrics = learner.score(hypotheses, measured)
-    return _pick(losses, metrics)
+    return _pick(losses, metrics if measured is chooses else learner.score(hypotheses, measured)[1])
 
 
 def measure(model: Model, dataset: Dataset, hypotheses: Arrays, step_size: float) -> dict[str, Any]:
     """Measure hypotheses on all validation clients of a dataset.
 
-    Of a model with local parameters each client fits its own first, with steps of `step_size`, and is
-    measured on rows that it did not fit; ``held_out`` then counts no client.
+    Of a model with local parameters each client first fits its own, with steps of `step_size`, and is measured on rows
+    that it did not fit; ``held_out`` then counts no client.
 
     Returns
     -------
     dict
-        ``mean`` and ``worst_decile`` of the model's metric over clients; ``held_out``, the same
-        held out; ``chosen``, how many clients pick each hypothesis; ``rand_index``, the adjusted
-        Rand index of the choices against the manifest's groups, None where these are unknown;
-        ``to_truth``, the distance from each true parameter vector to the nearest hypothesis,
-        empty where it is unknown.
+        ``mean`` and ``worst_decile`` of the model's metric over clients; ``held_out``, the same held out; ``chosen``,
+        how many clients pick each hypothesis; ``rand_index``, the adjusted Rand index of the choices against the
+        manifest's groups, None where these are unknown; ``to_truth``, the distance from each true parameter vector to
+        the nearest hypothesis, empty where it is unknown.
     """
     manifest, learner = dataset.manifest, try_out(model, dataset)
     cohort, held_out = validation_cohort(dataset, learner), np.zeros(0)
@@ -85,10 +80,7 @@ def measure(model: Model, dataset: Dataset, hypotheses: Arrays, step_size: float
 
 def local_only(model: Model, dataset: Dataset, run: RunConfig) -> dict[str, float]:
     """Return the held-out metric of validation clients that train by themselves, from a run's first hypothesis."""
-    learner = try_out(model, dataset)
-    support, query = halves(validation_cohort(dataset, learner))
-    if not len(query):
-        raise DatasetError(_SINGLE_ROWS, code="data.single-rows")
+    learner, support, query = _split(model, dataset)
     start, chosen = draw_hypotheses(model, 1, run.seed, 0), np.zeros(len(support), np.int64)
     update = LocalUpdate(LOCAL_EPOCHS, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
     clients = range(len(support))
@@ -105,14 +97,21 @@ def personalised(
 
     As a site does with what it keeps (`umbel.client.personal`), here on every other row.
     """
-    learner = try_out(model, dataset)
-    support, query = halves(validation_cohort(dataset, learner))
-    if not len(query):
-        raise DatasetError(_SINGLE_ROWS, code="data.single-rows")
+    learner, support, query = _split(model, dataset)
     update = LocalUpdate(epochs, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
     draws = partial(streams, run.seed, "shuffle", 0, range(len(support)))
     own = personal(how, learner, hypotheses, learner.choose(hypotheses, support), support, update, draws)
     return _summary(model, _own_metrics(learner, query, own, {}))
+
+
+def _split(model: Model, dataset: Dataset) -> tuple[Learner, Cohort, Cohort]:
+    """Return a learner, and the two halves of the validation clients that have both."""
+    learner = try_out(model, dataset)
+    support, query = halves(validation_cohort(dataset, learner))
+    if not len(query):
+        text = "no validation client has more than one row, so none can both train and be measured"
+        raise DatasetError(text, code="data.single-rows")
+    return learner, support, query
 
 
 def _own_metrics(learner: Learner, query: Cohort, shared: Arrays, local: Arrays) -> NDArray[np.float64]:
@@ -139,21 +138,15 @@ def halves(cohort: Cohort) -> tuple[Cohort, Cohort]:
 
 def rand_index(one: Sequence[int], other: Sequence[int] | NDArray[np.int64]) -> float:
     """Return the adjusted Rand index of two partitions: 1 if they agree (Hubert and Arabie, 1985)."""
-    _, rows = np.unique(one, return_inverse=True)
-    _, columns = np.unique(other, return_inverse=True)
-    table = np.zeros((rows.max() + 1, columns.max() + 1), np.int64)
-    np.add.at(table, (rows, columns), 1)
+    table: NDArray[np.int64] = contingency.crosstab(np.asarray(one), np.asarray(other)).count
     # Ordered pairs of items: together in both, in the first alone, in the second alone, and in neither.
-    both, items = int(np.square(table).sum()), len(rows)
+    both, items = int(np.square(table).sum()), len(one)
     first, second = (int(np.square(table.sum(axis=axis)).sum()) - both for axis in (1, 0))
     both, neither = both - items, items**2 - first - second - both
     if not first and not second:
         return 1.0
-    return (
-        2.0
-        * (both * neither - second * first)
-        / ((both + second) * (second + neither) + (both + first) * (first + neither))
-    )
+    chance = (both + second) * (second + neither) + (both + first) * (first + neither)
+    return 2.0 * (both * neither - second * first) / chance
 
 
 def worst_decile(values: NDArray[np.float64], higher_is_better: bool) -> float:

@@ -1,13 +1,12 @@
-"""Clients that change (the group privacy paper's future work): rows that drift, clients that change sides, come and go.
+"""Clients that change (the group privacy paper's future work): rows drift, clients change sides, come and go.
 
-Seven phases on linear models in the plane, each a run on the same nodes, which keep their ledgers. A run starts
-from what the run before found, or from newly drawn hypotheses.
+Seven phases on linear models in the plane, each a run on the same nodes, which keep their ledgers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,36 +31,25 @@ from umbel.simulation import in_process
 from umbel.simulation.grid import InProcessGrid
 
 SEEDS = 20
-ROUNDS = 30
-"""Of a phase."""
+ROUNDS = 30  # of a phase
+# Training clients, those that come, and rows of each; there are as many validation clients of each kind.
 CLIENTS, NEWCOMERS, ROWS = 100, 50, 10
-"""Training clients, those that come, and rows of each; there are as many validation clients of each kind."""
 _DECIMALS = 6  # so that files stay small
 _CHANGE_SIDES = 0.3
 _STEPS, _STEP_ROUNDS = 5, 4
 _FAR = 6.0  # between optima, and from where one was to where it goes
 _REACH = 8.0  # no optimum is further from the origin
-NEAR = 1.1
-"""Errors up to so many times that of the true parameters count as found again."""
+NEAR = 1.1  # errors up to so many times that of the true parameters count as found again
 _IN_A_ROW = 3  # rounds
-FRESH, BEFORE = "", "the run before"
-"""What a phase starts from: newly drawn hypotheses, or those of the phase before."""
-SPARE = "a spare from"
-"""No key of the run config: the phase from which on there is one hypothesis more, 0 for none."""
+FRESH, BEFORE = "", "the run before"  # a phase starts from newly drawn hypotheses, or from those of the phase before
+SPARE = "a spare from"  # no key of the run config: the phase that brings one hypothesis more, 0 for none
 
 Clients = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the time line.
-
-    Attributes
-    ----------
-    name : str
-    steps : tuple of int
-        Rounds before the rows change again, within the phase.
-    """
+    """A part of the time line; `steps` are the rounds before the rows change again, within the phase."""
 
     name: str
     steps: tuple[int, ...] = (ROUNDS,)
@@ -99,16 +87,9 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
         data = folder / "data" / f"drift-{seed}"
         for file, (manifest, clients) in zip(_files(), _world(seed), strict=True):
             write_leaf(data / file, manifest, clients)
-        common = in_process.run_config(
-            "synthetic",
-            dataset=str(data),
-            model="linear",
-            seed=seed,
-            clients_per_round=30,
-            noise_multiplier=3.0,
-            step_size=0.3,
-        )
-        runs += [Spec.of((arm,), common | {SPARE: 0} | changes) for arm, changes in arms.items()]
+        own = {"dataset": str(data), "model": "linear", "seed": seed, "step-size": 0.3}
+        common = in_process.run_config("synthetic", clients_per_round=30, noise_multiplier=3.0) | own | {SPARE: 0}
+        runs += [Spec.of((arm,), common | changes) for arm, changes in arms.items()]
     return runs
 
 
@@ -153,22 +134,15 @@ def _rows(
     validates: NDArray[np.int64],
 ) -> tuple[Manifest, Clients]:
     """Draw rows as ``datasets/synthetic.py`` does, for clients of given groups."""
-    groups = np.concatenate([trains, validates])
+    groups = np.concatenate([trains, validates]).tolist()
     clients: Clients = {}
     for client, group in enumerate(groups):
         x = generator.uniform(-1, 1, (ROWS, 2)).round(_DECIMALS)
         y = (x * optima[group]).sum(axis=1) + generator.uniform(0, 1, ROWS)
         clients[str(client)] = x, y.round(_DECIMALS)
-    manifest = Manifest(
-        name="drift",
-        model="linear",
-        loss="mse",
-        clients=len(groups),
-        split={"train": len(trains), "validation": len(validates)},
-        truth=[one.tolist() for one in optima],
-        groups=groups.tolist(),
-    )
-    return manifest, clients
+    split, truth = {"train": len(trains), "validation": len(validates)}, [one.tolist() for one in optima]
+    kind: Any = {"name": "drift", "model": "linear", "loss": "mse"}
+    return Manifest(**kind, clients=len(groups), split=split, truth=truth, groups=groups), clients
 
 
 def play(config: Mapping[str, Any]) -> Finished:
@@ -178,17 +152,16 @@ def play(config: Mapping[str, Any]) -> Finished:
     ----------
     config : mapping
         A run config and `SPARE`. Its dataset is a folder with the data of each step, and it starts from `FRESH` or
-        `BEFORE`. Each step has a seed of its own, made of the config's: the same would draw the same noise again.
+        `BEFORE`. Each step has another seed, made of the config's: the same would draw the same noise again.
 
     Returns
     -------
     Finished
-        Its `measures` hold, for each round, ``error``, the mean RMSE of the validation clients under the hypotheses
-        that it starts from, ``least``, that of the true parameters, and how often training clients have released by
-        its end: ``most`` and ``mean`` of those that are there from the start, ``newcomers`` for the busiest of those
-        that come. Then ``price`` and ``pure``, the paper's budget and the pure epsilon of a participation (None where
-        there is none), ``epsilon``, that of the busiest client in the end at `accounting.guarantee.DELTA`, and
-        ``charged``, how often each client has paid by the node's own ledger.
+        Its `measures` hold for each round ``error``, the mean RMSE of the validation clients under its first
+        hypotheses; ``least``, that of the true parameters; and how often clients have released by its end: ``most``
+        and ``mean`` of those that are there from the start, ``newcomers`` for the busiest newcomer. Then ``price`` and
+        ``pure``, the paper's budget and the pure epsilon of a participation (None without one); ``epsilon`` of the
+        busiest client in the end, at `DELTA`; and ``charged``, how often the node's ledger charged each client.
     """
     torch.set_num_threads(1)
     config, spare = dict(config), config[SPARE]
@@ -208,8 +181,8 @@ def play(config: Mapping[str, Any]) -> Finished:
                 before = in_process.play(config | own, observers=[trace], before=before)
                 found = _kept(before, config | own, Path(scratch) / data.stem)
                 # The last entry evaluates what the last round left, as the next step's first one does.
-                for entry, outcome in zip(before.state.history, trace.outcomes, strict=False):
-                    often[outcome.clients] += 1
+                for entry, released in zip(before.state.history, trace.rounds, strict=False):
+                    often[released["clients"]] += 1
                     errors.append(entry.metric)
                     leasts.append(least)
                     counts.append(often.copy())
@@ -244,12 +217,9 @@ def _kept(run: Run, config: Mapping[str, Any], folder: Path) -> str:
 def _least(path: Path) -> float:
     """Return the mean RMSE of a dataset's validation clients under the true parameters of their groups."""
     dataset = open_dataset(path)
-    manifest = dataset.manifest
-    losses = []
-    for client in range(manifest.train, manifest.clients):
-        x, y = dataset.client(client)
-        losses.append(math.sqrt(np.square(x @ np.array(manifest.truth[manifest.groups[client]]) - y).mean()))
-    return float(np.mean(losses))
+    truth, groups = np.array(dataset.manifest.truth), dataset.manifest.groups
+    rows = {client: dataset.client(client) for client in range(dataset.manifest.train, dataset.manifest.clients)}
+    return float(np.mean([math.sqrt(np.square(x @ truth[groups[c]] - y).mean()) for c, (x, y) in rows.items()]))
 
 
 def tables(results: Sequence[Result], folder: Path) -> None:
@@ -266,19 +236,9 @@ def _part(number: int) -> slice:
 
 
 def back_after(errors: Sequence[float], least: Sequence[float], changed: int) -> float:
-    """Return after how many rounds of a phase errors are near the least there is, and stay there for some.
+    """Return after how many rounds of a phase errors are near the least, and stay there for some; infinite if never.
 
-    Parameters
-    ----------
-    errors, least : sequence of float
-        Of each round.
-    changed : int
-        Rounds before which rows went on changing; these count, too.
-
-    Returns
-    -------
-    float
-        Infinite where they are not.
+    `errors` and `least` are of each round. Rows went on changing in the first `changed` rounds, which count too.
     """
     near: NDArray[np.bool_] = np.less_equal(errors, NEAR * np.asarray(least))
     rows = np.all(np.lib.stride_tricks.sliding_window_view(near, _IN_A_ROW), axis=1)
@@ -293,7 +253,7 @@ def _row(arm: str, number: int, runs: Sequence[Result]) -> dict[str, Value]:
     errors, least = (np.array([one[name][part] for one in measured]) for name in ("error", "least"))
     most = np.array([[0, *one["most"]] for one in measured])[:, part.start : part.stop + 1]
     back = [back_after(*one, int(steps[-1])) for one in zip(errors, least, strict=True)]
-    price = measured[0]["pure"] if arm == GUARANTEED else measured[0]["price"]
+    price = measured[0][_price(arm)]
     spent = [price * (own[int(b)] - own[0]) for own, b in zip(most, back, strict=True) if b < math.inf]
     median = float(np.median(back))
     return {
@@ -308,26 +268,25 @@ def _row(arm: str, number: int, runs: Sequence[Result]) -> dict[str, Value]:
     }
 
 
+def _price(arm: str) -> str:
+    return "pure" if arm == GUARANTEED else "price"
+
+
 def _sections(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[Result]]) -> list[Section]:
-    def table(title: str, text: str, cell: Any, only: Sequence[str] = ()) -> Section:
-        lines = [[arm, *(cell(row) for row in rows if row["arm"] == arm)] for arm in groups if not only or arm in only]
+    def table(title: str, text: str, cell: Callable[[Mapping[str, Any]], str]) -> Section:
+        lines = [[arm, *(cell(row) for row in rows if row["arm"] == arm)] for arm in groups]
         return Section(title, text, ("hypotheses", *(phase.name for phase in PHASES)), lines)
 
     def rounds(row: Mapping[str, Any]) -> str:
         median = "never" if row["rounds"] is None else f"{row['rounds']:g}"
         return median if row["back"] == row["runs"] else f"{median} ({row['back']} of {row['runs']})"
 
+    def spent(arm: str, measured: Sequence[Mapping[str, Any]]) -> list[str]:
+        spending = ([one[name][-1] * one[_price(arm)] for one in measured] for name in ("mean", "most", "newcomers"))
+        sure = f"{np.median([one['epsilon'] for one in measured]):.1f}" if arm == GUARANTEED else "no guarantee"
+        return [arm, *(plus_minus(values, 1) for values in spending), sure]
+
     near = f"within {100 * (NEAR - 1):.0f} % of that of the true parameters"
-    spending = [
-        [
-            arm,
-            *(plus_minus((run.measures[name][-1] * run.measures[price] for run in runs), 1)
-              for name in ("mean", "most", "newcomers")),
-            f"{np.median([run.measures['epsilon'] for run in runs]):.1f}" if arm == GUARANTEED else "no guarantee",
-        ]
-        for arm, runs in groups.items()
-        for price in ["pure" if arm == GUARANTEED else "price"]
-    ]  # fmt: skip
     return [
         table(
             "Rounds until the models fit again",
@@ -360,7 +319,7 @@ def _sections(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[R
             f"the busiest newcomer; in the same units. Mean ± standard deviation over seeds. Last, "
             f"the busiest client's epsilon at delta {DELTA:g}.",
             ("hypotheses", "mean", "busiest", "busiest newcomer", "epsilon"),
-            spending,
+            [spent(arm, [run.measures for run in runs]) for arm, runs in groups.items()],
         ),
     ]
 

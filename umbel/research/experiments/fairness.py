@@ -20,7 +20,7 @@ Here d is what is decided of a row, and y what is true of it. All differences ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 
 import numpy as np
@@ -67,7 +67,7 @@ class Grouping:
     of : callable
         Returns the group of each client of a dataset, shape (clients,).
     threshold : float
-        It is decided of each row whether its target, as it is stored, is above this.
+        A row's true decision is 1 where its target, as it is stored, is above this.
     """
 
     names: Sequence[str]
@@ -110,7 +110,7 @@ def of_decisions(decided: NDArray[np.int64], true: NDArray[np.int64], groups: ND
 def of_run(result: Result, grouping: Grouping) -> tuple[Losses, Decisions]:
     """Measure a run's best hypotheses on its validation clients.
 
-    Held out: a client picks its hypothesis on every other row, and is measured on the rest.
+    Each picks its hypothesis on every other row, and is measured on the rest.
     """
     config = RunConfig.parse(result.spec.config)
     dataset = open_dataset(find_dataset(config.dataset))
@@ -133,19 +133,9 @@ def of_run(result: Result, grouping: Grouping) -> tuple[Losses, Decisions]:
 def group_fairness(
     arms: Mapping[str, Sequence[Result]], grouping: Grouping, text: str, digits: int, scale: float = 1.0
 ) -> Section:
-    """Compare runs by how differently they serve groups of clients.
+    """Compare runs, each name with its seeds, by how differently they serve groups of clients.
 
-    Parameters
-    ----------
-    arms : mapping of str to sequence of Result
-        The runs to compare, each name with its seeds.
-    grouping : Grouping
-    text : str
-        Says what the groups are and what is decided.
-    digits : int
-        Of a loss, after the point.
-    scale : float
-        Losses times `scale` are shown.
+    `text` says what the groups are and what is decided. Losses times `scale` are shown with so many digits.
     """
     rows = []
     for name, runs in arms.items():
@@ -165,7 +155,6 @@ def group_fairness(
     return Section("Group fairness", said, ("who", *columns), rows)
 
 
-def _largest(values: object) -> float:
+def _largest(values: Iterable[float]) -> float:
     """Return the largest number that is one; NaN if none is."""
-    numbers = [value for value in values if not np.isnan(value)]  # type: ignore[attr-defined]
-    return max(numbers, default=np.nan)
+    return max((value for value in values if not np.isnan(value)), default=np.nan)

@@ -19,8 +19,7 @@ from umbel.simulation.in_process import run_config
 
 SEEDS = 10
 _COUNTS = 2.0  # choice-epsilon with which a site's counts are hardly disturbed
-SITES = 3
-"""Sites among which the clients are dealt out, where sites release."""
+SITES = 3  # among which the clients are dealt out, where sites release
 
 
 @dataclass(frozen=True)
@@ -29,22 +28,18 @@ class Task:
 
     Attributes
     ----------
-    name : str
+    name, epsilons
         Of the data; ``configs/NAME-epsilon-E.toml`` has the settings for each epsilon.
-    epsilons : tuple of int
-        For which there are settings.
     pure : bool
         Whether epsilon is pure, or at `umbel.privacy.accounting.guarantee.DELTA`.
     parameters : int
         n.
     plain : dict
-        Runs without noise to compare with, by name: what they change of the largest epsilon's settings.
+        Runs without noise to compare with, by name: their changes of the largest epsilon's settings.
     multipliers : tuple of float
         nu of the paper's heuristic.
-    metric : str
-        Its name and unit.
-    digits : int
-        After the point.
+    metric, digits
+        Its name and unit, and digits after the point.
     shuffled : bool
         Whether each seed draws which clients train; not where several are of one person.
     """
@@ -61,16 +56,9 @@ class Task:
 
 
 HOSPITAL = Task(
-    "hospital",
-    (2, 4, 8, 16),
-    True,
-    11,
-    {"k = 1": {"hypotheses": 1}, "k = 5": {}},
-    (1.0, 3.0, 10.0),
-    "RMSE in dollars",
-    0,
-    True,
-)
+    "hospital", (2, 4, 8, 16), True, 11, {"k = 1": {"hypotheses": 1}, "k = 5": {}}, (1.0, 3.0, 10.0),
+    "RMSE in dollars", 0, True,
+)  # fmt: skip
 HANDWRITING = Task("qmnist-features", (2, 4, 8), False, 100, {"k = 1": {}}, (3.0, 10.0, 30.0), "accuracy", 3, False)
 TASKS = {task.name: task for task in (HOSPITAL, HANDWRITING)}
 
@@ -81,14 +69,10 @@ HEURISTIC, PLAIN = "paper's clip norm, open choice", "no noise"
 def specs(
     folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False, task: str = "hospital"
 ) -> list[Spec]:
-    """Return the runs of a task: every arm at every epsilon it has settings for.
-
-    Data whose split the seed draws are written under `folder`.
-    """
+    """Return the runs of a task, each arm at each epsilon; data whose split the seed draws are written to `folder`."""
     if task not in TASKS:
-        raise ConfigError(
-            f"there is no frontier of {task!r}; name one of {', '.join(TASKS)}", code="config.unknown-experiment"
-        )
+        text = f"there is no frontier of {task!r}; name one of {', '.join(TASKS)}"
+        raise ConfigError(text, code="config.unknown-experiment")
     own = TASKS[task]
     points = _points(own, own.epsilons[-1:] if quick else own.epsilons)
     data, drawn = points[0][-1]["dataset"], range(first, first + seeds)
@@ -134,28 +118,19 @@ def tables(results: Sequence[Result], folder: Path) -> None:
 def _points(task: Task, epsilons: Sequence[int]) -> list[tuple[str, str, dict[str, Any]]]:
     """Return arm, label and configuration of every point."""
     points: list[tuple[str, str, dict[str, Any]]] = []
-    chooses = False
     for epsilon in epsilons:
-        base = run_config(f"{task.name}-epsilon-{epsilon}")
-        chooses = base["hypotheses"] > 1
-        label = f"epsilon {epsilon}"
-        if chooses:
-            points += [
-                (CLIENT, label, base),
-                (OPEN, label, base | {"choice-epsilon": 0.0}),
-                (SITE, label, _by_sites(task, base, epsilon)),
-            ]
-            if task.pure:
-                alone = {"hypotheses": 1, "noise-multiplier": 2 * task.parameters / epsilon}
-                points.append((ONE, label, base | alone))
-        else:
+        base, label = run_config(f"{task.name}-epsilon-{epsilon}"), f"epsilon {epsilon}"
+        if base["hypotheses"] == 1:
             points += [(ONE, label, base), (SITE, label, base | {"strategy": "site-average"})]
-    base = run_config(f"{task.name}-epsilon-{task.epsilons[-1]}")
-    heuristic = {"clipping": "update", "choice-epsilon": 0.0}
-    for nu in task.multipliers:
-        points.append((HEURISTIC, f"nu {nu:g}", base | heuristic | {"noise-multiplier": nu}))
-    for what, changes in task.plain.items():
-        points.append((PLAIN, what, base | heuristic | {"noise-multiplier": 0.0, **changes}))
+            continue
+        points += [(CLIENT, label, base), (OPEN, label, base | {"choice-epsilon": 0.0})]
+        points.append((SITE, label, _by_sites(task, base, epsilon)))
+        if task.pure:
+            alone = {"hypotheses": 1, "noise-multiplier": 2 * task.parameters / epsilon}
+            points.append((ONE, label, base | alone))
+    base = run_config(f"{task.name}-epsilon-{task.epsilons[-1]}") | {"clipping": "update", "choice-epsilon": 0.0}
+    points += [(HEURISTIC, f"nu {nu:g}", base | {"noise-multiplier": nu}) for nu in task.multipliers]
+    points += [(PLAIN, what, base | {"noise-multiplier": 0.0, **changes}) for what, changes in task.plain.items()]
     return points
 
 
@@ -168,8 +143,7 @@ def _by_sites(task: Task, base: Mapping[str, Any], epsilon: int) -> dict[str, An
 
 def _row(task: Task, arm: str, label: str, runs: Sequence[Result], scale: float) -> dict[str, Any]:
     measured = [run.measures["best"]["mean"] * scale for run in runs]
-    epsilon = runs[0].measures["pure_epsilon" if task.pure else "epsilon"]
-    paper = runs[0].measures["max_budget"]
+    epsilon, paper = (runs[0].measures[name] for name in ("pure_epsilon" if task.pure else "epsilon", "max_budget"))
     return {
         "arm": arm,
         "label": label,
@@ -193,13 +167,8 @@ def _picture(task: Task, rows: Sequence[Mapping[str, Any]], folder: Path) -> Non
             x, mean, deviation = zip(*points, strict=True)
             ax.errorbar(x, mean, deviation, capsize=3, label=arm, **series(i))
         for i, row in enumerate(row for row in rows if row["arm"] == PLAIN):
-            ax.axhline(
-                row["mean"],
-                color="black",
-                linewidth=0.8,
-                linestyle=("--", ":")[i % 2],
-                label=f"no noise, {row['label']}",
-            )
+            style = {"color": "black", "linewidth": 0.8, "linestyle": ("--", ":")[i % 2]}
+            ax.axhline(row["mean"], label=f"no noise, {row['label']}", **style)
         ax.set_xscale("log", base=2)
         ax.set(xlabel="epsilon of a client, whole training, any two data sets", ylabel=task.metric)
         ax.legend()

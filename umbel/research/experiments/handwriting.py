@@ -14,8 +14,7 @@ from umbel.simulation.in_process import run_config
 
 SEEDS = 3
 LOSSES = ("cross-entropy", "rmse")
-COLLAPSE_SEEDS = 8
-"""How many runs show whether hypotheses collapse."""
+COLLAPSE_SEEDS = 8  # show whether hypotheses collapse
 COLLAPSE, AS_PRINTED, IFCA = ("cross-entropy", 2, 3.0), ("as printed", 3.0), "IFCA"
 _TOLD_APART = 0.9
 MULTIPLIERS = (0.0, 0.001, 0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 15.0)
@@ -42,25 +41,11 @@ def specs(
     dataset: str = "qmnist",
     rounds: int | None = None,
 ) -> list[Spec]:
-    """Return the runs on a dataset of handwriting, ``femnist`` or ``qmnist``.
+    """Return the runs on a dataset of handwriting, ``femnist`` or ``qmnist``, of at most so many rounds.
 
-    Table 2's grid with two hypotheses; one hypothesis without noise and with nu = 3, IFCA, and
-    writers that train by themselves, for comparison. Where hypotheses are reborn, there are eight seeds of nu = 3,
-    which come first, and as many of the paper's algorithm as it is, which come last.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the experiment; nothing is written.
-    seeds : int
-        Runs of each kind.
-    first : int
-        The first of their seeds.
-    quick : bool
-        Whether two rounds of a few of them will do, without those for comparison.
-    dataset : str
-    rounds : int, optional
-        At most so many; by default as many as the configuration says.
+    Table 2's grid with two hypotheses; one hypothesis without noise and with nu = 3, IFCA, and writers that train by
+    themselves, for comparison. Where hypotheses are reborn, there are eight seeds of nu = 3, which come first, and as
+    many of the paper's algorithm as it is, which come last. Quick are two rounds of a few, without comparison.
     """
     losses, nus = (LOSSES[:1], (0.0,)) if quick else (LOSSES, MULTIPLIERS)
     base = run_config(dataset, **({"rounds": 2, "clients_per_round": 4} if quick else {}))
@@ -74,7 +59,7 @@ def specs(
             last.append(Spec.of(AS_PRINTED, config | {"strategy-options": ""}))
     for seed in range(first, first + seeds):
         for loss in losses:
-            for k, nu in [(2, nu) for nu in nus] + [(1, nu) for nu in (0.0, 3.0) if nu in nus]:
+            for k, nu in [*((2, nu) for nu in nus), *((1, nu) for nu in (0.0, 3.0) if nu in nus)]:
                 config = base | {"loss": loss, "seed": seed, "hypotheses": k, "noise-multiplier": nu}
                 runs.append(Spec.of((loss, k, nu), config))
         if not quick:
@@ -133,15 +118,12 @@ def _accuracy(rows: Sequence[Row], name: str) -> Section:
         "is against one-hot targets. The adjusted Rand index tells whether the hypotheses tell turned images from "
         "upright ones: 1 if they do, 0 if one hypothesis serves both."
     )
-
     columns: Columns = {
         "loss": "loss",
         "k": "k",
         "ν": "nu:g",
         name: lambda row: spread(row, "accuracy", 3),
-        "printed, FEMNIST": lambda row: (
-            "" if row["printed"] is None else f"{row['printed']:.3f} ± {row['printed_sd']:.3f}"
-        ),
+        "printed, FEMNIST": _printed,
         "difference": "difference:+.3f",
         "rounds": "rounds:.0f",
         "Rand index": lambda row: spread(row, "rand_index", 2) if row["k"] > 1 else "",

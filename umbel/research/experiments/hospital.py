@@ -23,8 +23,9 @@ from umbel.simulation.in_process import run_config
 HYPOTHESES = (1, 3, 5, 7)
 MULTIPLIERS = (0.0, 0.1, 1.0, 2.0, 3.0, 5.0)
 SEEDS = 10
+# A local step descends the RMSE of a client's rows, as in the paper, or its square; and what that changes.
 LOSSES: Mapping[str, dict[str, Any]] = {"rmse": {}, "mse": {"loss": "mse", "step-size": 0.4}}
-"""What a local step descends, the RMSE of a client's rows, as in the paper, or its square; and what that changes."""
+# What else there is for every client to have a model that fits it.
 OTHERS: Mapping[str, dict[str, Any]] = {
     "CFL, k ≤ 7": {"strategy": "cfl", "hypotheses": 7, "noise-multiplier": 0.0},
     "by itself": {"strategy": LOCAL_ONLY},
@@ -34,7 +35,6 @@ OTHERS: Mapping[str, dict[str, Any]] = {
     "k = 1, ν = 3, interpolated": {"strategy": INTERPOLATE, "hypotheses": 1, "noise-multiplier": 3.0},
     "Algorithm 1, k = 5, ν = 3, fine-tuned": {"strategy": FINE_TUNE, "hypotheses": 5, "noise-multiplier": 3.0},
 }
-"""What else there is for every client to have a model that fits it."""
 
 # Table 1: median and maximum privacy budget over clients, averaged over seeds, by (k, nu).
 PRINTED = {
@@ -44,11 +44,9 @@ PRINTED = {
     (7, 3.0): (7.7, 32.3), (5, 3.0): (8.4, 36.7), (3, 3.0): (12.5, 40.0), (1, 3.0): (12.1, 40.0),
     (7, 5.0): (5.7, 21.3), (5, 5.0): (5.9, 22.0), (3, 5.0): (5.5, 21.6), (1, 5.0): (5.3, 20.9),
 }  # fmt: skip
-ALL = 0.99
-"""One hypothesis serves all if this share of the validation clients picks it."""
+ALL = 0.99  # one hypothesis serves all if this share of the validation clients picks it
 _QUICK_ROUNDS = 20
-CLOSE = 0.25
-"""A budget this near to the printed one, as a share of it, counts as reproduced."""
+CLOSE = 0.25  # a budget this near to the printed one, as a share of it, counts as reproduced
 
 
 def _region(dataset: Dataset) -> NDArray[np.int64]:
@@ -61,22 +59,18 @@ REGIONS = Grouping(("south-west", "north-west", "south-east", "north-east"), _re
 
 FEDAVG = "FedAvg (k = 1, ν = 0)"
 _BUDGETS = ("median_budget", "max_budget")
-
-Grid = Mapping[tuple[int, float], dict[str, Any]]
-"""What runs came to, by k and ν."""
+Grid = Mapping[tuple[int, float], dict[str, Any]]  # what runs came to, by k and ν
 
 
 def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
     """Return the runs: the grid, IFCA for every k above 1, and `OTHERS`, for each loss.
 
-    One hypothesis without noise is federated averaging. Which clients train and which validate is drawn by the
-    seed; the data of each are written under `folder`.
+    One hypothesis without noise is federated averaging. A seed draws which clients train and which validate; its data
+    are written under `folder`.
     """
     ks, nus = ((1, 5), (0.0, 3.0)) if quick else (HYPOTHESES, MULTIPLIERS)
     base = run_config("hospital", **({"rounds": _QUICK_ROUNDS} if quick else {}))
-    kinds: dict[str, dict[str, Any]] = {
-        _name(k, nu): {"hypotheses": k, "noise-multiplier": nu} for k in ks for nu in nus
-    }
+    kinds: dict[str, Any] = {_name(k, nu): {"hypotheses": k, "noise-multiplier": nu} for k in ks for nu in nus}
     kinds |= {f"IFCA, k = {k}": {"strategy": "ifca", "noise-multiplier": 0.0, "hypotheses": k} for k in ks if k > 1}
     return [
         Spec.of((loss, kind), base | how | changes | {"dataset": path, "seed": seed})
@@ -150,25 +144,19 @@ def _rmse(grid: Grid) -> Section:
     )
     level = {k: mean(row["rmse"] for (own, _), row in grid.items() if own == k) for k in ks}
     text += ", ".join(f"{level[k]:,.0f} for k = {k}" for k in ks)
-    lost = [
-        f"{row['collapsed']} of {row['runs']} for k = {k}, ν = {nu:g}"
-        for (k, nu), row in grid.items()
-        if row["collapsed"]
-    ]
+    lost = [f"{row['collapsed']} of {row['runs']} for k = {row['k']}, ν = {row['nu']:g}"
+            for row in grid.values() if row["collapsed"]]  # fmt: skip
     text += f". Runs in which one of several hypotheses serves {100 * ALL:.0f} % of the validation clients: "
     return Section("RMSE", text + (", ".join(lost) or "none") + ".", ("ν", *(f"k = {k}" for k in ks)), rows)
 
 
 def _claims(grids: Mapping[str, Grid]) -> list[Section]:
     """Judge what the paper says of figure 3, for every loss of which all of it was run."""
-    judged = {loss: _judged(grid) for loss, grid in grids.items()}
-    judged = {loss: claims for loss, claims in judged.items() if claims}
+    judged = {loss: claims for loss, grid in grids.items() if (claims := _judged(grid))}
     if not judged:
         return []
-    rows = [
-        [claim, *(cell for claims in judged.values() for cell in claims[claim])]
-        for claim in next(iter(judged.values()))
-    ]
+    said = next(iter(judged.values()))
+    rows = [[claim, *(cell for claims in judged.values() for cell in claims[claim])] for claim in said]
     text = "What the paper says of figure 3, in dollars by k, averaged over the noise multipliers."
     columns = [column for loss in judged for column in (_said(loss), "so here?")]
     return [Section("The paper's claims", text, ("the paper says that the RMSE", *columns), rows)]
@@ -214,7 +202,7 @@ def _budgets(grid: Grid) -> Section:
     shown = []
     for row in rows:
         pairs = [(row[name], row[f"{name}_printed"]) for name in _BUDGETS]
-        cells = [cell for pair in pairs for cell in (*(f"{one:,.1f}" for one in pair), difference(*pair))]
+        cells = [cell for one, other in pairs for cell in (f"{one:,.1f}", f"{other:,.1f}", difference(one, other))]
         shown.append([f"{row['nu']:g}", str(row["k"]), *cells, f"{row['rounds']:.0f}"])
     text = (
         "Median and maximum over the training clients of participations × n/ν, averaged over seeds: Table 1. The "
@@ -254,17 +242,12 @@ def _figure_3(grid: Grid, folder: Path, name: str) -> None:
 
 
 def _figure_4(result: Result, clients: int, folder: Path) -> None:
-    spent = pd.read_csv(result.folder / "ledger.csv")
-    participations = np.zeros(clients, int)
-    participations[spent["client"]] = spent["participations"]
+    spent, config = pd.read_csv(result.folder / "ledger.csv"), result.spec.config
     price = float(spent["paper_budget"].iloc[0] / spent["participations"].iloc[0])
-    counts = np.bincount(participations)
+    counts = np.bincount(spent["participations"])
+    counts[0] += clients - len(spent)
     with figure(folder, "figure-4") as axes:
         ax = axes[0, 0]
         ax.bar(np.arange(len(counts)) * price, counts, width=0.8 * price, color=COLOURS[0])
-        config = result.spec.config
-        ax.set(
-            xlabel="paper's budget of a client, participations × n/ν",
-            ylabel=f"clients, {clients} in all",
-            title=f"k = {config['hypotheses']}, ν = {config['noise-multiplier']:g}, seed {config['seed']}",
-        )
+        ax.set(xlabel="paper's budget of a client, participations × n/ν", ylabel=f"clients, {clients} in all")
+        ax.set_title(f"k = {config['hypotheses']}, ν = {config['noise-multiplier']:g}, seed {config['seed']}")

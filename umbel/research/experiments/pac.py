@@ -1,8 +1,8 @@
-"""PAC identifiability in federated personalization: its theorems as tables, and what umbel's gate does.
+"""PAC identifiability in federated personalization: its theorems as tables, and umbel's gate against them.
 
-A trial is a client with N labelled items of I, whose local parameters u and whose item vectors are drawn
-from N(0, I), as in no real data: the theorems hold for any. All trials of a table train together, as the
-clients of a cohort do, and the server's estimate is that of `umbel.research.attacks.pac_attack`.
+A trial is a client with N labelled items of I, whose local parameters u and whose item vectors are drawn from N(0, I),
+as in no real data: the theorems hold for any. All trials of a table train together, as the clients of a cohort do, and
+the server's estimate is that of `umbel.research.attacks.pac_attack`.
 """
 
 from __future__ import annotations
@@ -43,17 +43,7 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trials:
-    """Clients to attack.
-
-    Attributes
-    ----------
-    items : ndarray, shape (I, d)
-        The honest item vectors.
-    local : ndarray, shape (trials, d)
-        Their local parameters.
-    cohort : Cohort
-        Each client's N labelled items and labels, of which a share p is positive.
-    """
+    """Clients to attack: honest item vectors (I, d), local parameters (trials, d), and labels of N items each."""
 
     items: NDArray[np.float32]
     local: NDArray[np.float32]
@@ -61,7 +51,7 @@ class Trials:
 
     @classmethod
     def draw(cls, count: int, p: float, seed: int) -> Trials:
-        """Draw clients, each of whom likes what a taste of its own likes, by the sign of a linear score."""
+        """Draw clients whose likes are the sign of a linear score, each client's another; a share p is positive."""
         rng = np.random.default_rng([seed, _CLIENTS])
         items = rng.standard_normal((ITEMS, FACTORS)).astype(np.float32)
         local = rng.standard_normal((count, FACTORS)).astype(np.float32)
@@ -71,19 +61,12 @@ class Trials:
         for own, score in zip(labelled, scores, strict=True):
             own[:liked] = rng.choice(np.flatnonzero(score > 0), liked, replace=False)
             own[liked:] = rng.choice(np.flatnonzero(score < 0), LABELLED - liked, replace=False)
-        labels = np.tile(np.where(np.arange(LABELLED) < liked, 1, -1), count)
-        cohort = Cohort(
-            torch.from_numpy(labelled.reshape(-1, 1).astype(np.float32)),
-            torch.from_numpy(labels),
-            np.full(count, LABELLED, np.int64),
-        )
-        return cls(items, local, cohort)
+        labels = torch.from_numpy(np.tile(np.where(np.arange(LABELLED) < liked, 1, -1), count))
+        numbers = torch.from_numpy(labelled.reshape(-1, 1).astype(np.float32))
+        return cls(items, local, Cohort(numbers, labels, np.full(count, LABELLED, np.int64)))
 
     def narrowed(self) -> Trials:
-        """Return the same clients with their own items alone, numbered alike.
-
-        Where zeros are sent, all other items come back as zeros.
-        """
+        """Return the same clients with their labelled items alone: where zeros are sent, others come back as zeros."""
         numbers = torch.arange(LABELLED, dtype=torch.float32).repeat(len(self.local))[:, None]
         return Trials(self.items[:LABELLED], self.local, Cohort(numbers, self.cohort.targets, self.cohort.lengths))
 
@@ -122,23 +105,18 @@ def attack(
 
     Parameters
     ----------
-    clients : Trials
-    update : LocalUpdate
-        What a client does in an interaction.
+    clients, update, seed
+        As for `interactions`.
     zero : bool
         Whether the server sends zeros, or else the honest items for the spectral attack.
-    seed : int
     release : callable, optional
-        Returns what clients release of their updates (m, I, d); by default these as they are.
+        Returns the clients' releases of their updates (m, I, d); by default these as they are.
 
     Yields
     ------
-    t : int
-        Number of the interaction, from 1 on.
-    estimates : list of Estimate
-        What the server knows of each client; the same list every time.
-    local : ndarray, shape (m, d)
-        Each client's own vector.
+    int, list of Estimate, ndarray
+        The number of the interaction, from 1 on; the server's estimate of each client, the same list every time; and
+        each client's vector (m, d).
     """
     estimates = [Estimate(FACTORS, spectral=not zero) for _ in clients.local]
     for t, (trained, sent, local) in enumerate(interactions(clients, update, zero, seed), 1):
@@ -153,19 +131,14 @@ DELTA, EPSILON, ERROR = 0.1, 0.1, 0.05
 RATES = (0.1, 0.3, 0.4, 0.45)
 SIGMAS = (0.02, 0.05)
 MULTIPLIERS = (1.0, 3.0, 5.0)
-MAX_INTERACTIONS, _MAX_SPECTRAL = 3072, 256
-"""After which an attack is given up."""
+MAX_INTERACTIONS, _MAX_SPECTRAL = 3072, 256  # after which an attack is given up
 
-# Of clients whose local parameters are fitted, for so many epochs, before they are attacked.
-_RATE, _EPOCHS = 0.3, 50
-# Interactions for Proposition 1.
-_ASKED = 16
-# So small that each clip norm is the norm of the update.
-_FLOOR = 1e-9
+_RATE, _EPOCHS = 0.3, 50  # of clients whose local parameters are fitted before they are attacked
+_ASKED = 16  # interactions for Proposition 1
+_FLOOR = 1e-9  # so small that each clip norm is the norm of the update
 SLOPE = abs(float(SLOPES[LOSS](np.zeros(1))[0]))
 
-_ONE_BATCH, _ONE_EPOCH = LocalUpdate(0, STEP, BATCH, 1), LocalUpdate(1, STEP, BATCH)
-"""What a client does in an interaction."""
+_ONE_BATCH, _ONE_EPOCH = LocalUpdate(0, STEP, BATCH, 1), LocalUpdate(1, STEP, BATCH)  # a client's, in an interaction
 
 
 def tables(trials: int, seed: int, folder: Path) -> None:
@@ -182,8 +155,8 @@ def tables(trials: int, seed: int, folder: Path) -> None:
     ]
     rows = [row for _, own in parts for row in own]
     document = {"versions": versions(PACKAGES), "trials": trials, "seed": seed}
-    title = "PAC identifiability in federated personalization"
-    Page(title, [section for section, _ in parts], rows, document).write(folder)
+    sections = [section for section, _ in parts]
+    Page("PAC identifiability in federated personalization", sections, rows, document).write(folder)
 
 
 Part = tuple[Section, list[dict[str, Value]]]
@@ -258,20 +231,15 @@ def _noisy_errors(
 ) -> tuple[Matrix, int]:
     """Attack each client until its own bound; return its error then, and the T that is enough for all."""
     noised = partial(_messages, sigma=sigma, noise=np.random.default_rng([seed, NOISE]))
-    at_bound = np.full(len(bounds), np.nan)
-    times: list[int] = []
-    failures: list[float] = []
-    for t, estimates, local in attack(clients.narrowed(), update, True, seed, noised):
+    at_bound, failures = np.full(len(bounds), np.nan), dict[int, float]()
+    for t, estimates, local in islice(attack(clients.narrowed(), update, True, seed, noised), int(bounds.max())):
         due = bounds == t
         if due.any() or checkpoint(t):
             errors = clients.errors(estimates, local)
             at_bound[due] = errors[due]
             if checkpoint(t):
-                times.append(t)
-                failures.append(float((errors > EPSILON).mean()))
-        if t == bounds.max():
-            break
-    return at_bound, times[_suffices(failures) - 1]
+                failures[t] = float((errors > EPSILON).mean())
+    return at_bound, [*failures][_suffices([*failures.values()]) - 1]
 
 
 def _messages(updates: NDArray[np.float32], sigma: float, noise: np.random.Generator) -> NDArray[np.float32]:
@@ -297,10 +265,8 @@ def _theorem_3(clients: Trials, p: float, sigma: float) -> NDArray[np.int64]:
     """Return each client's bound on T (Theorem 3, Eq. 4)."""
     longest, tau = _geometry(clients)
     signal = STEP * (1 - 2 * p) * SLOPE * tau
-    bound: NDArray[np.int64] = np.ceil(
-        2 * (sigma * longest) ** 2 * math.log(2 * ITEMS / DELTA) / (LABELLED * signal**2)
-    ).astype(np.int64)
-    return np.maximum(bound, 1)
+    bound = 2 * (sigma * longest) ** 2 * math.log(2 * ITEMS / DELTA) / (LABELLED * signal**2)
+    return np.maximum(np.ceil(bound).astype(np.int64), 1)
 
 
 def _geometry(clients: Trials) -> tuple[float, Matrix]:
@@ -441,5 +407,5 @@ def _figure(rows: Sequence[dict[str, Value]], folder: Path) -> None:
 
 def _suffices(failures: Sequence[float]) -> int:
     """Return from which place on, counted from 1, failures stay at delta or below."""
-    bad = [i for i, rate in enumerate(failures, 1) if rate > DELTA]
-    return min((bad[-1] if bad else 0) + 1, len(failures))
+    bad = [0, *(i for i, rate in enumerate(failures, 1) if rate > DELTA)]
+    return min(bad[-1] + 1, len(failures))

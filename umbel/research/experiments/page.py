@@ -1,8 +1,8 @@
 """The page of results, ``docs/reproduce.md``: its text is written by hand, its tables are taken from experiments.
 
-``docs/results/NAME`` keeps an experiment's tables and what made them: the command, the commit, the seeds, and a digest
-of its settings. Tables are not claimed to be made by today's code. Tests of saved runs pin the numbers that training
-gives; the page says under a table where settings, recipes or these numbers have changed since.
+``docs/results/NAME`` keeps an experiment's tables and what made them: command, commit, seeds, and a digest of its
+settings. Today's code need not have made them. Tests of saved runs pin the numbers that training gives; the page says
+under a table where settings, recipes or these numbers have changed since.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,7 @@ DOCS = APP / "docs"
 _TEMPLATE, _PAGE, _RESULTS = "reproduce.md.j2", "reproduce.md", "results"
 _TABLE, _MADE = "table.md", "made.toml"
 
-_PINNED = "tests/saved_runs/runs.json.gz"
-"""The numbers that training gives: who changes those changes all results."""
+_PINNED = "tests/saved_runs/runs.json.gz"  # the numbers that training gives: who changes those changes all results
 
 _HERE, _ATTACKS, _DATA = "umbel/research/experiments", "umbel/research/attacks", "umbel/datasets"
 
@@ -74,18 +74,13 @@ def _constants(text: str, recipe: bool) -> list[str]:
     """Return the constants of a module's source that are no text, as code; of a recipe, literals alone."""
     found = []
     for node in ast.parse(text).body:
-        names = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        if names and all(isinstance(one, ast.Name) and one.id.isupper() for name in names for one in _parts(name)):
-            value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-            if value is not None and not _is_text(value) and not (recipe and not _is_literal(value)):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [one for name in targets for one in (name.elts if isinstance(name, ast.Tuple) else [name])]
+            constant = all(isinstance(one, ast.Name) and one.id.isupper() for one in names)
+            if constant and not _is_text(node.value) and (not recipe or _is_literal(node.value)):
                 found.append(ast.unparse(node))
     return found
-
-
-def _parts(name: ast.expr) -> list[ast.expr]:
-    return name.elts if isinstance(name, ast.Tuple) else [name]
 
 
 def _is_text(value: ast.expr) -> bool:
@@ -122,18 +117,15 @@ def take(name: str, folder: Path, docs: Path = DOCS) -> None:
         When the experiment has no place on the page, or has not been done in this folder.
     """
     if name not in SOURCES:
-        raise ConfigError(
-            f"the page has no experiment {name!r}; name some of {', '.join(SOURCES)}", code="config.unknown-experiment"
-        )
+        text = f"the page has no experiment {name!r}; name some of {', '.join(SOURCES)}"
+        raise ConfigError(text, code="config.unknown-experiment")
+    if missing := [file for file in (_TABLE, _MADE) if not (folder / file).is_file()]:
+        text = f"{folder} has no {missing[0]}; do the experiment first: umbel experiment {name}"
+        raise ConfigError(text, code="config.not-done")
+    target = docs / _RESULTS / name
+    target.mkdir(parents=True, exist_ok=True)
     for file in (_TABLE, _MADE):
-        if not (folder / file).is_file():
-            raise ConfigError(
-                f"{folder} has no {file}; do the experiment first: umbel experiment {name}", code="config.not-done"
-            )
-    for file in (_TABLE, _MADE):
-        target = docs / _RESULTS / name / file
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, (folder / file).read_bytes())
+        write_atomically(target / file, (folder / file).read_bytes())
 
 
 def write(docs: Path = DOCS) -> Path:
@@ -171,10 +163,8 @@ class _Results:
         lines = [line for line in self._section(name, heading).splitlines() if line.startswith("|")]
         firsts = {line.split("|")[1].strip(): line for line in lines[2:]}
         if missing := [first for first in only if first not in firsts]:
-            raise ConfigError(
-                f"results/{name} has no row {missing[0]!r} under {heading!r}; it has {', '.join(firsts)}",
-                code="config.unknown-table",
-            )
+            text = f"results/{name} has no row {missing[0]!r} under {heading!r}; it has {', '.join(firsts)}"
+            raise ConfigError(text, code="config.unknown-table")
         return "\n".join([*lines[:2], *map(firsts.__getitem__, only)] if only else lines)
 
     def text(self, name: str, heading: str) -> str:
@@ -192,18 +182,15 @@ class _Results:
         sections = re.split(r"^## ", self._read(name, _TABLE), flags=re.MULTILINE)[1:]
         found = {title.strip(): body.strip() for title, _, body in (one.partition("\n") for one in sections)}
         if heading not in found:
-            raise ConfigError(
-                f"results/{name} has nothing under {heading!r}; there are {', '.join(found)}",
-                code="config.unknown-table",
-            )
+            text = f"results/{name} has nothing under {heading!r}; there are {', '.join(found)}"
+            raise ConfigError(text, code="config.unknown-table")
         return found[heading]
 
     def _read(self, name: str, file: str) -> str:
         path = self._folder / name / file
         if name not in SOURCES or not path.is_file():
-            raise ConfigError(
-                f"there is no {path}; do the experiment, then: umbel experiment page {name}", code="config.not-done"
-            )
+            text = f"there is no {path}; do the experiment, then: umbel experiment page {name}"
+            raise ConfigError(text, code="config.not-done")
         return path.read_text(encoding="utf-8")
 
 
@@ -222,10 +209,7 @@ def _commit() -> str:
 
 def _ranges(numbers: Iterable[int]) -> str:
     """Return whole numbers as text, neighbours as ranges."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+    # Neighbours are as far from their places in the order.
+    runs = groupby(enumerate(sorted(set(numbers))), lambda one: one[1] - one[0])
+    found = ([number for _, number in run] for _, run in runs)
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in found)

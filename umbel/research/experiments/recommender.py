@@ -26,19 +26,7 @@ _QUICK_ROUNDS = 60
 def specs(
     folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False, dataset: str = "movielens"
 ) -> list[Spec]:
-    """Return the runs, and write the dataset that each seed makes of the users.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the experiment (`umbel.research.experiments.runs.split_by_seed`).
-    seeds, first : int
-        Splits of the users, each with one run of each model, and the seed of the first.
-    quick : bool
-        Fewer rounds.
-    dataset : str
-        Name or path, of preferences.
-    """
+    """Return a run of each model for each split of a dataset of preferences by seed, which is written to `folder`."""
     data = open_dataset(find_dataset(dataset))
     if not data.manifest.model.startswith("factors ") or not data.manifest.split["validation"]:
         raise DatasetError(

@@ -12,6 +12,7 @@ from umbel.client.engines import learner_for
 from umbel.client.learner import best_hypothesis
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.research.experiments.baselines import local_only, measure, validation_cohort
+from umbel.research.experiments.runs import LOCAL_ONLY
 from umbel.server.report import HeldOut, Measured, View, check, render
 from umbel.server.report.compare import MAX_KINDS, runs_of
 from umbel.server.run_folder import RunFolder
@@ -21,24 +22,22 @@ from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
 from umbel.simulation.in_process import play
 
-LOCAL_ONLY, FEDAVG = "local-only", "fedavg"
-"""Stand for runs that are made for comparison: clients that train by themselves, and one model for all."""
+FEDAVG = "fedavg"
 
 
 def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
     """Write the report of a run from what it left behind, and return its path.
 
-    Of a simulation whose dataset is on this machine, the report also says which hypotheses fit the
-    validation clients, and how the run serves them on rows held out. Of sites' own data the server knows neither.
+    Of a simulation whose dataset is on this machine, the report also says which hypotheses fit the validation clients,
+    and how the run serves them on rows held out. Of sites' own data the server knows neither.
 
     Parameters
     ----------
     run : str or Path
         A run's name, or its folder.
     against : sequence of str or Path
-        Runs to compare it with; such that differ in the seed alone are told together. ``"fedavg"`` and
-        ``"local-only"`` stand for these baselines, made here from the run's own config, where its
-        dataset is on this machine: FedAvg takes about as long as the run did.
+        Runs to compare it with, seeds together. ``"fedavg"`` and ``"local-only"`` stand for these baselines, made here
+        from the run's config, where its dataset is on this machine: FedAvg takes about as long as the run did.
 
     Raises
     ------
@@ -50,10 +49,8 @@ def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
     for other in others:
         check(view, other)
     if len(runs_of(view, others)) > MAX_KINDS + 1:
-        raise ConfigError(
-            f"a report compares a run with at most {MAX_KINDS} kinds of others; leave some out",
-            code="config.too-many-runs",
-        )
+        text = f"a report compares a run with at most {MAX_KINDS} kinds of others; leave some out"
+        raise ConfigError(text, code="config.too-many-runs")
     alone = None
     if LOCAL_ONLY in against:
         _needs_data(setup, LOCAL_ONLY)
@@ -108,10 +105,8 @@ def _baseline(setup: Setup) -> View:
 
 def _needs_data(setup: Setup, what: str) -> None:
     if setup.manifest is None:
-        raise ConfigError(
-            f"{what} needs the clients' rows, and each site has its own; give a run of it instead",
-            code="config.no-data-here",
-        )
+        text = f"{what} needs the clients' rows, and each site has its own; give a run of it instead"
+        raise ConfigError(text, code="config.no-data-here")
 
 
 def _measured(setup: Setup, view: View) -> Measured | None:

@@ -1,4 +1,4 @@
-"""One run of an experiment, in this process, what is measured of it, and a split of the clients by seed."""
+"""One run of an experiment in this process, its measures, and a split of the clients by seed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,11 @@ from umbel.server.history import State
 from umbel.server.observer import Observer, Run, Section
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
-from umbel.strategies.base import Outcome
 
-LOCAL_ONLY = "local-only"
-"""Stands for a strategy where validation clients train by themselves, for comparison."""
-FINE_TUNE, INTERPOLATE = Personal.FINE_TUNE.value, Personal.INTERPOLATE.value
-"""Stand for `group-privacy` (of one hypothesis: federated averaging) where validation clients make theirs their own."""
+# In place of a strategy. Validation clients train by themselves, or make the hypotheses of `group-privacy` their own.
+LOCAL_ONLY, FINE_TUNE, INTERPOLATE = "local-only", Personal.FINE_TUNE.value, Personal.INTERPOLATE.value
 HELD_OUT_ALONE = (LOCAL_ONLY, FINE_TUNE, INTERPOLATE)
-"""Strategies of which nothing but ``held_out`` is measured."""
+"""Of these nothing but ``held_out`` is measured."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +38,11 @@ class Spec:
     Attributes
     ----------
     name : str
-        Tells it from the other runs of a sweep; the name of its folder.
+        Unique in a sweep; the name of its folder.
     config : dict
         The whole run config. The strategy may also be one of `HELD_OUT_ALONE`.
     arm : tuple
-        What it has in common with the runs from other seeds.
+        The same for the runs from other seeds.
     """
 
     name: str
@@ -71,11 +68,11 @@ class Finished:
         As the run left it; None for clients that train by themselves.
     participations : ndarray of int, shape (training clients,)
     release : Release or None
-        What a client gives away each time that it takes part.
+        A client's, each time that it takes part.
     kept : dict of ndarray
-        What the strategy keeps from round to round.
-    trace : tuple of Outcome
-        The releases of each round, for models of two parameters.
+        The strategy's state.
+    trace : dict of ndarray
+        See `Trace.arrays`.
     sections : tuple of Section
         What observers add to the report.
     """
@@ -85,44 +82,45 @@ class Finished:
     participations: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     release: Release | None = None
     kept: Arrays = field(default_factory=dict)
-    trace: tuple[Outcome, ...] = ()
+    trace: Arrays = field(default_factory=dict)
     sections: tuple[Section, ...] = ()
 
 
 class Trace(Observer):
-    """Keeps the releases of each round, for models of two parameters."""
+    """Keeps the releases of each round that trained, for models of two parameters."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.outcomes: list[Outcome] = []
+        self.rounds: list[Arrays] = []
 
     def after_round(self, run: Run) -> None:
-        """Keep what the round released, if it trained."""
-        if run.outcome is not None and run.outcome.releases is not None:
-            self.outcomes.append(run.outcome)
+        """Keep what the round released."""
+        if (one := run.outcome) is not None and one.releases is not None:
+            rounds = np.full(len(one.clients), one.round)
+            self.rounds.append(
+                {"rounds": rounds, "clients": one.clients, "groups": one.groups, "releases": one.releases}
+            )
+
+    @property
+    def arrays(self) -> Arrays:
+        """A row a release: ``rounds``, ``clients``, ``groups``, ``releases``; empty without any."""
+        names = self.rounds[0] if self.rounds else ()
+        return {name: np.concatenate([one[name] for one in self.rounds]) for name in names}
 
 
 def finish(config: Mapping[str, Any], nodes: int = 1) -> Finished:
-    """Do a run, from its configuration to what is measured of it.
+    """Do a run of a whole run config, its clients dealt out among simulated nodes, and measure it.
 
     One thread computes, so that the digits do not depend on the number of cores.
-
-    Parameters
-    ----------
-    config : mapping
-        The whole run config.
-    nodes : int
-        Simulated nodes among which the clients are dealt out.
 
     Returns
     -------
     Finished
-        Its `measures` are ``rounds``, ``stopped``, ``best_round``, ``best_loss`` (the lowest
-        validation loss), ``median_budget`` and ``max_budget`` (the paper's, over training clients; None
-        without noise), ``max_participations``, what they guarantee to the client that took part most
-        often as ``pure_epsilon`` and ``epsilon`` (at `umbel.privacy.accounting.guarantee.DELTA`; None where that is
-        nothing), and for the ``best`` and the ``last`` hypotheses what
-        `umbel.research.experiments.baselines.measure` says.
+        Its `measures` are ``rounds``, ``stopped``, ``best_round``, ``best_loss`` (the lowest validation loss),
+        ``median_budget`` and ``max_budget`` (the paper's, over training clients; None without noise),
+        ``max_participations``; the guarantee of the client that took part most often as ``pure_epsilon`` and
+        ``epsilon`` (at `umbel.privacy.accounting.guarantee.DELTA`; None without one); and for the ``best`` and the
+        ``last`` hypotheses what `umbel.research.experiments.baselines.measure` returns.
 
     Raises
     ------
@@ -157,7 +155,7 @@ def finish(config: Mapping[str, Any], nodes: int = 1) -> Finished:
         "last": measure(model, dataset, state.hypotheses, setup.config.step_size),
     }
     sections = tuple(section for observer in run.observers if (section := observer.section()) is not None)
-    return Finished(measures, state, spent, release, run.strategy.state, tuple(trace.outcomes), sections)
+    return Finished(measures, state, spent, release, run.strategy.state, trace.arrays, sections)
 
 
 def _dataset(setup: Setup) -> Dataset:
@@ -171,16 +169,7 @@ def _dataset(setup: Setup) -> Dataset:
 
 
 def split_by_seed(name: str, folder: Path, seeds: Iterable[int]) -> Iterator[tuple[int, str]]:
-    """Write the dataset called `name` once a seed, its clients in the seed's order, and yield seeds and paths.
-
-    Parameters
-    ----------
-    name : str
-        As in a run config.
-    folder : Path
-        Of the experiment; what is written lies in its folder ``data``.
-    seeds : iterable of int
-    """
+    """Write a run config's dataset once a seed to FOLDER/data, its clients in that order, and yield seeds and paths."""
     source = open_dataset(find_dataset(name))
     for seed in seeds:
         split = shuffled(source, seed)

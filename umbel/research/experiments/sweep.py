@@ -52,13 +52,8 @@ _CODE = (
 PACKAGES = ("umbel", "flwr", "numpy", "torch", "ray")
 # One thread a worker. And workers keep the memory that they free: to give it back and take it again
 # costs a third of a round's time where models have a million parameters.
-_WORKER = {
-    "OMP_NUM_THREADS": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 33),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
-}
-_RESULT = "result.json"
-_TRACE = "trace.npz"
+_WORKER = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 33), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
+_RESULT, _TRACE = "result.json", "trace.npz"
 
 
 @dataclass(frozen=True)
@@ -71,9 +66,9 @@ class Result:
     measures : dict
         See `umbel.research.experiments.runs.finish`; empty for a run that failed.
     folder : Path
-        What the run left behind.
+        Of the run.
     error : str
-        Why it failed; empty for a run that is done.
+        Why it failed; else empty.
     """
 
     spec: Spec
@@ -94,7 +89,7 @@ class Result:
 
     @property
     def trace(self) -> dict[str, NDArray[Any]]:
-        """For models of two parameters, a row a release: ``rounds``, ``clients``, ``groups``, ``releases``."""
+        """See `umbel.research.experiments.runs.Trace.arrays`."""
         with np.load(self.folder / _TRACE) as arrays:
             return dict(arrays)
 
@@ -102,27 +97,16 @@ class Result:
 def sweep(specs: Sequence[Spec], folder: Path, task: Task = finish) -> list[Result]:
     """Do all runs that are not done yet, and return the results of all in the order of `specs`.
 
-    A run is done when its folder ``runs/NAME`` holds the result of the same configuration, made
-    from the same data by the same code and versions. A run that fails does not stop the others,
-    and is tried again the next time.
-
-    Parameters
-    ----------
-    specs : sequence of Spec
-        With names that differ.
-    folder : Path
-        Of the sweep.
-    task : callable
-        Does one run.
+    A run is done when its folder ``runs/NAME`` holds the result of the same configuration, made from the same data by
+    the same code and versions. A run that fails does not stop the others, and is tried again the next time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / ".lock", timeout=0):
             return _sweep(specs, folder, task)
     except Timeout:
-        raise SweepError(
-            f"another sweep is running in {folder}; wait for it, or give another folder", code="sweep.running"
-        ) from None
+        text = f"another sweep is running in {folder}; wait for it, or give another folder"
+        raise SweepError(text, code="sweep.running") from None
 
 
 def _sweep(specs: Sequence[Spec], folder: Path, task: Task) -> list[Result]:
@@ -169,15 +153,10 @@ def _cluster() -> Iterator[bool]:
             yield True
         return
     cluster.quiet()
-    environment = {"PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), *sys.path[1:]])}
-    # Not a cluster that happens to run here: it may be busy, or another version.
-    ray.init(
-        "local",
-        include_dashboard=False,
-        runtime_env={"env_vars": environment | _WORKER},
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
+    environment = _WORKER | {"PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), *sys.path[1:]])}
+    options: Any = {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False}
+    # "local": not a cluster that happens to run here, which may be busy, or of another version.
+    ray.init("local", runtime_env={"env_vars": environment}, **options)
     try:
         yield False
     finally:
@@ -224,9 +203,8 @@ def _unpack(data: bytes) -> Path:
 
 def _save(spec: Spec, finished: Finished | None, error: str, folder: Path, task: Task = finish) -> Result:
     """Save a run, its result last, which marks it as done."""
-    path = folder / "runs" / spec.name
+    path, failure = folder / "runs" / spec.name, folder / "failed" / f"{spec.name}.txt"
     if finished is None:
-        failure = _failure(spec, folder)
         failure.parent.mkdir(exist_ok=True)
         write_atomically(failure, error.encode())
         return Result(spec, {}, path, error)
@@ -237,23 +215,12 @@ def _save(spec: Spec, finished: Finished | None, error: str, folder: Path, task:
         run.write_sections(finished.sections)
     if finished.trace:
         buffer = io.BytesIO()
-        np.savez_compressed(
-            buffer,
-            rounds=np.repeat([one.round for one in finished.trace], [len(one.clients) for one in finished.trace]),
-            clients=np.concatenate([one.clients for one in finished.trace]),
-            groups=np.concatenate([one.groups for one in finished.trace]),
-            releases=np.concatenate([one.releases for one in finished.trace if one.releases is not None]),
-        )
+        np.savez_compressed(buffer, **finished.trace)  # type: ignore[arg-type]
         write_atomically(path / _TRACE, buffer.getvalue())
     document = {"made_by": _maker(spec.config, task), "config": spec.config, "measures": finished.measures}
     write_atomically(path / _RESULT, json.dumps(document, indent=1).encode())
-    _failure(spec, folder).unlink(missing_ok=True)
+    failure.unlink(missing_ok=True)
     return Result(spec, finished.measures, path)
-
-
-def _failure(spec: Spec, folder: Path) -> Path:
-    """Return the file that tells why a run failed."""
-    return folder / "failed" / f"{spec.name}.txt"
 
 
 def _read(spec: Spec, folder: Path, task: Task) -> Result | None:
@@ -269,7 +236,7 @@ def _read(spec: Spec, folder: Path, task: Task) -> Result | None:
 
 
 def _maker(config: Mapping[str, Any], task: Task = finish) -> dict[str, str]:
-    """Return what else a result depends on: versions, data, and code, with what of it is the user's own."""
+    """Return what else a result depends on: versions, data, and code, the user's own included."""
     path = find_dataset(config["dataset"])
     names = [config["strategy"], config["model"] or _model_of(path), *config["observers"].split(";")]
     own = tuple(name.partition(":")[0].strip() for name in names if ":" in name)
@@ -279,23 +246,18 @@ def _maker(config: Mapping[str, Any], task: Task = finish) -> dict[str, str]:
 
 @lru_cache
 def _model_of(path: Path) -> str:
-    """Return the model that a dataset is for; many runs share one, and to read it may take long."""
     return read_manifest(path).model
 
 
-_fingerprint = lru_cache(digest_of)
+_fingerprint = lru_cache(digest_of)  # many runs share a dataset, and to read it may take long
 
 
 @lru_cache
 def _digest(modules: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> str:
     """Return a digest of the code that makes results, with these modules and files or folders besides."""
-    files: list[Path] = []
-    for name in (*_CODE, *more):
-        path = source(name)
-        files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    for module in modules:
-        found = find_spec(module)
-        files += [Path(found.origin)] if found and found.origin else []
+    paths = [source(name) for name in (*_CODE, *more)]
+    files = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
+    files += [Path(found.origin) for module in modules if (found := find_spec(module)) and found.origin]
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())

@@ -19,14 +19,10 @@ from umbel.research.output import COLOURS, MARKERS, Columns, Row, Section, figur
 from umbel.simulation.in_process import run_config
 
 SEEDS = 100
-NEAR = 1.0
-"""An optimum counts as found when a hypothesis is this near to it."""
-TOLD_APART = 0.5
-"""Below this adjusted Rand index the choices of validation clients do not tell the distributions apart."""
-PRINTED_LEAKAGE = 2.4
-"""The highest privacy leakage in figure 2."""
-HOLDS = 0.95
-"""A claim holds if it does in this share of the runs."""
+NEAR = 1.0  # an optimum counts as found when a hypothesis is this near to it
+TOLD_APART = 0.5  # the adjusted Rand index below which choices do not tell the distributions apart
+PRINTED_LEAKAGE = 2.4  # the highest in figure 2
+HOLDS = 0.95  # a claim holds if it does in this share of the runs
 
 ARMS: Mapping[str, dict[str, Any]] = {
     "FedAvg": {"strategy": "fedavg", "hypotheses": 1, "noise_multiplier": 0.0},
@@ -41,6 +37,7 @@ SETTINGS: Mapping[str, dict[str, Any]] = {
     RESTARTS: {"rounds": 100, "patience": 0, "restarts": 5},
 }
 CFL = "CFL, k ≤ 2"
+# What clients have that make a hypothesis their own.
 OWN: Mapping[str, dict[str, Any]] = {
     "FedAvg, fine-tuned": {"strategy": FINE_TUNE, "hypotheses": 1, "noise_multiplier": 0.0},
     "FedAvg, interpolated": {"strategy": INTERPOLATE, "hypotheses": 1, "noise_multiplier": 0.0},
@@ -48,13 +45,12 @@ OWN: Mapping[str, dict[str, Any]] = {
     "k = 1, ν = 5, interpolated": {"strategy": INTERPOLATE, "hypotheses": 1, "noise_multiplier": 5.0},
     "Algorithm 1, fine-tuned": {"strategy": FINE_TUNE, "hypotheses": 2, "noise_multiplier": 5.0},
 }
-"""What clients have that make a hypothesis their own."""
+# What else there is for every client to have a model that fits it; each with the setting `LONG`.
 OTHERS: Mapping[str, dict[str, Any]] = {
     CFL: {"strategy": "cfl", "hypotheses": 2, "noise_multiplier": 0.0},
     "by itself": {"strategy": LOCAL_ONLY},
     **OWN,
 }
-"""What else there is for every client to have a model that fits it; each with the setting `LONG`."""
 
 TRUE_GROUPS = Grouping(("first", "second"), lambda dataset: np.array(dataset.manifest.groups), 0.5)
 
@@ -202,8 +198,7 @@ def _figure_1(results: Sequence[Result], folder: Path, name: str) -> None:
     high = np.maximum(np.quantile(releases, 0.99, axis=0), optima.max(axis=0)) + 1
     with figure(folder, name, len(results), 3, (10, 3 * len(results))) as axes:
         for row, (arm, result) in enumerate(zip(ARMS, results, strict=True)):
-            trace = result.trace
-            best = result.measures["best_round"]
+            trace, best = result.trace, result.measures["best_round"]
             trained = int(trace["rounds"].max())
             for column, (round, what) in enumerate(((1, "first round"), (min(best, trained), "best round"))):
                 ax = axes[row, column]
@@ -214,33 +209,28 @@ def _figure_1(results: Sequence[Result], folder: Path, name: str) -> None:
                 ax.scatter(*optima.T, color="black", marker="x", s=50, label="optima")
                 frame = {"xlim": (low[0], high[0]), "ylim": (low[1], high[1])}
                 ax.set(title=f"{arm}, {what} ({round})", xlabel="first parameter", ylabel="second parameter", **frame)
-            axes[row, 1].scatter(
-                *flatten(result.hypotheses).T, facecolors="none", edgecolors="black", s=90, label="best hypotheses"
-            )
+            ring = {"facecolors": "none", "edgecolors": "black", "s": 90, "label": "best hypotheses"}
+            axes[row, 1].scatter(*flatten(result.hypotheses).T, **ring)
             axes[row, 1].legend(fontsize=7)
-            history = [entry for entry in result.history if entry["loss"] is not None]
             ax = axes[row, 2]
-            ax.plot([entry["number"] for entry in history], [entry["loss"] for entry in history], color=COLOURS[0])
+            points = [(entry["number"], entry["loss"]) for entry in result.history if entry["loss"] is not None]
+            ax.plot(*zip(*points, strict=True), color=COLOURS[0])
             ax.axvline(best, color="grey", linewidth=0.8, linestyle=":")
             ax.set(title=f"{arm}, validation", xlabel="round", ylabel="RMSE", ylim=(0, None))
 
 
 def _figure_2(result: Result, folder: Path, name: str) -> None:
     """Draw figure 2: the highest leakage over the clients of each cluster, by round."""
-    trace = result.trace
-    config = result.spec.config
-    price = 2 / config["noise-multiplier"]
-    rounds = np.arange(1, trace["rounds"].max() + 1)
+    trace, config = result.trace, result.spec.config
+    price, rounds = 2 / config["noise-multiplier"], np.arange(1, trace["rounds"].max() + 1)
     times = np.zeros(trace["clients"].max() + 1, int)
-    cluster = np.full(len(times), -1)
-    highest = np.zeros((config["hypotheses"], len(rounds)))
+    cluster, highest = np.full(len(times), -1), np.zeros((config["hypotheses"], len(rounds)))
     for column, round in enumerate(rounds):
         here = trace["rounds"] == round
-        times[trace["clients"][here]] += 1
-        # A client belongs to the cluster that its last release was assigned to.
-        cluster[trace["clients"][here]] = trace["groups"][here]
-        for j in range(len(highest)):
-            highest[j, column] = price * times[cluster == j].max(initial=0)
+        clients = trace["clients"][here]
+        times[clients] += 1
+        cluster[clients] = trace["groups"][here]  # a client's is that of its last release
+        highest[:, column] = [price * times[cluster == j].max(initial=0) for j in range(len(highest))]
     with figure(folder, name) as axes:
         ax = axes[0, 0]
         for j, line in enumerate(highest):

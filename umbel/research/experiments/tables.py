@@ -14,17 +14,7 @@ from umbel.server.run_folder import versions
 
 
 def page(title: str, sections: Iterable[Section], rows: Sequence[Row], results: Sequence[Result]) -> Page:
-    """Return the page of a sweep, with a list of bad runs, all configurations and versions.
-
-    Parameters
-    ----------
-    title : str
-    sections : iterable of Section
-    rows : sequence of mapping
-        Of the CSV file.
-    results : sequence of Result
-        All runs.
-    """
+    """Return the page of a sweep: sections, rows of the CSV file, and of all runs the bad ones and configurations."""
     return Page(title, [*sections, _bad_runs(results)], rows, _configuration(results))
 
 
@@ -38,8 +28,8 @@ def by_arm(results: Sequence[Result]) -> dict[Any, list[Result]]:
 
 def _configuration(results: Sequence[Result]) -> dict[str, Any]:
     """Return versions, what all runs have in common, and what each run has of its own."""
-    first = results[0].spec.config
-    common = {key: first[key] for key in first if all(one.spec.config.get(key) == first[key] for one in results)}
+    first, *others = [one.spec.config for one in results]
+    common = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
     own = {one.spec.name: {k: v for k, v in one.spec.config.items() if k not in common} for one in results}
     return {"versions": versions(PACKAGES), "common": common, "runs": own}
 
@@ -57,17 +47,13 @@ def what_a_client_gets(
     Parameters
     ----------
     metric : str
-        Name and unit of what was measured, for the text.
-    arms : iterable of (str, sequence of Result)
-        The runs to compare, each name with its seeds.
+        Its name and unit, for the text.
+    arms, own : iterable of (str, sequence of Result)
+        The runs to compare, each name with its seeds; and those in which clients make a hypothesis their own.
     alone : sequence of Result
         Clients that train by themselves.
-    digits : int
-        After the point.
-    scale : float
-        Measured numbers times `scale` are shown.
-    own : iterable of (str, sequence of Result)
-        Runs in which clients make a hypothesis their own, each name with its seeds.
+    digits, scale
+        Digits after the point, of measured numbers times `scale`.
     """
 
     def shown(values: Iterable[dict[str, float]], name: str) -> str:
@@ -81,17 +67,9 @@ def what_a_client_gets(
         best = [result.measures["best"] for result in runs]
         held_out = [measures["held_out"] for measures in best]
         rand = [measures["rand_index"] for measures in best if measures["rand_index"] is not None]
-        rows.append(
-            [
-                name,
-                shown(best, "mean"),
-                shown(best, "worst_decile"),
-                shown((result.measures["last"] for result in runs), "mean"),
-                shown(held_out, "mean"),
-                shown(held_out, "worst_decile"),
-                plus_minus(rand, 2) if rand else "unknown",
-            ]
-        )
+        last = [result.measures["last"] for result in runs]
+        asked = ((best, "mean"), (best, "worst_decile"), (last, "mean"), (held_out, "mean"), (held_out, "worst_decile"))
+        rows.append([name, *(shown(*one) for one in asked), plus_minus(rand, 2) if rand else "unknown"])
     text = (
         f"{metric} of every validation client under its best hypothesis: mean over clients, and mean over the tenth "
         "that fares worst, with the hypotheses of the best and of the last round; mean ± standard deviation over "
@@ -127,7 +105,7 @@ def _trouble(result: Result) -> str | None:
 
 
 def _bad_runs(results: Sequence[Result]) -> Section:
-    bad = [(result.spec.name, trouble) for result in results if (trouble := _trouble(result)) is not None]
+    bad = [(result.spec.name, trouble) for result in results if (trouble := _trouble(result))]
     if not bad:
         return Section("Bad runs", f"None of {len(results)} runs failed or diverged.")
     text = f"{len(bad)} of {len(results)} runs failed or diverged; they are left out of the figures above."

@@ -78,6 +78,12 @@ def furthest_sum(task: TrainingSpec, k: int, n: int, clients: int, most: float =
     return reach + _rounding(mechanism, n, clip_norm, step, reach)
 
 
+def count_deviation(task: TrainingSpec) -> float:
+    """Return the standard deviation of the noise on each count of a site's sums."""
+    mechanism = _mechanism(task)
+    return 0.0 if mechanism is None else mechanism.deviation(1) * mechanism.count_radius(task.choice_epsilon)
+
+
 def _mechanism(task: TrainingSpec) -> Mechanism | None:
     nu = task.noise_multiplier
     return mechanisms.load(task.mechanism)(nu) if nu > 0 else None

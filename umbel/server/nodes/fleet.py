@@ -34,7 +34,7 @@ from umbel.protocol.release import ReleaseBy
 from umbel.protocol.releases import Releases, Scores, Sums
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
-from umbel.server.nodes.bounds import furthest, furthest_sum
+from umbel.server.nodes.bounds import count_deviation, furthest, furthest_sum
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.replies import Asked, read_releases, read_scores, read_sums
 from umbel.server.nodes.roster import TRAIN, VALIDATION, Absence, Roster, check_enough, gather, hosting_of
@@ -261,6 +261,11 @@ class Fleet:
         found = read_releases(answers, asked, self._sent, self._furthest)
         self._note(found.clients, found.outside)
         return found
+
+    @property
+    def count_deviation(self) -> float:
+        """Standard deviation of the noise on each count of the sums that the last `ask_training` asked for."""
+        return count_deviation(self.task)
 
     def sums(self, replies: Iterable[Message]) -> Sums:
         """Return the sums in the replies to the last `ask_training`, if sites were asked for them; count as above."""
