@@ -21,13 +21,13 @@ run: $(READY) ## Run another experiment in simulation: make run CONFIG=configs/h
 	$(BIN)/umbel run $(CONFIG)
 
 test: $(READY) ## Run all tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(READY) ## Time the short benchmarks, and compare them with what was saved (five minutes; needs the hospital data)
 	$(BIN)/python -m benchmarks
 
 coverage: $(READY) ## Show which lines the tests of a few seconds run
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" --cov --cov-report=term --cov-fail-under=90
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --cov --cov-report=term --cov-fail-under=90
 
 faults: $(READY) ## Run the tests in which processes die, lie or are cut off (some minutes, mostly waiting)
 	$(BIN)/python -m pytest -m faults -n 2 --dist loadfile

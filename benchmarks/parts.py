@@ -108,13 +108,13 @@ class Stopwatch:
 
 def by_parts(
     config: Mapping[str, Any], parts: Mapping[str, list[str]] = PARTS, watch: Stopwatch | None = None
-) -> tuple[float, dict[str, float]]:
-    """Do the rounds of a run config; return their seconds, whole and by part."""
+) -> tuple[float, dict[str, float], float]:
+    """Do the rounds of a run config; return their seconds, whole and by part, and the last loss."""
     watch = watch or Stopwatch()
     before = in_process.Laps(lambda _: dict(watch.seconds))
     with watch.watch(parts):
-        whole, _ = in_process.rounds(config, before)
-    return whole, {part: watch.seconds[part] - before.notes[0].get(part, 0.0) for part in parts}
+        whole, losses = in_process.rounds(config, before)
+    return whole, {part: watch.seconds[part] - before.notes[0].get(part, 0.0) for part in parts}, losses[-1]
 
 
 def main(
@@ -128,7 +128,7 @@ def main(
             with tempfile.TemporaryDirectory() as scratch:
                 config = TASKS[name](Path(scratch)) | {"rounds": rounds or ROUNDS[name]}
                 in_process.rounds(config)  # to warm up
-                whole, parts = by_parts(config)
+                whole, parts, _ = by_parts(config)
             show(name, parts, whole, int(config["rounds"]))
 
 

@@ -78,7 +78,7 @@ def show(peak: float) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         config = TASKS["cnn"](Path(scratch)) | {"rounds": ROUNDS["cnn"]}
         operations = {part: count(part, config) for part in _COMPUTED}
-        whole, parts = by_parts(config)
+        whole, parts, _ = by_parts(config)
     rounds = int(config["rounds"])
     title = "A round of the CNN, by itself and as a share of the best above"
     table = table_of(title, ("", "GFLOP", "ms", "GFLOP/s", "% of peak"))

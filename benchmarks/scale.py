@@ -19,7 +19,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -85,40 +85,31 @@ def measure(counts: Sequence[int], rounds: int, times: int) -> tuple[Ratio, Rati
 
     How many times as long as with the first size a round takes, and the last rounds as the first ones.
     """
-    runs: dict[str, list[Run]] = {str(count): [] for count in counts}
+    runs: dict[int, list[Run]] = {count: [] for count in counts}
     with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
+        for count in counts:
+            apart(write, Path(scratch) / str(count), count)
 
         def go(count: int) -> Reading:
-            folder = Path(scratch) / str(count)
-            if not folder.exists():
-                apart(write, folder, count)
-            run = apart(play, folder, rounds)
-            runs[str(count)].append(run)
-            return Reading(statistics.median(run.rounds), run.loss)
+            runs[count].append(run := apart(play, Path(scratch) / str(count), rounds))
+            return Reading(statistics.median(run.rounds))
 
-        readings = interleave({str(count): partial(go, count) for count in counts}, times)
+        interleave({str(count): partial(go, count) for count in counts}, times)
+    runs = {count: ones[1:] for count, ones in runs.items()}
     headings = ["clients", "s to open", "ms a round", f"times {counts[0]:,}", "ms of a core", f"times {counts[0]:,}"]
-    headings += ["MiB at most", "of it mapped", "loss"]
-    table = table_of("A dataset of so many clients, of which a round asks 300", headings)
-    base = statistics.median(one.seconds for one in readings[str(counts[0])])
-    base_cpu = cpu_of(runs[str(counts[0])][1:])
-    for name, ones in readings.items():
-        seconds = statistics.median(one.seconds for one in ones)
-        timed = runs[name][1:]
-        table.add_row(
-            f"{int(name):,}",
-            f"{statistics.median(run.opening for run in timed):.3f}",
-            f"{1e3 * seconds:.2f}",
-            f"{seconds / base:.2f}",
-            f"{1e3 * cpu_of(timed):.2f}",
-            f"{cpu_of(timed) / base_cpu:.2f}",
-            f"{max(run.memory for run in timed):.1f}",
-            f"{max(run.mapped for run in timed):.1f}",
-            f"{timed[0].loss:.6f}",
-        )
+    table = table_of(
+        "A dataset of so many clients, of which a round asks 300", [*headings, "MiB at most", "of it mapped", "loss"]
+    )
+    for count, ones in runs.items():
+        row = [f"{count:,}", f"{statistics.median(run.opening for run in ones):.3f}"]
+        for what in ("rounds", "cpu"):
+            own, base = (median(getattr(run, what) for run in many) for many in (ones, runs[counts[0]]))
+            row += [f"{1e3 * own:.2f}", f"{own / base:.2f}"]
+        row += [f"{max(run.memory for run in ones):.1f}", f"{max(run.mapped for run in ones):.1f}"]
+        table.add_row(*row, f"{ones[0].loss:.6f}")
     console.print(table)
-    console.print(ends({int(name): ones[1:] for name, ones in runs.items()}))
-    few, many = (runs[str(count)][1:] for count in (counts[0], counts[-1]))
+    console.print(ends(runs))
+    few, many = runs[counts[0]], runs[counts[-1]]
     return (
         Ratio.of(*([Reading(statistics.median(run.cpu)) for run in ones] for ones in (many, few))),
         Ratio.of(*([Reading(tenths(run.cpu)[i]) for run in many] for i in (1, 0))),
@@ -138,15 +129,15 @@ def ends(runs: Mapping[int, Sequence[Run]]) -> Table:
     return table
 
 
+def median(runs: Iterable[Sequence[float]]) -> float:
+    """Return the median of some runs of the medians of their rounds."""
+    return statistics.median(map(statistics.median, runs))
+
+
 def tenths(seconds: Sequence[float]) -> tuple[float, float]:
     """Return the mean of the first tenth of some times, and of the last."""
     size = math.ceil(len(seconds) / 10)
     return statistics.mean(seconds[:size]), statistics.mean(seconds[-size:])
-
-
-def cpu_of(runs: list[Run]) -> float:
-    """Return the median of what a round computes, in seconds."""
-    return statistics.median(statistics.median(run.cpu) for run in runs)
 
 
 def apart(work: Callable[..., T], *args: Any) -> T:
@@ -185,16 +176,15 @@ def play(folder: Path, rounds: int) -> Run:
         os.environ["UMBEL_HOME"] = home
         config = run_config("hospital", dataset=str(folder), rounds=rounds, patience=0)
         before, began = memory()["VmRSS"], time.perf_counter()
-        laps = Laps(lambda _: (time.perf_counter(), time.process_time(), memory()["VmHWM"]))
-        kept = run_here(config, observers=[laps])
-        loss = umbel.load(kept).history["loss"].min()
+        laps = Laps(lambda run: (time.perf_counter(), time.process_time(), memory()["VmHWM"], run.state))
+        run_here(config, observers=[laps])
     (opened, *_), *notes = laps.notes
-    wall, cpu, most = np.array(notes).T
+    wall, cpu, most, (state, *_) = zip(*notes, strict=True)
     return Run(
         opening=opened - began,
         rounds=np.diff(wall)[1:].tolist(),
         cpu=np.diff(cpu)[1:].tolist(),
-        loss=float(loss),
+        loss=state.best_loss,
         memory=(most[-1] - before) / _MIB,
         mapped=mapped(folder) / _MIB,
     )

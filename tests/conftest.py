@@ -22,13 +22,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 HOMES = itertools.count()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file together, and the slow ones: many start processes, which would starve each other."""
-    for item in items:
-        slow = item.get_closest_marker("slow") is not None
-        item.add_marker(pytest.mark.xdist_group("slow" if slow else item.nodeid.partition("::")[0]))
-
-
 @pytest.fixture(autouse=True)
 def umbel_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty $UMBEL_HOME, so that no test reads or writes the user's; it is made by who writes there first."""

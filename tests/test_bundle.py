@@ -65,7 +65,7 @@ import sys
 # As in a Flower process: the bundle comes before what is installed. Of the checkout nothing is there.
 rest = [path for path in sys.path if path not in ("", {str(ROOT)!r})]
 sys.path[:] = [{str(bundle)!r}, {str(library.parent)!r}, *rest]
-import umbel.server.app, umbel.client.app, umbel.deploy.hospital_table, umbel.research.attacks.leak_meter, datasets
+import umbel.server.app, umbel.client.app, umbel.data.hospital_table, umbel.research.attacks.leak_meter, datasets
 assert datasets.FAKE
 for name, module in sys.modules.items():
     if name.partition(".")[0] == "umbel" and getattr(module, "__file__", None):
@@ -89,7 +89,7 @@ def test_an_installed_datasets_library_is_found_from_the_root_of_the_checkout(tm
 @pytest.mark.parametrize(
     ("package", "others"),
     [
-        ("protocol", {"annotated_types", "flwr", "numpy", "pydantic", "typer"}),
+        ("protocol", {"annotated_types", "flwr", "numpy", "pydantic", "rich", "typer"}),
         ("privacy/mechanisms", {"numpy", "scipy"}),
         ("privacy/accounting", {"dp_accounting", "numpy", "scipy"}),
     ],

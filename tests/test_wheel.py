@@ -80,7 +80,7 @@ def test_its_bundle_is_that_of_the_checkout(python: Path, tmp_path: Path) -> Non
 def test_recipes_and_configurations_are_found(python: Path, tmp_path: Path) -> None:
     made = output(python, "-m", "umbel", "data", "make", "synthetic", "--out", "made.json", cwd=tmp_path)
     assert made.endswith(str(tmp_path / "made.json"))
-    code = "from umbel.cli.configs import read_values; print(read_values('hospital')['dataset'])"
+    code = "from umbel.simulation.start import read_values; print(read_values('hospital')['dataset'])"
     assert output(python, "-c", code, cwd=tmp_path) == "hospital"
 
 
@@ -187,9 +187,11 @@ def test_a_project_whose_names_are_those_of_umbels_rooms_runs_it_by_command_scri
     project: Path, python: Path, umbel_home: Path
 ) -> None:
     asked = ["model=models:net", "loss=mse", "rounds=1", "restarts=1", "clients-per-round=5", f"observers={LEAKS}"]
-    output(python.with_name("umbel"), "run", *asked, cwd=project)
+    output(python.with_name("umbel"), "run", "--in-process", *asked, cwd=project)
     assert output(python, "study.py", cwd=project).endswith("all 1 rounds done")
-    code = f"from pathlib import Path; from umbel.simulation.launch import run; run(Path(), {{'observers': {LEAKS!r}}})"
+    code = (
+        f"from pathlib import Path; from umbel.simulation.launch import run; run(Path(), {{'observers': {LEAKS!r}}}, 1)"
+    )
     output(python, "-c", code, cwd=project)
     runs = sorted((umbel_home / "runs").iterdir())
     assert len(runs) == 3

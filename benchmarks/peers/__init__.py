@@ -1,6 +1,1 @@
-"""umbel against other simulators of federated learning: same data, network, clients and rounds.
-
-python -m benchmarks.peers
-
-Each peer does the nearest thing it has, in a virtual environment and a process of its own.
-"""
+"""umbel against other simulators: same data, network, clients and rounds; each in an environment and a process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import umbel.privacy.gate.gate
 from benchmarks import bare, bare_loops, in_process
 from benchmarks.parts import PARTS, Stopwatch, by_parts
 from benchmarks.peers.tasks import TASKS, brief_of, named
+from tests.benchmarks.conftest import write_charges
 from tests.helpers.errors import raises
 from umbel.client.learner import Learner
-from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.protocol.errors import ConfigError
 from umbel.simulation.in_process import run_config
 
@@ -33,15 +34,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def hospital(tmp_path: Path) -> dict[str, Any]:
     """Rounds of the hospital experiment on made-up charges."""
-    rng, lengths = np.random.default_rng(0), np.tile([1, 2, 3, 4], 10)
-    features = rng.uniform(-1, 1, (lengths.sum(), 3)).astype(np.float32)
-    targets = (features.sum(1) ** 2).astype(np.float32)
-    split = {"train": 30, "validation": 10}
-    manifest = Manifest(name="charges", clients=40, split=split, model="mlp", loss="rmse")
-    write_dataset(tmp_path / "charges", manifest, features, targets, offsets_of(lengths))
     return run_config(
         "hospital",
-        dataset=str(tmp_path / "charges"),
+        dataset=write_charges(tmp_path, [1, 2, 3, 4] * 10, 30),
         hypotheses=3,
         clients_per_round=8,
         validation_clients_per_round=5,
@@ -73,21 +68,19 @@ def test_without_noise_the_bare_loop_has_the_losses_of_umbel(task: str, request:
     assert len(ours) == config["rounds"] + 1
     np.testing.assert_allclose(theirs, ours, rtol=1e-5)
     assert len(set(ours)) > 1
-    with_noise = bare_loops.play(loop, brief, 3.0)
-    assert with_noise[0] == theirs[0], "the first validation is of the initial hypotheses"
-    assert with_noise[1:] != theirs[1:], "with noise it draws its own"
     if task == "hospital":
-        np.testing.assert_allclose(bare_loops.by_client(brief, 0.0), ours, rtol=1e-5)
-        assert bare_loops.by_client(brief, 3.0)[1:] != ours[1:]
-
-
-def test_images_are_taken_in_minibatches(cnn: dict[str, Any]) -> None:
-    brief = brief_of(cnn | {"batch-size": 20, "rounds": 1})
-    start = {name: torch.from_numpy(value) for name, value in brief.hypotheses.items()}
-    client = brief.settings.train[0][0]
-    whole = replace(brief, settings=replace(brief.settings, batch_size=0))
-    one, two = (bare_loops.CNN(each).train(start, [client, client]) for each in (whole, brief))
-    assert np.linalg.norm(two - bare_loops.flatten(start)) > 1.2 * np.linalg.norm(one - bare_loops.flatten(start))
+        for player, clean in ((partial(bare_loops.play, loop), theirs), (bare_loops.by_client, None)):
+            clean = clean or player(brief, 0.0)
+            np.testing.assert_allclose(clean, ours, rtol=1e-5)
+            with_noise = player(brief, 3.0)
+            assert with_noise[0] == clean[0], "the first validation is of the initial hypotheses"
+            assert with_noise[1:] != clean[1:]
+    else:
+        start = {name: torch.from_numpy(value) for name, value in brief.hypotheses.items()}
+        clients = brief.settings.train[0]
+        few = replace(brief, settings=replace(brief.settings, batch_size=20))
+        one, two = (each.train(start, clients) - bare_loops.flatten(start) for each in (loop, bare_loops.CNN(few)))
+        assert np.linalg.norm(two) > 1.2 * np.linalg.norm(one), "minibatches are steps of their own"
 
 
 def test_all_three_take_turns(hospital: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +98,7 @@ def test_a_part_does_not_count_the_parts_inside_it() -> None:
 
 def test_every_part_of_a_round_is_found_and_nothing_stays_changed(hospital: dict[str, Any]) -> None:
     before = Learner.score, umbel.privacy.gate.gate.sanitise
-    whole, parts = by_parts(hospital)
+    whole, parts, _ = by_parts(hospital)
     assert set(parts) == set(PARTS)
     assert all(seconds > 0 for seconds in parts.values())
     assert sum(parts.values()) < whole

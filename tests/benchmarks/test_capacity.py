@@ -13,8 +13,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from benchmarks import capacity
-from benchmarks.capacity import NETWORKS, PARTS, QUANTITIES, Costs, cost, fit, forecast, memory_of
-from benchmarks.sizes import CNN, HOSPITAL, PLACES, Round, Size, play, write
+from benchmarks.capacity import CNN, HOSPITAL, PARTS, Costs, Round, Size, cost, forecast, memory_of
 from umbel.client import learner
 from umbel.data import open_dataset
 from umbel.models import load_for
@@ -29,7 +28,7 @@ def costs_of(**each: dict[str, float]) -> Costs:
     return {
         (part, network): [named.get(part, {}).get(name, 0.0) for name in names]
         for part, names in PARTS.items()
-        for network in NETWORKS
+        for network in capacity.NETWORKS
     }
 
 
@@ -106,7 +105,7 @@ def test_the_fit_finds_what_rounds_were_made_of() -> None:
     def round_of(size: Size) -> Round:
         return Round({part: cost(made, part, size) for part in parts}, cost(made, "memory", size))
 
-    found = fit({size: round_of(size) for size in capacity.FITTED})
+    found = capacity.fit({size: round_of(size) for size in capacity.FITTED})
     other = replace(capacity.CHECKED[0], clients=70, rows=35)
     for part in PARTS:
         assert cost(found, part, other) == pytest.approx(cost(made, part, other), rel=1e-3), part
@@ -139,7 +138,7 @@ def test_a_matrix_takes_four_bytes_a_number() -> None:
     "size", [Size("mlp", HOSPITAL, 3, 2, 4), Size("mlp", 20_000, 3, 2, 5), Size("cnn", CNN, 1, 1, 2)]
 )
 def test_networks_have_about_as_many_parameters_as_a_size_says(size: Size, tmp_path: Path) -> None:
-    write(tmp_path / "data", size)
+    capacity.write(tmp_path / "data", size)
     dataset = open_dataset(tmp_path / "data")
     manifest = dataset.manifest
     assert manifest.split == {"train": size.clients, "validation": size.validation}
@@ -149,9 +148,9 @@ def test_networks_have_about_as_many_parameters_as_a_size_says(size: Size, tmp_p
 
 
 def test_every_part_is_timed_somewhere() -> None:
-    measured = {*PLACES, "the rest of the server", "memory"}
+    measured = {*capacity.PLACES, "the rest of the server", "memory"}
     assert measured == set(PARTS)
-    assert all(set(names) <= set(QUANTITIES) for names in PARTS.values())
+    assert all(set(names) <= set(capacity.QUANTITIES) for names in PARTS.values())
 
 
 def test_the_quickest_of_turns_and_the_most_memory_count() -> None:
@@ -167,7 +166,7 @@ def here(monkeypatch: pytest.MonkeyPatch, left_as_it_was: None) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_a_round_is_timed_by_parts_that_are_all_of_it() -> None:
-    one = play(Size("mlp", HOSPITAL, 5, 5, 4), 3)
+    one = capacity.play(Size("mlp", HOSPITAL, 5, 5, 4), 3)
     assert set(one.seconds) == set(PARTS) - {"memory"}
     assert all(seconds > 0 for seconds in one.seconds.values())
 

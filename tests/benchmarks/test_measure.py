@@ -51,18 +51,13 @@ def test_what_goes_wrong_is_one_line_and_no_file(tmp_path: Path, capsys: pytest.
     assert not (tmp_path / "out.txt").exists()
 
 
+@pytest.mark.parametrize(("name", "reason"), [("gone/out.txt", "its folder is missing"), ("", "is a folder")])
 def test_a_file_that_cannot_be_is_told_before_anything_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, reason: str
 ) -> None:
-    with pytest.raises(typer.Exit), benchmark(tmp_path / "gone" / "out.txt"):
+    with pytest.raises(typer.Exit), benchmark(tmp_path / name):
         pytest.fail("it began")
-    assert "its folder is missing; make it first" in capsys.readouterr().err
-
-
-def test_a_folder_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit), benchmark(tmp_path):
-        pytest.fail("it began")
-    assert "is a folder; name a file in it" in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
 
 
 def test_a_signal_to_end_lets_what_was_started_be_ended() -> None:

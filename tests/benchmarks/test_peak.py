@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import peak
-from umbel.data import Manifest, offsets_of, write_dataset
+from tests.benchmarks.conftest import write_charges
 from umbel.simulation.in_process import run_config
 
 CONV1 = 2 * peak.BATCH * (26 * 26 * 32) * (9 * 1)
@@ -43,11 +42,8 @@ def test_a_rate_is_operations_by_seconds(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_operations_of_a_part_are_those_of_all_rounds(tmp_path: Path) -> None:
     """The network 3 -> 2 -> 1 has 8 products, with an addition each, a row; each client has 3 rows."""
-    features = np.random.default_rng(0).uniform(-1, 1, (60, 3)).astype(np.float32)
-    manifest = Manifest(name="alike", clients=20, split={"train": 12, "validation": 8}, model="mlp", loss="rmse")
-    write_dataset(tmp_path / "alike", manifest, features, features.sum(1), offsets_of([3] * 20))
     config = run_config(
-        "hospital", dataset=str(tmp_path / "alike"), hypotheses=4, restarts=1, clients_per_round=6,
+        "hospital", dataset=write_charges(tmp_path, [3] * 20, 12), hypotheses=4, restarts=1, clients_per_round=6,
         validation_clients_per_round=5, patience=0, rounds=2,
     )  # fmt: skip
     chosen, evaluated = 2 * (6 * 3 * 4 * 16), 3 * (5 * 3 * 4 * 16)

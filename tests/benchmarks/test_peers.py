@@ -15,23 +15,18 @@ from benchmarks.peers import __main__ as contest
 from benchmarks.peers import plain_flower, rivals, tasks
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.networks import loss_of, network
+from tests.benchmarks.conftest import write_charges
 from tests.helpers.errors import raises
 from umbel import models
-from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.simulation.in_process import play, run_config
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> dict[str, Any]:
     """The hospital experiment in small, on made-up rows."""
-    rng = np.random.default_rng(1)
-    lengths = rng.integers(1, 5, 16)
-    features = rng.random((lengths.sum(), 3), np.float32)
-    manifest = Manifest(name="small", clients=16, split={"train": 10, "validation": 6}, model="mlp", loss="rmse")
-    write_dataset(tmp_path / "small", manifest, features, features.sum(1), offsets_of(lengths))
     return run_config(
         "hospital",
-        dataset=str(tmp_path / "small"),
+        dataset=write_charges(tmp_path, [1, 2, 3, 4] * 4, 10),
         rounds=3,
         patience=0,
         clients_per_round=4,

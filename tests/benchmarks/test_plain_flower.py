@@ -17,21 +17,12 @@ from benchmarks.peers.plain.hospital import task
 from benchmarks.peers.plain.hospital.client_app import app as client_app
 from benchmarks.peers.plain.hospital.server_app import app as server_app
 from benchmarks.peers.plain.hospital.server_app import kmeans
-from umbel.data import Manifest, offsets_of, write_dataset
+from tests.benchmarks.conftest import write_charges
 from umbel.simulation.grid import InProcessGrid
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """Five training and three validation clients of two rows."""
-    rng = np.random.default_rng(0)
-    manifest = Manifest(name="few", clients=8, split={"train": 5, "validation": 3}, model="mlp", loss="rmse")
-    features, targets = rng.random((16, 3), np.float32), rng.random(16, np.float32)
-    write_dataset(tmp_path / "few", manifest, features, targets, offsets_of([2] * 8))
-    return tmp_path / "few"
-
-
-def test_the_whole_of_it_runs_and_learns(data: Path, tmp_path: Path) -> None:
+def test_the_whole_of_it_runs_and_learns(tmp_path: Path) -> None:
+    data = Path(write_charges(tmp_path, [2] * 8, 5))
     project = tomllib.loads((plain_flower.PLAIN / "pyproject.toml").read_text(encoding="utf-8"))
     shared = {
         "hypotheses": 2, "noise-multiplier": 1e-3, "clients-per-round": 5, "validation-clients-per-round": 3,

@@ -1,4 +1,4 @@
-"""The executor, as far as it needs no Flower process beside it (`tests/deploy/test_executor.py` has those)."""
+"""The executor, as far as it needs no Flower process beside it (`tests/deploy/test_processes.py` has those)."""
 
 from __future__ import annotations
 

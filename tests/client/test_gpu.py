@@ -22,12 +22,12 @@ from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.models import draw_hypotheses, headed, model_of, tiny_cnn
 from tests.helpers.strangers import TiedWriter, layered_mlp, normalised_mlp
 from umbel import models
-from umbel.cli.prediction import predictions
 from umbel.client.batched import BatchedLearner
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner
 from umbel.client.loop import LoopLearner
 from umbel.client.personal import personal
+from umbel.client.prediction import predictions
 from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of
 from umbel.models import LOSSES, METRICS, Model

@@ -20,11 +20,11 @@ from umbel.client.local import LocalParameters
 from umbel.client.node import Node
 from umbel.client.personal import keep as keep_models
 from umbel.data import offsets_of, write_dataset
-from umbel.privacy.gate.site import in_process
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.messages import keep_request
 from umbel.protocol.records import pack
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.simulated import in_process
 from umbel.protocol.tasks import EvaluationSpec
 from umbel.simulation.grid import InProcessGrid
 

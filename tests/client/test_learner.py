@@ -284,22 +284,6 @@ def test_each_step_draws_from_all_rows_again(engine: str) -> None:
 
 
 @engines
-def test_neither_steps_nor_epochs_leave_a_client_where_it_started(engine: str) -> None:
-    cohort = cohort_of(TWO_ROWS, ([[1, 1]], [9.0]))
-    for batch_size in (0, 1):
-        trained = train(
-            models.load("linear"),
-            linear([1, 2], [3, 4]),
-            np.array([1, 0]),
-            cohort,
-            LocalUpdate(0, 0.1, batch_size),
-            generators(2),
-            engine,
-        )
-        assert thetas(trained) == [[3, 4], [1, 2]]
-
-
-@engines
 def test_only_a_client_with_more_rows_than_a_batch_draws(engine: str) -> None:
     lengths = [4, 3, 5, 1]
     ours, fresh = generators(4), generators(4)

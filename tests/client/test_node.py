@@ -16,8 +16,8 @@ from tests.helpers.datasets import manifest, save_plane
 from tests.helpers.errors import raises
 from umbel.client.node import Node
 from umbel.data import BUNDLED, offsets_of, write_dataset, write_leaf
-from umbel.privacy.gate.site import in_process
 from umbel.protocol.errors import ConfigError, DatasetError, ProtocolError, SiteError
+from umbel.protocol.simulated import in_process
 from umbel.protocol.tasks import Hosting
 
 Config = dict[str, Any]

@@ -163,14 +163,6 @@ def test_rows_of_a_later_batch_count_and_are_named_by_their_place_in_the_file(
     assert_refused(run(tmp_path / "new", "--parquet", parquet), tmp_path / "new", f"{file}: the image of row 2 cannot")
 
 
-def test_without_a_folder_the_name_gives_it(leaf: Path, tmp_path: Path, umbel_home: Path) -> None:
-    femnist.main(leaf=leaf, name="letters", out=None, rows=None, seed=0)
-    manifest = open_dataset(umbel_home / "data" / "letters").manifest
-    assert manifest.name == "letters"
-    assert "Made by datasets/femnist.py" in manifest.provenance
-    assert made(tmp_path / "out", "--leaf", leaf, "--name", "letters").manifest == manifest
-
-
 # --- LEAF's tree
 
 

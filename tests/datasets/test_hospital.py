@@ -285,12 +285,6 @@ def test_providers_that_cannot_be_located_are_refused_together(csv: Path, geonam
     )
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_the_work(csv: Path, geonames: Path, tmp_path: Path) -> None:
-    csv.write_text("would be refused, if it were read")
-    for out in (csv, csv / "below" / "a" / "file"):
-        assert_refused(run(csv, geonames, out), out, f"{out} cannot be written", "--out")
-
-
 def test_a_refusal_leaves_the_dataset_that_is_there(csv: Path, geonames: Path, tmp_path: Path) -> None:
     manifest = Manifest(name="before", clients=1, split={"train": 1, "validation": 0})
     write_dataset(tmp_path / "out", manifest, np.ones((1, 1)), np.ones(1), np.array([0, 1]))

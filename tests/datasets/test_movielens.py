@@ -180,15 +180,6 @@ def test_users_of_few_ratings_and_what_they_alone_rated_are_left_out_by_default(
     assert set(dataset.targets.tolist()) == {-1}
 
 
-@pytest.mark.parametrize(("users", "validation"), [(2, 1), (10, 1), (11, 2)])
-def test_a_tenth_of_the_users_and_at_least_one_validate(
-    ratings: Path, tmp_path: Path, users: int, validation: int
-) -> None:
-    ratings.write_text(text("\t", [(user, 1, 3, 0) for user in range(users)]))
-    split = made(tmp_path / "out", "--ratings", ratings, "--min-ratings", "1").manifest.split
-    assert split == {"train": users - validation, "validation": validation}
-
-
 def test_the_seed_decides_who_trains_and_the_order_of_lines_plays_no_part(ratings: Path, tmp_path: Path) -> None:
     one = made(tmp_path / "a", "--ratings", ratings, "--seed", "3", *LEAST)
     assert np.random.default_rng(3).permutation(3).tolist() == [2, 1, 0]
@@ -352,8 +343,3 @@ def test_what_is_wrong_within_an_archive_is_named_with_its_file(tmp_path: Path) 
     zipped(file, {"ml/u.data": FORMS["u.data"]})
     file.write_bytes(file.read_bytes().replace(b"1193", b"1194"))
     assert_refused(run(out, "--ratings", file), out, f"{file} cannot be read: Bad CRC-32", "download it again")
-
-
-def test_fewer_than_two_users_are_refused(ratings: Path, tmp_path: Path) -> None:
-    refused = run(tmp_path / "out", "--ratings", ratings)
-    assert_refused(refused, tmp_path / "out", "0 users rated at least 10 items", "lower --min-ratings")

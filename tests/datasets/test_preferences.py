@@ -163,26 +163,26 @@ def test_the_committed_file_is_found_by_name_and_small_enough_to_travel() -> Non
 # --- what cannot be used
 
 
-@pytest.mark.parametrize("like_rate", ["0", "0.5", "nan"])
-def test_a_like_rate_against_assumption_1_is_refused(tmp_path: Path, like_rate: str) -> None:
-    result = run(tmp_path / "out", "--like-rate", like_rate)
-    assert_refused(result, tmp_path / "out", "--like-rate must be above 0 and below .5 (Assumption 1 of the paper)")
+RATE = "--like-rate must be above 0 and below .5 (Assumption 1 of the paper)"
+LARGE = "--skew and --spread must be from 0 to 10"
 
 
-@pytest.mark.parametrize(("rows", "like_rate", "liked"), [("2", "0.2", 0), ("10", "0.49", 5)])
-def test_likes_that_round_to_none_or_to_half_are_refused(tmp_path: Path, rows: str, like_rate: str, liked: int) -> None:
-    result = run(tmp_path / "out", "--rows", rows, "--like-rate", like_rate)
-    assert_refused(result, tmp_path / "out", f"client 0 would like {liked} of its {rows} items", "--like-rate")
-
-
-def test_more_rows_than_items_are_refused(tmp_path: Path) -> None:
-    result = run(tmp_path / "out", "--rows", "40", "--items", "39")
-    assert_refused(result, tmp_path / "out", "40 rows a client exceed the 39 items", "--rows", "--items")
-
-
-@pytest.mark.parametrize(("option", "value"), [("--skew", "nan"), ("--skew", "10.1"), ("--spread", "inf")])
-def test_numbers_that_would_overflow_are_refused(tmp_path: Path, option: str, value: str) -> None:
-    assert_refused(run(tmp_path / "out", option, value), tmp_path / "out", "--skew and --spread must be from 0 to 10")
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--like-rate", "0"], RATE),
+        (["--like-rate", "0.5"], RATE),
+        (["--like-rate", "nan"], RATE),
+        (["--rows", "2", "--like-rate", "0.2"], "client 0 would like 0 of its 2 items"),
+        (["--rows", "10", "--like-rate", "0.49"], "client 0 would like 5 of its 10 items"),
+        (["--rows", "40", "--items", "39"], "40 rows a client exceed the 39 items"),
+        (["--skew", "nan"], LARGE),
+        (["--skew", "10.1"], LARGE),
+        (["--spread", "inf"], LARGE),
+    ],
+)
+def test_numbers_that_make_no_data_are_refused(tmp_path: Path, options: list[str], reason: str) -> None:
+    assert_refused(run(tmp_path / "out", *options), tmp_path / "out", reason)
 
 
 @pytest.mark.parametrize("option", ["--clients", "--items", "--factors", "--rows"])

@@ -11,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.datasets.conftest import PROJECT, Recipe, assert_same, experiment, image, rows_of
-from umbel import models
 from umbel.data import Dataset, Manifest, open_dataset
 
 DATA = PROJECT.parent / "shared" / "data"
@@ -93,21 +92,6 @@ def test_a_client_is_a_writer_and_is_turned_as_a_whole(files: tuple[Path, Path],
     assert dataset.offsets.tolist() == [0, 2, 5, 6, 8]
 
 
-@pytest.mark.parametrize(("writers", "train"), [(2, 1), (10, 9), (11, 9), (20, 18)])
-def test_a_tenth_of_the_writers_rounded_up_validates(tmp_path: Path, writers: int, train: int) -> None:
-    dataset = made(write_files(tmp_path, [(writer, 0) for writer in range(writers)]), tmp_path / "out")
-    assert dataset.manifest.split == {"train": train, "validation": writers - train}
-
-
-def test_about_half_of_the_clients_are_turned(tmp_path: Path) -> None:
-    rows = [(writer, 0) for writer in range(200)]
-    dataset = made(write_files(tmp_path, rows, pictures=[0] * 200), tmp_path / "out")
-    # 200 fair draws come up 100 times on average, with standard deviation sqrt(200)/2 = 7.1.
-    assert abs(sum(dataset.manifest.groups) - 100) < 4 * 7.1
-    for client, group in enumerate(dataset.manifest.groups):
-        assert rows_of(dataset, client) == {0: (0, bool(group))}
-
-
 def test_the_seed_decides(files: tuple[Path, Path], tmp_path: Path) -> None:
     one, again, other = (
         made(files, tmp_path / name, "--seed", seed) for name, seed in [("a", "1"), ("b", "1"), ("c", "2")]
@@ -115,14 +99,6 @@ def test_the_seed_decides(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert_same(one, again)
     assert "with seed 1." in one.manifest.provenance
     assert not np.array_equal(one.features, other.features)
-
-
-def test_the_order_of_rows_in_the_files_plays_no_part(files: tuple[Path, Path], tmp_path: Path) -> None:
-    (tmp_path / "shuffled").mkdir()
-    order = [3, 7, 0, 6, 2, 5, 1, 4]
-    shuffled = write_files(tmp_path / "shuffled", [ROWS[row] for row in order], pictures=order)
-    for options in ([], ["--rows", "1"]):
-        assert_same(made(files, tmp_path / "out", *options), made(shuffled, tmp_path / "other", *options))
 
 
 def test_the_rows_of_a_client_are_in_random_order(tmp_path: Path) -> None:
@@ -223,25 +199,6 @@ def test_a_label_that_is_no_digit_is_named_with_its_row(tmp_path: Path, digit: i
     assert_refused(result, tmp_path / "out", f"{files[1]}: the label of row 2 is {digit}, not a class from 0 to 9")
 
 
-@pytest.mark.parametrize(("rows", "writers"), [([], 0), ([(1, 0), (1, 1)], 1)])
-def test_fewer_than_two_writers_are_refused(tmp_path: Path, rows: list[tuple[int, int]], writers: int) -> None:
-    result = run(write_files(tmp_path, rows), tmp_path / "out")
-    assert_refused(result, tmp_path / "out", f"qmnist: {writers} writers, and at least 2 are needed")
-
-
-def test_a_folder_that_cannot_be_written_is_refused_before_the_work(files: tuple[Path, Path], tmp_path: Path) -> None:
-    none = tmp_path / "none"
-    for out in (files[0], files[0] / "below" / "a" / "file"):
-        assert_refused(run((none, none), out), out, f"{out} cannot be written", "--out")
-    assert_refused(run((none, none), tmp_path), tmp_path, f"{tmp_path} exists and is not a dataset", "--out")
-
-
-def test_no_rows_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
-    result = run(files, tmp_path / "out", "--rows", "0")
-    assert result.exit_code == 2
-    assert "--rows" in result.stderr
-
-
 # --- the experiment
 
 
@@ -283,15 +240,3 @@ def test_the_real_files_give_539_writers_each_with_all_digits_they_wrote(tmp_pat
         upright = features.transpose(0, 2, 1)[:, :, ::-1] if group else features
         clients.append(sorted((int(digit), picture.tobytes()) for picture, digit in zip(upright, targets, strict=True)))
     assert sorted(clients) == sorted(sorted(rows) for rows in written.values())
-
-
-@needs_data
-@pytest.mark.slow
-def test_the_network_takes_the_real_digits(tmp_path: Path) -> None:
-    dataset = made((REAL_IMAGES, REAL_LABELS), tmp_path / "out", "--rows", "2")
-    assert np.diff(dataset.offsets).tolist() == [2] * 539
-    model = models.load(dataset.manifest.model, dataset.manifest.loss)
-    images = np.array(dataset.client(0)[0], np.float32) * dataset.manifest.feature_scale
-    parameters = {name: model.module.state_dict()[name] for name in model.shapes}
-    outputs = model.apply(parameters, model.module.conv1.weight.new_tensor(images))
-    assert outputs.shape == (2, 10)

@@ -307,13 +307,6 @@ def test_more_public_images_than_labels_are_refused(files: dict[str, Path], tmp_
     recipe.assert_refused(result, out, f"has {PUBLIC + 2} images", f"has {PUBLIC + 1} labels")
 
 
-def test_a_missing_public_file_is_named_with_where_to_get_it(files: dict[str, Path], tmp_path: Path) -> None:
-    out, none = tmp_path / "out", tmp_path / "none.gz"
-    for option, url in (("--public-images", module.PUBLIC_IMAGES_URL), ("--public-labels", module.PUBLIC_LABELS_URL)):
-        result = recipe.run(out, *options_of(files | {option: none}))
-        recipe.assert_refused(result, out, f"{none} is not a file; download {url}")
-
-
 @pytest.mark.parametrize("rows", ["8", "5"])
 def test_clients_of_more_images_than_writers_have_are_refused(
     files: dict[str, Path], tmp_path: Path, rows: str

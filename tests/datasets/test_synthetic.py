@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
@@ -117,10 +116,3 @@ def test_a_file_that_cannot_be_written_is_one_line_and_status_1(tmp_path: Path) 
     assert result.stderr.startswith("Error: ")
     assert str(tmp_path / "file") in result.stderr
     assert len(result.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("option", ["--clients", "--samples"])
-def test_no_clients_and_no_samples_are_refused(option: str) -> None:
-    result = CliRunner().invoke(synthetic.app, [option, "0"])
-    assert result.exit_code == 2
-    assert option in result.stderr

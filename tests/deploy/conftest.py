@@ -32,11 +32,7 @@ def write_site(folder: Path, slope: float, clients: int = CLIENTS) -> str:
     features = generator.uniform(-1, 1, (10 * clients, 2)).astype(np.float32)
     targets = (slope * features[:, 0] + features[:, 1]).astype(np.float32)
     manifest = Manifest(
-        name=folder.name,
-        clients=clients,
-        split={"train": clients - 1, "validation": 1},
-        model="linear",
-        loss="mse",
+        name=folder.name, clients=clients, split={"train": clients - 1, "validation": 1}, model="linear", loss="mse"
     )
     write_dataset(folder, manifest, features, targets, offsets_of([10] * clients))
     return str(folder)

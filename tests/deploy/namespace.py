@@ -15,18 +15,10 @@ class NamespaceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Namespace:
-    """A network namespace and a pair of virtual devices, one end on either side.
+    """A network namespace and a pair of virtual devices, one end on either side."""
 
-    Attributes
-    ----------
-    name : str
-        Of the namespace, and of the device in it.
-    host : str
-        The address of this machine as seen from within.
-    """
-
-    name: str
-    host: str
+    name: str  # of the namespace, and of the device in it
+    host: str  # the address of this machine as seen from within
 
     @property
     def within(self) -> list[str]:
@@ -47,13 +39,7 @@ class Namespace:
 
 @contextmanager
 def namespace() -> Iterator[Namespace]:
-    """Make a namespace, and remove it at the end.
-
-    Raises
-    ------
-    NamespaceError
-        When that cannot be done here.
-    """
+    """Make a namespace, and remove it at the end; raise `NamespaceError` when that cannot be done here."""
     # Device names hold 15 characters. The addresses are those set aside for tests of networks (RFC 2544).
     name, outside = f"umbel{os.getpid()}", f"umbel{os.getpid()}h"
     subnet = f"198.{18 + os.getpid() % 2}.{os.getpid() // 2 % 256}"

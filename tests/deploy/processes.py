@@ -16,13 +16,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -68,25 +68,13 @@ def wait_until(what: str, condition: Callable[[], T], seconds: float, pause: flo
 
 @dataclass
 class Member:
-    """A SuperLink or a SuperNode: a process, the leader of a group, and its files.
-
-    Attributes
-    ----------
-    name : str
-    process : Popen
-    folder : Path
-        Of its own; nobody else's home or ledger is there.
-    command : sequence of str
-        What started it.
-    environment : mapping from str to str
-        What it has in its environment besides what all have.
-    """
+    """A SuperLink or a SuperNode: a process, the leader of a group, with a folder for its home and ledger alone."""
 
     name: str
     process: subprocess.Popen[bytes]
     folder: Path
     command: Sequence[str]
-    environment: Mapping[str, str]
+    environment: Mapping[str, str]  # besides that of all
 
     @property
     def log(self) -> str:
@@ -154,18 +142,10 @@ class Member:
 
 @dataclass
 class Run:
-    """A submitted run, as the folder that it leaves shows it.
+    """A submitted run, as the folder that it leaves shows it."""
 
-    Attributes
-    ----------
-    runs : Path
-        Where the server keeps its runs.
-    ids : list of str
-        Flower's number of the run, and its numbers each time that it went on after an interruption.
-    """
-
-    runs: Path
-    ids: list[str] = field(default_factory=list)
+    runs: Path  # where the server keeps its runs
+    ids: list[str] = field(default_factory=list)  # Flower's number of the run, and one for each time that it resumed
 
     @property
     def id(self) -> str:
@@ -215,28 +195,15 @@ class Run:
 class Deployment:
     """A SuperLink with TLS and node authentication, the SuperNodes that are started on it, and its runs.
 
-    Parameters
-    ----------
-    folder : Path
-        An empty folder that it may fill.
-    host : str
-        The address of this machine at which the SuperLink listens.
-    server_path : Path, optional
-        A folder from which the ServerApp can import.
-    secret : bool
-        Whether runs and registration are for whoever has a secret, as `flwr` here does; else for this machine.
-    database : bool
-        Whether the SuperLink keeps what it knows in a file, which takes longer, so that it can be started again.
-    python : Path
-        Of the environment in which the server and the nodes run.
+    It fills an empty folder. The ServerApp can import from `server_path`. With a `database` file, which takes longer,
+    the SuperLink can be started again. Server and nodes run in the environment of `python`.
     """
 
     def __init__(
         self,
         folder: Path,
         host: str = "127.0.0.1",
-        server_path: Path | None = None,
-        secret: bool = True,
+        server_path: Sequence[Path] = (),
         database: bool = False,
         python: Path = Path(sys.executable),
     ) -> None:
@@ -247,17 +214,16 @@ class Deployment:
         self._home = folder / "user"
         self._certs = folder / "certs"
         self._app: Path | None = None
-        self._secret = self._certs / "control.secret" if secret else None
+        self._secret = self._certs / "control.secret"
         self._host, self._port = host, free_port()
         self._database = database
-        self._server_environment = {"PYTHONPATH": str(server_path)} if server_path else {}
+        self._server_environment = {"PYTHONPATH": os.pathsep.join(map(str, server_path))} if server_path else {}
         self._superlink: Member | None = None
 
     def __enter__(self) -> Self:
         certs.make(self._certs, [self._host], [], os.getuid())
         self._write_user(self._home)
-        if self._secret:
-            keep_secret(self._home, self.address, self._secret.read_text(encoding="utf-8"))
+        keep_secret(self._home, self.address, self._secret.read_text(encoding="utf-8"))
         try:
             self.start_superlink()
         except BaseException:
@@ -294,7 +260,7 @@ class Deployment:
         # What lies in its working directory would be imported ahead of the app.
         (folder / "empty").mkdir(parents=True, exist_ok=True)
         command = [str(self._python), *SERVER, "--host", self._host, "--port", str(self._port)]
-        command += ["--control-secret", str(self._secret)] if self._secret else []
+        command += ["--control-secret", str(self._secret)]
         command += ["--database", str(folder / "state.db")] if self._database else []
         command += ["--enable-supernode-auth"]
         command += ["--ssl-ca-certfile", str(self.ca)]
@@ -319,19 +285,11 @@ class Deployment:
         flowers_own: bool = False,
         **node_config: Any,
     ) -> Member:
-        """Start a SuperNode with a key of its own that the SuperLink knows; its ledger lies in its folder.
+        """Start a SuperNode with a key that the SuperLink knows; its ledger lies in its folder.
 
-        Parameters
-        ----------
-        name : str
-        tampered : bool
-            Whether its client processes do as `Member.tamper` says, and as the app says only where that says nothing.
-        within : sequence of str
-            A command that runs the command behind it somewhere else.
-        flowers_own : bool
-            Whether Flower's own executor runs the server's code there.
-        **node_config
-            The site's configuration.
+        The client processes of a `tampered` one do as `Member.tamper` says, and else as the app says. `within` is a
+        command that runs the command behind it somewhere else. With `flowers_own`, Flower's own executor runs the
+        server's code.
         """
         key = self.write_key(name)
         self.flwr("supernode", "register", f"{key}.pub", CONNECTION, "--name", name)
@@ -341,6 +299,13 @@ class Deployment:
         self.nodes[name] = self._start_node(name, options, node_config, [*within, *program], environment)
         self.nodes[name].tamper({})
         return self.nodes[name]
+
+    def remove_node(self, name: str) -> str:
+        """Kill a node, and have the SuperLink forget it; return its number there."""
+        node = self.nodes.pop(name)
+        node.kill()
+        self.flwr("supernode", "unregister", node.node_id, CONNECTION)
+        return node.node_id
 
     def restart_node(self, name: str) -> None:
         """Start a SuperNode that was killed again, with its key and as often as it is refused, until it is let in."""
@@ -356,10 +321,10 @@ class Deployment:
         wait_until(f"return of {name}", back, RETURN_S, pause=4.0)
 
     def start_stranger(self, name: str, key: Path | None = None, tls: bool = True) -> Member:
-        """Start a SuperNode with a key that the SuperLink does not know, or none, or without TLS."""
-        options = self._tls if tls else ["--insecure"]
+        """Start a SuperNode of Flower's with a key that the SuperLink does not know, or none, or without TLS."""
+        options = [*(self._tls if tls else ["--insecure"]), "--max-retries", "3"]
         options += ["--auth-supernode-private-key", str(key)] if key else []
-        return self._start_node(name, [*options, "--max-retries", "3"], {}, [str(self._python), *NODE])
+        return self._start_node(name, options, {}, [_tool("flower-supernode")])
 
     def write_key(self, name: str) -> Path:
         """Make a key that the SuperLink does not know yet."""
@@ -428,31 +393,12 @@ class Deployment:
         assert done.returncode == 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    def flwr_of_somebody(self, *arguments: str, path: Path | None = None) -> str:
-        """Return what a command of Flower says as it fails for somebody who has ``ca.crt`` and no secret.
-
-        Parameters
-        ----------
-        *arguments : str
-        path : Path, optional
-            A folder from which the command can import.
-        """
+    def flwr_of_somebody(self, *arguments: str) -> str:
+        """Return what a command of Flower says as it fails for somebody who has ``ca.crt`` and no secret."""
         home = self.folder / "somebody"
         if not home.exists():
             self._write_user(home)
-        environment = self._environment(home)
-        if path is None:
-            done = flwr(arguments, environment, home, START_S)
-        else:
-            done = subprocess.run(
-                [_tool("flwr"), *arguments],
-                env=environment | {"PYTHONPATH": str(path)},
-                cwd=home,
-                capture_output=True,
-                text=True,
-                timeout=START_S,
-                check=False,
-            )
+        done = flwr(arguments, self._environment(home), home, START_S)
         assert done.returncode != 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
@@ -460,9 +406,8 @@ class Deployment:
         """Write where `flwr` of a user finds the SuperLink."""
         home.mkdir()
         connection = {"address": self.address, "root-certificates": str(self.ca)}
-        (home / "config.toml").write_text(
-            tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}}), encoding="utf-8"
-        )
+        config = tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}})
+        (home / "config.toml").write_text(config, encoding="utf-8")
 
     def tails(self, lines: int = 40) -> str:
         """Return the ends of all logs, for whoever reads why a test failed."""
@@ -536,7 +481,8 @@ class Deployment:
     def _stop(self) -> None:
         """End all processes, politely first, and make sure that none is left."""
         for process in self.processes():
-            process.terminate()
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
         _, stubborn = psutil.wait_procs(self.processes(), STOP_S)
         _kill(stubborn)
         _kill(self.processes())
@@ -552,18 +498,15 @@ def free_port() -> int:
 
 def _kill(processes: list[psutil.Process]) -> None:
     for process in processes:
-        try:
-            process.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(processes, STOP_S)
 
 
 def _command_line(process: psutil.Process) -> list[str]:
-    try:
+    with suppress(psutil.Error):
         return list(process.cmdline())
-    except psutil.Error:
-        return []
+    return []
 
 
 def _tool(name: str) -> str:

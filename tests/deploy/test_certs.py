@@ -156,17 +156,8 @@ def test_a_damaged_file_is_named(folder: Path, file: str) -> None:
 
 
 def test_the_command_line(tmp_path: Path) -> None:
-    options = [
-        "certs",
-        "--server",
-        "a.example.org, 203.0.113.7",
-        "--node",
-        "site-1",
-        "--node",
-        "site-2",
-        "--out",
-        str(tmp_path),
-    ]
+    options = ["certs", "--server", "a.example.org, 203.0.113.7", "--node", "site-1", "--node", "site-2"]
+    options += ["--out", str(tmp_path)]
     made = CliRunner().invoke(app, options)
     assert made.exit_code == 0
     assert f"made {tmp_path / 'site-2.pub'}" in made.output

@@ -20,7 +20,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as sup
 from typer.testing import CliRunner
 
 from umbel.cli.main import app
-from umbel.deploy import superlink as guarded
+from umbel.deploy import server as guarded
 from umbel.deploy.demo import CONFIG, POLICY, SITES
 from umbel.deploy.guard import Rules, parse_networks
 from umbel.privacy.gate.site import Site

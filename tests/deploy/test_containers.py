@@ -1,6 +1,6 @@
 """The containers of the Compose file, against a server that ships code of its own; an honest run follows.
 
-They take a container engine: without one, these tests are skipped. `tests/deploy/test_executor.py` shows what the
+They take a container engine: without one, these tests are skipped. `tests/deploy/test_processes.py` shows what the
 same code does to a site with Flower's own executor.
 """
 
@@ -18,7 +18,7 @@ import pytest
 
 from tests.deploy.conftest import SHORT, TRAIN, write_site
 from tests.deploy.processes import RUN_S, wait_until
-from tests.deploy.test_executor import write_thief
+from tests.deploy.thief import write_thief
 from umbel.client.bundle import Bundle
 from umbel.deploy import certs, demo
 from umbel.protocol.errors import DemoError

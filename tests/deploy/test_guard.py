@@ -34,16 +34,8 @@ def scope(
 ) -> dict[str, Any]:
     """Return a request as uvicorn describes it."""
     ends = {"client": client and (client, 5000), "server": server and (server, 8000)}
-    return {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "headers": list(headers),
-        **ends,
-        **more,
-    }
+    paths = {"path": path, "raw_path": path.encode(), "root_path": ""}
+    return {"type": "http", "method": method, "headers": list(headers), **paths, **ends, **more}
 
 
 def bearer(secret: bytes) -> tuple[bytes, bytes]:
@@ -246,10 +238,8 @@ def served(rules: Rules, implementation: str) -> Iterator[tuple[int, Listener]]:
     """Serve the guard on a port of this machine, as `umbel.protocol.flower.run_superlink` does."""
     listener = Listener()
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        Guard(listener, rules), http=implementation, lifespan="off", proxy_headers=False, log_level="error"
-    )
-    server = uvicorn.Server(config)
+    options: dict[str, Any] = {"lifespan": "off", "proxy_headers": False, "log_level": "error"}
+    server = uvicorn.Server(uvicorn.Config(Guard(listener, rules), http=implementation, **options))
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
@@ -270,23 +260,13 @@ def send_line(port: int, line: str, *headers: str, source: str = "127.0.0.1") ->
 
 
 TRICKS = [
-    "POST //v1/control/start-run",
-    "POST /v1/fleet/../control/start-run",
-    "POST /v1/fleet/%2e%2e/control/start-run",
-    "POST /v1/%63ontrol/start-run",
-    "POST /v1/control%2Fstart-run",
-    "POST /v1/fleet/%2F..%2Fcontrol/start-run",
-    "POST /v1/fleet/pull-messages%00",
-    "POST /v1/fleet/pull%2Dmessages",
-    "POST /V1/CONTROL/start-run",
-    "POST /v1/control/start-run/",
-    "POST /v1/control/start-run?/v1/fleet/pull-messages",
-    "POST http://localhost/v1/control/start-run",
-    "POST https://localhost/v1/fleet/../control/start-run",
-    "POST /v1/control/start-run#/v1/fleet/pull-messages",
-    "GET /docs",
-    "GET /openapi.json",
-]
+    "POST //v1/control/start-run", "POST /v1/fleet/../control/start-run", "POST /v1/fleet/%2e%2e/control/start-run",
+    "POST /v1/%63ontrol/start-run", "POST /v1/control%2Fstart-run", "POST /v1/fleet/%2F..%2Fcontrol/start-run",
+    "POST /v1/fleet/pull-messages%00", "POST /v1/fleet/pull%2Dmessages", "POST /V1/CONTROL/start-run",
+    "POST /v1/control/start-run/", "POST /v1/control/start-run?/v1/fleet/pull-messages",
+    "POST http://localhost/v1/control/start-run", "POST https://localhost/v1/fleet/../control/start-run",
+    "POST /v1/control/start-run#/v1/fleet/pull-messages", "GET /docs", "GET /openapi.json",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("implementation", ["httptools", "h11"])
@@ -338,11 +318,8 @@ def test_a_secret_is_read_from_its_file(tmp_path: Path) -> None:
 
 def test_networks_and_names() -> None:
     assert parse_networks("") == ()
-    assert [str(one) for one in parse_networks(" 192.0.2.7,10.0.0.0/8  ::1 ")] == [
-        "192.0.2.7/32",
-        "10.0.0.0/8",
-        "::1/128",
-    ]
+    found = [str(one) for one in parse_networks(" 192.0.2.7,10.0.0.0/8  ::1 ")]
+    assert found == ["192.0.2.7/32", "10.0.0.0/8", "::1/128"]
     for text in ("umbel.example.org", "10.0.0.1/8", "10.0.0.0/33", "*"):
         with raises(GuardError, "guard.bad-network"):
             parse_networks(text)

@@ -1,16 +1,20 @@
-"""Three sites and a SuperLink, each a process of its own, over TLS and with node authentication.
+"""Sites and a SuperLink, each a process of its own, over TLS and with node authentication.
 
-A start of processes is dear, so that all looks at one run, in which one of the sites refuses to train.
+A start of processes is dear, so that all tests share it. First a server ships code of its own, against sites whose
+executor runs only what they installed; a careless site with Flower's own executor shows what that code would do. Then
+comes an honest run, in which one of the sites refuses to train.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shutil
 import ssl
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +25,12 @@ import safetensors.numpy
 from flwr.app import Context, RecordDict
 
 from tests.deploy.conftest import CLIENTS, SHORT, TRAIN, write_site
-from tests.deploy.processes import CONNECTION, Deployment, Member, Run
+from tests.deploy.processes import APP, CONNECTION, Deployment, Member, Run
+from tests.deploy.thief import THIEF, Attack, attack, write_liar, write_thief
 from umbel.client.app import app as client_app
+from umbel.client.bundle import Bundle
 from umbel.privacy.gate.site_log import beside
+from umbel.protocol.flower import build_bundle
 from umbel.server.app import app as server_app
 from umbel.simulation.grid import InProcessGrid
 
@@ -56,14 +63,86 @@ def node_config(folder: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Three hospitals; only the north lets a client report."""
+def thief(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_thief(tmp_path_factory.mktemp("thief") / "umbel")
+
+
+@pytest.fixture(scope="module")
+def liar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_liar(tmp_path_factory.mktemp("server") / "liar")
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory, thief: Path, liar: Path) -> Iterator[Deployment]:
+    """Three hospitals; only the north lets a client report, and the south names the bundles that it has reviewed."""
     folder = tmp_path_factory.mktemp("deployment")
-    with Deployment(folder, server_path=OWN) as deployment:
+    own, sent = Bundle.installed(), hashlib.sha256(build_bundle(thief)).hexdigest()
+    assert own
+    # As far as Flower's own names of bundles go, the thief's is a reviewed one.
+    reviewed = {"south": {"bundle": f"{own.sha256} {sent[:8]}{own.sha256[8:]}"}}
+    with Deployment(folder, server_path=[OWN, liar]) as deployment:
         for name in ("north", "south", "west"):
-            deployment.start_node(name, **node_config(folder, name))
+            deployment.start_node(name, **node_config(folder, name), **reviewed.get(name, {}))
         deployment.wait_until_online()
         yield deployment
+
+
+@pytest.fixture(scope="module")
+def theft(deployment: Deployment, liar: Path, thief: Path) -> Attack:
+    """An attack that reaches a careless site as well."""
+    data = write_site(deployment.folder / "data" / "careless", 1.0)
+    deployment.start_node("careless", flowers_own=True, **{"data-path": data})
+    deployment.wait_until_online()
+    done = attack(deployment, liar, thief)
+    return replace(done, careless=deployment.remove_node("careless"))
+
+
+def was_robbed(deployment: Deployment, name: str) -> bool:
+    """Whether the thief's code has run at a site."""
+    return (deployment.folder / "data" / f"{name}.stolen").exists()
+
+
+def test_flowers_own_executor_hands_over_the_data(deployment: Deployment, theft: Attack) -> None:
+    """Else the tests below would hold for a harmless thief as well."""
+    assert theft.status == "finished:completed"
+    assert theft.got[theft.careless] == ["arrays"]
+    assert was_robbed(deployment, "careless")
+
+
+@pytest.mark.parametrize("name", ["north", "south"])
+def test_a_bundle_that_was_not_reviewed_is_refused_and_told_what_the_site_runs(
+    deployment: Deployment, theft: Attack, thief: Path, name: str
+) -> None:
+    own, sent = Bundle.installed(), hashlib.sha256(build_bundle(thief)).hexdigest()
+    reason = theft.got[deployment.nodes[name].node_id]
+    assert reason == f"this site runs {own}; it has not reviewed bundle {sent}, which the server sent"
+    assert reason in deployment.nodes[name].log
+    assert not was_robbed(deployment, name)
+    assert not deployment.nodes[name].charges
+
+
+def test_a_site_may_answer_with_another_app_that_it_has_installed(deployment: Deployment, theft: Attack) -> None:
+    """An ordinary one behind `umbel.Gate`: the site runs its own copy, with a policy that no server can change."""
+    quickstart = APP / "examples" / "quickstart"
+    own = {"app": "quickstart.client_app:app", "bundle": hashlib.sha256(build_bundle(quickstart)).hexdigest()}
+    own |= {"data-path": str(deployment.folder / "data"), "mechanisms": "gaussian", "budget": "inf"}
+    node = deployment.start_node("other", within=["env", f"PYTHONPATH={quickstart}"], **own, **{"partition-id": 0})
+    deployment.wait_until_online("other")
+    run = deployment.submit(app=quickstart, num_server_rounds=1)
+    assert deployment.wait(run) == "finished:completed"
+    deployment.runs.remove(run)
+    assert [(row["kind"], row["n"], row["noise_multiplier"], row["mechanism"]) for row in node.charges] == [
+        ("train", 12, 2.0, "gaussian")
+    ]
+    assert "Received 1 results and 3 failures" in deployment.server_log(run), "the others have not reviewed its bundle"
+    deployment.remove_node("other")
+
+
+def test_a_task_of_another_kind_is_refused(deployment: Deployment, theft: Attack, liar: Path, thief: Path) -> None:
+    """Flower's own executor would start an agent of the bundle's."""
+    done = attack(deployment, liar, thief, "flwr-agentapp")
+    assert done.got == {node.node_id: "this site runs no flwr-agentapp" for node in deployment.nodes.values()}
+    assert not any(was_robbed(deployment, name) for name in deployment.nodes)
 
 
 @dataclass
@@ -75,10 +154,27 @@ class Episode:
     strangers: dict[str, Member]
     answers: dict[str, str]
     """What a site reads that tries what is the operator's."""
+    before: tuple[set[str], set[str]]
+    """The runs and the nodes that the server knew before."""
+
+
+def known(deployment: Deployment) -> tuple[set[str], set[str]]:
+    """Return the runs and the nodes that the server knows."""
+    runs = json.loads(deployment.flwr("list", CONNECTION, "--format", "json"))["runs"]
+    nodes = json.loads(deployment.flwr("supernode", "list", CONNECTION, "--format", "json"))["nodes"]
+    return {run["run-id"] for run in runs}, {node["node-id"] for node in nodes}
 
 
 @pytest.fixture(scope="module")
-def episode(deployment: Deployment) -> Episode:
+def episode(deployment: Deployment, thief: Path) -> Episode:
+    own = Bundle.installed()
+    assert own
+    # Where Flower would look for the bundle of this run.
+    planted = deployment.nodes["north"].folder / "apps" / f"umbel.umbel.{own.version}.{own.sha256[:8]}"
+    shutil.copytree(thief, planted)
+    (planted / "client").mkdir()
+    (planted / "client" / "app.py").write_text(THIEF, encoding="utf-8")
+    before = known(deployment)
     run = deployment.submit(**CONFIG)
     strangers = {
         "unregistered": deployment.start_stranger("unregistered", deployment.write_key("unregistered")),
@@ -97,7 +193,7 @@ def episode(deployment: Deployment) -> Episode:
             ("stop", run.id, CONNECTION),
         )
     }
-    return Episode(run, deployment.wait(run), strangers, answers)
+    return Episode(run, deployment.wait(run), strangers, answers, before)
 
 
 def test_sites_learn_together_though_one_refuses(episode: Episode) -> None:
@@ -108,6 +204,12 @@ def test_sites_learn_together_though_one_refuses(episode: Episode) -> None:
     assert second["moved"]
     assert first["loss"] != second["loss"] != last["loss"], "validation scores hypotheses that moved"
     assert all(np.isfinite(value).all() for value in episode.run.hypotheses().values())
+
+
+def test_what_was_planted_is_not_run(deployment: Deployment, episode: Episode) -> None:
+    for name in ("north", "south"):
+        assert not was_robbed(deployment, name)
+        assert deployment.nodes[name].rounds_paid(episode.run) == [1, 2]
 
 
 def test_sites_that_share_the_runs_seed_learn_bit_for_bit_what_they_learn_in_one_process(
@@ -207,12 +309,9 @@ def test_a_site_starts_no_run_and_registers_nothing(deployment: Deployment, epis
     asked = ("start-run", "register-node", "unregister-node", "list-nodes", "list-runs", "stop-run")
     for path in asked:
         assert f'"POST /v1/control/{path} HTTP/1.1" 403' in deployment.superlink.log
-    runs = json.loads(deployment.flwr("list", CONNECTION, "--format", "json"))["runs"]
-    assert [run["run-id"] for run in runs] == [episode.run.id]
-    nodes = json.loads(deployment.flwr("supernode", "list", CONNECTION, "--format", "json"))["nodes"]
-    assert {node["node-id"]: node["status"] for node in nodes} == {
-        node.node_id: "online" for node in deployment.nodes.values()
-    }
+    runs, nodes = episode.before
+    assert known(deployment) == (runs | {episode.run.id}, nodes)
+    deployment.wait_until_online()
 
 
 def test_a_site_elsewhere_takes_no_task_of_the_servers(deployment: Deployment, episode: Episode) -> None:

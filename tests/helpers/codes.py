@@ -11,7 +11,7 @@ import ast
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,12 +72,13 @@ def made(root: Path = ROOT) -> tuple[Made, ...]:
     places = []
     for file in files(root=root):
         inside = file.relative_to(root)
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        calls = {node: None for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        bare = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.exc not in calls]
+        nodes = [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+        calls = {node: None for node in nodes if isinstance(node, ast.Call)}
+        bare = [node.exc for node in nodes if isinstance(node, ast.Raise) and node.exc not in calls]
         for node in [*calls, *bare]:
             call = node if isinstance(node, ast.Call) else None
-            name = ast.unparse(call.func if call else node).rpartition(".")[2] if node else ""
+            callee = call.func if call else node
+            name = getattr(callee, "attr", getattr(callee, "id", ""))
             codes = tuple(
                 code for one in (call.keywords if call else ()) if one.arg == "code" for code in _texts(one.value)
             )
@@ -87,7 +88,7 @@ def made(root: Path = ROOT) -> tuple[Made, ...]:
                 if (kind := _BY_KIND.get(code.partition(".")[0])) and SHAPE.fullmatch(code):
                     found[kind.__name__] = (*found.get(kind.__name__, ()), code)
             for kind_name, own in found.items() if node is not None else ():
-                text = _sentence(call.args[0]) if call and call.args else ""
+                text = _sentence(_value(call.args[0], nodes)) if call and call.args else ""
                 room = inside.parts[1].removesuffix(".py")
                 places.append(Made(f"{inside}:{node.lineno}", room, kind_name, own, text))
     return tuple(places)
@@ -103,6 +104,15 @@ def _texts(value: ast.expr) -> Iterator[str]:
         case ast.JoinedStr(values=[ast.FormattedValue(), ast.Constant(value=str(text))]):
             # Of settings (`umbel.protocol.rules`), which raise an error of their own kind.
             yield from (kind + text for kind in ("config", "data", "site"))
+
+
+def _value(value: ast.expr, nodes: Iterable[ast.AST]) -> ast.expr:
+    """Return what a name was last given in the lines before, if it was; else the value itself."""
+    if isinstance(value, ast.Name):
+        given = [one for one in nodes if isinstance(one, ast.Assign) and one.lineno < value.lineno]
+        named = [one for one in given if [getattr(target, "id", "") for target in one.targets] == [value.id]]
+        return max(named, key=lambda one: one.lineno).value if named else value
+    return value
 
 
 def _sentence(value: ast.expr) -> str:

@@ -102,22 +102,9 @@ class InOrder(np.random.Generator):
 
 
 def sgd(model: Model, start: Arrays, rows: Rows, update: LocalUpdate, only: str = "") -> Arrays:
-    """Train one client as a PyTorch tutorial would, minibatches in the rows' own order.
+    """Train one client as a PyTorch tutorial would, minibatches in the rows' own order, by mse or cross-entropy.
 
-    Parameters
-    ----------
-    model : Model
-        With loss mse or cross-entropy.
-    start : dict of ndarray
-        All parameters that are not frozen; of these are trained those whose names begin with `only`.
-    rows : features and targets
-    update : LocalUpdate
-        Epochs, not steps.
-
-    Returns
-    -------
-    dict of ndarray
-        All of them.
+    It begins with all parameters that are not frozen, trains those whose names begin with `only`, and returns all.
     """
     criterion = {"mse": nn.MSELoss(), "cross-entropy": nn.CrossEntropyLoss()}[model.loss.name]
     network = model.network()

@@ -13,16 +13,7 @@ from umbel.protocol.errors import UmbelError
 
 @contextmanager
 def raises(kind: type[UmbelError], code: str, *parts: object) -> Iterator[pytest.ExceptionInfo[UmbelError]]:
-    """Expect an error of exactly this class and code, whose text has each part: a key's name, a number, a file.
-
-    Parameters
-    ----------
-    kind : type
-    code : str
-        Such as ``config.unknown-key``.
-    *parts : object
-        Looked for as ``str(part)``.
-    """
+    """Expect an error of exactly this class and code, whose text has each part: a key's name, a number, a file."""
     with pytest.raises(UmbelError) as caught:
         yield caught
     error = caught.value
@@ -32,19 +23,7 @@ def raises(kind: type[UmbelError], code: str, *parts: object) -> Iterator[pytest
 
 
 def ended(status: int, output: str, code: str, *parts: object) -> None:
-    """Check that a command ended with one line, of an error of this code, and with that kind's exit code.
-
-    Parameters
-    ----------
-    status : int
-        The command's exit code.
-    output : str
-        What it wrote.
-    code : str
-        Such as ``config.unknown-key``, or the kind alone.
-    *parts : object
-        Looked for as in `raises`.
-    """
+    """Check that a command ended with one line, of an error of this code or kind, and with that kind's exit code."""
     kind = code.partition(".")[0]
     (expected,) = {one.exit_code for one in vars(errors).values() if getattr(one, "kind", "") == kind}
     assert (status, output[:7], output.count("\n")) == (expected, "Error: ", 1), output

@@ -75,14 +75,8 @@ class _Sent(TorchFunctionMode):
 class _Computed(TorchDispatchMode):
     """Computes each operation on the CPU, and raises if its tensors are in two places or do not fit.
 
-    Attributes
-    ----------
-    memory : float
-        Bytes there are.
-    peak : int
-        Most bytes that were held at once.
-    left : list of int
-        Bytes that were held each time that what is not needed was to be freed.
+    It counts in bytes: the `memory` there is, the `peak` that was held at once, and those `left` each time that what is
+    not needed was to be freed.
     """
 
     def __init__(self, memory: float) -> None:
@@ -132,15 +126,7 @@ class _Computed(TorchDispatchMode):
 
 @contextmanager
 def fake_gpu(memory: float = math.inf, said_free: int = 1 << 30) -> Iterator[_Computed]:
-    """Have a GPU in the block, of which ``torch.cuda`` knows as well.
-
-    Parameters
-    ----------
-    memory : float
-        Bytes there are.
-    said_free : int
-        Bytes that are free, as the GPU says before others take them.
-    """
+    """Have a GPU in the block, of which ``torch.cuda`` knows as well, and which says that so many bytes are free."""
     with pytest.MonkeyPatch.context() as patch, _Sent(), _Computed(memory) as gpu:
         for name, answer in {
             "is_available": lambda: True,

@@ -35,23 +35,9 @@ def answered(msg: Message, change: Change, **metrics: float) -> Message:
 
 
 class Node:
-    """One node of an app whose train function is `train`; a site with data of its own where it has a folder.
+    """One node of an app whose train function is `train`; a site with its own data and ledger where it has a folder.
 
-    Parameters
-    ----------
-    gate : Gate
-    train : callable
-        From the message to the reply.
-    folder : Path, optional
-        For the site's ledger.
-    evaluate : callable, optional
-    entries
-        Of the node's configuration.
-
-    Attributes
-    ----------
-    asked : int
-        How often the app's functions were called.
+    `entries` are of the node's configuration; `asked` counts the calls of the app's functions.
     """
 
     def __init__(

@@ -41,31 +41,15 @@ def stack(rows: Any) -> Arrays:
 class PaperGrid(Grid):
     """Nodes that exist on paper.
 
-    Parameters
-    ----------
-    says : dict from node id to Hosting, MetricRecord, Error or None
-        What each node replies to a query, None for nothing at all; a list is said one after the
-        other, the last for ever.
-    looks : sequence of lists of node ids, optional
-        What Flower shows at each look for nodes, the last for ever; by default all at once.
-    slow : dict from int to int, optional
-        How many looks for its reply a node lets go by.
-
-    Attributes
-    ----------
-    queried : list of int
-        The nodes that were asked what they host, each time that they were.
-    lifetimes : list of float
-        How long each of these queries lives, in seconds.
+    A node replies to a query as it `says`, with nothing at all for None; a list is said one after the other, the last
+    for ever. Flower shows the nodes of each of the `looks`, the last for ever. A `slow` node lets so many looks for its
+    reply go by. `queried` has the nodes that were asked what they host, `lifetimes` the seconds that each query lives.
     """
 
     in_process = True
 
     def __init__(
-        self,
-        says: Mapping[int, Said | list[Said]],
-        looks: Sequence[list[int]] = (),
-        slow: Mapping[int, int] = {},
+        self, says: Mapping[int, Said | list[Said]], looks: Sequence[list[int]] = (), slow: Mapping[int, int] = {}
     ) -> None:
         self.says = {node: list(said) if isinstance(said, list) else [said] for node, said in says.items()}
         self.looks = list(looks) or [list(says)]
@@ -184,13 +168,7 @@ def error_reply(message: Message, source: int | None = None) -> Message:
 
 
 class ListeningGrid(InProcessGrid):
-    """The in-process grid; remembers what goes through it.
-
-    Attributes
-    ----------
-    sent, replies : list of Message
-        In the order in which they were sent; the reply to each at the same place.
-    """
+    """The in-process grid; remembers the messages that were sent, and the reply to each at the same place."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -226,16 +204,9 @@ App = Callable[[Message, Context], Message]
 
 
 def failing(partitions: Collection[int], parts: Collection[str] = ("training", "evaluation"), app: Any = None) -> App:
-    """Return the ClientApp, of which some nodes fail in some parts of what they are asked.
+    """Return umbel's ClientApp, or another, of which the nodes of some partitions fail in some parts of a message.
 
-    Parameters
-    ----------
-    partitions : collection of int
-        The nodes.
-    parts : collection of str
-        ``training``, ``evaluation``, or a type of message, as ``query``. What else a message asks is answered.
-    app : ClientApp, optional
-        Another than umbel's.
+    A part is ``training``, ``evaluation``, or a type of message, as ``query``; other parts are answered.
     """
     whole = app or umbel.client.app.app
 

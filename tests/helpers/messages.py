@@ -14,10 +14,10 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from numpy.typing import NDArray
 
 from umbel.privacy.gate.own_app import RoundGate
-from umbel.privacy.gate.site import in_process
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack, record_in, times_step, to_array_record, unpack
+from umbel.protocol.simulated import in_process
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 Layout = Mapping[str, tuple[int, ...]]

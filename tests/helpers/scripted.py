@@ -37,12 +37,7 @@ def value_of(arrays: Arrays) -> float:
 class Scripted(HypothesisStrategy):
     """Training takes theta to theta + 1, and validating theta = 0, 1, 2, ... costs the losses given.
 
-    Parameters
-    ----------
-    losses : sequence of float or None
-        None where no validation client answers; none at all where there is no validation client.
-    stuck : collection of int
-        Rounds with too few releases.
+    A loss is None where no validation client answers. Rounds that are `stuck` have too few releases.
     """
 
     lost = 1

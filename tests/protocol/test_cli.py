@@ -25,13 +25,12 @@ def test_an_error_of_umbels_or_the_systems_is_one_line(
     assert capsys.readouterr() == ("", "Error: too small\n")
 
 
-def test_an_error_of_programming_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_programming_keeps_its_traceback_unless_a_command_reports_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(KeyError), errors_in_one_line():
         raise KeyError("x")
     assert capsys.readouterr() == ("", "")
-
-
-def test_a_command_may_report_others(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit), errors_in_one_line(KeyError):
         raise KeyError("x")
     assert capsys.readouterr().err == "Error: 'x'\n"
@@ -69,7 +68,7 @@ def test_a_command_passes_on_what_it_does_not_know_where_it_says_so(passes_on: b
 
     app = typer.Typer()
 
-    @app.command(context_settings=PASSES_ON if passes_on else {})
+    @app.command(**PASSES_ON if passes_on else {})
     def main(context: typer.Context) -> None:
         got.extend(context.args)
 

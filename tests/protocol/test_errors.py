@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import inspect
 import re
@@ -26,12 +25,11 @@ def is_exception(name: str) -> bool:
 
 def test_every_exception_of_the_app_is_in_the_tree() -> None:
     elsewhere = {
-        f"{file.relative_to(ROOT)}: {node.name}"
+        f"{file.relative_to(ROOT)}: {name}"
         for file in files()
         if file != ROOT / "umbel" / "protocol" / "errors.py"
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-        and any(is_exception(ast.unparse(base).rpartition(".")[2]) for base in node.bases)
+        for name, bases in re.findall(r"^ *class (\w+)\(([^)]*)\)", file.read_text(encoding="utf-8"), re.M)
+        if any(is_exception(base.strip().rpartition(".")[2]) for base in bases.split(","))
     }
     assert not elsewhere
 

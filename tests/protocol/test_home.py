@@ -17,22 +17,15 @@ def test_home_is_where_umbel_home_says(umbel_home: Path) -> None:
     assert home_of() == umbel_home
 
 
-@pytest.mark.parametrize("unset", [True, False])
-def test_home_is_umbel_in_the_users_home_without_umbel_home(
-    unset: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("said", "found"), [(None, "umbel"), ("", "umbel"), ("~/flowers", "flowers")])
+def test_home_is_in_the_users_home(
+    said: str | None, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    if unset:
-        monkeypatch.delenv("UMBEL_HOME", raising=False)
-    else:
-        monkeypatch.setenv("UMBEL_HOME", "")
-    assert home_of() == tmp_path / "umbel"
-
-
-def test_a_tilde_in_umbel_home_is_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("UMBEL_HOME", "~/flowers")
-    assert home_of() == tmp_path / "flowers"
+    monkeypatch.delenv("UMBEL_HOME", raising=False)
+    if said is not None:
+        monkeypatch.setenv("UMBEL_HOME", said)
+    assert home_of() == tmp_path / found
 
 
 def test_a_relative_home_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,13 +46,10 @@ def test_a_round_arrives_as_it_was_sent(training: TrainingSpec | None, evaluatio
 
 
 @pytest.mark.parametrize("name", ["training", "evaluation"])
-def test_what_is_asked_comes_in_a_record_of_its_kind(name: str) -> None:
+def test_what_is_asked_comes_in_a_record_of_its_kind_with_hypotheses(name: str) -> None:
     content = RecordDict({name: MetricRecord({"round": 1})})
     with raises(ProtocolError, "protocol.records", name):
         (training_in if name == "training" else evaluation_in)(content)
-
-
-def test_a_message_without_hypotheses_is_told() -> None:
     with raises(ProtocolError, "protocol.records", "hypotheses"):
         hypotheses_in(RecordDict({"training": TRAINING.to_record()}))
 

@@ -46,15 +46,11 @@ def test_a_price_is_never_too_low_and_hardly_too_high(n: int, noise_multiplier: 
     assert cost.denominator <= 2**32
 
 
-def test_a_release_without_noise_has_no_bound() -> None:
+def test_releases_are_spent_together_and_one_without_noise_has_no_bound() -> None:
+    assert (release(11, 3.0).paper_spend(3), release(11, 3.0).paper_spend(0)) == (11, 0)
     assert release(11, 0.0).paper_cost is None
     assert release(11, 0.0).paper_spend(1) == math.inf
     assert release(11, 0.0).paper_spend(0) == 0
-
-
-def test_several_releases_are_spent_together() -> None:
-    assert release(11, 3.0).paper_spend(3) == 11
-    assert release(11, 3.0).paper_spend(0) == 0
 
 
 @pytest.mark.parametrize("mode", Clipping)

@@ -14,7 +14,7 @@ from umbel.data import BUNDLED, open_dataset
 from umbel.models.factors import baselines
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Baselines, Checkpoints, Log, Patience, in_time
+from umbel.server.observers import Baselines, Checkpoints, Log, in_time
 from umbel.server.rounds import run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
@@ -47,14 +47,9 @@ def scripted(losses: list[float | None], *observers: Observer, **changes: Any) -
 def test_patience_ends_a_run_that_gets_no_better(
     losses: list[float | None], validations: int, rounds: int, reason: str
 ) -> None:
-    state = scripted(losses, Patience(validations))
+    state = scripted(losses, patience=validations)
     assert len(state.history) == rounds
     assert state.stopped == reason
-
-
-def test_the_run_config_says_how_much_there_is(run_config: dict[str, Any]) -> None:
-    run = play(run_config | {"rounds": 50, "restarts": 1, "patience": 2, "step-size": 1e-12, "noise-multiplier": 0.0})
-    assert run.state.stopped == "no better hypotheses in 2 validations"
 
 
 # --- the log
@@ -71,15 +66,6 @@ def test_a_collapse_is_told_once_in_one_line(run_config: dict[str, Any], caplog:
     assert "\n" not in lines[at]
 
 
-def test_a_line_a_round_is_logged(run_config: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    setup = Setup.parse(run_config)
-    log = Log(Summary(setup.model, setup.manifest, setup.release))
-    with caplog.at_level(logging.INFO, "flwr"):
-        scripted([9, 8, 7], log, rounds=2)
-    assert [line.split("  ")[0] for line in caplog.messages] == ["round 1/2", "round 2/2", "after the last round"]
-    assert "validation RMSE 9.0000" in caplog.messages[0]
-
-
 def logged(caplog: pytest.LogCaptureFixture, run_config: dict[str, Any], strategy: Scripted, **changes: Any) -> Any:
     """Return the lines of a scripted run whose rounds take a minute each, and its start four."""
     setup = Setup.parse(run_config)
@@ -90,20 +76,19 @@ def logged(caplog: pytest.LogCaptureFixture, run_config: dict[str, Any], strateg
     return caplog.messages
 
 
-def test_the_time_left_is_told_from_the_second_round_on(
+def test_each_round_gets_a_line_with_the_time_left_from_the_second_on(
     run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    lines = logged(caplog, run_config, Scripted([9, 8, 7, 6, 5]), rounds=4)
+    lines = list(logged(caplog, run_config, Scripted([9, 8, 7, 6, 5]), rounds=4))
+    rounds = [f"round {number}/4" for number in range(1, 5)]
+    assert [line.split("  ")[0] for line in lines] == [*rounds, "after the last round"]
+    assert "validation RMSE 9.0000" in lines[0]
     assert [line.split("  ")[-1] for line in lines] == [
         "4 min 0 s", "5 min 0 s, about 2 min 0 s left", "6 min 0 s, about 1 min 0 s left", "7 min 0 s", "8 min 0 s",
     ]  # fmt: skip
-
-
-def test_a_run_that_may_end_early_takes_at_most_so_long(
-    run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    lines = logged(caplog, run_config, Scripted([9, 8, 7, 6, 5]), rounds=4, patience=3)
-    assert lines[1].endswith("5 min 0 s, at most 2 min 0 s left")
+    caplog.clear()
+    patient = logged(caplog, run_config, Scripted([9, 8, 7, 6, 5]), rounds=4, patience=3)
+    assert patient[1].endswith("5 min 0 s, at most 2 min 0 s left"), "it may end early"
 
 
 def test_a_long_run_gets_a_hundred_lines_of_rounds_that_were_validated(
@@ -168,15 +153,6 @@ def test_a_run_is_saved_after_each_round_and_at_its_end(tmp_path: Any, monkeypat
     assert spent == {0: 2, 1: 2}
     assert int(kept["steps"]) == 3
     assert not (tmp_path / "run" / "releases.safetensors").exists(), "this strategy draws nothing"
-
-
-def test_why_a_run_ended_is_saved_where_nobody_validates_too(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = Scripted()
-    monkeypatch.setattr(strategy.fleet, "roster", lambda grid: type("Nobody", (), {"nodes": []}))
-    run = run_of(strategy, rounds=2)
-    run.observers, run.folder = [Checkpoints(Snapshots(run.state))], RunFolder(tmp_path / "run")
-    run_rounds(run)
-    assert run.folder.read(["weight"])[0].stopped == "all 2 rounds done"
 
 
 def test_a_run_without_a_folder_saves_nothing(umbel_home: Any) -> None:

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import platform
-import tomllib
 from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import version
@@ -69,20 +68,6 @@ FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 # --- one file, of which `tests/protocol/test_home.py` knows the rest
 
 
-@pytest.mark.parametrize("prepare", FAILURES.values(), ids=FAILURES.keys())
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[pytest.MonkeyPatch], None]
-) -> None:
-    write_atomically(tmp_path / "file", b"old")
-    with monkeypatch.context() as patch:
-        prepare(patch)
-        with pytest.raises(OSError, match="no space left"):
-            write_atomically(tmp_path / "file", b"new")
-        with pytest.raises(OSError, match="no space left"):
-            write_atomically(tmp_path / "another", b"new")
-    assert contents(tmp_path) == {"file": b"old"}
-
-
 def test_a_file_is_on_disk_before_it_takes_the_place_of_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,13 +104,6 @@ def test_hypotheses_are_the_best_and_latest_are_the_next(folder: RunFolder, stat
             assert read[key].dtype == np.float32
 
 
-def test_arrays_need_not_lie_in_a_row_in_memory(folder: RunFolder) -> None:
-    turned = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3).T}
-    folder.write_round(State(hypotheses=turned, best=turned), np.array([1]), BARE, {})
-    read = safetensors.numpy.load_file(folder.path / "latest.safetensors")
-    assert read["weight"].tolist() == [[0, 3], [1, 4], [2, 5]]
-
-
 def test_the_ledger_lists_the_clients_that_released_and_what_they_spent(folder: RunFolder, state: State) -> None:
     folder.write_round(state, np.array([0, 2, 0, 3]), ELEVEN_THIRDS, {})
     rows = list(csv.DictReader((folder.path / "ledger.csv").open()))
@@ -150,7 +128,6 @@ PUBLIC = Clipping.PUBLIC
         (costing(11, 0.0, PUBLIC), "none", "none"),
         (BARE, "none", "none"),
     ],
-    ids=["one hypothesis", "hidden choice", "open choice", "own norm", "gaussian", "no noise", "no noise, own norm"],
 )
 def test_the_ledger_says_none_where_nothing_bounds_what_was_given_away(
     folder: RunFolder, state: State, release: Release, epsilon: str, paper: str
@@ -208,7 +185,12 @@ def test_a_run_is_read_again_as_it_was_written(folder: RunFolder, state: State, 
     folder.write_round(state, np.array([0, 2, 0, 3]), ELEVEN_THIRDS, {})
     again = RunFolder(folder.path)
     read, spent, kept = again.read(NAMES)
+    assert json.loads((folder.path / "outcome.json").read_text()) == {"stopped": state.stopped}, "for machines too"
     assert again.read_config()["config"] == run_config
+    assert again.read_config()["versions"] == {
+        "python": platform.python_version(),
+        **{package: version(package) for package in ("flwr", "torch", "numpy", "safetensors")},
+    }
     assert spent == {1: 2, 3: 3}
     assert kept == {}
     for name in ("stopped", "history", "best_round", "best_loss", "stale"):
@@ -252,15 +234,20 @@ def test_what_a_strategy_keeps_lies_in_one_file_with_the_hypotheses(folder: RunF
     assert read.hypotheses["fc.weight"].shape == (2, 1, 2), "names of its own are no parameters"
 
 
-def test_rounds_that_latest_does_not_stand_for_are_forgotten(folder: RunFolder, state: State) -> None:
-    """The run was killed between the files of a round: it does that round again."""
+def kill_in_round_3(folder: RunFolder, state: State, **found: Any) -> None:
+    """Write two rounds and all of a third but `latest.safetensors`, in which `found` was found."""
     state.best_round, state.best_loss = 1, 0.5
     folder.write_round(state, np.array([1]), ONE, {"steps": np.array(2)})
     latest = (folder.path / "latest.safetensors").read_bytes()
-    state.history.append(a_round(3, best_round=3))
-    state.best, state.best_round = LATEST, 3
+    vars(state).update(found)
+    state.history.append(a_round(3, best_round=state.best_round))
     folder.write_round(state, np.array([2]), ONE, {"steps": np.array(3)})
     (folder.path / "latest.safetensors").write_bytes(latest)
+
+
+def test_rounds_that_latest_does_not_stand_for_are_forgotten(folder: RunFolder, state: State) -> None:
+    """The run was killed between the files of a round: it does that round again."""
+    kill_in_round_3(folder, state, best=LATEST, best_round=3)
     read, spent, kept = RunFolder(folder.path).read(NAMES)
     assert [one.number for one in read.history] == [1, 2]
     assert (read.best_round, read.best_loss, read.stale) == (1, math.inf, 0), "the loss was that of others"
@@ -274,12 +261,7 @@ def test_rounds_that_latest_does_not_stand_for_are_forgotten(folder: RunFolder, 
 def test_the_best_keep_their_loss_where_a_round_that_was_not_finished_had_found_no_better_ones(
     folder: RunFolder, state: State
 ) -> None:
-    state.best_round, state.best_loss = 1, 0.5
-    folder.write_round(state, np.array([1]), ONE, {})
-    latest = (folder.path / "latest.safetensors").read_bytes()
-    state.history.append(a_round(3))
-    folder.write_round(state, np.array([2]), ONE, {})
-    (folder.path / "latest.safetensors").write_bytes(latest)
+    kill_in_round_3(folder, state)
     read, _, _ = RunFolder(folder.path).read(NAMES)
     assert (read.best_round, read.best_loss, read.stale) == (1, 0.5, 0)
 
@@ -290,16 +272,6 @@ def test_latest_is_as_it_was_written_or_not_read(folder: RunFolder, state: State
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match=r"latest\.safetensors is not as the run wrote it"):
-        folder.read(NAMES)
-
-
-@pytest.mark.parametrize(
-    "missing", ["latest.safetensors", "hypotheses.safetensors", "history.jsonl", "participations.jsonl"]
-)
-def test_a_folder_without_a_round_is_no_run(folder: RunFolder, state: State, missing: str) -> None:
-    folder.write_round(state, np.array([1]), ONE, {})
-    (folder.path / missing).unlink()
-    with pytest.raises(FileNotFoundError, match=missing):
         folder.read(NAMES)
 
 
@@ -333,7 +305,7 @@ def test_a_round_writes_as_much_however_many_there_were(
 
     for name in ("write_atomically", "append"):
         monkeypatch.setattr(run_folder, name, counted(getattr(run_folder, name)))
-    state.history, participations = [], np.zeros(100_000, np.int64)
+    state.history, participations = [], np.zeros(30_000, np.int64)
     seen = []
     for rounds in (10, 100, 290, 100):
         written.clear()
@@ -429,14 +401,6 @@ def test_nothing_comes_after_half_a_line(folder: RunFolder, state: State, monkey
 # --- the rest
 
 
-def test_the_outcome_is_for_machines_too(folder: RunFolder, state: State) -> None:
-    folder.write_round(state, np.array([1]), ONE, {})
-    assert json.loads((folder.path / "outcome.json").read_text()) == {"stopped": ""}
-    state.stopped = "it knows enough"
-    folder.write_round(state, np.array([1]), ONE, {})
-    assert json.loads((folder.path / "outcome.json").read_text()) == {"stopped": "it knows enough"}
-
-
 def test_the_nodes_are_read_again_in_their_order(folder: RunFolder) -> None:
     nodes = [(2**63, Hosting(3, 1)), (5, Hosting(0, 2))]
     folder.write_nodes(nodes)
@@ -455,14 +419,3 @@ def test_sections_are_saved_if_there_are_any_and_read_again(folder: RunFolder) -
 def test_no_other_run_has_the_folder(tmp_path: Path) -> None:
     made = [RunFolder.make(tmp_path / "runs", "name").path for _ in range(3)]
     assert [path.name for path in made] == ["name", "name-2", "name-3"]
-
-
-def test_the_config_is_saved_with_the_versions_it_ran_with(folder: RunFolder, run_config: dict[str, Any]) -> None:
-    folder.write_config(run_config)
-    saved = tomllib.loads((folder.path / "config.toml").read_text())
-    assert saved["config"] == run_config
-    assert saved["config"]["seed"] == 0
-    assert saved["versions"] == {
-        "python": platform.python_version(),
-        **{package: version(package) for package in ("flwr", "torch", "numpy", "safetensors")},
-    }

@@ -153,12 +153,6 @@ def test_without_one_of_its_files_it_is_no_run(copy: Path, file: str) -> None:
         saved(copy)
 
 
-def test_what_was_asked_is_looked_at_first(copy: Path) -> None:
-    """Of another model the arrays would seem to be damaged."""
-    with raises(ConfigError, "config.resume-changed", "model", "mlp"):
-        saved(copy, model="mlp inputs=2 hidden=3 outputs=1")
-
-
 def test_rounds_are_left(copy: Path) -> None:
     with raises(ConfigError, "config.resume-done", "resume", "rounds", "4"):
         saved(copy, rounds=4)

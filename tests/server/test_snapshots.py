@@ -66,17 +66,6 @@ def test_the_first_and_the_best_round_are_kept(best_rounds: list[int], last: int
     assert numbers(play(best_rounds, last)) == kept
 
 
-def test_it_tells_whether_there_is_something_new_to_save() -> None:
-    state = State(hypotheses=theta(1), best=theta(1))
-    snapshots = Snapshots(state)
-    told = []
-    for number, best in enumerate([1, 2, 2, 4], 1):
-        state.history.append(entry(number, best))
-        state.best_round = best
-        told.append(snapshots.add(state, outcome(number)))
-    assert told == [True, True, False, True]
-
-
 def test_other_models_have_no_plane() -> None:
     state = State(hypotheses=theta(1), best=theta(1), history=[entry(1, 1)], best_round=1)
     snapshots = Snapshots(state)

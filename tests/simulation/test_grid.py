@@ -8,8 +8,8 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from umbel.privacy.gate.site import runs_in_simulation
 from umbel.protocol.flower import ErrorCode, Run, TaskIdentity
+from umbel.protocol.simulated import runs_in_simulation
 from umbel.simulation.grid import InProcessGrid
 
 

@@ -35,12 +35,8 @@ from umbel.strategies import GroupPrivacy
 from umbel.strategies.base import HypothesisStrategy
 
 COMMON: dict[str, Any] = {
-    "local_epochs": 3,
-    "step_size": 0.1,
-    "batch_size": 10,
-    "noise_multiplier": 5.0,
-    "noise_per": "vector",
-}
+    "local_epochs": 3, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0, "noise_per": "vector",
+}  # fmt: skip
 HYPOTHESES_SENT = [(0, 0, 0), (10, 10, 10)]
 # Two releases near each of the hypotheses.
 RELEASE = {0: (1, 0, 2), 1: (9, 9, 9), 2: (3, 0, 4), 3: (9, 9, 13)}

@@ -5,19 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.helpers.grids import PaperGrid, stack, vectors
-from umbel.protocol.records import from_array_record, to_array_record
+from tests.strategies.conftest import one_round
 from umbel.server.nodes.fleet import Fleet
 from umbel.strategies.group_privacy import GroupPrivacy, nearest, seeded_kmeans
-
-TRAIN_CONFIG = ConfigRecord(
-    {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0, "noise_per": "vector"}
-)
 
 
 def column(*numbers: float) -> NDArray[np.float64]:
@@ -112,12 +106,7 @@ def test_labels_are_those_of_lloyds_iterations(given: tuple[NDArray[np.float64],
 def test_a_round_clusters_the_releases_and_averages_each_cluster() -> None:
     # The example on a line from above, along the first of three parameters.
     release = {0: (0, 1, 1), 1: (2, 1, 3), 2: (3, 1, 5), 3: (10, 7, 9)}
-    grid = PaperGrid.simulated(train=4)
     strategy = GroupPrivacy(Fleet(clients_per_round=4), hypotheses=3)
-    hypotheses = [(0, 1, 3), (5, 1, 3), (-90, 0, 0)]
-    messages = strategy.configure_train(1, to_array_record(stack(hypotheses)), TRAIN_CONFIG, grid)
-    following, metrics = strategy.aggregate_train(1, grid.releases(messages, release.__getitem__))
-    assert metrics["groups"] == [3, 1, 0]
-    np.testing.assert_allclose(
-        vectors(from_array_record(following)), [(5 / 3, 1, 3), (10, 7, 9), (-90, 0, 0)], rtol=1e-6
-    )
+    following, counts = one_round(strategy, [(0, 1, 3), (5, 1, 3), (-90, 0, 0)], release)
+    assert counts["groups"] == [3, 1, 0]
+    np.testing.assert_allclose(following, [(5 / 3, 1, 3), (10, 7, 9), (-90, 0, 0)], rtol=1e-6)

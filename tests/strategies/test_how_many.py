@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import umbel.client.app
+from tests.helpers.disk import Killed
 from tests.helpers.errors import raises
 from tests.helpers.runs import run_app
 from umbel import strategies
@@ -145,24 +146,19 @@ def test_a_run_that_was_stopped_before_or_after_the_choice_goes_on(
     config |= {"dataset": dataset(tmp_path, 2, 0), "rounds": 9, "validate-every": 1, "strategy": "fedavgm"}
     whole = run_app(config, InProcessGrid(umbel.client.app.app, config))
     assert [len(entry["groups"]) for entry in whole.trained] == [8, 8, 8] + [len(whole.arrays("latest")["weight"])] * 6
-
     assert "diverged" not in (whole.folder / "report.html").read_text(), "there were no such hypotheses then"
-
-    class Killed(BaseException):
-        pass
 
     for last in (2, 3, 5):
         grid = InProcessGrid(umbel.client.app.app, config)
-        push = grid.push_messages
 
-        def until(messages: Any, last: int = last, push: Any = push) -> Any:
+        def until(messages: Any, last: int = last, push: Any = grid.push_messages) -> Any:
             messages = list(messages)
             if any(message.metadata.group_id == str(last + 1) for message in messages):
                 raise Killed
             return push(messages)
 
         grid.push_messages = until  # type: ignore[method-assign]
-        before = set((whole.folder.parent).iterdir())
+        before = set(whole.folder.parent.iterdir())
         with pytest.raises(Killed):
             run_app(config, grid)
         (stopped,) = set(whole.folder.parent.iterdir()) - before
@@ -173,6 +169,7 @@ def test_a_run_that_was_stopped_before_or_after_the_choice_goes_on(
                 assert resumed.arrays(file)[name].tobytes() == value.tobytes(), (last, file, name)
 
 
+@pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize(("strategy", "k", "rounds"), [("group-privacy", "auto", 3), ("cfl", 8, 20)])
 def test_a_report_has_all_rounds_whatever_the_number_of_hypotheses(
     strategy: str, k: Any, rounds: int, tmp_path: Path, config: dict[str, Any]

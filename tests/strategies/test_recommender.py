@@ -44,7 +44,7 @@ def test_a_model_without_local_parameters_is_refused(run_config: Config) -> None
 
 
 def test_items_are_learnt_that_tell_newcomers_what_they_like(factors_config: Config) -> None:
-    state = play(factors_config | {"rounds": 60}).state
+    state = play(factors_config | {"rounds": 40}).state
     losses = [entry.loss for entry in state.history if entry.loss is not None]
     assert np.mean(losses[20:]) < losses[0] - 0.03
     assert state.history[0].releases == 20

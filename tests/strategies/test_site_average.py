@@ -34,13 +34,9 @@ from umbel.strategies.site_average import SiteAverage
 
 SENT = [(0, 0, 0), (10, 10, 10)]
 COMMON: dict[str, Any] = {
-    "local_epochs": 1,
-    "step_size": 0.1,
-    "batch_size": 10,
-    "noise_multiplier": 0.0,
-    "mechanism": "laplace",
+    "local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 0.0, "mechanism": "laplace",
     "choice_epsilon": 1.0,
-}
+}  # fmt: skip
 PUBLIC = ClipSchedule(Clipping.PUBLIC, start=100.0)
 
 
@@ -88,17 +84,8 @@ def test_in_the_first_rounds_some_clients_try_another_hypothesis() -> None:
     """Else one that suits nobody best at first is never trained."""
 
     def explores(round: int, hypotheses: int = 2, options: str = "") -> float:
-        strategy = strategies.make(
-            RunConfig.of(
-                {
-                    "strategy": "site-average",
-                    "strategy-options": options,
-                    "hypotheses": hypotheses,
-                    "clipping": "public",
-                }
-            ),
-            Fleet(),
-        )
+        entries = {"strategy_options": options, "hypotheses": hypotheses, "clipping": "public"}
+        strategy = strategies.make(RunConfig(strategy="site-average", **entries), Fleet())
         share: float = strategy.task(round, TrainingSpec(**COMMON)).explore
         return share
 
@@ -208,14 +195,9 @@ def test_what_no_site_can_answer_is_refused_before_any_work(changes: dict[str, A
 # --- whole runs
 
 CONFIG: dict[str, Any] = {
-    "strategy": "site-average",
-    "clipping": "public",
-    "clip_norm_decay": 0.95,
-    "clients_per_round": 80,
-    "rounds": 40,
-    "restarts": 5,
-    "seed": 1,
-}
+    "strategy": "site-average", "clipping": "public", "clip_norm_decay": 0.95, "clients_per_round": 80, "rounds": 30,
+    "restarts": 5, "seed": 1,
+}  # fmt: skip
 NOISE: dict[str, dict[str, Any]] = {
     "laplace": {"mechanism": "laplace", "noise_multiplier": 4.0, "choice_epsilon": 1.0},
     "gaussian": {"mechanism": "gaussian", "noise_multiplier": 2.0},
@@ -264,17 +246,9 @@ def test_sites_with_data_of_their_own_take_part(umbel_home: Path) -> None:
     config = run_config(
         "synthetic", **CONFIG | NOISE["laplace"] | {"dataset": "", "rounds": 12, "min_nodes": 3}, model="linear"
     )
-    nodes = [
-        {
-            "data-path": str(ROOT / "datasets" / "synthetic.json"),
-            "role": "split",
-            "place": f"{i}/3",
-            "release": "site",
-            "min-clients": 10 if i < 2 else 35,
-            "ledger-path": str(umbel_home / f"{i}.sqlite"),
-        }
-        for i in range(3)
-    ]
+    common = {"data-path": str(ROOT / "datasets" / "synthetic.json"), "role": "split", "release": "site"}
+    own = ({"place": f"{i}/3", "ledger-path": str(umbel_home / f"{i}.sqlite")} for i in range(3))
+    nodes = [common | one | {"min-clients": least} for one, least in zip(own, (10, 10, 35), strict=True)]
     umbel_home.mkdir(exist_ok=True)
     run = play(config, node_configs=nodes, strict=False)
     trained = [entry for entry in run.state.history if entry.asked]

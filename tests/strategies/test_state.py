@@ -8,13 +8,13 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from pydantic import Field
 
 import umbel.client.app
 from tests.helpers.disk import Killed, kill_when
 from tests.helpers.runs import AppRun, run_app
 from umbel import strategies
+from umbel.protocol.arrays import Matrix
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import GroupPrivacy
 
@@ -34,7 +34,7 @@ class FedAdam(GroupPrivacy):
 
     Options: ClassVar[type] = AdamOptions
 
-    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
         state, decay = self.state, self.options.decay
         for name in ("first", "second"):
             state.setdefault(name, np.zeros((self.hypotheses, len(hypothesis))))
@@ -44,7 +44,7 @@ class FedAdam(GroupPrivacy):
         # As many types and shapes as a strategy may think of.
         state["times"] = np.add(state.get("times", np.zeros(self.hypotheses, np.int64)), np.arange(2) == index)
         state["steps"] = np.asarray(state.get("steps", 0) + 1)
-        step: NDArray[np.float64] = self.options.rate * state["first"][index] / (np.sqrt(state["second"][index]) + 1e-3)
+        step: Matrix = self.options.rate * state["first"][index] / (np.sqrt(state["second"][index]) + 1e-3)
         return hypothesis + step
 
 

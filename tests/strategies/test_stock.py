@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord
 from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
 import umbel.client.app
 from tests.helpers.errors import raises
-from tests.helpers.grids import PaperGrid, stack, vectors
-from tests.helpers.runs import run_app
+from tests.helpers.runs import AppRun, run_app
+from tests.strategies.conftest import one_round
 from umbel import models, strategies
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.run_config import RunConfig
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
@@ -28,9 +26,6 @@ from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import Stock
 from umbel.strategies.stock import adapted
 
-TRAIN_CONFIG = ConfigRecord(
-    {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0, "noise_per": "vector"}
-)
 SENT = [(0, 0, 0), (10, 10, 10)]
 # Five releases near each of the hypotheses, in each of which one number is far from the others.
 NEAR = [(1, 0, 2), (2, 1, 1), (0, 2, 0), (1, 1, 4), (1, -9, 3)]
@@ -46,14 +41,10 @@ def made(name: str, options: str = "", hypotheses: int = 2) -> Stock:
     return strategy
 
 
-def rounds(strategy: Any, number: int, sent: Any = SENT) -> NDArray[Any]:
+def rounds(strategy: Any, number: int, sent: Any = SENT, first: int = 1) -> NDArray[Any]:
     """Return the hypotheses after so many rounds in which each client releases what it always does."""
-    grid = PaperGrid.simulated(train=10)
-    for round in range(1, number + 1):
-        messages = strategy.configure_train(round, to_array_record(stack(sent)), TRAIN_CONFIG, grid)
-        following, _ = strategy.aggregate_train(round, grid.releases(messages, RELEASE.__getitem__))
-        assert following is not None
-        sent = vectors(from_array_record(following))
+    for round in range(first, first + number):
+        sent, _ = one_round(strategy, sent, RELEASE, round=round)
     return np.asarray(sent)
 
 
@@ -109,13 +100,7 @@ def test_what_it_remembers_comes_back_as_arrays(name: str, options: str) -> None
     resumed = made(f"flower:{name}", options)
     resumed.state = {key: value.copy() for key, value in first.state.items()}
     assert all(isinstance(value, np.ndarray) for value in resumed.state.values())
-    grid = PaperGrid.simulated(train=10)
-    for round in (3, 4):
-        messages = resumed.configure_train(round, to_array_record(stack(half)), TRAIN_CONFIG, grid)
-        half = vectors(
-            from_array_record(resumed.aggregate_train(round, grid.releases(messages, RELEASE.__getitem__))[0])
-        )
-    np.testing.assert_array_equal(half, whole)
+    np.testing.assert_array_equal(rounds(resumed, 2, half, first=3), whole)
 
 
 def test_a_cluster_of_which_it_makes_nothing_stays_as_it_was() -> None:
@@ -236,18 +221,15 @@ def test_what_such_a_strategy_cannot_do_here_is_said_before_the_run(own: str, na
 @pytest.mark.usefixtures("blank_figures")
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(run_config: dict[str, Any]) -> None:
     run_config |= {
-        "strategy": "flower:FedAdam",
-        "strategy-options": "eta=1.0",
-        "rounds": 4,
-        "restarts": 1,
-        "hypotheses": 1,
-    }
-    run_config |= {"validation-clients-per-round": 5, "noise-multiplier": 1.0}
-    whole = run_app(run_config, InProcessGrid(umbel.client.app.app, run_config))
-    short = run_config | {"rounds": 2}
-    stopped = run_app(short, InProcessGrid(umbel.client.app.app, short))
-    resume = run_config | {"resume": stopped.folder.name}
-    resumed = run_app(resume, InProcessGrid(umbel.client.app.app, resume))
+        "strategy": "flower:FedAdam", "strategy-options": "eta=1.0", "rounds": 4, "restarts": 1, "hypotheses": 1,
+        "validation-clients-per-round": 5, "noise-multiplier": 1.0,
+    }  # fmt: skip
+
+    def play(config: dict[str, Any]) -> AppRun:
+        return run_app(config, InProcessGrid(umbel.client.app.app, config))
+
+    whole, stopped = play(run_config), play(run_config | {"rounds": 2})
+    resumed = play(run_config | {"resume": stopped.folder.name})
     for name, value in whole.arrays("latest").items():
         assert resumed.arrays("latest")[name].tobytes() == value.tobytes(), name
     assert whole.history[-1]["loss"] < whole.history[0]["loss"]
@@ -258,7 +240,7 @@ def test_a_large_model_is_no_other(run_config: dict[str, Any]) -> None:
     model = models.load("mlp")
     rng = np.random.default_rng(1)
     strategy = made("flower:FedAvg", hypotheses=1)
-    strategy.fleet._sent = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
+    strategy.fleet.sent = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
     group = rng.normal(size=(3, model.num_parameters))
     found = strategy.combine(group, np.zeros(model.num_parameters), 0)
     np.testing.assert_allclose(found, group.mean(0), rtol=1e-5, atol=1e-6)

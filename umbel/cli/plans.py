@@ -21,11 +21,10 @@ class Planned:
     ----------
     figures : Plan
         Its `release` has nu and choice-epsilon.
-    delta : float
     ways : dict
         How many times less noise would be left with more clients, fewer parameters or fewer participations.
     radius : float or None
-        Median length of a client's first update, where a configuration was given: a first guess of the clip norm.
+        Median norm of a client's first update, where a configuration was given: a first guess of the clip norm.
     """
 
     figures: Plan
@@ -88,10 +87,8 @@ def plan(
             choice_epsilon = run.choice_epsilon if choice_epsilon is None else choice_epsilon
             rounds = run.rounds if rounds is None else rounds
     elif parameters is None or hypotheses is None or clients is None or clients_per_round is None:
-        raise ConfigError(
-            "name a configuration, or give parameters, hypotheses, clients and clients-per-round",
-            code="config.missing-figure",
-        )
+        text = "name a configuration, or give parameters, hypotheses, clients and clients-per-round"
+        raise ConfigError(text, code="config.missing-figure")
     else:
         task = Task(parameters, hypotheses, clients, clients_per_round, mechanism or LAPLACE)
     if target_epsilon is not None:
@@ -105,13 +102,14 @@ def plan(
 def _measured(config: str | Path) -> tuple[Task, RunConfig, float]:
     """Return the task of a configuration, the configuration, and how long a client's first update is."""
     # They take PyTorch, which a plan from numbers need not wait for.
-    from umbel.cli.configs import check, read_values
-    from umbel.cli.first_update import first_update
+    from umbel.client.beforehand import first_update
+    from umbel.server.rounds import draw_hypotheses
+    from umbel.simulation.start import check, read_values
 
     values = read_values(config)
     setup = check(values)
-    run, manifest = setup.config, setup.manifest
-    assert manifest is not None, "it was checked"
-    asked = min(run.clients_per_round, manifest.train)
-    task = Task(setup.model.num_parameters, setup.strategy.hypotheses, manifest.train, asked, run.mechanism)
-    return task, run, first_update(setup)
+    run, model, dataset, count = setup.config, setup.model, setup.open_dataset(), setup.strategy.hypotheses
+    assert dataset is not None, "it was checked"
+    train = dataset.manifest.train
+    task = Task(model.num_parameters, count, train, min(run.clients_per_round, train), run.mechanism)
+    return task, run, first_update(run, model, dataset, draw_hypotheses(model, count, run.seed, 0))

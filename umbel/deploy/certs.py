@@ -21,23 +21,15 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import load_pem_private_key as load_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import CertificateError
 
-CA_DAYS = 3650
-SERVER_DAYS = 365
-RENEW_DAYS = 30
-OWN_NAMES = ("localhost", "superlink")
-"""Names by which the server's own machine and the executor beside it know the server."""
+CA_DAYS, SERVER_DAYS, RENEW_DAYS = 3650, 365, 30
+OWN_NAMES = ("localhost", "superlink")  # by which the server's own machine and the executor beside it know it
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
@@ -63,17 +55,17 @@ def main(
 
 
 def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) -> list[Path]:
-    """Make what is missing and return the files that were written.
+    """Make the files that a folder lacks, and return them.
+
+    They are ``ca.crt``, ``ca.key``, ``server.crt``, ``server.key``, ``superexec.secret``, ``control.secret`` and, for
+    every node, ``NODE`` and ``NODE.pub``.
 
     Parameters
     ----------
     folder : Path
-        Where ``ca.crt``, ``ca.key``, ``server.crt``, ``server.key``, ``superexec.secret``,
-        ``control.secret`` and, for every node, ``NODE`` and ``NODE.pub`` are.
     names : list of str
         Host names and IP addresses of the server, besides `OWN_NAMES`.
     nodes : list of str
-        Names of the nodes.
     owner : int
         Number of the image's user, who gets the private files when root writes them.
 
@@ -85,15 +77,11 @@ def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) ->
     subjects = [_subject(name) for name in dict.fromkeys([*OWN_NAMES, *names])]
     for node in nodes:
         if not _NODE.fullmatch(node):
-            raise CertificateError(
-                f"{node!r} is no name for a node; use letters, digits and hyphens, as in site-1",
-                code="certificate.bad-node",
-            )
+            text = f"{node!r} is no name for a node; use letters, digits and hyphens, as in site-1"
+            raise CertificateError(text, code="certificate.bad-node")
         if (folder / f"{node}.pub").exists() and not (folder / node).exists():
-            raise CertificateError(
-                f"{folder} has {node}.pub alone; register it, for its private key is at the site",
-                code="certificate.key-at-site",
-            )
+            text = f"{folder} has {node}.pub alone; register it, for its private key is at the site"
+            raise CertificateError(text, code="certificate.key-at-site")
     folder.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
 
@@ -101,20 +89,18 @@ def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) ->
         _write(folder / name, content, mode, reader)
         made.append(folder / name)
 
-    def missing(name: str) -> bool:
-        return not (folder / name).exists()
+    def missing(*names: str) -> int:
+        return sum(not (folder / name).exists() for name in names)
 
-    if missing("ca.key") or missing("ca.crt"):
-        if not (missing("ca.key") and missing("ca.crt")):
-            raise CertificateError(
-                f"{folder} has one of ca.key and ca.crt; restore the other, or remove both",
-                code="certificate.half-a-ca",
-            )
+    if lacks := missing("ca.key", "ca.crt"):
+        if lacks == 1:
+            text = f"{folder} has one of ca.key and ca.crt; restore the other, or remove both"
+            raise CertificateError(text, code="certificate.half-a-ca")
         key = ec.generate_private_key(ec.SECP384R1())
         write("ca.key", _pem(key), 0o600)  # no container reads it
         write("ca.crt", _authority(key).public_bytes(Encoding.PEM))
     ca_key, ca = _read_key(folder / "ca.key"), _read_certificate(folder / "ca.crt")
-    if missing("server.key") or missing("server.crt") or _stale(folder, ca, subjects):
+    if missing("server.key", "server.crt") or _stale(folder, ca, subjects):
         key = ec.generate_private_key(ec.SECP384R1())
         write("server.key", _pem(key), 0o600, owner)
         write("server.crt", _server(key, subjects, ca, ca_key).public_bytes(Encoding.PEM))
@@ -136,10 +122,8 @@ def _subject(name: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not re.fullmatch(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*", name):
-        raise CertificateError(
-            f"{name!r} is no host name or IP address; give it without https:// and without a port",
-            code="certificate.bad-name",
-        )
+        text = f"{name!r} is no host name or IP address; give it without https:// and without a port"
+        raise CertificateError(text, code="certificate.bad-name")
     return x509.DNSName(name)
 
 
@@ -187,17 +171,10 @@ def _builder(name: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x50
 
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    signs = {"key_cert_sign": signs_certificates, "crl_sign": signs_certificates}
+    never = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    return x509.KeyUsage(digital_signature=not signs_certificates, **signs, **never)
 
 
 def _stale(folder: Path, ca: x509.Certificate, subjects: list[x509.GeneralName]) -> bool:
@@ -219,15 +196,13 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
     try:
-        key = load_pem_private_key(file.read_bytes(), password=None)
+        key = load_key(file.read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
-        raise CertificateError(
-            f"{file} cannot be read as a private key: {error}", code="certificate.unreadable"
-        ) from None
+        text = f"{file} cannot be read as a private key: {error}"
+        raise CertificateError(text, code="certificate.unreadable") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CertificateError(
-            f"{file} is no elliptic-curve key; use the one that was made here", code="certificate.unreadable"
-        )
+        text = f"{file} is no elliptic-curve key; use the one that was made here"
+        raise CertificateError(text, code="certificate.unreadable")
     return key
 
 
@@ -235,9 +210,8 @@ def _read_certificate(file: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise CertificateError(
-            f"{file} cannot be read as a certificate: {error}", code="certificate.unreadable"
-        ) from None
+        text = f"{file} cannot be read as a certificate: {error}"
+        raise CertificateError(text, code="certificate.unreadable") from None
 
 
 def _write(file: Path, content: bytes, mode: int, reader: int | None) -> None:

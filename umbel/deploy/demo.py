@@ -18,25 +18,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tomli_w
 import typer
 
-from umbel.data import find_dataset
 from umbel.deploy import certs
 from umbel.deploy.guard import read_secret
-from umbel.deploy.split import split
 from umbel.protocol.cli import command_line, errors_in_one_line
-from umbel.protocol.errors import DatasetError, DemoError
+from umbel.protocol.errors import DemoError
 from umbel.protocol.flower import keep_secret
 from umbel.protocol.home import umbel_home
 from umbel.protocol.project import APP, CONFIGS
 
 SITES = ("site-1", "site-2", "site-3")
 CONFIG = CONFIGS / "hospital-sites.toml"
+# Each site's manifest says who trains; a client may take part 10 times at n / nu = 11 / 3.
 POLICY = 'role="split" min-noise-multiplier=10.0 clipping="public" max-choice-epsilon=1.0 budget=16.0'
-"""Each site's manifest says who trains; a client may take part 10 times at n / nu = 11 / 3."""
 LEDGER = "/ledger/umbel.sqlite"
 MAKE_LEDGER = f"test -e {LEDGER} || umbel ledger create {LEDGER}"
 _ONLINE_S = 120.0
@@ -51,7 +49,7 @@ def main(
     """Build the image, start a server and three sites, run, show what came out, take all down."""
     home = umbel_home() / "demo"
     with errors_in_one_line():
-        split(_hospital(csv, geonames), len(SITES), home)
+        _write_sites(csv, geonames, home)
         certs.make(home / "certs", [], list(SITES), owner=int(os.environ.get("IMAGE_UID", "1000")))
         compose = composer(home)
         compose("build", "image")
@@ -81,19 +79,19 @@ def composer(home: Path, project: str = "umbel-demo") -> Run:
     return lambda *arguments, capture=False: _call([*docker_compose, *arguments], environment, capture)
 
 
-def _hospital(csv: Path | None, geonames: Path | None) -> Path:
-    """Return the hospital dataset, built if there is a file to build it from."""
+def _write_sites(csv: Path | None, geonames: Path | None, home: Path) -> None:
+    """Split the hospital dataset among the sites; build it first if there is a file to build it from."""
+    data = [sys.executable, "-m", "umbel", "data"]
     if csv:
-        recipe = [sys.executable, "-m", "umbel", "data", "make", "hospital", "--csv", str(csv)]
-        _call(recipe + (["--geonames", str(geonames)] if geonames else []), os.environ)
-    try:
-        return find_dataset("hospital")
-    except DatasetError:
+        raw = ["--csv", str(csv), *(["--geonames", str(geonames)] if geonames else [])]
+        _call([*data, "make", "hospital", *raw], os.environ)
+    if not (umbel_home() / "data" / "hospital").exists():
         raise DemoError(
             "there are no hospital data yet; get IPPS_FY2011.csv.gz (the README's section on hospital charges says "
             "where) and run: make compose-demo CSV=IPPS_FY2011.csv.gz",
             code="demo.no-data",
-        ) from None
+        )
+    _call([*data, "split", "hospital", "--sites", str(len(SITES)), "--out", str(home)], os.environ)
 
 
 def _run(compose: Run, keys: Path) -> Path:
@@ -103,10 +101,8 @@ def _run(compose: Run, keys: Path) -> Path:
         flwr("run", str(APP), "demo", "--stream", "--run-config", str(CONFIG))
         run = json.loads(flwr("list", "demo", "--format", "json", capture=True))["runs"][0]
         if run["status"] != "finished:completed":
-            raise DemoError(
-                f"the run ended as {run['status']}: {run.get('status-details') or 'see the log above'}",
-                code="demo.run-failed",
-            )
+            text = f"the run ended as {run['status']}: {run.get('status-details') or 'see the log above'}"
+            raise DemoError(text, code="demo.run-failed")
     return _fetch(compose)
 
 
@@ -118,15 +114,11 @@ def started(compose: Run, keys: Path) -> Iterator[Run]:
     address = f"localhost:{compose('port', 'superlink', '8000', capture=True).strip().rpartition(':')[2]}"
     with tempfile.TemporaryDirectory(prefix="umbel-demo-") as scratch:
         connection = {"address": address, "root-certificates": str(keys / "ca.crt")}
-        (Path(scratch) / "config.toml").write_text(
-            tomli_w.dumps({"superlink": {"default": "demo", "demo": connection}}), encoding="utf-8"
-        )
+        config = tomli_w.dumps({"superlink": {"default": "demo", "demo": connection}})
+        (Path(scratch) / "config.toml").write_text(config, encoding="utf-8")
         keep_secret(Path(scratch), address, read_secret(keys / "control.secret").decode())
-        environment = os.environ | {
-            "FLWR_HOME": scratch,
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-        }
+        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        environment = os.environ | quiet | {"FLWR_HOME": scratch}
 
         def flwr(*arguments: str, capture: bool = False) -> str:
             return _call([_tool("flwr"), *arguments], environment, capture)
@@ -150,20 +142,15 @@ def _register(key: Path, environment: Mapping[str, str]) -> None:
     typer.echo(f"{key.stem} is registered")
 
 
-def _nodes(flwr: Run) -> list[dict[str, Any]]:
-    nodes: list[dict[str, Any]] = json.loads(flwr("supernode", "list", "demo", "--format", "json", capture=True))[
-        "nodes"
-    ]
-    return nodes
-
-
 def _wait_until_online(flwr: Run) -> None:
     deadline = time.monotonic() + _ONLINE_S
-    while time.monotonic() < deadline:
-        if sum(node["status"] == "online" for node in _nodes(flwr)) >= len(SITES):
+    while True:
+        nodes = json.loads(flwr("supernode", "list", "demo", "--format", "json", capture=True))["nodes"]
+        if sum(node["status"] == "online" for node in nodes) >= len(SITES):
             return
+        if time.monotonic() > deadline:
+            raise DemoError(f"not all sites are online after {_ONLINE_S:.0f} s: {nodes}", code="demo.offline")
         time.sleep(1)
-    raise DemoError(f"not all sites are online after {_ONLINE_S:.0f} s: {_nodes(flwr)}", code="demo.offline")
 
 
 def _fetch(compose: Run) -> Path:
@@ -180,9 +167,8 @@ def _call(command: list[str], environment: Mapping[str, str], capture: bool = Fa
     pipe = subprocess.PIPE if capture else None
     done = subprocess.run(command, env=dict(environment), cwd=APP, check=False, stdout=pipe, text=True)
     if done.returncode:
-        raise DemoError(
-            f"`{Path(command[0]).name} {' '.join(command[1:])}` failed; its message is above", code="demo.step-failed"
-        )
+        text = f"`{Path(command[0]).name} {' '.join(command[1:])}` failed; its message is above"
+        raise DemoError(text, code="demo.step-failed")
     return done.stdout or ""
 
 

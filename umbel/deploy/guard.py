@@ -27,32 +27,21 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-REFUSAL = "forbidden by this server's guard (docs/deployment.md, Errors)"
-"""What a caller reads; the ``flwr`` command prints it."""
-
-_LARGEST_BODY = 64 << 20
-"""Bytes of a request to the Fleet interface; Flower sends arrays in pieces of 5 MiB."""
-
+REFUSAL = "forbidden by this server's guard (docs/deployment.md, Errors)"  # the ``flwr`` command prints it
+_LARGEST_BODY = 64 << 20  # bytes of a request to the Fleet interface; Flower sends arrays in pieces of 5 MiB
 _PATH = re.compile(r"/v1/(fleet|control|runtime)/[a-z]+(?:-[a-z]+)*")
 _SECRET = re.compile(r"[!-~]{32,}")
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Who may do what.
+    """Who may do what."""
 
-    Attributes
-    ----------
-    secret : bytes, optional
-        Whoever sends it may start runs and register nodes, from wherever.
-    control_from : tuple of networks
-        Whoever calls from there may, too. With neither, only this machine itself may.
-    runtime_at : frozenset of addresses
-        Addresses of this machine. The executor must call one of these; with none, it must be on this machine.
-    """
-
+    # Callers who send it may start runs and register nodes, and so may callers from these networks. With neither, only
+    # this machine itself may.
     secret: bytes | None = field(default=None, repr=False)
     control_from: tuple[Network, ...] = ()
+    # Addresses of this machine. The executor must call one of these; with none, it must be on this machine.
     runtime_at: frozenset[Address] = frozenset()
 
     def let(self, scope: Scope) -> bool:
@@ -84,14 +73,7 @@ class Rules:
 
 
 class Guard:
-    """An ASGI application that hands on to another what the rules let pass.
-
-    Parameters
-    ----------
-    app : ASGI application
-        What it stands in front of.
-    rules : Rules
-    """
+    """An ASGI application that hands on to another what the rules let pass."""
 
     def __init__(self, app: Asgi, rules: Rules) -> None:
         self._app, self.rules = app, rules
@@ -114,8 +96,7 @@ class Guard:
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a site's request on, but for one that is too large: Flower reads all of it before it looks at a key."""
-        left = _LARGEST_BODY
-        begun = False
+        left, begun = _LARGEST_BODY, False
 
         async def receive_some() -> MutableMapping[str, Any]:
             nonlocal left
@@ -146,46 +127,25 @@ async def _refuse(send: Send, status: int, detail: str) -> None:
 
 
 def read_secret(file: Path) -> bytes:
-    """Return the operator's secret that a file holds.
-
-    Raises
-    ------
-    GuardError
-        When it is too short to be one, or cannot travel in a header.
-    """
+    """Return the operator's secret that a file holds, if it is long enough and can travel in a header."""
     text = file.read_text(encoding="utf-8", errors="replace").strip()
     if not _SECRET.fullmatch(text):
-        raise GuardError(
-            f"{file} holds no secret of 32 or more letters, digits and signs; `make certs` makes one",
-            code="guard.no-secret",
-        )
+        text = f"{file} holds no secret of 32 or more letters, digits and signs; `make certs` makes one"
+        raise GuardError(text, code="guard.no-secret")
     return text.encode()
 
 
 def parse_networks(text: str) -> tuple[Network, ...]:
-    """Return networks and single addresses that are separated by spaces or commas.
-
-    Raises
-    ------
-    GuardError
-        When one of them is neither.
-    """
+    """Return networks and single addresses that are separated by spaces or commas."""
     try:
         return tuple(ip_network(word) for word in text.replace(",", " ").split())
     except ValueError as error:
-        raise GuardError(
-            f"{error}; give addresses or networks, as in 192.0.2.7 or 10.8.0.0/24", code="guard.bad-network"
-        ) from None
+        text = f"{error}; give addresses or networks, as in 192.0.2.7 or 10.8.0.0/24"
+        raise GuardError(text, code="guard.bad-network") from None
 
 
 def look_up(name: str) -> frozenset[Address]:
-    """Return the addresses that a name of this machine has.
-
-    Raises
-    ------
-    GuardError
-        When it has none.
-    """
+    """Return the addresses that a name of this machine has."""
     try:
         found = {_address(entry[4]) for entry in socket.getaddrinfo(name, None)}
     except OSError as error:

@@ -14,14 +14,9 @@ _TIMEOUT_S = 5.0
 
 
 def healthy(address: str, ca: str | None = None) -> bool:
-    """Return whether a Flower process is well.
+    """Return whether a Flower process is well, at a URL or at ``HOST:PORT`` of an executor's gRPC health service.
 
-    Parameters
-    ----------
-    address : str
-        A URL, or ``HOST:PORT`` of a gRPC health service, which executors have instead.
-    ca : str, optional
-        File of the certificate authority that a https URL is checked against.
+    A https URL is checked against the certificate authority in the file `ca`.
     """
     if "://" in address:
         context = ssl.create_default_context(cafile=ca) if ca else None

@@ -20,10 +20,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import typer
+
+from umbel.deploy import supernode
+from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import SiteError
 from umbel.protocol.project import PACKAGE
 
-_DEFAULT_PORT = "9094"
 _LOOK_S = 1.0
 _OURS = ("--isolation", "--superexec-auth-secret-file")
 
@@ -41,15 +44,12 @@ def _option(arguments: list[str], name: str, default: str) -> str:
 def start(arguments: list[str]) -> list[str]:
     """Start an executor beside this process, which is to become its SuperNode; return the SuperNode's options.
 
-    Parameters
-    ----------
-    arguments : list of str
-        As for ``flower-supernode``; by default it waits for its executor on this machine alone.
+    These are `arguments` and more; by default the SuperNode waits for its executor on this machine alone.
     """
     if taken := [name for name in _OURS if any(word.split("=")[0] == name for word in arguments)]:
         raise SiteError(f"{taken[0]} is set by this command; leave it out", code="site.own-option")
     host = _option(arguments, "--host", "127.0.0.1")
-    port = _option(arguments, "--port", _DEFAULT_PORT)
+    port = _option(arguments, "--port", "9094")
     # Others on this machine reach the same port: without the secret they could take the site's messages.
     folder = Path(tempfile.mkdtemp(prefix="umbel-node-"))
     secret = folder / "secret"
@@ -95,3 +95,13 @@ def _wait(executor: subprocess.Popen[bytes], parent: int) -> None:
 def _listen() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+
+
+def main(context: typer.Context) -> None:
+    """Start a site's node on one machine: a SuperNode with these options of Flower's, and umbel's executor."""
+    with errors_in_one_line():
+        arguments = start(context.args)
+    supernode.run(arguments)
+
+
+app = command_line(main, **PASSES_ON)

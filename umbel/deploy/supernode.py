@@ -14,6 +14,9 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+import typer
+
+from umbel.protocol.cli import PASSES_ON, command_line
 from umbel.protocol.flower import run_supernode
 from umbel.protocol.polling import Pace
 
@@ -23,3 +26,11 @@ def run(arguments: Sequence[str]) -> NoReturn:
     pace = Pace()
     run_supernode(arguments, lambda seconds: time.sleep(pace.seconds(seconds)))
     sys.exit()
+
+
+def main(context: typer.Context) -> None:
+    """Start the SuperNode alone, with the options of flower-supernode: the executor is in another container."""
+    run(context.args)
+
+
+app = command_line(main, **PASSES_ON)

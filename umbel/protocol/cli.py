@@ -1,16 +1,20 @@
-"""How every command of umbel reports what went wrong: one line that begins with "Error:", and an exit code by kind."""
+"""What every command of umbel has in common.
+
+It reports what went wrong in one line that begins with "Error:", with an exit code by kind.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
+from rich.console import Console
 
 from umbel.protocol.errors import UmbelError
 
-PASSES_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+PASSES_ON = {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}}
 """Settings of a command that takes options that it does not know, to pass them on."""
 
 
@@ -24,11 +28,29 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
         fail(str(error), error.exit_code if isinstance(error, UmbelError) else 1)
 
 
-def command_line(main: Callable[..., None]) -> typer.Typer:
+def command_line(main: Callable[..., None], **settings: Any) -> typer.Typer:
     """Return the command that a function is. A traceback, which may end in a log, shows no values."""
     command = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
-    command.command()(main)
+    command.command(**settings)(main)
     return command
+
+
+def command_group(told: str) -> typer.Typer:
+    """Return a group of commands, which `told` describes."""
+    return typer.Typer(
+        add_completion=False,
+        suggest_commands=False,
+        no_args_is_help=True,
+        pretty_exceptions_show_locals=False,
+        help=told,
+    )
+
+
+def console() -> Console:
+    """Return where tables are printed."""
+    # Redirected, a table has no terminal's width to fit, and a cut cell would be a wrong one.
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=200)
 
 
 def printable(text: str) -> str:

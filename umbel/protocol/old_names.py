@@ -23,6 +23,7 @@ PACKAGES: Mapping[str, str] = {
     "attacks": "umbel.research.attacks",
     "client": "umbel.client",
     "deployment": "umbel.deploy",
+    "deployment.hospital_table": "umbel.data.hospital_table",
     "experiments": "umbel.research.experiments",
     "federation": "umbel.data",
     "mechanisms": "umbel.privacy.mechanisms",
@@ -30,7 +31,7 @@ PACKAGES: Mapping[str, str] = {
     "server": "umbel.server",
     "strategies": "umbel.strategies",
 }
-"""Packages that run configs name by import path, as in ``strategy = "strategies:GroupPrivacy"``."""
+"""Packages that run configs name by import path, as in ``strategy = "strategies:GroupPrivacy"``, and a module."""
 
 MODELS: Mapping[str, str] = {
     r"linear-(\d+)x(\d+)": r"linear inputs=\1 outputs=\2",

@@ -81,11 +81,12 @@ def _own_first() -> Iterator[None]:
 def _current(module_name: str) -> str:
     """Return the name of today for a module of umbel 0.1, unless the user has a module of that name."""
     top, dot, rest = module_name.partition(".")
-    new = old_names.PACKAGES.get(top)
-    if new is None or not _is_umbels(top):
+    package = old_names.PACKAGES.get(top)
+    if package is None or not _is_umbels(top):
         return module_name
-    old_names.hint(module_name, f"{new}{dot}{rest}")
-    return f"{new}{dot}{rest}"
+    new = old_names.PACKAGES.get(module_name, f"{package}{dot}{rest}")
+    old_names.hint(module_name, new)
+    return new
 
 
 def _is_umbels(top: str) -> bool:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from logging import INFO, WARNING
 
 import numpy as np
 
 from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import log
-from umbel.server.history import Round, collapsed, last_rounds
+from umbel.server.history import collapsed, last_rounds
 from umbel.server.observer import Observer, Run, Section, load_observers
 from umbel.server.report.alarms import why_collapsed
-from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
 from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
@@ -131,9 +130,7 @@ class Log(Observer):
     def after_round(self, run: Run) -> None:
         """Write the round's line, if it gets one, and once when the hypotheses have collapsed into one."""
         self._line(run)
-        self._warn(run.state.history)
-
-    def _warn(self, history: Sequence[Round]) -> None:
+        history = run.state.history
         groups = history[-1].groups
         if not groups or max(groups) < sum(groups):
             return
@@ -185,21 +182,16 @@ class Checkpoints(Observer):
 
     def after_round(self, run: Run) -> None:
         """Save where the run stands."""
-        if run.folder is None:
-            return
-        run.folder.write_nodes(run.fleet.roster(run.grid).nodes)
-        self._save(run, run.folder)
-        if self._snapshots.add(run.state, run.outcome):
-            run.folder.write_releases(self._snapshots.to_bytes())
+        if run.folder is not None:
+            run.folder.write_nodes(run.fleet.roster(run.grid).nodes)
+            self.at_end(run)
+            if self._snapshots.add(run.state, run.outcome):
+                run.folder.write_releases(self._snapshots.to_bytes())
 
     def at_end(self, run: Run) -> None:
-        """Save why the run ended, which without validation is known only now."""
+        """Save where the run stands, and why it ended, which without validation is known only at its end."""
         if run.folder is not None:
-            self._save(run, run.folder)
-
-    @staticmethod
-    def _save(run: Run, folder: RunFolder) -> None:
-        folder.write_round(run.state, run.fleet.participations, run.setup.release, run.strategy.state)
+            run.folder.write_round(run.state, run.fleet.participations, run.setup.release, run.strategy.state)
 
 
 class Baselines(Observer):
@@ -221,8 +213,7 @@ class Baselines(Observer):
             return
         dataset = run.setup.open_dataset()
         assert dataset is not None, "it has a manifest"
-        found = model.hooks.baselines(dataset, model.metric.name)
-        if not found:
+        if not (found := model.hooks.baselines(dataset, model.metric.name)):
             return
         scored = {entry.number: entry.metric for entry in run.state.history if entry.metric is not None}
         best, last = scored[run.state.best_round], scored[max(scored)]

@@ -257,9 +257,9 @@ class RunFolder:
         ValueError
             When its files do not go together.
         """
-        with safetensors.safe_open(self._arrays("latest"), "numpy") as latest:
+        latest_arrays, best = self._arrays("latest"), self.read_best()
+        with safetensors.safe_open(self.path / "latest.safetensors", "numpy") as latest:
             metadata = latest.metadata() or {}
-        latest_arrays, best = self._read_arrays("latest"), self.read_best()
         number, *digests = metadata["rounds"].split(" ")
         if len(digests) != 2 or digests[0] != _digest(latest_arrays, number):
             raise ValueError("latest.safetensors is not as the run wrote it")
@@ -306,7 +306,7 @@ class RunFolder:
 
     def read_best(self) -> Arrays:
         """Return the best hypotheses; errors as `read`."""
-        return self._read_arrays("hypotheses")
+        return self._arrays("hypotheses")
 
     def write_nodes(self, nodes: Sequence[tuple[int, Hosting]]) -> None:
         """Save the nodes and what they host, in the order in which their clients are numbered."""
@@ -324,14 +324,11 @@ class RunFolder:
     def _text(self, name: str) -> str:
         return (self.path / name).read_text(encoding="utf-8")
 
-    def _arrays(self, name: str) -> Path:
+    def _arrays(self, name: str) -> Arrays:
         path = self.path / f"{name}.safetensors"
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing")
-        return path
-
-    def _read_arrays(self, name: str) -> Arrays:
-        return safetensors.numpy.load_file(self._arrays(name))
+        return safetensors.numpy.load_file(path)
 
 
 def _read_lines(path: Path, read: Callable[[str, int], T], finished: int = 0) -> list[T]:

@@ -23,8 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from umbel.protocol.errors import ClusterError
 from umbel.protocol.project import APP
 
-PACKAGES = ("umbel", "ray", "flwr", "torch", "numpy", "safetensors")
-"""What must be the same on all machines, besides Python."""
+PACKAGES = ("umbel", "ray", "flwr", "torch", "numpy", "safetensors")  # besides Python the same on all machines
 
 _LISTEN_S = 5.0
 _ANSWER_S = 30.0  # a busy machine takes long over it
@@ -34,20 +33,10 @@ _START_S = 300.0  # a machine's first process unpacks the code, and a busy one t
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of a cluster, which Ray calls a node.
+    """A machine of a cluster, which Ray calls a node."""
 
-    Attributes
-    ----------
-    id : str
-        Ray's own; a machine that comes back has another.
-    name : str
-        Its address.
-    cpus : float
-    gpus : int
-    """
-
-    id: str
-    name: str
+    id: str  # Ray's own; a machine that comes back has another
+    name: str  # its address
     cpus: float
     gpus: int
 
@@ -75,32 +64,19 @@ def probe() -> None:
             line.sendall(_HELLO)
             answer = line.recv(4)
     except (OSError, OverflowError) as error:
-        raise ClusterError(
-            f"RAY_ADDRESS={named}: {error}; start the cluster, or unset RAY_ADDRESS", code="cluster.unreachable"
-        ) from None
+        text = f"RAY_ADDRESS={named}: {error}; start the cluster, or unset RAY_ADDRESS"
+        raise ClusterError(text, code="cluster.unreachable") from None
     if answer[3:] != b"\x04":  # the settings, with which gRPC begins
-        raise ClusterError(
-            f"RAY_ADDRESS={named}: what listens there is not Ray; give the port of ray start --head --port=PORT, or "
-            "unset RAY_ADDRESS",
-            code="cluster.not-ray",
-        )
+        text = f"RAY_ADDRESS={named} is not Ray's; give the port of ray start --head --port=PORT, or unset RAY_ADDRESS"
+        raise ClusterError(text, code="cluster.not-ray")
 
 
 @contextmanager
 def joined(environment: Mapping[str, str] | None = None, modules: Sequence[Path] = ()) -> Iterator[None]:
     """Join the cluster that ``RAY_ADDRESS`` names, and leave it at the end: all that was started there ends, too.
 
-    Parameters
-    ----------
-    environment : mapping, optional
-        Variables of the processes there, over those with which Ray was started.
-    modules : sequence of Path
-        Modules and packages of the user's own that go along.
-
-    Raises
-    ------
-    ClusterError
-        When it is not there, or a machine of it has other versions of what is needed than this one.
+    Processes there have the variables of `environment` over those of Ray, and the user's own `modules`. Raises
+    `ClusterError` when there is no cluster, or a machine of it has other versions than this one.
     """
     named = address()
     probe()
@@ -108,9 +84,9 @@ def joined(environment: Mapping[str, str] | None = None, modules: Sequence[Path]
     from umbel.simulation.launch import unpacked  # here: a machine's first import may lack what this takes
 
     with tempfile.TemporaryDirectory(prefix="umbel-code-") as scratch:
-        code: dict[str, Any] = {"working_dir": str(unpacked(APP, Path(scratch)))}
-        code |= {"py_modules": [str(path) for path in modules]} if modules else {}
-        shared = {**code, "env_vars": dict(environment or {})}
+        shared: dict[str, Any] = {"working_dir": str(unpacked(APP, Path(scratch)))}
+        shared |= {"py_modules": [str(path) for path in modules]} if modules else {}
+        shared["env_vars"] = dict(environment or {})
         try:
             ray.init(runtime_env=shared, logging_level=logging.ERROR, log_to_driver=False)
         except Exception as error:  # ConnectionError, RuntimeError, ValueError: Ray raises what it likes
@@ -140,20 +116,9 @@ def machines() -> list[Machine]:
 def on_each(
     there: Sequence[Machine], task: Callable[..., Any], *arguments: Any, may_die: bool = False
 ) -> list[tuple[Machine, Any]]:
-    """Call a function on each machine, all at once; return what it returned, by machine.
+    """Call a function on each machine, all at once; return each machine's result.
 
-    Parameters
-    ----------
-    there : sequence of Machine
-    task : callable
-    *arguments
-    may_die : bool
-        Whether a machine that does not answer is left out.
-
-    Raises
-    ------
-    ClusterError
-        When a machine does not answer.
+    Raises `ClusterError` when a machine does not answer, unless it `may_die`: then it is left out.
     """
     asked = {}
     for machine in there:
@@ -190,22 +155,15 @@ def versions() -> dict[str, str]:
 
 
 def check_versions(there: Mapping[str, Mapping[str, str]]) -> None:
-    """Raise `ClusterError` where a machine has other versions than this one; builds of a version may differ.
-
-    Parameters
-    ----------
-    there : mapping from str to mapping
-        By a machine's name its `versions`.
-    """
+    """Raise `ClusterError` where a machine's versions are not those of this one; builds of a version may differ."""
     own = versions()
     for name, found in there.items():
         for package, ours in own.items():
             theirs = found[package]
             if _release(theirs) == _release(ours):
                 continue
-            fix = f"run Python {ours}" if package == "python" else f"pip install '{package}=={_release(ours)}'"
-            if package == "umbel":
-                fix = "install the umbel that is here"
+            fixes = {"python": f"run Python {ours}", "umbel": "install the umbel that is here"}
+            fix = fixes.get(package, f"pip install '{package}=={_release(ours)}'")
             raise ClusterError(
                 f"machine {name} of the Ray cluster has {f'{package} {theirs}' if theirs else f'no {package}'}, and "
                 f"this one {package} {ours}; there: {fix}, and start its Ray again",
@@ -220,7 +178,7 @@ def last_line(error: BaseException) -> str:
 
 
 def _release(version: str) -> str:
-    """Return a version without what says how it was built: a machine with a GPU has another PyTorch of that version."""
+    """Return a version without its build: a machine with a GPU has another PyTorch of the same version."""
     return version.partition("+")[0]
 
 

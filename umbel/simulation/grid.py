@@ -11,8 +11,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from umbel.privacy.gate.site import in_process
 from umbel.protocol.flower import ErrorCode, Run, identify
+from umbel.protocol.simulated import in_process
 
 _SERVER = 1
 _FIRST_NODE = 100

@@ -20,29 +20,18 @@ from umbel.simulation.grid import answered
 from umbel.simulation.places import Holding, Place, known, look, places
 
 Line = tuple[int, str]
-"""A level, and what was written to the log."""
+"""A level, and a text in the log."""
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A host is gone, with all that its simulated nodes kept.
-
-    Attributes
-    ----------
-    reason : str
-    """
+    """A host is gone, with all that its simulated nodes kept."""
 
     reason: str
 
 
 class Host:
-    """Answers the messages to the simulated nodes that live with it.
-
-    Parameters
-    ----------
-    run_config : mapping
-        With the dataset as it is found on this machine.
-    """
+    """Answers the messages to the simulated nodes that live with it, of a run whose dataset is at a path here."""
 
     def __init__(self, run_config: Mapping[str, Any]) -> None:
         identify()
@@ -54,16 +43,7 @@ class Host:
     ) -> tuple[Message, list[Line]]:
         """Return the answer to a message, and what was written to the log meanwhile.
 
-        Parameters
-        ----------
-        config : mapping
-            Of the node that the message is for.
-        message : Message
-            Without its arrays.
-        arrays : sequence of str
-            What these are called.
-        *records : ArrayRecord
-            These.
+        The message comes without its arrays, whose names and records follow; `config` is that of the node.
         """
         node = message.metadata.dst_node_id
         context = self._contexts.setdefault(node, Context(1, node, dict(config), RecordDict(), dict(self._run_config)))
@@ -78,12 +58,7 @@ class Host:
 
 
 class RayHosts:
-    """Hosts that are Ray actors, in the cluster that was joined.
-
-    Parameters
-    ----------
-    run_config : mapping
-    """
+    """Hosts that are Ray actors, in the cluster that was joined."""
 
     def __init__(self, run_config: Mapping[str, Any]) -> None:
         self._run_config = dict(run_config)

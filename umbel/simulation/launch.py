@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -38,20 +38,14 @@ def run(
     check: Callable[[], object] = lambda: None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Run `app` with run-config `values` and stream its log.
+    """Run `app` with run-config `values` on as many simulated nodes, or as suit this machine, and stream its log.
 
     Parameters
     ----------
-    app : Path
-    values : mapping
-    nodes : int
-        Simulated nodes; 0 for as many as suit this machine.
-    relay : Relay, optional
-        Through which the log goes.
     check : callable
-        Is called while the SuperLink starts; what it raises ends the run before that begins.
+        Is called while the SuperLink starts; an error of it ends the run before that begins.
     environment : mapping, optional
-        Variables that the run's processes shall have besides this process's own.
+        Variables of the run's processes besides this process's own.
 
     Raises
     ------
@@ -95,24 +89,13 @@ def submit(
     if values:
         flwr += ["--run-config", str(override)]
     # In its own session: this process acts on an interrupt.
-    process = subprocess.Popen(
-        flwr,
-        env=dict(environment),
-        cwd=home,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    process = subprocess.Popen(flwr, env=dict(environment), cwd=home, start_new_session=True, **pipes)
     try:
         assert process.stdout is not None, "it is a pipe"
-        if ends:
-            relay.pass_on(process.stdout)
-        else:
-            relay.pass_on(_up_to_the_last(process.stdout, relay))
-            if relay.finished:
-                return
+        relay.pass_on(process.stdout, until_finished=not ends)
+        if relay.finished and not ends:
+            return
     finally:
         if process.poll() is None:
             process.terminate()
@@ -126,14 +109,6 @@ def submit(
         raise told(why, f"the run ended as {status}: ") or LaunchError(
             f"the run ended as {status}: {why or 'see the log above'}{reason}", code="launch.failed"
         )
-
-
-def _up_to_the_last(lines: Iterable[str], relay: Relay) -> Iterator[str]:
-    """Yield the lines of a log until the relay that reads them has seen the run's last."""
-    for line in lines:
-        yield line
-        if relay.finished:
-            return
 
 
 def unpacked(app: Path, home: Path) -> Path:
@@ -173,9 +148,8 @@ def _outcome(environment: Mapping[str, str], home: Path) -> tuple[str, str]:
         try:
             newest = json.loads(listed.stdout)["runs"][0]
         except (json.JSONDecodeError, KeyError, IndexError):
-            raise LaunchError(
-                f"cannot tell how the run ended: {listed.stdout}{listed.stderr}", code="launch.unknown-outcome"
-            ) from None
+            text = f"cannot tell how the run ended: {listed.stdout}{listed.stderr}"
+            raise LaunchError(text, code="launch.unknown-outcome") from None
         if str(newest["status"]).startswith("finished"):
             return newest["status"], str(newest.get("status-details", ""))
         time.sleep(0.2)  # the log may end a moment before the status does

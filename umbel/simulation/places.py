@@ -18,42 +18,23 @@ from umbel.simulation.cluster import Machine
 
 @dataclass(frozen=True)
 class Holding:
-    """What a machine has of a dataset.
+    """What a machine has of a dataset."""
 
-    Attributes
-    ----------
-    path : str
-        Where; empty where it has nothing.
-    part : (int, int)
-        i and m where it has the rows of part i of m alone, 0 and 1 where it has all.
-    manifest, data, whole : str
-        Digests of what the manifest says of the whole, of what is here, and of the rows of the whole.
-    missing : str
-        Why it has nothing.
-    """
-
-    path: str = ""
-    part: tuple[int, int] = (0, 1)
+    path: str = ""  # empty where it has nothing
+    part: tuple[int, int] = (0, 1)  # i and m where it has the rows of part i of m alone
+    # Digests: of what the manifest says of the whole, of the data here, and of the rows of the whole.
     manifest: str = ""
     data: str = ""
     whole: str = ""
-    missing: str = ""
+    missing: str = ""  # why it has nothing
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process may host simulated nodes: a machine, or one of its GPUs.
-
-    Attributes
-    ----------
-    machine : Machine
-    index : int
-        Counts the places of a machine from 0.
-    holding : Holding
-    """
+    """Where a process may host simulated nodes: a machine, or one of its GPUs."""
 
     machine: Machine
-    index: int
+    index: int  # counts the places of a machine from 0
     holding: Holding
 
     def holds(self, first: int, step: int) -> bool:
@@ -89,18 +70,8 @@ def look(dataset: str, path: str) -> Holding:
 def places(found: Sequence[tuple[Machine, Holding]], own: Holding, dataset: str) -> list[Place]:
     """Return the places on machines that have a dataset, or a part of it.
 
-    Parameters
-    ----------
-    found : sequence of (Machine, Holding)
-    own : Holding
-        What this machine has, which the others must have too, or another part of it.
-    dataset : str
-        Its name.
-
-    Raises
-    ------
-    ClusterError
-        When two have different data by that name, or none has any.
+    Raises `ClusterError` when one has other data by that name than this machine, which has `own`, or than another, or
+    when none has any.
     """
     first = {own.part: ("this machine", own)}
     there: list[Place] = []
@@ -130,18 +101,8 @@ def places(found: Sequence[tuple[Machine, Holding]], own: Holding, dataset: str)
 def deal(there: Sequence[Place], nodes: int = 0) -> list[Place]:
     """Return for each simulated node i of n, which hosts clients i, i + n, i + 2n, ..., the place where it lives.
 
-    Where some of those that have the same part have GPUs, those without have no simulated node, and stand by.
-
-    Parameters
-    ----------
-    there : sequence of Place
-    nodes : int
-        How many; 0 for one a place.
-
-    Raises
-    ------
-    ClusterError
-        When no machine has some part, or so many nodes cannot share the parts.
+    Where some of those that have the same part have GPUs, those without have no simulated node, and stand by. 0 nodes
+    stand for one a place. Raises `ClusterError` when no machine has some part, or the nodes cannot share the parts.
     """
     splits = sorted({place.holding.part[1] for place in there} - {1})
     if len(splits) > 1:
@@ -167,10 +128,8 @@ def deal(there: Sequence[Place], nodes: int = 0) -> list[Place]:
             code="cluster.parts",
         )
     if nodes % parts:
-        raise ClusterError(
-            f"{nodes} nodes cannot share {parts} parts evenly; set --nodes to a multiple of {parts}",
-            code="cluster.parts",
-        )
+        text = f"{nodes} nodes cannot share {parts} parts evenly; set --nodes to a multiple of {parts}"
+        raise ClusterError(text, code="cluster.parts")
     chosen = [[place for place in own if place.machine.gpus] or own for own in by_part]
     count = nodes or parts * max(len(own) for own in chosen)
     return [chosen[i % parts][i // parts % len(chosen[i % parts])] for i in range(count)]

@@ -1,37 +1,34 @@
-"""A Flower Grid on a Ray cluster: simulated nodes live in hosts on its machines, and move when one is lost."""
+"""Runs on a Ray cluster: simulated nodes live in hosts on its machines, and move when one is lost."""
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from logging import WARNING
+from logging import INFO, WARNING
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Error, Message
 
 from umbel.protocol.flower import ErrorCode, log
 from umbel.protocol.polling import pause
+from umbel.protocol.run_config import RunConfig
+from umbel.server.app import conduct
 from umbel.server.observer import Observer, Run, Section
+from umbel.simulation import cluster
 from umbel.simulation.grid import SimulatedGrid, partitions
-from umbel.simulation.hosts import Lost, RayHosts
+from umbel.simulation.hosts import Lost, RayHosts, environment
 from umbel.simulation.places import Place, deal
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A simulated node that was lost with its host.
+    """A simulated node that was lost with its host."""
 
-    Attributes
-    ----------
-    node : int
-        Which of the simulated nodes, counted from 0.
-    machine : str
-        Where it lived.
-    """
-
-    node: int
+    node: int  # counted from 0
     machine: str
 
 
@@ -48,26 +45,13 @@ class RayGrid(SimulatedGrid):
 
     Where a host is gone, its nodes' answers are errors, as of SuperNodes that are gone. They are made again
     when the nodes are next asked for, on machines that have their parts of the dataset. Where there is none,
-    a node is not there until there is one.
-
-    Parameters
-    ----------
-    hosts : RayHosts
-    nodes : int
-        How many; 0 for one a machine, or a GPU.
-
-    Attributes
-    ----------
-    homes : dict from int to Place
-        Where each node lives, by its id.
-    losses : list of Loss
-        In the order in which they were seen.
+    a node is not there until there is one. 0 nodes stand for one a machine, or a GPU.
     """
 
     def __init__(self, hosts: RayHosts, nodes: int = 0) -> None:
         homes = deal(hosts.places(), nodes)
         super().__init__(partitions(len(homes)))
-        self.homes = dict(zip(self.node_configs, homes, strict=True))
+        self.homes = dict(zip(self.node_configs, homes, strict=True))  # by a node's id where it lives
         self.losses: list[Loss] = []
         self._hosts = hosts
         # All of them at once: each imports PyTorch first.
@@ -187,3 +171,35 @@ class Losses(Observer):
     def section(self) -> Section | None:
         """Return the same for the report."""
         return Section("Simulated nodes that were lost", tuple(self._told)) if self._told else None
+
+
+def run(config: Mapping[str, Any], nodes: int = 0, modules: Sequence[Path] = ()) -> Path:
+    """Do a run on the cluster that ``RAY_ADDRESS`` names, and return the folder that it leaves behind.
+
+    What it learns is what a run in one process learns. A machine that dies costs a round the clients that it
+    hosts; they take part again where another machine has their data, or when it comes back.
+
+    Parameters
+    ----------
+    config : mapping
+        What it lacks is as by default.
+    nodes : int
+        Simulated nodes; 0 for one a machine, or a GPU.
+    modules : sequence of Path
+        The user's own, which go along.
+
+    Raises
+    ------
+    ClusterError
+        When the cluster cannot be joined, or does not have all of the dataset.
+    ConfigError
+        When it cannot be run.
+    FleetError
+        When the nodes refuse; the reason is in the log.
+    """
+    config = RunConfig().entries() | RunConfig.current(config)
+    with cluster.joined(environment(), modules):
+        grid = RayGrid(RayHosts(config), nodes)
+        homes = ", ".join(dict.fromkeys(place.machine.name for place in grid.homes.values()))
+        log(INFO, "%d simulated nodes live on the Ray cluster, on %s", len(grid.homes), homes)
+        return conduct(grid, config, secrets.randbelow(10**6), [Losses()])

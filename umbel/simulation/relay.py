@@ -12,30 +12,18 @@ from pathlib import Path
 from umbel.protocol.errors import UmbelError
 from umbel.protocol.flower import FLOWER_LOGGER
 
-# Lines that a user of this command need not act on: it starts and stops all of this by itself.
-_CHATTER = re.compile(
-    "|".join(
-        (
-            r"Using SuperLink: ",
-            r"Successfully started run ",
-            r"Starting logstream for run_id ",
-            r"Starting Flower Simulation$",
-            r"Since flwr 1\.\d+, default simulated SuperNodes changed ",
-            r"Federation `.*simulated SuperNodes\)$",
-            r"To change dataset size, use the following command:$",
-            r"flwr federation simulation-config ",
-            r"Successfully installed umbel to ",
-            r".*/ray/_private/worker\.py:\d+: FutureWarning: ",
-            r"warnings\.warn\($",
-            r"Manually terminating ClientAppActor$",
-            # The command says in its last line how the run ended.
-            r"Exit Code: 700$",
-            r"An unhandled exception occurred when running the simulation\.$",
-            r"For more information, visit: <https://flower\.ai/docs/",
-            r"$",
-        )
-    )
-)
+# Lines that a user of this command need not act on: it starts and stops all of this by itself, and says in its last
+# line how the run ended.
+_CHATTER = re.compile("|".join((
+    r"Using SuperLink: ", r"Successfully started run ", r"Starting logstream for run_id ",
+    r"Starting Flower Simulation$", r"Since flwr 1\.\d+, default simulated SuperNodes changed ",
+    r"Federation `.*simulated SuperNodes\)$", r"To change dataset size, use the following command:$",
+    r"flwr federation simulation-config ", r"Successfully installed umbel to ",
+    r".*/ray/_private/worker\.py:\d+: FutureWarning: ", r"warnings\.warn\($",
+    r"Manually terminating ClientAppActor$", r"Exit Code: 700$",
+    r"An unhandled exception occurred when running the simulation\.$",
+    r"For more information, visit: <https://flower\.ai/docs/", r"$",
+)))  # fmt: skip
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _WORKER = re.compile(r"^\(ClientAppActor pid=\d+\) ?")
 # As Flower formats it: what is behind the sixth space is the message's own.
@@ -47,30 +35,16 @@ _FAILED = "Simulation raised an exception"
 
 @dataclass
 class Relay:
-    """Passes on what a run writes, line by line.
-
-    Attributes
-    ----------
-    say : callable
-        Prints a line.
-    whole : bool
-        Whether to print everything, as it is.
-    folder : str
-        Where the run's results are, once it has said so.
-    finished : bool
-        Whether the run has said its last line, which is this folder: all results are in it.
-    reasons : list of str
-        Why simulated nodes refused, each once.
-    """
+    """Passes on the lines that a run writes."""
 
     say: Callable[[str], None] = print
-    whole: bool = False
-    folder: str = ""
-    finished: bool = False
-    reasons: list[str] = field(default_factory=list)
+    whole: bool = False  # whether to print everything, as it is
+    folder: str = ""  # where the run's results are, once it has said so
+    finished: bool = False  # whether the run has said its last line, which is this folder: all results are in it
+    reasons: list[str] = field(default_factory=list)  # why simulated nodes refused, each once
 
-    def pass_on(self, lines: Iterable[str]) -> None:
-        """Print the lines of a log that are for the user, as they come."""
+    def pass_on(self, lines: Iterable[str], until_finished: bool = False) -> None:
+        """Print the lines of a log that are for the user, as they come, until the log ends or the run has finished."""
         skips = False
         held: list[str] | None = None
         for raw in lines:
@@ -90,6 +64,8 @@ class Relay:
             elif not skips and not _CHATTER.match(text.strip()):
                 self.say(f"{level[1].capitalize()}: {text}" if level and level[1] != "INFO" else text)
             self.finished |= bool(level and text) and text == self.folder
+            if until_finished and self.finished:
+                break
         self._let_go(held)
 
     @contextmanager

@@ -27,21 +27,9 @@ _START_S = 300.0
 def superlink(home: Path, more: Mapping[str, str] | None = None) -> Iterator[dict[str, str]]:
     """Start a simulation SuperLink in `home`; yield the environment that ``flwr`` finds it by.
 
-    The SuperLink works in an empty directory because simulated clients import from there before
-    they import from the app. Everything it started has ended when this returns, and soon after this
-    process has, however that ends.
-
-    Parameters
-    ----------
-    home : Path
-        An empty folder.
-    more : mapping, optional
-        Variables that the run's processes shall have besides this process's own.
-
-    Raises
-    ------
-    LaunchError
-        When it does not start.
+    The SuperLink works in an empty directory because simulated clients import from there before they import from the
+    app. Everything it started has ended when this returns, and soon after this process has, however that ends. `home`
+    is empty at first; `more` variables are for the run's processes. Raises `LaunchError` when it does not start.
     """
     with starting(home, more) as wait:
         yield wait()
@@ -53,12 +41,9 @@ def starting(home: Path, more: Mapping[str, str] | None = None) -> Iterator[Wait
     empty, log_file = home / "empty", home / "superlink.log"
     empty.mkdir()
     port = free_port()
-    (home / "config.toml").write_text(
-        tomli_w.dumps(
-            {"superlink": {"default": "simulation", "simulation": {"address": f"127.0.0.1:{port}", "insecure": True}}}
-        ),
-        encoding="utf-8",
-    )
+    connection = {"address": f"127.0.0.1:{port}", "insecure": True}
+    config = tomli_w.dumps({"superlink": {"default": "simulation", "simulation": connection}})
+    (home / "config.toml").write_text(config, encoding="utf-8")
     environment = os.environ | {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -80,12 +65,12 @@ def starting(home: Path, more: Mapping[str, str] | None = None) -> Iterator[Wait
         process = subprocess.Popen(
             command, cwd=empty, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
+
+    def wait() -> dict[str, str]:
+        _wait_until_up(process, port, log_file)
+        return environment
+
     try:
-
-        def wait() -> dict[str, str]:
-            _wait_until_up(process, port, log_file)
-            return environment
-
         yield wait
     finally:
         # At once: what a run leaves behind is whole whenever it stops.
@@ -111,9 +96,8 @@ def _wait_until_up(process: subprocess.Popen[bytes], port: int, log_file: Path) 
         except httpx.HTTPError:
             time.sleep(0.2)
     tail = log_file.read_text(errors="replace")[-2000:]
-    raise LaunchError(
-        f"the SuperLink did not start within {_START_S:.0f} s; its log ends:\n{tail}", code="launch.no-superlink"
-    )
+    text = f"the SuperLink did not start within {_START_S:.0f} s; its log ends:\n{tail}"
+    raise LaunchError(text, code="launch.no-superlink")
 
 
 def free_port() -> int:

@@ -71,7 +71,7 @@ class AdaptiveOptions:
     beta1, beta2 : float
         Shares of the first and the second moment that stay from round to round.
     tau : float
-        How adaptive the step is, less with a larger one; about the size of a number's update.
+        The larger, the less adaptive the step is; about the size of a number's update.
     """
 
     rate: Rate = 0.1

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -202,17 +202,11 @@ class _TwoNodes(Grid):
         """Refuse."""
         raise _unfit("looks at the run, which it is not shown")
 
-    def create_message(self, *_: Any, **__: Any) -> Message:
+    def push_messages(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse."""
-        raise _unfit("makes messages")
+        raise _unfit("makes or sends messages")
 
-    def push_messages(self, *_: Any, **__: Any) -> Iterable[str]:
-        """Refuse."""
-        raise _unfit("sends messages")
-
-    def send_and_receive(self, *_: Any, **__: Any) -> Iterable[Message]:
-        """Refuse."""
-        raise _unfit("sends messages")
+    create_message = send_and_receive = push_messages
 
 
 def _unfit(text: str) -> ConfigError:

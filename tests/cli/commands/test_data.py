@@ -46,16 +46,9 @@ def stays(tmp_path: Path) -> Path:
     hospital, age = np.arange(200) % 10, draw.integers(20, 90, 200)
     smoker = draw.random(200) < 0.3
     cost = 10_000 + np.where(hospital % 2, 100, -100) * (age - 50) + 2_000 * smoker
-    frame = pd.DataFrame(
-        {
-            "hospital": [f"h{number}" for number in hospital],
-            "age": age,
-            "ward": draw.choice(["A", "B"], 200),
-            "smoker": np.where(smoker, "yes", "no"),
-            "cost": cost,
-        }
-    )
-    frame.to_csv(tmp_path / "stays.csv", index=False)
+    names, ward = [f"h{number}" for number in hospital], draw.choice(["A", "B"], 200)
+    columns = {"hospital": names, "age": age, "ward": ward, "smoker": np.where(smoker, "yes", "no"), "cost": cost}
+    pd.DataFrame(columns).to_csv(tmp_path / "stays.csv", index=False)
     return tmp_path / "stays.csv"
 
 
@@ -65,18 +58,12 @@ SCALES = ("--set", "cost.scale=10000", "--set", "cost.unit=dollars", "--set", "a
 def test_a_table_becomes_a_dataset_that_a_run_learns_from(stays: Path) -> None:
     told = said("data", "import", stays, "--client", "hospital", "--target", "cost", *SCALES)
     for line in (
-        "clients 8 training, 2 validation",
-        "rows 200; 20 a client",
-        "target cost; dollars; float32",
-        "model linear inputs=4 outputs=1",
-        "loss mse",
-        "hospital client text nothing",
-        "age feature number (age - 50) / 20",
-        "ward feature category A, B 2 numbers, 0 or 1",
-        "smoker feature boolean 0 or 1",
-        "cost target number dollars cost / 10000",
+        "clients 8 training, 2 validation", "rows 200; 20 a client", "target cost; dollars; float32",
+        "model linear inputs=4 outputs=1", "loss mse", "hospital client text nothing",
+        "age feature number (age - 50) / 20", "ward feature category A, B 2 numbers, 0 or 1",
+        "smoker feature boolean 0 or 1", "cost target number dollars cost / 10000",
         "The categories of ward were found in the rows",
-    ):
+    ):  # fmt: skip
         assert line in told
     assert told.splitlines()[-1] == "Next: umbel run dataset=stays"
     key, _, name = told.splitlines()[-1].removeprefix("Next: umbel run ").partition("=")
@@ -101,19 +88,8 @@ def test_what_is_predicted_goes_by_its_name(stays: Path, tmp_path: Path, target:
 
 
 def test_what_is_there_is_listed_and_described(stays: Path, umbel_home: Path) -> None:
-    said(
-        "data",
-        "import",
-        stays,
-        "--client",
-        "hospital",
-        "--target",
-        "smoker",
-        "--features",
-        "age,ward",
-        "--test",
-        "h1,h2",
-    )
+    words = shlex.split("--client hospital --target smoker --features age,ward --test h1,h2")
+    said("data", "import", stays, *words)
     (umbel_home / "data" / "broken").mkdir()
     (umbel_home / "data" / "broken" / "manifest.json").write_text("{}")
     listed = said("data", "list")
@@ -134,12 +110,8 @@ def test_a_site_checks_its_own_table_and_serves_it(stays: Path, tmp_path: Path) 
     own = tmp_path / "own.csv"
     own.write_text("hospital,age,ward,smoker,cost\nours,70,B,yes,12000\n")
     assert f"{own} fits {schema}; clients: 1, rows: 1" in said("data", "check", own, "--schema", schema)
-    config = {
-        "data-path": str(own),
-        "reader": "umbel.data.table:read",
-        "reader-options": f"schema={schema}",
-        "ledger-path": str(tmp_path / "ledger.sqlite"),
-    }
+    reader = {"reader": "umbel.data.table:read", "reader-options": f"schema={schema}"}
+    config = {"data-path": str(own), "ledger-path": str(tmp_path / "ledger.sqlite"), **reader}
     node = Node.of(config, RunConfig(dataset="", device="cpu").entries())
     assert (node.model.name, node.model.loss.name) == ("linear inputs=4 outputs=1", "mse")
     np.testing.assert_array_equal(node.dataset.features, [[1, 0, 1, 1]])
@@ -179,9 +151,8 @@ def test_rows_without_clients_are_dealt_out(stays: Path) -> None:
 
 def test_large_numbers_are_told_and_so_is_what_to_do(stays: Path) -> None:
     told = said("data", "import", stays, "--client", "hospital", "--target", "cost")
-    assert (
-        "age reaches 89, and models learn best from numbers near 1: give a constant, as --set 'age'.scale=100" in told
-    )
+    assert "age reaches 89" in told
+    assert "--set 'age'.scale=100" in told
     assert "--set 'cost'.scale=10000" in told
     told = said("data", "import", stays, "--client", "hospital", "--target", "cost", "--standardise", "--replace")
     assert "reaches" not in told

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.helpers.datasets import manifest
-from umbel.cli.first_update import first_update
 from umbel.cli.main import app
+from umbel.client.beforehand import first_update
 from umbel.data import offsets_of, write_dataset
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import run_config
@@ -46,7 +46,7 @@ def test_a_config_without_a_dataset_is_named(hospitals: None) -> None:
     assert 'dataset = ""' in output
 
 
-def test_the_first_update_is_that_of_the_clients_by_hand(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_update_is_that_of_the_clients_by_hand(umbel_home: Path) -> None:
     """From w = 0 a full-batch step s of squared error on rows (1, 0) -> 1 moves w by 2 s along the first axis."""
     x = np.tile(np.array([[1.0, 0.0]], np.float32), (6, 1))
     write_dataset(
@@ -54,5 +54,7 @@ def test_the_first_update_is_that_of_the_clients_by_hand(umbel_home: Path, monke
     )
     config = run_config("synthetic", dataset="ones", hypotheses=1, step_size=0.25, batch_size=0, local_epochs=1)
     zeros = {"weight": np.zeros((1, 1, 2), np.float32)}
-    monkeypatch.setattr("umbel.cli.first_update.draw_hypotheses", lambda *_: zeros)
-    assert first_update(Setup.parse(config)) == pytest.approx(0.5)
+    setup = Setup.parse(config)
+    dataset = setup.open_dataset()
+    assert dataset is not None
+    assert first_update(setup.config, setup.model, dataset, zeros) == pytest.approx(0.5)

@@ -9,27 +9,39 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from tests.helpers.errors import ended
 from umbel.cli.main import app
 from umbel.data import Manifest, offsets_of, write_dataset
+from umbel.protocol.arrays import Arrays
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.server.history import State
 from umbel.server.run_folder import RunFolder
 
-CONFIG: dict[str, Any] = {"model": "linear", "loss": "mse", "dataset": ""}
 RELEASE = Release(Kind.TRAIN, 2, 5.0, Clipping.UPDATE)
+
+
+def learnt(path: Path, model: str, loss: str, best: Arrays) -> Path:
+    """Write the folder of a run that learnt these hypotheses."""
+    folder = RunFolder(path)
+    folder.write_config({"model": model, "loss": loss, "dataset": ""})
+    folder.write_round(State(best, best), np.array([1]), RELEASE, {})
+    return path
+
+
+def newcomer(path: Path, x: NDArray[Any], y: NDArray[Any], **more: Any) -> Path:
+    """Write the rows of one client."""
+    own = {"name": path.name, "clients": 1, "split": {"train": 1, "validation": 0}}
+    write_dataset(path, Manifest(**own | more), x, y, offsets_of([len(x)]))
+    return path
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run that learnt y = x1 and y = x2."""
-    best = {"weight": np.array([[[1, 0]], [[0, 1]]], np.float32)}
-    folder = RunFolder(tmp_path / "run")
-    folder.write_config(CONFIG)
-    folder.write_round(State(best, best), np.array([1]), RELEASE, {})
-    return folder.path
+    return learnt(tmp_path / "run", "linear", "mse", {"weight": np.array([[[1, 0]], [[0, 1]]], np.float32)})
 
 
 @pytest.fixture
@@ -81,15 +93,9 @@ def test_classes_are_predicted_as_classes(tmp_path: Path) -> None:
         value[...] = 0
     # Whatever the image, hypothesis 0 says 3 and hypothesis 1 says 7.
     best["fc2.bias"][0, 3] = best["fc2.bias"][1, 7] = 1
-    folder = RunFolder(tmp_path / "run")
-    folder.write_config({"model": "cnn10", "loss": "", "dataset": ""})
-    folder.write_round(State(best, best), np.array([1]), RELEASE, {})
-    manifest = Manifest(
-        name="digits", clients=1, split={"train": 1, "validation": 0}, model="cnn10", feature_scale=1 / 255
-    )
-    images = np.zeros((2, 28, 28), np.uint8)
-    write_dataset(tmp_path / "digits", manifest, images, np.array([7, 7]), offsets_of([2]))
-    done = predict(tmp_path / "run", tmp_path / "digits")
+    images, labels = np.zeros((2, 28, 28), np.uint8), np.array([7, 7])
+    digits = newcomer(tmp_path / "digits", images, labels, model="cnn10", feature_scale=1 / 255)
+    done = predict(learnt(tmp_path / "run", "cnn10", "", best), digits)
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[1:] == ["0,0,1,7,7", "0,1,1,7,7"]
 
@@ -117,34 +123,24 @@ def test_a_newcomer_need_not_have_the_dataset_of_the_run(run: Path, newcomers: P
 
 
 def test_data_that_the_model_does_not_take_are_refused(run: Path, tmp_path: Path) -> None:
-    manifest = Manifest(name="wide", clients=1, split={"train": 1, "validation": 0}, model="linear", loss="mse")
-    write_dataset(tmp_path / "wide", manifest, np.zeros((1, 5), np.float32), np.zeros(1, np.float32), offsets_of([1]))
-    done = predict(run, tmp_path / "wide")
+    rows = np.zeros((1, 5), np.float32), np.zeros(1, np.float32)
+    done = predict(run, newcomer(tmp_path / "wide", *rows, model="linear", loss="mse"))
     ended(done.exit_code, done.stderr, "data.unfit-model", "wide", "'linear'", "(5,)")
 
 
 def test_a_model_with_parameters_of_each_clients_own_is_refused(run: Path, tmp_path: Path) -> None:
-    best = {"items": np.ones((1, 3, 2), np.float32)}
-    folder = RunFolder(run)
-    folder.write_config({"model": "factors items=3 size=2", "loss": "", "dataset": ""})
-    folder.write_round(State(best, best), np.array([1]), RELEASE, {})
-    manifest = Manifest(name="likes", clients=1, split={"train": 1, "validation": 0}, model="factors items=3 size=2")
+    model, best = "factors items=3 size=2", {"items": np.ones((1, 3, 2), np.float32)}
     items, likes = np.arange(3, dtype=np.float32)[:, None], np.array([1, -1, 1], np.float32)
-    write_dataset(tmp_path / "likes", manifest, items, likes, offsets_of([3]))
-    done = predict(run, tmp_path / "likes")
-    ended(done.exit_code, done.stderr, "data.local-parameters", "user", "'factors items=3 size=2'")
+    done = predict(learnt(run, model, "", best), newcomer(tmp_path / "likes", items, likes, model=model))
+    ended(done.exit_code, done.stderr, "data.local-parameters", "user", repr(model))
 
 
 def test_a_newcomer_takes_the_statistics_of_its_own_rows(tmp_path: Path) -> None:
     """Two rows that are normalised are at -1 and 1, once the running statistics have come near to theirs."""
     best = {"weight": np.ones((1, 2), np.float32), "bias": np.zeros((1, 2), np.float32)}
-    folder = RunFolder(tmp_path / "run")
-    folder.write_config({"model": "torch.nn:BatchNorm1d num_features=2", "loss": "mse", "dataset": ""})
-    folder.write_round(State(best, best), np.array([1]), RELEASE, {})
-    x = np.array([[1, 20], [3, 40], [1, 20], [3, 40], [1, 20], [3, 40]], np.float32)
-    manifest = Manifest(name="new", clients=1, split={"train": 1, "validation": 0}, model="", loss="mse")
-    write_dataset(tmp_path / "new", manifest, x, np.zeros((6, 2), np.float32), offsets_of([6]))
-    done = predict(folder.path, tmp_path / "new")
+    run = learnt(tmp_path / "run", "torch.nn:BatchNorm1d num_features=2", "mse", best)
+    x = np.array([[1, 20], [3, 40]] * 3, np.float32)
+    done = predict(run, newcomer(tmp_path / "new", x, np.zeros((6, 2), np.float32), model="", loss="mse"))
     assert done.exit_code == 0, done.output
     rows = list(csv.reader(io.StringIO(done.stdout)))[1:]
     made = np.array([[float(number) for number in row[3].split()] for row in rows])

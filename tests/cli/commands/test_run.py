@@ -157,7 +157,7 @@ def test_a_run_of_a_users_own_model_is_stopped_and_says_at_once_how_to_go_on(tmp
     (work / "client" / "__init__.py").write_text("raise ImportError('the user has a client, too')")
     (work / "mine.py").write_text(OWN)
     (work / "beside.py").write_text("width = 1")
-    command = [str(Path(sys.executable).parent / "umbel"), "run", "rounds=100000", "restarts=1"]
+    command = [str(Path(sys.executable).parent / "umbel"), "run", "rounds=100000", "restarts=1", "--nodes=1"]
     launcher = subprocess.Popen(
         [*command, "model=mine:model", "loss=mse"],
         cwd=work, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -47,12 +47,12 @@ from umbel.privacy.gate.own_app import RoundGate, local_result
 from umbel.privacy.gate.randomness import streams
 from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.releases import round_to_grid
-from umbel.privacy.gate.site import in_process
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.messages import assigned_in, query, training_in
 from umbel.protocol.records import Held, held_in, to_array_record
+from umbel.protocol.simulated import in_process
 from umbel.protocol.tasks import TrainingSpec
 
 SECRET = "diagnosis-of-patient-17"

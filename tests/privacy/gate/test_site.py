@@ -20,12 +20,13 @@ from umbel.client.app import app
 from umbel.data import BUNDLED
 from umbel.privacy.gate.charges import Limits
 from umbel.privacy.gate.policy import AcceptedRadius, AcceptedRelease, Approval, Personal, Policy, Role
-from umbel.privacy.gate.site import Site, in_process, runs_in_simulation
+from umbel.privacy.gate.site import Site
 from umbel.protocol import old_names
 from umbel.protocol.errors import SiteError
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.plugins import import_by_name
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.simulated import in_process, runs_in_simulation
 from umbel.protocol.tasks import Hosting
 
 ROOT = Path(__file__).parents[3]
@@ -268,7 +269,7 @@ def test_an_entry_that_cannot_be_used_is_named(entry: dict[str, Any], code: str,
 
 # A value for each key that is not its default, as the environment has it, and what it is read as.
 SET: dict[str, tuple[str, Any]] = {
-    "reader": ("umbel.deploy.hospital_table:read", "umbel.deploy.hospital_table:read"),
+    "reader": ("umbel.data.hospital_table:read", "umbel.data.hospital_table:read"),
     "reader-options": ("geonames=/data/US.txt", "geonames=/data/US.txt"),
     "role": ("split", Role.SPLIT),
     "place": ("1/3", "1/3"),

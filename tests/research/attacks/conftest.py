@@ -11,9 +11,18 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
+from umbel.client.app import app
 from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model, Parameters
+from umbel.server.history import State
+from umbel.server.observer import Run
+from umbel.server.observers import named
+from umbel.server.rounds import initial_hypotheses
+from umbel.server.run_folder import RunFolder
+from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
+
+Config = dict[str, Any]
 
 SHAPE = (4, 4)
 
@@ -57,6 +66,15 @@ def image() -> Tensor:
     cross = torch.zeros(SHAPE, dtype=torch.float64)
     cross[1], cross[:, 2] = 0.75, 1.0
     return cross
+
+
+def prepared(
+    config: Config, grid: Grid | None = None, folder: RunFolder | None = None, state: State | None = None
+) -> Run:
+    """A run that is ready to begin, by default in this process; with a state, to go on."""
+    setup, grid = Setup.parse(config), grid or InProcessGrid(app, config)
+    start = initial_hypotheses(setup, grid)
+    return Run(setup, grid, state or State(start, start), named(setup), folder=folder)
 
 
 class RelayGrid(Grid):

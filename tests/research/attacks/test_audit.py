@@ -31,7 +31,6 @@ from umbel.research.attacks.audit import Audit
 from umbel.research.attacks.audit.bounds import best_guesses, count_right, lower_bound, most, p_value
 from umbel.research.attacks.audit.canaries import Setting, watch
 from umbel.research.attacks.audit.findings import ALARM, Verdict, affordable, audit, standard, training
-from umbel.research.attacks.audit.pairs import report_release
 from umbel.simulation.in_process import play
 
 Config = dict[str, Any]
@@ -115,12 +114,12 @@ def test_as_many_are_guessed_as_give_the_best_bound() -> None:
 # --- the claim holds, and the audit comes near it
 
 
-@pytest.mark.parametrize("setting", [LINE, CHOICE, JOINT], ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", [LINE, CHOICE], ids=lambda setting: setting.name)
 def test_of_a_hundred_audits_one_in_twenty_is_above_the_claim_at_most(setting: Setting) -> None:
     """Each is with probability .05 at most, the hundred binomial(100, .05). False-alarm rate 1e-6 for each count.
 
-    The first two leave nothing of the claim unused, so about five of a hundred are to be expected. That one of a
-    hundred audits raises an alarm has probability 2e-4 at most, the seeds being fixed.
+    Both leave nothing of the claim unused, so about five of a hundred are to be expected. That one of a hundred audits
+    raises an alarm has probability 2e-4 at most, the seeds being fixed.
     """
     findings = [audit(setting, 400, seed) for seed in range(100)]
     for bounds in ([one.pure for one in findings], [one.at_delta for one in findings]):
@@ -134,13 +133,11 @@ def test_of_a_hundred_audits_one_in_twenty_is_above_the_claim_at_most(setting: S
     ("setting", "canaries"),
     [
         (Setting("laplace", training(1, 0.5)), 10_000),
-        (Setting("laplace", training(2, 1.0), random=True), 10_000),
-        (Setting("laplace", training(4, 2.0)), 20_000),
-        (Setting("laplace", training(11, 5.5), random=True), 40_000),
-        (Setting("gaussian", training(11, 2.0, mechanism=GAUSSIAN), random=True), 40_000),
+        (Setting("laplace", training(11, 5.5), random=True), 20_000),
+        (Setting("gaussian", training(11, 2.0, mechanism=GAUSSIAN), random=True), 20_000),
         (Setting("choice of 10", training(1, 1e6, 10, 3.0), moves=False), 10_000),
-        (Setting("update and choice", training(4, 4, 3, 1.0)), 20_000),
-        (Setting("four times", training(2, 8.0, 2, 0.25), times=4), 20_000),
+        (Setting("update and choice", training(4, 4, 3, 1.0)), 10_000),
+        (Setting("four times", training(2, 8.0, 2, 0.25), times=4), 10_000),
         (Setting("report", None, 1.0), 10_000),
         (Setting("all at once", training(2, 4.0, 2, 1.0), 2.0, random=True), 10_000),
         (Setting("site", site_release(training(1, 1.0))), 400),
@@ -163,7 +160,7 @@ def test_at_least_half_of_the_claim_is_shown(setting: Setting, canaries: int) ->
 def test_what_is_claimed_is_what_the_ledger_has() -> None:
     for release in (training(2, 4.0, 3, 1.0), site_release(training(2, 4.0, 3, 1.0))):
         setting = Setting("all", release, 2.0, times=3)
-        assert watch(setting, 20, seed=5).account == {release: 3, report_release(2.0): 3}
+        assert watch(setting, 20, seed=5).account == {release: 3, Release(Kind.REPORT, 2, 2.0, Clipping.PUBLIC): 3}
     # 3 times 2 n / nu = 1, choice-epsilon 1, and 2 / nu = 1 of the report.
     assert audit(setting, 100).pure.claimed == pytest.approx(9)
 
@@ -266,11 +263,9 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 TWICE = Setting("twice", training(1, 2.0), times=2)
 CAUGHT: list[tuple[Fault, Setting]] = [
     (half_the_noise, LINE),
-    (half_the_noise, Setting("n = 11", training(11, 11.0), random=True)),
     (half_the_noise, Setting("gaussian", training(2, 4.0, mechanism=GAUSSIAN))),
     (half_the_noise, Setting("report", None, 1.0)),
     (an_open_choice, CHOICE),
-    (an_open_choice, Setting("choice of 10", training(1, 1e6, 10, 2.0), moves=False)),
     (an_open_choice, JOINT),
     (half_the_distance, LINE),
     (no_clipping, Setting("n = 11", training(11, 11.0), random=True)),
@@ -338,8 +333,9 @@ def test_as_many_canaries_take_part_as_can_be_waited_for() -> None:
     assert affordable(Setting("site", site_release(training(1, 1.0)), times=8), 50_000) == 500
 
 
-def test_large_models_are_audited_in_several_messages() -> None:
-    setting = Setting("large", training(50_000, 5e4), random=True)
+def test_large_models_are_audited_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.research.attacks.audit.canaries._NUMBERS", 1000)
+    setting = Setting("large", training(300, 300.0), random=True)
     assert (watch(setting, 100, seed=0).scores != 0).all()
 
 
@@ -390,22 +386,18 @@ def test_a_run_of_one_hypothesis_and_another_mechanism_audits_that(run_config: C
     assert "claimed pure none" in section.paragraphs[1]
 
 
-def test_a_heuristic_run_is_told_that_nothing_is_claimed(run_config: Config) -> None:
-    observer = audited(run_config, clipping="update")
-    assert observer.findings == []
-    section = observer.section()
-    assert section is not None
-    assert "the radius is the norm of the client's own update" in section.paragraphs[0]
-
-
-def test_a_run_is_not_lost_where_the_audit_cannot_be_made(run_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_not_lost_where_the_audit_cannot_be_made_or_nothing_is_claimed(
+    run_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run's own node has an entry of its own, the audit's has the environment's."""
     monkeypatch.setenv("UMBEL_MAX_HYPOTHESES", "1")
-    observer = audited(run_config, {"partition-id": 0, "num-partitions": 1, "max-hypotheses": 2})
-    assert observer.findings == []
-    section = observer.section()
-    assert section is not None
-    assert "the gate refused" in section.paragraphs[0]
+    node = {"partition-id": 0, "num-partitions": 1, "max-hypotheses": 2}
+    for changes, reason in (({}, "the gate refused"), ({"clipping": "update"}, "the radius is the norm of the client")):
+        observer = audited(run_config, node, **changes)
+        assert observer.findings == []
+        section = observer.section()
+        assert section is not None
+        assert reason in section.paragraphs[0]
 
 
 def test_what_exceeds_the_claim_is_said_aloud(run_config: Config, faulty: pytest.MonkeyPatch) -> None:
@@ -446,14 +438,11 @@ def test_the_command_fails_where_a_claim_is_exceeded(faulty: pytest.MonkeyPatch)
 
 
 def test_the_command_takes_a_setting_as_a_whole() -> None:
-    for words in (("--parameters", "2"), ("--noise-multiplier", "2")):
-        code, text = run(*words)
-        assert code == 2
-        assert "[config.incomplete-setting]" in text
-    for words in (("--hypotheses", "3"), ("--by-site",), ("--choice-epsilon", "1")):
+    for words in (("--parameters", "2"), ("--noise-multiplier", "2"), ("--by-site",), ("--choice-epsilon", "1")):
         code, text = run(*words)
         assert code == 2
         assert words[0] in text
+        assert "[config.incomplete-setting]" in text
 
 
 def test_without_a_setting_the_command_audits_the_standard_ones() -> None:

@@ -27,12 +27,11 @@ def generator() -> torch.Generator:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("label", [0, 2])
-def test_image_and_label_are_found(smooth: Model, image: Tensor, label: int) -> None:
+def test_image_and_label_are_found(smooth: Model, image: Tensor) -> None:
     start = start_of(smooth)
-    match = deep_leakage(smooth, start, gradient_of(smooth, start, image, label), SHAPE, generator())
+    match = deep_leakage(smooth, start, gradient_of(smooth, start, image, 2), SHAPE, generator())
     assert match.distance < 1e-5
-    assert int(match.label.argmax()) == label
+    assert int(match.label.argmax()) == 2
     assert psnr(match.image.numpy(), image.numpy()) > 30
 
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tests.helpers.errors import raises
 from umbel.data import find_dataset, open_dataset, write_dataset
 from umbel.privacy.gate.policy import Policy
-from umbel.protocol.errors import DatasetError
+from umbel.research.attacks import identify
 from umbel.research.attacks.__main__ import app
 from umbel.research.attacks.identify import (
     ATTACKS,
@@ -112,11 +111,7 @@ def one(client: int, error: float | None, enough: int | None, by_rate: Any, by_i
     return Stolen(client, 10 if error is not None else 0, likes, error, by_rate, by_items, enough, 100.0, 3)
 
 
-FOUND = [
-    one(1, 0.0, 2, 0.0, 0.0, 0.4),
-    one(2, 0.04, 6, 0.96, 0.04, 0.5),
-    one(3, 0.4, None, 0.4, 0.6, 0.7),
-]
+FOUND = [one(1, 0.0, 2, 0.0, 0.0, 0.4), one(2, 0.04, 6, 0.96, 0.04, 0.5), one(3, 0.4, None, 0.4, 0.6, 0.7)]
 
 
 def test_a_row_counts_directions_and_beside_them_signs_and_takes_medians_of_what_was_stolen() -> None:
@@ -155,8 +150,6 @@ def test_an_audit_leaves_a_page_and_a_row_a_client_and_attack(tmp_path: Path) ->
     assert "| 1 | spectral | 6 of 6 | " in page
     assert "by Theorem 1" in page
     assert len((tmp_path / "clients.csv").read_text().splitlines()) == 1 + 2 * 3 * 6
-    again = audit("preferences", (0.0, 1.0), False, FEW)
-    assert again == done, "the same seed gives the same audit"
 
 
 @pytest.mark.slow
@@ -177,7 +170,8 @@ def test_who_likes_most_items_is_stolen_too(tmp_path: Path) -> None:
 # --- the command
 
 
-def test_the_command_prints_what_it_wrote(tmp_path: Path) -> None:
+def test_the_command_prints_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identify, "defences", lambda after: defences(after)[:2])
     line = ["identify", "--victims", "3", "--after", "2", "--interactions", "4", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, [*line, "--noise-multiplier", "0"])
     assert result.exit_code == 0, result.output
@@ -199,8 +193,3 @@ def test_bad_input_is_named_before_anything_is_attacked(tmp_path: Path, argument
     result = CliRunner().invoke(app, ["identify", "--no-defences", "--out", str(tmp_path / "out"), *arguments])
     assert result.exit_code in (2, 3)
     assert part in " ".join(result.output.split())
-
-
-def test_only_preferences_are_attacked() -> None:
-    with raises(DatasetError, "data.no-preferences", "synthetic", "umbel data make"):
-        attack("synthetic", {}, {})

@@ -21,7 +21,6 @@ from umbel.protocol.release import Clipping, ReleaseBy
 from umbel.research.attacks import images as on_images
 from umbel.research.attacks.__main__ import app
 from umbel.research.attacks.choice import apart, started_from
-from umbel.research.attacks.collusion import last_of_cluster, last_of_sums
 from umbel.research.attacks.images import GUESSING, Finding, matched, table
 from umbel.research.attacks.victims import (
     CLIP_NORM,
@@ -34,6 +33,8 @@ from umbel.research.attacks.victims import (
     Victims,
     compared,
     gradients,
+    last_of_cluster,
+    last_of_sums,
     write_victims,
 )
 
@@ -181,32 +182,33 @@ def test_the_command_makes_every_attack_in_every_mode(
     assert "An attack that fails proves nothing" in (tmp_path / "out" / "table.md").read_text()
 
 
+def chosen(dataset: Path, model: str, out: Path, *attacks: str) -> tuple[int, str, str]:
+    """Make some attacks on one image; return the exit status, the output and the table."""
+    words = ["all", "--dataset", str(dataset), "--model", model, "--smooth-model", model, "--images", "1"]
+    words += [word for attack in attacks for word in ("--attack", attack)]
+    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, [*words, "--out", str(out)])
+    table = out / "table.md"
+    return done.exit_code, done.output, table.read_text() if table.exists() else ""
+
+
 def test_attacks_may_be_chosen_and_must_be_there(strokes: Path, tmp_path: Path) -> None:
-    words = ["all", "--dataset", str(strokes), "--model", NAME, "--smooth-model", NAME, "--out", str(tmp_path)]
-    done = CliRunner().invoke(app, [*words, "--attack", "rose"])
-    assert done.exit_code == 2
-    assert "unknown attack 'rose'; choose from single, dlg, batch, sum, collusion, membership, choice" in done.output
-    done = CliRunner().invoke(app, [*words, "--images", "1", "--attack", "choice"])
-    assert done.exit_code == 0, done.output
-    table_ = (tmp_path / "table.csv").read_text().splitlines()
-    assert {line.split(",")[0] for line in table_[1:]} == {"choice"}
+    code, output, _ = chosen(strokes, NAME, tmp_path, "rose")
+    assert code == 2
+    assert "unknown attack 'rose'; choose from single, dlg, batch, sum, collusion, membership, choice" in output
 
 
 def test_clients_of_one_class_have_no_choice_to_find_out(strokes: Path, tmp_path: Path) -> None:
     dataset = open_dataset(strokes)
     labels = np.zeros(len(dataset.targets), np.int64)
     write_dataset(tmp_path / "alike", dataset.manifest, dataset.features, labels, dataset.offsets)
-    words = ["all", "--dataset", str(tmp_path / "alike"), "--model", NAME, "--smooth-model", NAME]
-    done = CliRunner().invoke(app, [*words, "--images", "1", "--attack", "choice", "--out", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    assert "not applicable: the images known are of one class" in (tmp_path / "table.csv").read_text()
+    code, output, table = chosen(tmp_path / "alike", NAME, tmp_path, "choice")
+    assert code == 0, output
+    assert "not applicable: the images known are of one class" in table
 
 
 def test_an_attack_that_cannot_be_made_says_why_and_the_others_are_made(strokes: Path, tmp_path: Path) -> None:
-    words = ["all", "--dataset", str(strokes), "--model", "orchard:smooth", "--smooth-model", "orchard:smooth"]
-    chosen = ["--images", "1", "--attack", "membership", "--attack", "choice", "--out", str(tmp_path)]
-    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, [*words, *chosen])
-    assert done.exit_code == 0, done.output
-    page = (tmp_path / "table.md").read_text()
-    assert "| membership | not applicable: model 'orchard:smooth' does not end in two" in page
-    assert "| choice | " in page
+    code, output, table = chosen(strokes, "orchard:smooth", tmp_path, "membership", "choice")
+    assert code == 0, output
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows] == ["| attack", "| ---", "| membership", "| choice"]
+    assert rows[2][1].startswith("not applicable: model 'orchard:smooth' does not end in two")

@@ -13,23 +13,18 @@ rng = np.random.default_rng(0)
 PICTURE = rng.random((28, 28))
 
 
-def test_psnr_of_an_error_of_a_tenth_everywhere_is_20_db() -> None:
-    assert psnr(np.full((2, 2), 0.4), np.full((2, 2), 0.5)) == pytest.approx(20)
-
-
-def test_psnr_of_black_against_white_is_0_db_and_of_an_image_against_itself_infinite() -> None:
-    assert psnr(np.zeros((2, 2)), np.ones((2, 2))) == 0
-    assert psnr(PICTURE, PICTURE) == math.inf
-
-
-def test_psnr_of_one_wrong_pixel_of_a_hundred() -> None:
-    wrong = np.zeros((10, 10))
-    wrong[3, 4] = 1
-    assert psnr(wrong, np.zeros((10, 10))) == pytest.approx(10 * math.log10(100))
-
-
-def test_ssim_of_an_image_with_itself_is_1() -> None:
-    assert ssim(PICTURE, PICTURE) == pytest.approx(1)
+@pytest.mark.parametrize(
+    ("image", "original", "decibels"),
+    [
+        (np.full((2, 2), 0.4), np.full((2, 2), 0.5), 20),
+        (np.zeros((2, 2)), np.ones((2, 2)), 0),
+        (PICTURE, PICTURE, math.inf),
+        (np.eye(10), np.zeros((10, 10)), 10),
+    ],
+    ids=["a tenth off everywhere", "black and white", "itself", "ten wrong pixels of a hundred"],
+)
+def test_psnr_by_hand(image: np.ndarray, original: np.ndarray, decibels: float) -> None:
+    assert psnr(image, original) == pytest.approx(decibels)
 
 
 def test_ssim_of_two_greys_is_the_luminance_term_alone() -> None:
@@ -50,7 +45,8 @@ def test_ssim_of_one_window_by_hand() -> None:
     assert ssim(x, y) == pytest.approx(expected)
 
 
-def test_ssim_of_a_negative_is_negative() -> None:
+def test_ssim_of_an_image_with_itself_is_1_and_with_its_negative_below_0() -> None:
+    assert ssim(PICTURE, PICTURE) == pytest.approx(1)
     assert ssim(1 - PICTURE, PICTURE) < 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from tests.helpers.errors import raises
 from umbel import models
 from umbel.data import Manifest, offsets_of, write_dataset
+from umbel.models.model import Parameters
 from umbel.protocol.errors import DatasetError, FleetError, ModelError, UmbelError
 from umbel.research.attacks import reconstruct
+from umbel.research.attacks.__main__ import app
 from umbel.research.attacks.quality import psnr, verdict
 from umbel.research.attacks.reconstruct import (
     DLG,
@@ -81,15 +84,20 @@ def without_rank_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconstruct, "invert_first_layer", lambda *_: torch.zeros(28, 28))
 
 
-def attempt(done: Audit, attack: str, noise_multiplier: float = 0.0) -> reconstruct.Attempt:
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch, short_dlg: None, without_rank_one: None) -> list[Parameters]:
+    """Do without long attacks; collect the gradients that are attacked."""
+    found: list[Parameters] = []
+    monkeypatch.setattr(reconstruct, "bias_label", lambda _model, _start, gradient, _shape: found.append(gradient) or 0)
+    return found
+
+
+def attempt(done: Audit, attack: str, noise_multiplier: float = 0.0) -> Attempt:
     (found,) = [one for one in done.attempts if (one.attack, one.noise_multiplier) == (attack, noise_multiplier)]
     return found
 
 
-@pytest.mark.usefixtures("short_dlg", "without_rank_one")
-def test_what_is_attacked_without_noise_is_the_gradient(blobs: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(reconstruct, "bias_label", lambda _model, _start, gradient, _shape: seen.append(gradient) or 0)
+def test_what_is_attacked_without_noise_is_the_gradient(blobs: Setting, seen: list[Parameters]) -> None:
     secret = audit(replace(blobs, noise_multipliers=(0.0,))).secret
     model = models.load("greenhouse:dense", "cross-entropy")
     start = {name: torch.from_numpy(value) for name, value in model.initial(0).items()}
@@ -98,13 +106,10 @@ def test_what_is_attacked_without_noise_is_the_gradient(blobs: Setting, monkeypa
             torch.testing.assert_close(found[name].float(), value, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.usefixtures("short_dlg", "without_rank_one")
 @pytest.mark.parametrize("per_layer", [True, False])
 def test_noise_is_nu_times_the_norm_of_each_layer_or_of_the_whole(
-    blobs: Setting, monkeypatch: pytest.MonkeyPatch, per_layer: bool
+    blobs: Setting, seen: list[Parameters], per_layer: bool
 ) -> None:
-    seen = []
-    monkeypatch.setattr(reconstruct, "bias_label", lambda _model, _start, gradient, _shape: seen.append(gradient) or 0)
     audit(replace(blobs, noise_multipliers=(0.0, 2.0), images=1, per_layer=per_layer))
     clean, noisy = ([torch.cat([g[f"{i}.weight"].flatten(), g[f"{i}.bias"]]) for i in (1, 3)] for g in seen)
     noise = [after - before for before, after in zip(clean, noisy, strict=True)]
@@ -114,10 +119,7 @@ def test_noise_is_nu_times_the_norm_of_each_layer_or_of_the_whole(
         assert added.norm() / before.norm() == pytest.approx(2, rel=0.3)
 
 
-@pytest.mark.usefixtures("short_dlg", "without_rank_one")
-def test_the_mean_of_releases_has_less_noise(blobs: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(reconstruct, "bias_label", lambda _model, _start, gradient, _shape: seen.append(gradient) or 0)
+def test_the_mean_of_releases_has_less_noise(blobs: Setting, seen: list[Parameters]) -> None:
     audit(replace(blobs, noise_multipliers=(0.0, 2.0), images=1, releases=16))
     clean, noisy = (gradient["1.weight"] for gradient in seen)
     assert (noisy - clean).norm() / clean.norm() == pytest.approx(2 / 4, rel=0.2)
@@ -144,7 +146,7 @@ def test_without_noise_everything_is_found(blobs: Setting) -> None:
 
 @pytest.mark.usefixtures("short_dlg")
 def test_the_same_seed_gives_the_same_audit_and_another_seed_another(blobs: Setting) -> None:
-    setting = replace(blobs, noise_multipliers=(0.0, 1.0))
+    setting = replace(blobs, noise_multipliers=(1.0,), images=1)
     first, again, other = (audit(replace(setting, seed=seed)) for seed in (0, 0, 1))
     for one, same, different in zip(first.attempts, again.attempts, other.attempts, strict=True):
         assert one.labels == same.labels
@@ -181,37 +183,59 @@ def test_an_attack_that_cannot_be_made_says_why(blobs: Setting) -> None:
 def test_what_cannot_be_is_told_before_any_work(
     blobs: Setting, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], part: str
 ) -> None:
-    monkeypatch.setattr(reconstruct, "_probe", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr(reconstruct, "write_victims", lambda *_: pytest.fail("work was begun"))
     with pytest.raises(UmbelError) as told:
         audit(replace(blobs, **changes))
     assert part in told.value.text
 
 
-Write = Callable[..., Setting]
+IMAGES, ZEROS = np.zeros((4, 28, 28), np.float32), np.zeros(4, int)
 
 
-@pytest.fixture
-def other(blobs: Setting, tmp_path: Path) -> Write:
-    """A function that writes another dataset of four clients and returns its setting."""
+@pytest.mark.parametrize(
+    ("features", "targets", "error", "code", "parts"),
+    [
+        (np.zeros((4, 3)), ZEROS, DatasetError, "data.not-images", [(3,), (28, 28)]),
+        (IMAGES, ZEROS.astype(np.float32), DatasetError, "data.not-classes", ["float32"]),
+        (
+            IMAGES,
+            np.array([0, 1, 2, 10]),
+            ModelError,
+            "model.too-few-classes",
+            ["greenhouse:dense", "0 to 9", "0 to 10"],
+        ),
+        (IMAGES + 255, ZEROS, DatasetError, "data.pixel-range", ["feature_scale"]),
+    ],
+)
+def test_data_that_are_no_images_of_classes_are_told(
+    blobs: Setting, tmp_path: Path, features: Any, targets: Any, error: Any, code: str, parts: list[Any]
+) -> None:
+    manifest = Manifest(name="other", clients=4, split={"train": 4, "validation": 0})
+    write_dataset(tmp_path / "other", manifest, features, targets, offsets_of([1] * 4))
+    with raises(error, code, *parts):
+        audit(replace(blobs, dataset=str(tmp_path / "other")))
 
-    def write(features: np.ndarray, targets: np.ndarray, scale: float = 1.0) -> Setting:
-        manifest = Manifest(name="other", clients=4, split={"train": 4, "validation": 0}, feature_scale=scale)
-        write_dataset(tmp_path / "other", manifest, features, targets, offsets_of([1] * 4))
-        return replace(blobs, dataset=str(tmp_path / "other"))
 
-    return write
+# --- the command
 
 
-def test_data_that_are_no_images_of_classes_are_told(other: Write) -> None:
-    images = np.zeros((4, 28, 28), np.float32)
-    with raises(DatasetError, "data.not-images", (3,), (28, 28)):
-        audit(other(np.zeros((4, 3)), np.zeros(4, int)))
-    with raises(DatasetError, "data.not-classes", "float32"):
-        audit(other(images, np.zeros(4, np.float32)))
-    with raises(ModelError, "model.too-few-classes", "greenhouse:dense", "0 to 9", "0 to 10"):
-        audit(other(images, np.array([0, 1, 2, 10])))
-    with raises(DatasetError, "data.pixel-range", "feature_scale"):
-        audit(replace(other(images + np.array([0, 255, 0, 255])[:, None, None], np.zeros(4, int)), images=4))
+def test_the_command_prints_the_table_and_writes_what_it_says(
+    blobs: Setting, umbel_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A few steps tell as well that the attacks are made.
+    monkeypatch.setattr(reconstruct, "deep_leakage", partial(reconstruct.deep_leakage, iterations=5))
+    words = ["reconstruct", "--dataset", blobs.dataset, "--model", blobs.model, "--restarts", "1", "--whole"]
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*words, "--images", "1", "--noise-multiplier", "3"])
+    assert done.exit_code == 0, done.output
+    folder = umbel_home / "audits" / "reconstruct-blobs-greenhouse-dense-whole"
+    assert done.output.splitlines()[-1] == str(folder / "table.md")
+    names = ["reconstructions.png", "reconstructions.svg", "table.csv", "table.md"]
+    assert sorted(file.name for file in folder.iterdir()) == names
+    for text in ("greenhouse:dense, 1 images", "mean image", "DLG", "rank one", "last bias", "Seconds an image"):
+        assert text in done.output
+    assert "An attack that fails proves nothing" in done.output
+    done = CliRunner().invoke(app, [*words, "--images", "5"])
+    assert (done.exit_code, "[data.too-few-clients]" in done.output) == (3, True)
 
 
 def test_a_refusal_of_the_gate_is_told(blobs: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,13 +346,9 @@ def test_an_attack_that_cannot_be_made_is_not_one_that_failed() -> None:
     assert "rank one: model 'm' has no fully connected layer." in page(cannot).sections[1].text
 
 
-def test_the_files_hold_the_table_the_words_and_a_picture_and_are_the_same_each_time(tmp_path: Path) -> None:
-    written = []
-    for name in ("a", "b"):
-        page(TYPICAL).write(tmp_path / name)
-        written.append({file.name: file.read_bytes() for file in (tmp_path / name).iterdir()})
-    files, again = written
-    assert files == again
+def test_the_files_hold_the_table_the_words_and_a_picture(tmp_path: Path) -> None:
+    page(TYPICAL).write(tmp_path)
+    files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     assert set(files) == {"table.csv", "table.md", "reconstructions.svg", "reconstructions.png"}
     assert files["reconstructions.png"].startswith(b"\x89PNG")
     for text in (b"original", b"mean image", b"DLG", b"rank one", "ν = 3".encode()):

@@ -47,11 +47,14 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
+MODEL = dense(nn.ReLU())
+START = drawn(MODEL, scale=0.15)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_each_row_of_a_batch_is_found_exactly(rows: int) -> None:
-    model, given = dense(nn.ReLU()), batch(rows)
-    start = drawn(model, scale=0.15)
-    found = rows_in(model, start, gradient_of(model, start, given), SHAPE, generator())
+    given = batch(rows)
+    found = rows_in(MODEL, START, gradient_of(MODEL, START, given), SHAPE, generator())
     match = found.inputs @ directions(given).T
     torch.testing.assert_close(match.max(dim=0).values, torch.ones(rows, dtype=torch.float64), rtol=0, atol=1e-9)
     assert match.argmax(dim=0).unique().numel() == rows, "a row each"
@@ -75,43 +78,33 @@ def test_the_units_that_are_on_tell_two_rows_by_hand() -> None:
 
 
 def test_noise_blurs_rows_as_much_as_it_says_and_nobody_is_sure() -> None:
-    model, given = dense(nn.ReLU()), batch(2)
-    start = drawn(model, scale=0.15)
-    found = rows_in(model, start, noisy(gradient_of(model, start, given), 0.03), SHAPE, generator())
+    given = batch(2)
+    found = rows_in(MODEL, START, noisy(gradient_of(MODEL, START, given), 0.03), SHAPE, generator())
     off = 1 - (found.inputs @ directions(given).T).max(dim=1).values.square()
     assert 0 < max(off.tolist()) < 10 * max(found.noise)
     assert max(found.noise) < 0.05
 
 
-def test_it_says_when_noise_hides_the_rows() -> None:
-    model, given = dense(nn.ReLU()), batch(2)
-    start = drawn(model, scale=0.15)
-    with raises(NotApplicableError, "attack.no-low-rank", "0 rows"):
-        rows_in(model, start, noisy(gradient_of(model, start, given), 50.0), SHAPE, generator())
-
-
-def test_it_says_when_there_are_too_many_rows() -> None:
-    model, given = dense(nn.ReLU()), batch(12)
-    start = drawn(model, scale=0.15)
-    with raises(NotApplicableError, "attack.no-low-rank", "1 to 8"):
-        rows_in(model, start, gradient_of(model, start, given), SHAPE, generator(), most=8)
+@pytest.mark.parametrize(("rows", "noise", "said"), [(2, 50.0, "0 rows"), (12, 0.0, "1 to 8")])
+def test_it_says_when_noise_hides_the_rows_or_there_are_too_many(rows: int, noise: float, said: str) -> None:
+    gradient = noisy(gradient_of(MODEL, START, batch(rows)), noise)
+    with raises(NotApplicableError, "attack.no-low-rank", said):
+        rows_in(MODEL, START, gradient, SHAPE, generator(), most=8)
 
 
 def test_several_steps_on_the_same_rows_hide_nothing() -> None:
-    model, given = dense(nn.ReLU()), batch(2)
-    start = drawn(model, scale=0.15)
-    found = rows_in(model, start, gradient_of(model, start, given, steps=5), SHAPE, generator())
+    given = batch(2)
+    found = rows_in(MODEL, START, gradient_of(MODEL, START, given, steps=5), SHAPE, generator())
     assert (found.inputs @ directions(given).T).max(dim=1).values.min() > 1 - 1e-9
     assert min(found.agreement) >= SURE
 
 
 def test_where_training_has_moved_the_units_it_is_not_sure() -> None:
     """As if half of the steps had been taken by a network that has come far away from the one that was sent."""
-    model, given = dense(nn.ReLU()), batch(2)
-    start, later = (drawn(model, seed, 0.15) for seed in (0, 1))
-    both = (gradient_of(model, one, given) for one in (start, later))
-    total = {name: sum(values) for name, *values in zip(start, *(one.values() for one in both), strict=True)}
-    found = rows_in(model, start, total, SHAPE, generator())
+    given = batch(2)
+    both = (gradient_of(MODEL, one, given) for one in (START, drawn(MODEL, 1, 0.15)))
+    total = {name: sum(values) for name, *values in zip(START, *(one.values() for one in both), strict=True)}
+    found = rows_in(MODEL, START, total, SHAPE, generator())
     assert max(found.agreement) < SURE
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import umbel.research.experiments.sweep
 from umbel.research.experiments.runs import Finished, Spec
+
+
+def read_csv(folder: Path) -> list[dict[str, str]]:
+    with (folder / "table.csv").open() as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from dataclasses import asdict
 from functools import partial
@@ -14,6 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tests.research.experiments.conftest import read_csv
 from umbel.data import BUNDLED, Manifest, offsets_of, write_dataset
 from umbel.research.attacks import images as on_images
 from umbel.research.attacks import reconstruct
@@ -43,11 +43,10 @@ def test_the_attacks_command(umbel_home: Path, in_process: list[str], monkeypatc
     assert done.exit_code == 0, done.output
     assert in_process == ["all-single-seed2000", "one-image-lenet-seed2000", "identify-nu0-seed2000"]
     folder = umbel_home / "experiments" / "attacks-quick"
-    with (folder / "table.csv").open() as file:
-        rows = {
-            (row["part"], row["attack"], row["mode"] or row["noise multiplier"] or row["nu"]): row
-            for row in csv.DictReader(file)
-        }
+    rows = {
+        (row["part"], row["attack"], row["mode"] or row["noise multiplier"] or row["nu"]): row
+        for row in read_csv(folder)
+    }
     assert rows["all-single-seed2000", "rank one", PAPER]["of"] == "1"
     assert rows["one-image-lenet-seed2000", "DLG", "0"]["PSNR"]
     assert rows["identify-nu0-seed2000", "spectral", "0"]["stolen"] == "2 of 2"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.research.experiments.conftest import read_csv
 from umbel.data import Manifest, write_leaf
 from umbel.research.experiments import drift
 from umbel.research.experiments.drift import BEFORE, FRESH, PHASES, ROUNDS, SPARE, Clients, Phase, back_after
@@ -142,8 +142,7 @@ def test_the_tables_and_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         measures = {"error": error, "least": [1.0] * 7 * ROUNDS, "most": most, "mean": most, "newcomers": most}
         results.append(Result(spec, measures | {"price": 0.5, "pure": None, "epsilon": None}, tmp_path))
     drift.tables(results, tmp_path)
-    with (tmp_path / "table.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(tmp_path)
     assert len(rows) == 2 * len(PHASES)
     jump = rows[1]
     assert (jump["arm"], jump["phase"], jump["runs"], jump["back"]) == ("k = 2, kept", "one optimum jumps", "2", "1")

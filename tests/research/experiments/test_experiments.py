@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.research.experiments.conftest import read_csv
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.research.experiments import baselines, handwriting, hospital, synthetic
 from umbel.research.experiments.__main__ import app
@@ -19,12 +19,6 @@ from umbel.research.experiments.runs import Finished, Spec, finish
 from umbel.research.experiments.sweep import Result, _save
 from umbel.research.experiments.tables import by_arm
 from umbel.research.output import Section
-
-
-def read_csv(folder: Path) -> list[dict[str, str]]:
-    with (folder / "table.csv").open() as file:
-        return list(csv.DictReader(file))
-
 
 OWN: dict[str, Any] = {
     "mean": 0.1, "worst_decile": 0.2, "chosen": [1, 1], "rand_index": 0.5, "to_truth": [0.1, 0.2],
@@ -228,7 +222,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Spec, Finished
     specs = synthetic.specs(tmp_path_factory.mktemp("synthetic"), seeds=1, quick=True)
     # What is compared in the long run is not looked at.
     short = {"rounds": 3}
-    return [(spec, finish(spec.config | (short if spec.arm[1] == synthetic.LONG else {}))) for spec in specs]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(baselines, "LOCAL_EPOCHS", 2)
+        return [(spec, finish(spec.config | (short if spec.arm[1] == synthetic.LONG else {}))) for spec in specs]
 
 
 @pytest.mark.slow

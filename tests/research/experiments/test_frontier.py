@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.datasets import manifest
+from tests.research.experiments.conftest import read_csv
 from umbel.data import offsets_of, write_dataset
 from umbel.models import MODELS
 from umbel.privacy.accounting.guarantee import guarantee, pure_cost
@@ -69,14 +69,11 @@ def hospitals(umbel_home: Path) -> None:
 
 
 def test_the_table_tells_guarantees_and_none_where_there_is_none(hospitals: None, tmp_path: Path) -> None:
-    results = []
-    for spec in frontier.specs(tmp_path, seeds=1, quick=True):
-        short = spec.config | {"rounds": 2, "clients-per-round": 60}
-        done = frontier.play(short)
-        results.append(Result(spec, done.measures, tmp_path))
+    short = {"rounds": 2, "clients-per-round": 60}
+    specs = frontier.specs(tmp_path, seeds=1, quick=True)
+    results = [Result(spec, frontier.play(spec.config | short).measures, tmp_path) for spec in specs]
     frontier.tables(results, tmp_path)
-    with (tmp_path / "table.csv").open() as file:
-        rows = {(row["arm"], row["label"]): row for row in csv.DictReader(file)}
+    rows = {(row["arm"], row["label"]): row for row in read_csv(tmp_path)}
     assert rows[CLIENT, "epsilon 16"]["epsilon_text"] == rows[SITE, "epsilon 16"]["epsilon_text"] == "16"
     assert rows[ONE, "epsilon 16"]["epsilon_text"] == "16"
     assert rows[OPEN, "epsilon 16"]["epsilon_text"] == rows[HEURISTIC, "nu 3"]["epsilon_text"] == "none"

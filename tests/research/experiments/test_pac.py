@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.research.experiments.conftest import read_csv
 from umbel.client.cohort import LocalUpdate
 from umbel.research.attacks.pac_attack import Estimate
 from umbel.research.experiments import pac
@@ -73,8 +73,7 @@ def test_the_command_writes_every_table_and_the_same_bytes_again(
         assert result.exit_code == 0, result.output
     one, two = tmp_path / "one", tmp_path / "two"
     assert all((one / file).read_bytes() == (two / file).read_bytes() for file in ("table.md", "table.csv"))
-    with (one / "table.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(one)
     assert {row["table"] for row in rows} == {"theorem 1", "theorem 2", "theorem 3", "laplace", "proposition 1"}
     # Each theorem allows a share .1 of failures.
     assert max(float(row["failures"]) for row in rows if row["failures"]) < pac.DELTA

@@ -17,10 +17,9 @@ from typer.testing import CliRunner
 import umbel.client.app
 import umbel.server.app
 from tests.helpers.errors import raises
-from umbel.cli.commands.report import app
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.protocol.errors import ConfigError
-from umbel.research.experiments.report import _baseline
+from umbel.research.experiments.report import _baseline, app
 from umbel.research.experiments.runs import Spec, finish
 from umbel.research.experiments.sweep import _save
 from umbel.server.observer import Observer, Section

@@ -12,36 +12,22 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.serverapp import Grid
 
 import umbel.server.nodes.transport
 from umbel.protocol.flower import ErrorCode
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.transport import SuperLink, transport_of
+from umbel.simulation.grid import InProcessGrid
 
 
-class Post(Grid):
-    """A Grid whose replies are there when the test says so."""
-
-    # So that a look finds all that is there, however slowly threads start.
-    in_process = True
+class Post(InProcessGrid):
+    """A Grid whose replies are there when the test says so, for a look to find however slowly threads start."""
 
     def __init__(self) -> None:
+        super().__init__(lambda *_: None, {}, node_configs=[{}])
         self.sent: list[Message] = []
         self.arrived: list[Message] = []
         self._ids = count()
-
-    def set_run(self, run: object) -> None: ...
-
-    @property
-    def run(self) -> object:
-        return None
-
-    def create_message(self, *_: object, **__: object) -> Message:
-        raise NotImplementedError
-
-    def get_node_ids(self) -> Iterable[int]:
-        return []
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         for message in messages:
@@ -53,9 +39,6 @@ class Post(Grid):
         due = [reply for reply in self.arrived if reply.metadata.reply_to_message_id in set(message_ids)]
         self.arrived = [reply for reply in self.arrived if reply not in due]
         return due
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        raise NotImplementedError
 
 
 def to(node: int, kind: str = "train") -> Message:
@@ -166,6 +149,20 @@ def test_many_replies_that_do_not_end_hold_up_no_other() -> None:
     Dripping.rest.set()
 
 
+def pushing(grid: Post, message: Message, *replies: Message) -> None:
+    """Have replies there once messages are sent."""
+    push = grid.push_messages
+
+    def pushed(messages: Iterable[Message]) -> Iterable[str]:
+        ids = push(messages)
+        for reply in replies:
+            reply.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
+        grid.arrived += replies
+        return ids
+
+    grid.push_messages = pushed  # type: ignore[method-assign]
+
+
 class Silent(Post):
     """Nobody answers; it counts what it is asked for."""
 
@@ -240,8 +237,6 @@ def test_what_a_reply_takes_is_learnt_and_a_fifth_of_nodes_that_take_their_time_
 
 
 def failure(code: int) -> Exception:
-    if not code:
-        return ConnectionError("no SuperLink")
     return httpx.HTTPStatusError("", request=httpx.Request("POST", "http://superlink"), response=httpx.Response(code))
 
 
@@ -250,33 +245,34 @@ class Failing(Answering):
 
     in_process = False
 
-    def __init__(self, times: int, code: int = 500) -> None:
+    def __init__(self, times: int, error: Exception) -> None:
         super().__init__()
-        self.times, self.code = times, code
+        self.times, self.error = times, error
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         wanted = [sent for sent in self.sent if sent.metadata.message_id in set(message_ids)]
         if self.times and any(sent.metadata.dst_node_id == 2 for sent in wanted):
             self.times -= 1
-            raise failure(self.code)
+            raise self.error
         return super().pull_messages(message_ids)
 
 
 def test_a_superlink_that_fails_for_want_of_time_is_asked_again() -> None:
-    assert nodes(exchange_on(Failing(times=3)).run([to(1), to(2), to(3)], timeout=600)) == [1, 2, 3]
+    assert nodes(exchange_on(Failing(3, failure(500))).run([to(1), to(2), to(3)], timeout=600)) == [1, 2, 3]
 
 
-def test_a_superlink_that_fails_with_each_look_at_one_reply_costs_that_one() -> None:
+@pytest.mark.parametrize("error", [failure(500), ValueError("no array")], ids=["SuperLink", "Flower"])
+def test_a_reply_that_the_superlink_or_flower_cannot_read_costs_that_one(error: Exception) -> None:
     """A site can make an answer that the SuperLink cannot handle; it is no reason to end the run."""
-    exchange = exchange_on(Failing(times=-1))
+    exchange = exchange_on(Failing(-1, error))
     assert nodes(exchange.run([to(1), to(2), to(3)], timeout=600)) == [1, 3]
     assert exchange.silent == {2}
 
 
-@pytest.mark.parametrize("code", [403, 0])
-def test_a_superlink_that_says_no_or_is_not_there_ends_the_round(code: int) -> None:
-    with pytest.raises((httpx.HTTPStatusError, ConnectionError)):
-        exchange_on(Failing(times=-1, code=code)).run([to(1), to(2)], timeout=600)
+@pytest.mark.parametrize("error", [failure(403), ConnectionError("no SuperLink")], ids=["no", "nobody"])
+def test_a_superlink_that_says_no_or_is_not_there_ends_the_round(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        exchange_on(Failing(-1, error)).run([to(1), to(2)], timeout=600)
 
 
 def test_a_reply_that_names_anothers_message_is_not_taken_for_the_others() -> None:
@@ -320,21 +316,6 @@ def wait_until_dropped(exchange: Exchange, grid: Post) -> int:
     return exchange.dropped
 
 
-def test_a_reply_that_flower_cannot_read_is_lost_and_no_other() -> None:
-    class Unreadable(Answering):
-        in_process = False
-
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            due = list(super().pull_messages(message_ids))
-            if any(reply.metadata.src_node_id == 2 for reply in due):
-                raise ValueError("no array")
-            return due
-
-    exchange = exchange_on(Unreadable())
-    assert nodes(exchange.run([to(1), to(2), to(3)], timeout=60)) == [1, 3]
-    assert exchange.silent == {2}
-
-
 def test_the_round_closes_as_soon_as_there_is_enough() -> None:
     exchange = exchange_on(Answering(silent=[3]))
     answers = exchange.run([to(1), to(2), to(3)], timeout=60, enough=lambda got: len(got) == 2)
@@ -358,17 +339,9 @@ def test_a_reply_that_comes_late_may_be_wanted_all_the_same_and_nobody_waits_for
 
 
 def test_a_second_reply_to_one_message_is_dropped() -> None:
-    exchange = exchange_on(grid := Answering())
-    grid.silent = [1]
+    exchange = exchange_on(grid := Post())
     message = to(1)
-    push = grid.push_messages
-
-    def twice(messages: Iterable[Message]) -> Iterable[str]:
-        ids = push(messages)
-        grid.arrived += [answers_of(message), answers_of(message)]
-        return ids
-
-    grid.push_messages = twice  # type: ignore[method-assign]
+    pushing(grid, message, answers_of(message), answers_of(message))
     assert nodes(exchange.run([message], timeout=1)) == [1]
     assert exchange.dropped == 1
 
@@ -377,16 +350,9 @@ def test_a_lost_node_is_named_by_the_message_that_it_was_sent() -> None:
     # Flower's SuperLink, node 1, answers for a node that is gone.
     exchange = exchange_on(grid := Post())
     message = to(5)
-    push = grid.push_messages
-
-    def for_the_lost(messages: Iterable[Message]) -> Iterable[str]:
-        ids = push(messages)
-        error = Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
-        error.metadata.__dict__["_src_node_id"] = 1
-        grid.arrived.append(error)
-        return ids
-
-    grid.push_messages = for_the_lost  # type: ignore[method-assign]
+    error = Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
+    error.metadata.__dict__["_src_node_id"] = 1
+    pushing(grid, message, error)
     (answer,) = exchange.run([message], timeout=1)
     assert (answer.node, answer.reply.has_error()) == (5, True)
 
@@ -402,13 +368,6 @@ def test_a_message_dies_with_its_round_but_for_those_whose_replies_are_of_use_ho
 def test_an_answer_in_another_nodes_name_does_not_stand_in_for_its_own() -> None:
     exchange = exchange_on(grid := Post())
     message = to(1)
-    push = grid.push_messages
-
-    def posing(messages: Iterable[Message]) -> Iterable[str]:
-        ids = push(messages)
-        grid.arrived += [answers_of(message, node=7), answers_of(message)]
-        return ids
-
-    grid.push_messages = posing  # type: ignore[method-assign]
+    pushing(grid, message, answers_of(message, node=7), answers_of(message))
     assert nodes(exchange.run([message], timeout=60)) == [1]
     assert exchange.dropped == 1

@@ -51,15 +51,6 @@ def test_clients_with_a_limit_take_turns_until_all_have_had_theirs() -> None:
     assert fleet.used_up
 
 
-def test_whose_turn_it_is_depends_on_the_seed() -> None:
-    def first(seed: int) -> list[int]:
-        grid = PaperGrid.simulated(train=100)
-        (message,) = Fleet(clients_per_round=10, max_participations=1, seed=seed).ask_training(1, RECORD, COMMON, grid)
-        return grid.asked(message)
-
-    assert first(1) == first(1) != first(2)
-
-
 def test_a_message_holds_the_hypotheses_and_the_task() -> None:
     grid, fleet = PaperGrid.simulated(train=4), Fleet(clients_per_round=4)
     task = replace(COMMON, clipping="public", clip_norm=0.2, run="mine")
@@ -78,13 +69,6 @@ def test_other_arrays_in_the_same_record_are_sent_as_they_are_now() -> None:
         (message,) = fleet.ask_training(1, record, COMMON, grid)
         np.testing.assert_array_equal(flatten(hypotheses_in(message.content)), values)
         np.testing.assert_array_equal(flatten(fleet.sent), values)
-
-
-def test_the_nodes_are_asked_what_they_host_once_a_run() -> None:
-    grid, fleet = PaperGrid.simulated(train=4, nodes=2), Fleet(clients_per_round=4)
-    for round in (1, 2):
-        fleet.ask_training(round, RECORD, COMMON, grid)
-    assert grid.queried == [100, 101]
 
 
 # --- nodes that come

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -222,38 +222,21 @@ MATRIX = Array(np.ones((2, 3), np.float32)).data
 SPOILT: dict[str, Callable[[RecordDict], Any]] = {
     "nothing of training": lambda content: content.pop("released"),
     "no arrays": lambda content: content.pop("arrays"),
-    "arrays of another kind": lambda content: content.update({"arrays": MetricRecord()}),
     "flags of another kind": lambda content: content.update({"released": content["arrays"]}),
     "nobody says who released": lambda content: content.metric_records["released"].pop("clients"),
     "flags for fewer": flags([1]),
-    "flags for more": flags([1, 1, 1]),
-    "one flag for all": flags(1),
     "a flag that is none": flags([1, 2]),
-    "a negative flag": flags([1, -1]),
     "half a flag": flags([1.0, 0.5]),
     "more rows than flags": flags([1, 0]),
     "a row too few": changed(lambda arrays: {name: value[:1] for name, value in arrays.items()}),
-    "a row too many": changed(lambda arrays: {name: value[[0, 1, 1]] for name, value in arrays.items()}),
     "another shape with as many numbers": weight(TWO.reshape(2, 2, 1)),
-    "a number alone": matrix(np.float32(1)),
-    "a list": matrix(np.ones(6, np.float32)),
     "a column too few": matrix(np.ones((2, 2), np.float32)),
-    "a column too many": matrix(np.ones((2, 4), np.float32)),
-    "rows of fields": matrix(np.zeros((2, 3), [("a", "f4")])),
     "no name": named(""),
-    "a name that is no object": named("3"),
-    "a name of another shape": named('{"weight":[2,1],"bias":[1]}'),
-    "a name in another order of columns": named('{"bias":[2],"weight":[1]}'),
-    "a name of a negative shape": named('{"weight":[1,4],"bias":[-1]}'),
-    "a name of a shape that is none": named('{"weight":[1,2],"bias":[true]}'),
-    "a name said twice": named('{"weight":[1,2],"weight":[1]}'),
     "a name that never ends": named("[" * 200_000),
-    "a name that is too long": named('{"' + "a" * 2**18 + '":[3]}'),
     "arrays one by one": lambda content: content.update(
         {"arrays": to_array_record(unpack(content.array_records["arrays"]))}
     ),
     "a name too few": changed(lambda arrays: {"weight": arrays["weight"]}),
-    "a name too many": changed(lambda arrays: arrays | {"extra": TWO}),
     "another name": changed(lambda arrays: {"w": arrays["weight"], "bias": arrays["bias"]}),
     "not a number": weight(np.float32([[[1, np.nan]], [[1, 1]]])),
     "infinite": weight(np.float32([[[1, 1]], [[-np.inf, 1]]])),
@@ -261,11 +244,8 @@ SPOILT: dict[str, Callable[[RecordDict], Any]] = {
         lambda arrays: {name: value * np.float64(1e300) for name, value in arrays.items()}
     ),
     "whole numbers": changed(lambda arrays: {name: value.astype(np.int64) for name, value in arrays.items()}),
-    "complex": changed(lambda arrays: {name: value.astype(np.complex64) for name, value in arrays.items()}),
     "text": matrix(np.full((2, 3), "1.0")),
-    "no bytes": matrix(serialised(b"")),
     "bytes that end early": matrix(serialised(MATRIX[:-1])),
-    "bytes that are no array": matrix(serialised(b"umbel")),
     "another format": matrix(serialised(MATRIX, "torch.tensor")),
     "an archive of arrays": matrix(serialised(npz(weight=TWO))),
 }
@@ -283,32 +263,23 @@ def test_a_reply_that_does_not_fit_is_dropped(spoil: Callable[[RecordDict], Any]
     assert fleet.participations.tolist() == [1, 0, 1, 0]
 
 
-@pytest.mark.parametrize("case", ["error of the node", "error of Flower's own", "no reply"])
-def test_a_node_without_an_answer_is_counted_as_lost(case: str) -> None:
+@pytest.mark.parametrize("source", [None, SUPERLINK])
+def test_a_node_without_an_answer_is_counted_as_lost(source: int | None) -> None:
     fleet, grid, messages = training(nodes=2)
     replies = grid.releases(messages, RELEASE.__getitem__)[:1]
-    if case != "no reply":
-        replies.insert(0, error_reply(messages[1], SUPERLINK if case == "error of Flower's own" else None))
-    releases = fleet.releases(replies)
+    assert fleet.releases(replies).lost_nodes == 1
+    releases = fleet.releases([error_reply(messages[1], source), *replies])
     assert told(releases) == expected(0, 2)
     assert releases.lost_nodes == 1
 
 
-def test_a_node_that_was_not_asked_is_not_heard() -> None:
-    fleet, grid, messages = training(nodes=2)
-    replies = grid.releases(messages, RELEASE.__getitem__)
-    stranger = Message(RecordDict(), 555, "train")
-    replies.insert(0, Message(training_reply(stack([(5, 5, 5)]), [1]), reply_to=stranger))
-    releases = fleet.releases(replies)
-    assert told(releases) == expected(0, 1, 2, 3)
-    assert releases.lost_nodes == 0
-
-
-def test_a_node_is_heard_once() -> None:
+def test_a_node_is_heard_once_and_only_if_it_was_asked() -> None:
     fleet, grid, messages = training(nodes=2)
     again = grid.releases(messages, (RELEASE | {0: (500, 500, 500)}).__getitem__)[0]
-    releases = fleet.releases([*grid.releases(messages, RELEASE.__getitem__), again])
+    stranger = Message(training_reply(stack([(5, 5, 5)]), [1]), reply_to=Message(RecordDict(), 555, "train"))
+    releases = fleet.releases([stranger, *grid.releases(messages, RELEASE.__getitem__), again])
     assert told(releases) == expected(0, 1, 2, 3)
+    assert releases.lost_nodes == 0
     assert fleet.participations.tolist() == [1, 1, 1, 1]
 
 
@@ -398,10 +369,6 @@ def test_a_loss_that_no_model_has_counts_as_the_largest_that_one_has(odd: float)
     "spoil",
     [
         lambda content: content.pop("scores"),
-        lambda content: content.update({"scores": ArrayRecord()}),
-        lambda content: content.metric_records["scores"].pop("metric"),
-        lambda content: content.metric_records["scores"].update(loss=1.0),
-        lambda content: content.metric_records["scores"].update(loss=[1.0]),
         lambda content: content.metric_records["scores"].update(metric=[1.0, 1.0, 1.0]),
     ],
 )

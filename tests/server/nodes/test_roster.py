@@ -23,15 +23,7 @@ from umbel.protocol.messages import hosting_reply
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import VERSION, Hosting
 from umbel.server.nodes.exchange import Exchange
-from umbel.server.nodes.roster import (
-    TRAIN,
-    VALIDATION,
-    Roster,
-    admitted,
-    fellows,
-    largest_share,
-    sample,
-)
+from umbel.server.nodes.roster import TRAIN, VALIDATION, Roster, admitted, fellows, largest_share, sample
 from umbel.server.nodes.transport import transport_of
 
 
@@ -173,17 +165,11 @@ def test_a_silent_node_is_left_out_for_longer_each_time() -> None:
         there.note(silent_in, [], [20])
         left_out.append(next(t for t in range(silent_in + 1, 99) if 0 in there.present(TRAIN, t)) - silent_in - 1)
     assert left_out == [1, 3, 7, 15]
+    there.note(17, [20], [])
+    there.note(18, [], [20])
+    assert 0 in there.present(TRAIN, 20), "one that answered begins anew"
     assert there.present(TRAIN, 16).tolist() == [2]
     assert there.present(VALIDATION, 16).tolist() == [1]
-
-
-def test_a_node_that_answers_again_begins_anew() -> None:
-    there = two_nodes()
-    there.note(1, [], [20])
-    there.note(3, [20], [])
-    there.note(4, [], [20])
-    assert there.present(TRAIN, 5).tolist() == [2]
-    assert there.present(TRAIN, 6).tolist() == [0, 1, 2]
 
 
 def test_clients_of_a_node_that_joins_follow_those_that_there_are() -> None:
@@ -194,9 +180,8 @@ def test_clients_of_a_node_that_joins_follow_those_that_there_are() -> None:
 
 
 def test_a_run_that_goes_on_keeps_the_numbers_of_its_clients() -> None:
-    before = two_nodes()
     now = Roster({10: Hosting(1, 0), 30: Hosting(1, 1)})  # 20 is not back yet, 10 is new
-    resumed = Roster.resumed(before.nodes, now)
+    resumed = Roster.resumed(two_nodes().nodes, now)
     assert resumed.place(TRAIN, np.arange(4)) == {20: ([0, 1], [0, 1]), 30: ([2], [0]), 10: ([3], [0])}
 
 

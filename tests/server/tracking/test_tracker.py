@@ -15,7 +15,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.server.observer import Run
 from umbel.server.observers import named
 from umbel.server.setup import Setup
-from umbel.server.tracking import TRACKERS, Tracker, load_tracker
+from umbel.server.tracking import TRACKERS, Tracker
 from umbel.simulation.in_process import play
 
 
@@ -124,10 +124,6 @@ def test_a_tool_that_fails_later_is_left_alone_with_one_warning(
 
 
 # --- by name
-
-
-def test_no_name_is_no_tracker() -> None:
-    assert load_tracker("", "") == ()
 
 
 @pytest.mark.parametrize(

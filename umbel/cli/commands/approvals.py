@@ -9,22 +9,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from umbel.cli.commands.terminal import console
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words, site_release
 from umbel.privacy.gate.charges import paper_spent
 from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
 from umbel.privacy.mechanisms import MECHANISMS
-from umbel.protocol.cli import errors_in_one_line, printable
+from umbel.protocol.cli import command_group, console, errors_in_one_line, printable
 from umbel.protocol.home import umbel_home
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
 
-app = typer.Typer(
-    add_completion=False,
-    suggest_commands=False,
-    help='What waits for a site that sets approve = "ask", with its task, its price and its plan.',
-    no_args_is_help=True,
-)
+app = command_group('What waits for a site that sets approve = "ask", with its task, its price and its plan.')
 
 _Ledger = Annotated[
     Path | None,
@@ -86,7 +80,8 @@ def _table(request: Request, whole: bool) -> Table:
     table = Table("", "", title=f"request {request.digest[:SHOWN]}, {request.status}", show_header=False)
     table.add_row("asked", f"{request.at} by run {request.run}")
     by_site = ReleaseBy.SITE in (asks.get("release"), asks["differs"].get("release_by"))
-    for name, value in _price(RunConfig(**_by_field(entries)), int(asks["n"]), by_site):
+    run = RunConfig(**{name.replace("-", "_"): value for name, value in entries.items()})
+    for name, value in _price(run, int(asks["n"]), by_site):
         table.add_row(name, _cell(value))
     for name in entries if whole else _PLAN:
         if name in entries and (whole or entries[name] != ""):
@@ -94,10 +89,6 @@ def _table(request: Request, whole: bool) -> Table:
     for name, value in asks["differs"].items():
         table.add_row(Text(f"otherwise: {name.replace('_', '-')}", style="red"), _cell(value))
     return table
-
-
-def _by_field(entries: dict[str, Any]) -> dict[str, Any]:
-    return {name.replace("-", "_"): value for name, value in entries.items()}
 
 
 def _price(run: RunConfig, n: int, by_site: bool) -> list[tuple[str, str]]:
@@ -111,14 +102,9 @@ def _price(run: RunConfig, n: int, by_site: bool) -> list[tuple[str, str]]:
     rows = []
     for what, times in (("a participation", 1), ("every round", run.rounds)):
         pure, at_delta = in_words(guarantee({release: times}))
-        paper = amount(paper_spent({release: times}))
-        rows.append(
-            (
-                f"price of {what}",
-                f"epsilon between any two data sets: {pure}; at delta {DELTA:g}: {at_delta}; "
-                f"paper's budget, heuristic: {paper}",
-            )
-        )
+        price = f"epsilon between any two data sets: {pure}; at delta {DELTA:g}: {at_delta}; "
+        price += f"paper's budget, heuristic: {amount(paper_spent({release: times}))}"
+        rows.append((f"price of {what}", price))
     return rows
 
 

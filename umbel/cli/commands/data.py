@@ -13,36 +13,18 @@ import tomli_w
 import typer
 from rich.table import Table
 
-from umbel.cli.commands.terminal import console
 from umbel.cli.lazy import lazy
-from umbel.data import (
-    BUNDLED,
-    Column,
-    Dataset,
-    Schema,
-    find_typed,
-    open_dataset,
-    read_manifest,
-    shard,
-    write_dataset,
-)
+from umbel.data import BUNDLED, Column, Dataset, Schema, find_typed, open_dataset, read_manifest, shard, write_dataset
 from umbel.data.find import load_recipe, recipes
-from umbel.deploy import split
-from umbel.protocol.cli import errors_in_one_line
+from umbel.data.split import main as split
+from umbel.protocol.cli import command_group, console, errors_in_one_line
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.run_config import RunConfig
 
-app = typer.Typer(
-    add_completion=False, suggest_commands=False, no_args_is_help=True, pretty_exceptions_show_locals=False
-)
+app = command_group("The datasets on this machine; recipes and tables that make more.")
 
 _LARGE = 10.0  # a number of which a local step of the usual size makes too much
-
-
-@app.callback()
-def _data() -> None:
-    """The datasets on this machine; recipes and tables that make more."""
 
 
 def _load(name: str) -> typer.Typer:
@@ -54,7 +36,7 @@ _make = typer.Typer(
     cls=lazy(recipes, _load, "recipes"), no_args_is_help=True, help="Make a dataset of public raw data by its recipe."
 )
 app.add_typer(_make, name="make")
-app.command("split")(split.main)
+app.command("split")(split)
 
 
 @app.command("list")
@@ -126,8 +108,7 @@ def shard_(
     dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data or in datasets/, or a path.")],
     parts: Annotated[int, typer.Argument(min=1, help="How many.")],
     out: Annotated[
-        Path | None,
-        typer.Option(help="Where part-0, part-1, ... are written.", show_default="NAME-shards"),
+        Path | None, typer.Option(help="Where part-0, part-1, ... are written.", show_default="NAME-shards")
     ] = None,
     only: Annotated[int | None, typer.Option(min=0, help="Write this part alone.", show_default="all")] = None,
 ) -> None:
@@ -192,20 +173,11 @@ def import_(
         if folder.exists() and not replace:
             raise DatasetError(f"{folder} is there already; give another --name, or --replace", code="data.exists")
         if schema and (client or target or features or drop or categories or settings or missing != "refuse"):
-            raise DatasetError(
-                "a schema says what the columns are: give --schema FILE, or options on columns",
-                code="data.schema-and-options",
-            )
+            raise DatasetError("give --schema FILE or options on columns, not both", code="data.schema-and-options")
         if not schema and bool(client) == bool(clients):
-            raise DatasetError(
-                "give --client COLUMN, or --clients NUMBER to deal rows at random, or --schema FILE",
-                code="data.no-client",
-            )
+            raise DatasetError("give --client COLUMN, --clients NUMBER or --schema FILE", code="data.no-client")
         if alpha and not clients:
-            raise DatasetError(
-                "--alpha is of --clients NUMBER, among which rows are dealt; give both",
-                code="data.alpha-without-clients",
-            )
+            raise DatasetError("--alpha takes --clients NUMBER as well", code="data.alpha-without-clients")
         who: str | Partitioner | None = client or None
         if clients:
             who = Dirichlet(clients, alpha, seed) if alpha else Uniform(clients, seed)
@@ -213,9 +185,8 @@ def import_(
         taken: dict[str, Any] = {"schema": schema}
         if schema is None:
             if not target:
-                raise DatasetError(
-                    f"name the column to predict, as --target {frame.columns[-1]!r}", code="data.no-target"
-                )
+                text = f"name the column to predict, as --target {frame.columns[-1]!r}"
+                raise DatasetError(text, code="data.no-target")
             taken = {
                 "target": target,
                 "features": _features(list(frame.columns), features, drop, {client, target}),
@@ -236,7 +207,9 @@ def import_(
             loss=loss,
         )
         if model or loss:
-            _check_fit(data.dataset)
+            from umbel.client.beforehand import check_fit  # imports PyTorch, which what is suggested can do without
+
+            check_fit(data.dataset)
         data.write(folder)
         written = open_dataset(folder)
     known = folder.name if folder.parent == umbel_home() / "data" else str(folder)
@@ -251,20 +224,6 @@ def import_(
     typer.echo(f"Next: umbel run {shlex.quote(f'dataset={known}')}{_fewer(written)}")
 
 
-def _check_fit(data: Dataset) -> None:
-    """Raise unless the model and the loss that were asked for take the data."""
-    # They import PyTorch, which what is suggested can do without.
-    from umbel.models import load
-    from umbel.models.fit import misfit
-
-    manifest = data.manifest
-    if reason := misfit(load(manifest.model, manifest.loss), data):
-        raise DatasetError(
-            f"model {manifest.model!r} {reason}; give another --model or --loss, or leave both out",
-            code="data.unfit-model",
-        )
-
-
 def _fewer(data: Dataset) -> str:
     """Return what a run must be asked where there are fewer clients than it asks for by default."""
     train = data.manifest.train
@@ -274,9 +233,8 @@ def _fewer(data: Dataset) -> str:
 def _features(known: Sequence[str], features: str, drop: str, others: set[str]) -> list[str]:
     chosen, dropped = _words(features), _words(drop)
     if strange := [name for name in (*chosen, *dropped) if name not in known]:
-        raise DatasetError(
-            f"there is no column {strange[0]!r}; the table has {', '.join(known)}", code="data.unknown-column"
-        )
+        text = f"there is no column {strange[0]!r}; the table has {', '.join(known)}"
+        raise DatasetError(text, code="data.unknown-column")
     return [name for name in chosen or known if name not in dropped and (chosen or name not in others)]
 
 
@@ -289,10 +247,8 @@ def _columns(known: Sequence[str], categories: Sequence[str], settings: Sequence
         path, equals, text = word.partition("=")
         name, dot, entry = path.rpartition(".")
         if not (equals and dot and entry in Column.names()[1:]):
-            raise DatasetError(
-                f"--set takes COLUMN.ENTRY=VALUE, with an entry of {', '.join(Column.names()[1:])}, got {word!r}",
-                code="data.bad-set",
-            )
+            text = f"--set takes COLUMN.ENTRY=VALUE, with an entry of {', '.join(Column.names()[1:])}, got {word!r}"
+            raise DatasetError(text, code="data.bad-set")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:  # text, as a shell hands it over
@@ -328,9 +284,8 @@ def _show(data: Dataset) -> None:
         "licence": manifest.licence,
     }
     table = Table(box=None, show_header=False)
-    for key, value in lines.items():
-        if value:
-            table.add_row(key, value)
+    for key in filter(lines.get, lines):
+        table.add_row(key, lines[key])
     terminal = console()
     terminal.print(table)
     if manifest.layout is not None:
@@ -381,20 +336,15 @@ def _hints(data: Dataset) -> list[str]:
     """Say which numbers are large, because a model hardly learns from them."""
     schema = data.manifest.layout
     assert schema is not None
-    large = []
-    place = 0
+    hints, place = [], 0
     for column in (*schema.features, schema.target):
         values = data.targets if column is schema.target else data.features[:, place]
         place += len(column.stored)
-        top = float(np.abs(values).max())
-        if column.type in ("number", "integer") and top > _LARGE:
-            large.append((column.name, top * column.scale, f"--set {column.name!r}.scale={_power(top * column.scale)}"))
-    return [
-        f"{name} reaches {top:,.6g}, and models learn best from numbers near 1: give a constant, as {fix}, or, for "
-        "simulation alone, --standardise."
-        for name, top, fix in large
-    ]
-
-
-def _power(value: float) -> int:
-    return int(10 ** np.rint(np.log10(value)))
+        if column.type in ("number", "integer") and (stored := float(np.abs(values).max())) > _LARGE:
+            top = stored * column.scale
+            hints.append(
+                f"{column.name} reaches {top:,.6g}, and models learn best from numbers near 1: give a constant, as "
+                f"--set {column.name!r}.scale={10 ** np.rint(np.log10(top)):.0f}, or, for simulation alone, "
+                "--standardise."
+            )
+    return hints

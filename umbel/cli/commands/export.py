@@ -38,8 +38,7 @@ def command(
     with errors_in_one_line():
         path = find_run(run)
         # It takes PyTorch, which a run that is not there need not wait for.
-        from umbel.cli.exports import export
-        from umbel.cli.runs import Run
+        from umbel.cli.runs import Run, export
 
         for file in export(Run(path), folder.expanduser().absolute(), format.value):
             typer.echo(file)

@@ -11,14 +11,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from umbel.cli.commands.terminal import console
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words
 from umbel.privacy.gate.charges import paper_spent
 from umbel.privacy.gate.ledger import Ledger
-from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.cli import command_group, console, errors_in_one_line
 from umbel.protocol.errors import LedgerError
 
-app = typer.Typer(add_completion=False, suggest_commands=False, help="Read a site's ledger.", no_args_is_help=True)
+app = command_group("Read a site's ledger.")
 
 _LedgerPath = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger file.")]
 _Delta = Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (epsilon, delta) guarantee.")]
@@ -27,9 +26,8 @@ _Delta = Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (eps
 @app.command()
 def show(path: _LedgerPath, delta: _Delta = DELTA) -> None:
     """Print what each client has spent; the guarantee and the paper's heuristic are never added up."""
-    table = Table(
-        "client", "participations", "epsilon", f"epsilon at delta {delta:g}", "paper's budget", title=str(path)
-    )
+    heads = ("client", "participations", "epsilon", f"epsilon at delta {delta:g}", "paper's budget")
+    table = Table(*heads, title=str(path))
     for client, account in opened(path).accounts().items():
         found = guarantee(account, delta)
         table.add_row(str(client), str(sum(account.values())), *in_words(found), amount(paper_spent(account)))

@@ -11,18 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from umbel.cli.commands.ledger import charges_in, opened
-from umbel.cli.commands.terminal import console
 from umbel.privacy.gate.site_log import SUFFIX, Decision, Line, SiteLog, beside
-from umbel.protocol.cli import errors_in_one_line, fail, printable
+from umbel.protocol.cli import command_group, console, errors_in_one_line, fail, printable
 from umbel.protocol.errors import LogError
 from umbel.protocol.home import umbel_home
 
-app = typer.Typer(
-    add_completion=False,
-    suggest_commands=False,
-    help="Read a site's log: what servers asked, and what the site decided.",
-    no_args_is_help=True,
-)
+app = command_group("Read a site's log: what servers asked, and what the site decided.")
 
 _LogPath = Annotated[
     Path | None,
@@ -67,10 +61,8 @@ def check_log(path: _LogPath = None) -> None:
             lines, last, paid = line["number"], line["hash"], paid + line["paid"]
         charges = charges_in(opened(ledger)) if ledger.exists() else 0
         if charges < paid:
-            raise LogError(
-                f"{log.path} tells of {paid} charges, and the ledger {ledger} has {charges}: it may be an older copy",
-                code="log.ledger-behind",
-            )
+            text = f"{log.path} tells of {paid} charges, and the ledger {ledger} has {charges}: it may be an older copy"
+            raise LogError(text, code="log.ledger-behind")
     typer.echo(f"{log.path} is a whole log of {lines} lines; the last hash is {last}")
     typer.echo(f"{paid} charges are on record, of {charges} in the ledger")
 

@@ -9,7 +9,7 @@ import numpy as np
 import safetensors
 import typer
 
-from umbel.cli.prediction import mean_metric, predictions, read_features, read_run, table
+from umbel.client.prediction import mean_metric, predictions, read_features, read_run, table
 from umbel.data import find_typed, open_dataset
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import DatasetError

@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from umbel.cli.configs import read_values, resumed
-from umbel.cli.simulated import in_this_process, launched
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
 from umbel.simulation.relay import Relay
+from umbel.simulation.start import in_this_process, launched, read_values, resumed
 
 app = typer.Typer(add_completion=False)
 

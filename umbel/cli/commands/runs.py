@@ -13,15 +13,12 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from umbel.cli.commands.terminal import console
-from umbel.protocol.cli import errors_in_one_line, fail
+from umbel.protocol.cli import command_group, console, errors_in_one_line, fail
 from umbel.protocol.run_config import RunConfig
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import all_runs, find_run, home_of_runs
 
-app = typer.Typer(
-    add_completion=False, suggest_commands=False, help="What runs have left behind.", no_args_is_help=True
-)
+app = command_group("What runs have left behind.")
 
 _COLUMNS = ("rounds", "best loss", "ended")
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")]
@@ -51,9 +48,9 @@ def show(run: _Run) -> None:
         table.add_row("folder", Text(str(path)))
         table.add_row("rounds", f"{rounds}; {ended}")
         if rounds:
-            from umbel.cli.runs import Run
+            from umbel.server.result import Result
 
-            loaded = Run(path)
+            loaded = Result(path)
             table.add_row("best loss", f"{loaded.loss:.6g} {loaded.unit}".rstrip())
             for line in loaded.privacy:
                 table.add_row("privacy", line)
@@ -71,9 +68,9 @@ def compare(
         paths = [find_run(run) for run in runs]
         if len(paths) < 2:
             fail("name two runs or more")
-        from umbel.cli.runs import Run
+        from umbel.server.result import Result
 
-        loaded = [Run(path) for path in paths]
+        loaded = [Result(path) for path in paths]
         table = Table("", *(path.name for path in paths))
         table.add_row("rounds", *(str(_outcome(path)[0]) for path in paths))
         table.add_row("best loss", *(f"{one.loss:.6g} {one.unit}".rstrip() for one in loaded))

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +25,7 @@ from umbel.protocol.home import umbel_home
 from umbel.protocol.old_names import SETTINGS
 from umbel.protocol.release import Release, exact
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
+from umbel.protocol.simulated import runs_in_simulation
 
 DATA_PATH = "data-path"
 
@@ -35,8 +33,6 @@ DATA_PATH = "data-path"
 _PARTITION = ("partition-id", "num-partitions")
 _PREFIX = "UMBEL_"
 _HOME = "UMBEL_HOME"
-
-_in_process: ContextVar[bool] = ContextVar("umbel_in_process", default=False)
 
 _KNOWN = {*Policy.names(), *(old for old, new in SETTINGS.items() if new in Policy.names())}
 
@@ -46,24 +42,6 @@ _SIMULATED: dict[str, Any] = {
     "max-hypotheses": MAX_HYPOTHESES, "max-local-epochs": "inf", "max-local-steps": "inf", "max-examples": "inf",
     "max-seconds": "inf", "allow-unsanitised": True,
 }  # fmt: skip
-
-
-@contextmanager
-def in_process() -> Iterator[None]:
-    """Mark what runs inside as a simulation in this process (for `umbel.simulation.grid` alone)."""
-    token = _in_process.set(True)
-    try:
-        yield
-    finally:
-        _in_process.reset(token)
-
-
-def runs_in_simulation() -> bool:
-    """Return whether this code runs in a Ray worker or in the in-process grid."""
-    if _in_process.get():
-        return True
-    ray = sys.modules.get("ray")
-    return bool(ray and ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,6 @@ def all_command(
 ) -> None:
     """Make every attack on images in every mode of release, behind the app's own gate, and print one table."""
     setting = images.Setting(dataset, model, smooth_model, count, seed, tuple(attack or ()))
-
     name = "-".join(["all", Path(dataset).name, model, f"{count}-images", f"seed{seed}", *setting.attacks])
     _leave(out, name, lambda: images.page(setting, images.overview(setting)))
 
@@ -85,7 +84,6 @@ def reconstruct_command(
     """Reconstruct single images from one step of training, behind the app's own gate."""
     multipliers = tuple(dict.fromkeys(noise_multiplier))
     setting = reconstruct.Setting(dataset, model, multipliers, per_layer, count, restarts, seed, releases)
-
     several = f"-{releases}-releases" if releases > 1 else ""
     name = f"reconstruct-{Path(dataset).name}-{model}{'' if per_layer else '-whole'}{several}"
     _leave(out, name, lambda: reconstruct.page(reconstruct.audit(setting)))
@@ -110,13 +108,10 @@ def identify_command(
 ) -> None:
     """Steal clients' local parameters from their updates, behind the app's own gate and each defence."""
     options = {"victims": victims, "after": after, "interactions": interactions}
+    changes = {"model": model, "noise_per": noise_per, "seed": seed}
     multipliers = tuple(dict.fromkeys(noise_multiplier))
-
-    def attack() -> Page:
-        changes = {"model": model, "noise_per": noise_per, "seed": seed}
-        return identify.audit(dataset, multipliers, defences, options, **changes).page()
-
-    _leave(out, f"identify-{Path(dataset).name}-{model or 'factors'}-{noise_per}", attack)
+    name = f"identify-{Path(dataset).name}-{model or 'factors'}-{noise_per}"
+    _leave(out, name, lambda: identify.audit(dataset, multipliers, defences, options, **changes).page())
 
 
 @app.command("rows")
@@ -134,12 +129,10 @@ def rows_command(
 
 
 _COMMANDLINE = ParameterSource.COMMANDLINE
-_OF_ONE_SETTING = ("mechanism", "hypotheses", "choice-epsilon", "report-noise-multiplier", "by-site", "participations")
-
-
-def _given(context: typer.Context, *options: str) -> list[str]:
-    """Return those of the options that are on the command line."""
-    return [name for name in options if context.get_parameter_source(name.replace("-", "_")) is _COMMANDLINE]
+_OF_ONE_SETTING = (
+    "parameters", "noise_multiplier", "mechanism", "hypotheses", "choice_epsilon", "report_noise_multiplier", "by_site",
+    "participations",
+)  # fmt: skip
 
 
 @app.command("audit")
@@ -170,20 +163,15 @@ def audit_command(
     """
     with errors_in_one_line():
         settings = findings.standard()
-        if parameters is None and noise_multiplier is None and (idle := _given(context, *_OF_ONE_SETTING)):
-            raise ConfigError(
-                f"--{idle[0]} is of one setting: give its --parameters and --noise-multiplier as well",
-                code="config.incomplete-setting",
-            )
-        if (parameters is None) != (noise_multiplier is None):
-            raise ConfigError(
-                "give both --parameters and --noise-multiplier, or none of these for the standard settings",
-                code="config.incomplete-setting",
-            )
         if parameters is not None and noise_multiplier is not None:
             release = findings.training(parameters, noise_multiplier, hypotheses, choice_epsilon, mechanism)
             settings = findings.settings_of(
                 site_release(release) if by_site else release, participations, report_noise_multiplier
+            )
+        elif given := [name for name in _OF_ONE_SETTING if context.get_parameter_source(name) is _COMMANDLINE]:
+            raise ConfigError(
+                f"--{given[0].replace('_', '-')} is of one setting: give both --parameters and --noise-multiplier",
+                code="config.incomplete-setting",
             )
         found = [findings.audit(setting, canaries, seed, delta, confidence) for setting in settings]
     title = f"Claimed epsilon, and shown at a confidence of {confidence:.4g}"

@@ -11,25 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.models.model import Model, Parameters
-from umbel.protocol.errors import NotApplicableError
-from umbel.research.attacks.layers import dense_layers, parameter
+from umbel.research.attacks.layers import biased, dense_layers, parameter
 
 _LEAN = 1.0
 _APART = 64.0  # exact in 32 bits
 
 
 def apart(model: Model, parameters: Parameters, shape: tuple[int, ...], border: int) -> tuple[list[Parameters], str]:
-    r"""Return the two hypotheses, and the name of the bias in which they differ.
+    """Return the two hypotheses, made from these parameters, and the name of the bias in which they differ.
 
-    Parameters
-    ----------
-    model : Model
-    parameters : dict of Tensor
-        What both are made from.
-    shape : tuple of int
-        Of a row.
-    border : int
-        The first class that the second leans to.
+    `shape` is that of a row, and `border` the first class that the second leans to.
 
     Raises
     ------
@@ -37,13 +28,9 @@ def apart(model: Model, parameters: Parameters, shape: tuple[int, ...], border: 
         When the last fully connected layer has no bias.
     """
     name = parameter(dense_layers(model, parameters, shape)[-1], "bias")
-    if name not in parameters:
-        raise NotApplicableError(
-            f"the last fully connected layer of model {model.name!r} has no bias", code="attack.no-bias"
-        )
     found = []
     for side in (0, 1):
-        bias = parameters[name].clone()
+        bias = biased(model, parameters.get(name)).clone()
         bias[border:] += _LEAN * side
         bias[:border] += _LEAN * (1 - side)
         found.append({**parameters, name: bias + _APART * (2 * side - 1)})

@@ -61,10 +61,8 @@ def deep_leakage(
     ----------
     model : Model
         Its network must be twice differentiable (no ReLU, no max pooling), or little is to be expected.
-    parameters : dict of Tensor
-        What the client started from.
-    gradient : dict of Tensor
-        Of the cross entropy of one image at `parameters`, with or without noise.
+    parameters, gradient : dict of Tensor
+        What the client started from, and the gradient there of one image's cross entropy, with or without noise.
     shape : tuple of int
         Of the image.
     generator : torch.Generator
@@ -74,39 +72,28 @@ def deep_leakage(
         when one has found an exact match.
     iterations : int
         L-BFGS iterations a start at most.
-
-    Returns
-    -------
-    Match
     """
-    start = {name: value.double().requires_grad_() for name, value in _detached(parameters).items()}
-    target = {name: value.double() for name, value in _detached(gradient).items()}
+    start = {name: value.detach().double().requires_grad_() for name, value in parameters.items()}
+    target = {name: value.detach().double() for name, value in gradient.items()}
     with torch.no_grad():
         classes = model.apply(start, torch.zeros(1, *shape, dtype=torch.float64)).shape[-1]
-    best: Match | None = None
-    for _, misfit in zip(range(restarts), itertools.cycle(_MISFITS), strict=False):
+    if restarts < 1:
+        raise ValueError(f"restarts must be at least 1, got {restarts}")
+    found: list[Match] = []
+    for misfit in itertools.islice(itertools.cycle(_MISFITS), restarts):
         image = torch.randn(1, *shape, generator=generator, dtype=torch.float64)
         logits = torch.randn(1, classes, generator=generator, dtype=torch.float64)
-        found = _descend(model, start, target, misfit, image, logits, iterations)
-        if best is None or found.distance < best.distance:
-            best = found
-        if best.distance < _FOUND:
+        found.append(_descend(model, start, target, misfit, image, logits, iterations))
+        if found[-1].distance < _FOUND:
             break
-    if best is None:
-        raise ValueError(f"restarts must be at least 1, got {restarts}")
-    return best
+    return min(found, key=lambda match: match.distance)
 
 
-def _squared_distance(dot: Tensor, own: Tensor, given: Tensor) -> Tensor:
-    return (own - 2 * dot + given) / given
-
-
-def _cosine(dot: Tensor, own: Tensor, given: Tensor) -> Tensor:
-    return 1 - dot / (own * given).sqrt()
-
-
-_MISFITS: tuple[Callable[[Tensor, Tensor, Tensor], Tensor], ...] = (_squared_distance, _cosine)
-"""Of two gradients, by their inner product and their squares."""
+# Of two gradients, by their inner product and their squares.
+_MISFITS: tuple[Callable[[Tensor, Tensor, Tensor], Tensor], ...] = (
+    lambda dot, own, given: (own - 2 * dot + given) / given,  # the squared distance
+    lambda dot, own, given: 1 - dot / (own * given).sqrt(),  # the cosine
+)
 
 
 def _descend(
@@ -146,7 +133,3 @@ def _descend(
 
     optimiser.step(distance)
     return best
-
-
-def _detached(parameters: Parameters) -> Parameters:
-    return {name: value.detach() for name, value in parameters.items()}

@@ -50,14 +50,8 @@ _CAP, _CLIP_NORM, _SIGMA, _DEFENDED = 8, 1.0, 0.1, 1.0
 class Defence:
     """Something that keeps a server from stealing local parameters, or is said to.
 
-    Attributes
-    ----------
-    name : str
-        What it is, for people.
-    policy : dict
-        The entries of the site's policy that switch it on (`umbel.privacy.gate.policy.Policy`).
-    run : dict
-        What else the run config says.
+    `policy` holds the entries of the site's policy that switch it on (`umbel.privacy.gate.policy.Policy`), `run` other
+    entries of the run config.
     """
 
     name: str
@@ -91,20 +85,12 @@ class Stolen:
 
     Attributes
     ----------
-    client, interactions : int
     likes : float
         p, the share of liked items among the client's own.
-    error : float or None
-        Share of the items on which the estimate of its vector errs (Definition 1), under the better of both
-        signs; None where nothing was released.
-    by_rate, by_items : float or None
-        The same under the sign that the population's rate tells, and that the victims' items tell together
-        (`umbel.research.attacks.pac_attack.PacAttack`); None where nothing tells it.
+    error, by_rate, by_items, spent : float or None
+        As in the findings of `umbel.research.attacks.pac_attack.PacAttack`.
     enough : int or None
         Interactions from which on the error was low enough; None when it never was.
-    spent : float or None
-        What the client's participations in the attack cost it by the paper's budget, n/nu each, a
-        heuristic; None when that counts nothing.
     bound : int or None
         Interactions that suffice without noise by Theorem 1; None where it says nothing.
     """
@@ -122,18 +108,7 @@ class Stolen:
 
 @dataclass(frozen=True)
 class Attacked:
-    """What one way to attack came to.
-
-    Attributes
-    ----------
-    defence : str
-    nu : float
-    attack : str
-        A key of `ATTACKS`.
-    stolen : list of Stolen
-    limit : float
-        The error at which a vector counts as stolen.
-    """
+    """What one way to attack, a key of `ATTACKS`, came to; a vector counts as stolen at an error of `limit`."""
 
     defence: str
     nu: float
@@ -144,9 +119,8 @@ class Attacked:
     @property
     def row(self) -> dict[str, Any]:
         """What it came to over all clients, as a row of a table."""
-        stolen = self.stolen
+        stolen, enough = self.stolen, self._enough
         done = [one for one in stolen if one.enough is not None]
-        enough = [one.enough for one in done if one.enough is not None]
         errors = [one.error for one in stolen if one.error is not None]
         spent = [one.spent / one.interactions * (one.enough or 0) for one in done if one.spent is not None]
         return {
@@ -162,6 +136,10 @@ class Attacked:
             "spent": float(np.median(spent)) if spent else None,
         }
 
+    @property
+    def _enough(self) -> list[int]:
+        return [one.enough for one in self.stolen if one.enough is not None]
+
     def _signed(self, errors: Sequence[float | None]) -> int | None:
         """Return how many errors are low; None where no sign is settled."""
         known = [error for error in errors if error is not None]
@@ -170,22 +148,13 @@ class Attacked:
     @property
     def strength(self) -> tuple[int, float, int]:
         """How many vectors it steals, how fast, and how many of their signs: the larger, the stronger."""
-        enough = [one.enough for one in self.stolen if one.enough is not None]
+        enough = self._enough
         return len(enough), -float(np.median(enough)) if enough else 0.0, self.row["by items"] or 0
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What attacks came to.
-
-    Attributes
-    ----------
-    dataset : str
-    lean : str
-        Which labels its training clients have more of (`umbel.research.attacks.pac_attack.lean_of`).
-    plain, defended : list of Attacked
-        Without a defence, and behind each.
-    """
+    """What attacks came to, without a defence and behind each; `lean` is that of `pac_attack.lean_of`."""
 
     dataset: str
     lean: str
@@ -243,31 +212,18 @@ class Audit:
 
 def strongest(attacked: Sequence[Attacked]) -> list[Attacked]:
     """Return the strongest attack at each noise multiplier, behind each defence."""
-    found: dict[tuple[str, float], Attacked] = {}
+    by_plan: dict[tuple[str, float], list[Attacked]] = {}
     for one in attacked:
-        key = one.defence, one.nu
-        if key not in found or one.strength > found[key].strength:
-            found[key] = one
-    return list(found.values())
+        by_plan.setdefault((one.defence, one.nu), []).append(one)
+    return [max(own, key=lambda one: one.strength) for own in by_plan.values()]
 
 
 def audit(
     dataset: str, multipliers: Sequence[float], defended: bool, options: Mapping[str, Any], **changes: Any
 ) -> Audit:
-    """Attack a dataset's clients as they are, and behind each defence.
+    """Attack a dataset's clients as they are at each noise multiplier, and when `defended` behind each defence.
 
-    Parameters
-    ----------
-    dataset : str
-        Name or path.
-    multipliers : sequence of float
-        nu, one attack each.
-    defended : bool
-        Whether to try the defences as well.
-    options : mapping
-        Of all attacks (`umbel.research.attacks.pac_attack.AttackOptions`).
-    **changes
-        Of the run config, for all attacks (`attack`).
+    `options` and `changes` are those of `attack`.
     """
     data = _preferences(dataset)
     plans = [(Defence(NO_DEFENCE), nu) for nu in multipliers]
@@ -306,7 +262,7 @@ def attack(dataset: str, policy: Mapping[str, Any], options: Mapping[str, Any], 
     config = run_config(
         "recommender" if biased else "pac-attack",
         dataset=dataset,
-        strategy=PacAttack.__module__ + ":" + PacAttack.__name__,
+        strategy=f"{PacAttack.__module__}:{PacAttack.__name__}",
         validate_every=_VALIDATE_EVERY,
         strategy_options=text,
         noise_multiplier=own.multipliers[0],
@@ -319,27 +275,13 @@ def attack(dataset: str, policy: Mapping[str, Any], options: Mapping[str, Any], 
         run = play(config, node_configs=[{"partition-id": 0, "num-partitions": 1, **policy}], strict=False)
     strategy = run.strategy
     assert isinstance(strategy, PacAttack)
-    enough = needed(strategy.findings, own.error)
-    last = {row["client"]: row for row in strategy.findings}
-    return [
-        Stolen(
-            client=number,
-            interactions=row["interactions"],
-            likes=like_rate(data, number),
-            error=row["error"],
-            by_rate=row["by_rate"],
-            by_items=row["by_items"],
-            enough=enough[number],
-            spent=row["spent"],
-            bound=theorem_1(like_rate(data, number), run.setup.config.batch_size, DELTA),
-        )
-        for number, row in last.items()
-    ]
-
-
-def like_rate(dataset: Dataset, number: int) -> float:
-    """Return p_c, the share of liked items among a client's."""
-    return float(np.mean(dataset.client(number)[1] > 0))
+    enough, stolen = needed(strategy.findings, own.error), []
+    for client, row in {row["client"]: row for row in strategy.findings}.items():
+        likes = float(np.mean(data.client(client)[1] > 0))
+        bound = theorem_1(likes, run.setup.config.batch_size, DELTA)
+        same = {name: row[name] for name in ("client", "interactions", "error", "by_rate", "by_items", "spent")}
+        stolen.append(Stolen(likes=likes, enough=enough[client], bound=bound, **same))
+    return stolen
 
 
 def _preferences(name: str) -> Dataset:

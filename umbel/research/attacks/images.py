@@ -27,9 +27,9 @@ from umbel.models.model import Model, Parameters
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, DatasetError, NotApplicableError
-from umbel.research.attacks import choice, membership
+from umbel.research.attacks import membership
 from umbel.research.attacks.audit.bounds import lower_bound
-from umbel.research.attacks.collusion import last_of_cluster, last_of_sums
+from umbel.research.attacks.choice import apart, started_from
 from umbel.research.attacks.dlg import deep_leakage
 from umbel.research.attacks.layers import label_given_image
 from umbel.research.attacks.quality import FULL_PSNR, psnr
@@ -47,6 +47,8 @@ from umbel.research.attacks.victims import (
     averaged,
     compared,
     gradients,
+    last_of_cluster,
+    last_of_sums,
     open_,
     write_victims,
 )
@@ -67,10 +69,8 @@ class Setting:
         Of all attacks, and of DLG, for which it should be twice differentiable.
     images : int
         Clients that are attacked for an image.
-    seed : int
-        Of every draw.
     attacks : tuple of str
-        Keys of `ATTACKS`. The choice does not change what each finds.
+        Keys of `ATTACKS`; all where empty. The choice does not change what each finds.
     """
 
     dataset: str
@@ -102,7 +102,6 @@ class Finding:
 
     Attributes
     ----------
-    attack : str
     mode : str
         Of release, or `GUESSING`.
     right, of : int
@@ -110,8 +109,7 @@ class Finding:
     low, high : float
         A 95 % interval (Clopper and Pearson) on that share, over victims.
     psnr : float or None
-        Mean over images.
-    note : str
+        In dB, mean over images.
     """
 
     attack: str
@@ -217,14 +215,7 @@ class Scene:
     ) -> Iterator[Finding]:
         """Count for each mode, after guessing, the images that are shown: in full, and much closer than the mean image.
 
-        Parameters
-        ----------
-        attack : str
-        rows : ndarray
-            Of the originals.
-        look : callable
-            Makes the attack in a mode; returns an image for each original, and a note.
-        modes : sequence of Mode
+        `look` makes the attack in a mode, and returns an image for each original, one of these rows, and a note.
         """
         originals = self.pixels(rows)
         guess = [psnr(self.average, original) for original in originals]
@@ -238,9 +229,9 @@ class Scene:
     def pixels(self, rows: NDArray[np.int64]) -> Images:
         return self.images(rows).double().numpy()
 
-    def poised(self) -> Parameters:
-        """Return what a server sends to tell rows apart."""
-        return poised(self.model, self.start, self.known)
+    def inverted(self, shown: Sequence[Parameters]) -> list[Images]:
+        """Return the image that each gradient's first layer shows."""
+        return [invert_first_layer(self.model, self.start, one, SHAPE).double().numpy() for one in shown]
 
 
 def _sites(count: int) -> list[range]:
@@ -255,10 +246,6 @@ def _as_arrays(parameters: Parameters) -> Arrays:
     return {name: value.numpy().astype(np.float32) for name, value in parameters.items()}
 
 
-def _inverted(scene: Scene, shown: Sequence[Parameters]) -> list[Images]:
-    return [invert_first_layer(scene.model, scene.start, gradient, SHAPE).double().numpy() for gradient in shown]
-
-
 def _single(scene: Scene) -> Iterator[Finding]:
     """One image, by the first layer's gradient, and its label by the last's."""
     folder, rows = scene.singles()
@@ -268,7 +255,7 @@ def _single(scene: Scene) -> Iterator[Finding]:
 
     def look(mode: Mode) -> Shown:
         shown = gradients(scene.victims(folder, mode, scene.model), mode, scene.hypothesis, _sites(len(rows)))
-        images = _inverted(scene, shown)
+        images = scene.inverted(shown)
         guesses = [
             label_given_image(scene.model, scene.start, gradient, torch.from_numpy(image))
             for gradient, image in zip(shown, images, strict=True)
@@ -309,7 +296,7 @@ def _collusions(scene: Scene) -> Iterator[Finding]:
             shown = [last_of_sums(victims, told, mode, scene.hypothesis, site) for site in sites]
         else:
             shown = [last_of_cluster(victims, mode, scene.hypothesis, site) for site in sites]
-        return _inverted(scene, shown), ""
+        return scene.inverted(shown), ""
 
     yield from scene.findings("collusion", rows[::SITE], look, compared())
 
@@ -321,7 +308,7 @@ def _batches(scene: Scene) -> Iterator[Finding]:
 
 
 def _batch(scene: Scene, size: int, times: int) -> Iterator[Finding]:
-    count, start = max(1, scene.setting.images // BATCH), scene.poised()
+    count, start = max(1, scene.setting.images // BATCH), poised(scene.model, scene.start, scene.known)
     folder, rows = scene.clients(f"batches of {size}", count, size)
 
     def look(mode: Mode) -> Shown:
@@ -352,8 +339,8 @@ def _apart(
             continue
         sure += sum(share >= SURE for share in found.agreement)
         seen = [
-            image_of_input(scene.model, start, SHAPE, direction, noise).double().numpy()
-            for direction, noise in zip(found.inputs, found.noise, strict=True)
+            image_of_input(scene.model, start, SHAPE, *one).double().numpy()
+            for one in zip(found.inputs, found.noise, strict=True)
         ]
         images += matched(seen, scene.pixels(own), scene.average)
     said = [f"sure of {sure}"] if sure else []
@@ -373,7 +360,7 @@ def _sums(scene: Scene) -> Iterator[Finding]:
     """The images of ten clients of one image each, from their site's sum; the server knows none of them."""
     folder, rows = scene.singles()
     count = max(1, scene.setting.images // BATCH)
-    rows, start = rows[: count * SITE], scene.poised()
+    rows, start = rows[: count * SITE], poised(scene.model, scene.start, scene.known)
 
     def look(mode: Mode) -> Shown:
         shown = gradients(scene.victims(folder, mode, scene.model), mode, _as_arrays(start), _sites(count))
@@ -398,19 +385,14 @@ def _members(scene: Scene) -> Iterator[Finding]:
         own = np.array([candidate])
         image, label = scene.images(own)[0], int(scene.labels(own)[0])
         start = membership.trap(model, scene.start, image, label, scene.known, scene.known_labels)
-        made_up = {
-            clip_norm: membership.shadows(
-                model, start, (image, label), scene.known, scene.known_labels, ROWS, clip_norm
-            )
-            for clip_norm in (None, CLIP_NORM)
-        }
+        known = scene.known, scene.known_labels, ROWS
+        made_up = {clip: membership.shadows(model, start, (image, label), *known, clip) for clip in (None, CLIP_NORM)}
         site = range(i * SITE, (i + 1) * SITE)
         for j, (mode, node) in enumerate(zip(modes, nodes, strict=True)):
             (shown,) = gradients(node, mode, _as_arrays(start), [site])
             update = -torch.cat([value.flatten() for value in shown.values()]).numpy()
-            found = membership.score(
-                update, *made_up[CLIP_NORM if mode.public else None], others=SITE - 1 if mode.by_site else 0
-            )
+            without, with_ = made_up[CLIP_NORM if mode.public else None]
+            found = membership.score(update, without, with_, SITE - 1 if mode.by_site else 0)
             right[j] += (found > 0) == coins[i]
     yield Finding.count("membership", GUESSING, count // 2, count)
     for mode, number in zip(modes, right.tolist(), strict=True):
@@ -437,32 +419,28 @@ def _choices(scene: Scene) -> Iterator[Finding]:
             "the images known are of one class, and the choice is between lower and upper classes",
             code="attack.one-class",
         )
-    hypotheses, name = choice.apart(model, scene.start, SHAPE, border)
+    hypotheses, name = apart(model, scene.start, SHAPE, border)
     fits = _best(model, hypotheses, scene.images(rows[::SITE, 0]), scene.labels(rows[::SITE, 0]))
     usual = int(_best(model, hypotheses, scene.known, scene.known_labels).mean() > 0.5)
     pair = {key: np.stack([one[key].numpy() for one in hypotheses]) for key in hypotheses[0]}
     yield Finding.count("choice", GUESSING, int((fits == usual).sum()), count)
     for mode in compared(choosing=True):
         node = scene.victims(folder, mode, model)
-        found = []
+        found: list[int] = []
         for i in range(count):
-            if mode.by_site:
-                _, counts = node.site_sums(mode, pair, range(i * SITE, (i + 1) * SITE), **asked(mode))
-                found.append(int(counts[1] > counts[0]))
-            else:
-                released = node.releases(mode, pair, [i * SITE], **asked(mode))
-                found += choice.started_from(released[name]).tolist()
+            clients = range(i * SITE, (i + 1) * SITE) if mode.by_site else [i * SITE]
+            released, counts = node.ask(mode, pair, clients, **asked(mode))
+            found += [int(counts[1] > counts[0])] if mode.by_site else started_from(released[name]).tolist()
         yield Finding.count("choice", mode.name, int((fits == np.array(found)).sum()), count)
 
 
 def _best(
     model: Model, hypotheses: Sequence[Parameters], images: torch.Tensor, labels: torch.Tensor
 ) -> NDArray[np.int64]:
+    loss = partial(torch.nn.functional.cross_entropy, target=labels, reduction="none")
     with torch.no_grad():
-        losses = [
-            torch.nn.functional.cross_entropy(model.apply(one, images), labels, reduction="none") for one in hypotheses
-        ]
-    best: NDArray[np.int64] = torch.stack(losses).argmin(dim=0).numpy()
+        losses = torch.stack([loss(model.apply(one, images)) for one in hypotheses])
+    best: NDArray[np.int64] = losses.argmin(dim=0).numpy()
     return best
 
 

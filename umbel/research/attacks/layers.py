@@ -7,8 +7,9 @@ negative one is the best guess.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +23,11 @@ def inputs_of_layers(model: Model) -> Iterator[dict[str, Tensor]]:
     """Give a dict in which each forward pass leaves what goes into each ``nn.Linear``, by its name, as they run."""
     seen: dict[str, Tensor] = {}
 
-    def record(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            seen[name] = inputs[0]
-
-        return hook
+    def record(name: str, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen[name] = inputs[0]
 
     layers = [(name, layer) for name, layer in model.module.named_modules() if isinstance(layer, nn.Linear)]
-    hooks = [layer.register_forward_pre_hook(record(name)) for name, layer in layers]
+    hooks = [layer.register_forward_pre_hook(partial(record, name)) for name, layer in layers]
     try:
         yield seen
     finally:
@@ -75,11 +73,16 @@ def bias_label(model: Model, parameters: Parameters, gradient: Parameters, shape
         When no fully connected layer puts out the classes, or the one that does has no bias.
     """
     _, bias = _last_layer(model, parameters, gradient, shape)
+    return int(biased(model, bias).argmin())
+
+
+def biased(model: Model, bias: Tensor | None) -> Tensor:
+    """Return the bias of the last fully connected layer; raise `NotApplicableError` when it has none."""
     if bias is None:
         raise NotApplicableError(
             f"the last fully connected layer of model {model.name!r} has no bias", code="attack.no-bias"
         )
-    return int(bias.argmin())
+    return bias
 
 
 def label_given_image(model: Model, parameters: Parameters, gradient: Parameters, image: Tensor) -> int:
@@ -88,16 +91,6 @@ def label_given_image(model: Model, parameters: Parameters, gradient: Parameters
     The layer's gradient is delta, that of its output, times its input with a 1 for the bias. Where the
     input x is known, delta is read off all columns at once, by least squares: G (x, 1) / |(x, 1)|^2. A
     poor guess does, since much of what goes into a last layer is the same for all images.
-
-    Parameters
-    ----------
-    model : Model
-    parameters : dict of Tensor
-        What the client started from.
-    gradient : dict of Tensor
-        Of the cross entropy of one image at `parameters`, with or without noise.
-    image : Tensor
-        The guess.
 
     Raises
     ------

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -30,7 +29,7 @@ from umbel.protocol.records import to_array_record
 from umbel.protocol.release import Clipping
 from umbel.protocol.releases import Releases
 from umbel.protocol.tasks import TrainingSpec
-from umbel.research.attacks.pac_attack import Estimate, direction_error, error_rate, factors_of, has_biases, lean_of
+from umbel.research.attacks import pac_attack
 from umbel.server.nodes.exchange import Exchange
 from umbel.server.nodes.replies import Asked, read_releases
 from umbel.server.nodes.roster import TRAIN, sample
@@ -60,7 +59,6 @@ class Leak:
 
     Attributes
     ----------
-    round, client : int
     choice : bool or None
         Whether the hypothesis nearest to the release is the one that fits the client best, also where
         the client may have trained another to hide that.
@@ -70,12 +68,9 @@ class Leak:
         Cosine of the angle between the update as released and as it was.
     labels : float or None
         Correlation between the change of the last bias and how often each class occurs.
-    predictions : float or None
-        Share of items on which the estimate of a recommender's local vector agrees with the client's own, under
-        the better of both signs: one known preference tells which that is.
-    signed : float or None
-        The same under the sign that the server takes: what the items' biases say, or, without them, that the
-        client has more of the labels that the population has more of; nothing where those are as many.
+    predictions, signed : float or None
+        Share of items on which the estimate of a recommender's local vector agrees with the client's own: under the
+        better of both signs, which one known preference tells, and under that of `sign_by_rate`; None where it is open.
     """
 
     round: int
@@ -117,24 +112,25 @@ class LeakMeter(Observer):
             )
         self._dataset: Dataset = dataset
         self.client = int(sample([run.setup.config.seed, _SAMPLE_CLIENT], dataset.manifest.train, 1)[0])
-        factors = factors_of(run.setup.model)
-        biases = has_biases(run.setup.model)
-        # The estimate's own sign is that of a client who dislikes most, unless biases tell it.
-        self._sign = 1.0 if biases else {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}[lean_of(dataset)]
-        attacked = factors and run.strategy.hypotheses == 1
-        self._estimate = Estimate(factors, spectral=True, biases=biases) if attacked else None
+        model = run.setup.model
+        self._sign = pac_attack.sign_by_rate(model, pac_attack.lean_of(dataset))
+        attacked = pac_attack.factors_of(model) and run.strategy.hypotheses == 1
+        self._estimate = (
+            pac_attack.Estimate(pac_attack.factors_of(model), spectral=True, biases=pac_attack.has_biases(model))
+            if attacked
+            else None
+        )
         self._run = run
         self.leaks: list[Leak] = []
-        if run.folder is not None:
-            done = len(run.state.history)
-            self.leaks = [leak for leak in _read(run.folder.path / _FILE) if leak.round <= done]
+        if run.folder is not None and (file := run.folder.path / _FILE).exists():
+            found = [Leak(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+            self.leaks = [leak for leak in found if leak.round <= len(run.state.history)]
 
     def before_round(self, run: Run, number: int) -> None:
         """Attack the client, if it is time to, and if it releases."""
         if (number - 1) % self.options.every:
             return
-        leak = self._attack(run, number)
-        if leak is None:
+        if (leak := self._attack(run, number)) is None:
             return
         self.leaks.append(leak)
         if run.folder is not None:
@@ -149,8 +145,7 @@ class LeakMeter(Observer):
         """Attack the client in round `number`; None where it does not release, or does not say the truth."""
         hypotheses = run.state.hypotheses
         task = run.strategy.task(number, run.setup.task(run.name))
-        released = self._ask(run, number, hypotheses, task)
-        if released is None:
+        if (released := self._ask(run, number, hypotheses, task)) is None:
             return None
         start, release = flatten(hypotheses), released.vectors[0]
         if self._estimate:
@@ -191,8 +186,8 @@ class LeakMeter(Observer):
         moved = truth.vectors[0].reshape(items.shape)[np.asarray(features)[:, 0].astype(np.int64)]
         vector = self._estimate.vector
         own, vectors = (labels @ moved)[: len(vector)], items[:, : len(vector)].astype(np.float64)
-        error = direction_error(vector, own, vectors)
-        signed = None if np.isnan(self._sign) else 1 - error_rate(self._sign * vector, own, vectors)
+        error = pac_attack.direction_error(vector, own, vectors)
+        signed = None if np.isnan(self._sign) else 1 - pac_attack.error_rate(self._sign * vector, own, vectors)
         return Leak(number, self.client, predictions=1 - error, signed=signed)
 
     def _ask(self, run: Run, number: int, hypotheses: Arrays, task: TrainingSpec) -> Releases | None:
@@ -263,11 +258,6 @@ def section_of(leaks: Sequence[Leak], every: int, run: Run) -> Section | None:
             "paper's budget, n/\N{GREEK SMALL LETTER NU} a participation, a heuristic that guarantees nothing."
         )
     return Section("What the server can learn", (text,), figures.lines("leaks", text, rounds, series, beside, spent))
-
-
-def _read(file: Path) -> list[Leak]:
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return [Leak(**json.loads(line)) for line in lines]
 
 
 def _cosine(one: Vector, other: Vector) -> float | None:

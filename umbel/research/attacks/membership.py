@@ -12,8 +12,6 @@ attack under local differential privacy in federated learning*, AISTATS 2023.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -39,17 +37,9 @@ def trap(
 ) -> Parameters:
     r"""Return a hypothesis that the candidate moves one way, and other rows the other.
 
-    Parameters
-    ----------
-    model : Model
-        Its last two layers are fully connected, with ReLU between them, and have biases.
-    parameters : dict of Tensor
-        The weights of the layers before stay.
-    candidate : Tensor, shape \*shape
-    label : int
-        Its class.
-    images, labels : Tensor, shapes (images, \*shape) and (images,)
-        Rows of other clients that the server knows.
+    The last two layers of the model are fully connected, with ReLU between them, and have biases; the weights of the
+    layers before stay. `label` is the class of the candidate (\*shape); the server knows `images` (images, \*shape) of
+    other clients.
 
     Raises
     ------
@@ -59,19 +49,21 @@ def trap(
     shape = tuple(candidate.shape)
     layers = dense_layers(model, parameters, shape)
     names = [parameter(layer, kind) for layer in layers[-2:] for kind in ("weight", "bias")]
-    if (
-        len(layers) < 2
-        or not all(name in parameters for name in names)
-        or not _ends_so(model, parameters, layers[-2:], shape)
-    ):
+    fits = len(layers) > 1 and parameters.keys() >= set(names)
+    if fits:
+        before, last = (parameters[parameter(layer, "weight")] for layer in layers[-2:])
+        fits = last.shape[1] == before.shape[0] and rectified(model, parameters, layers[-2], shape)
+    if not fits:
         raise NotApplicableError(
             f"model {model.name!r} does not end in two fully connected layers with biases and ReLU between them",
             code="attack.no-two-layers",
         )
     weight1, bias1, weight2, bias2 = names
     moved = {name: value.clone() for name, value in parameters.items()}
-    if before := _last_bias_before(model, parameters, layers[-2]):
-        moved[before] += _LIFT
+    leaves = (name for name, module in model.module.named_modules() if not list(module.children()))
+    biases = [name for leaf in leaves if (name := parameter(leaf, "bias")) in parameters]
+    if at := biases.index(bias1):
+        moved[biases[at - 1]] += _LIFT
     with inputs_of_layers(model) as seen, torch.no_grad():
         model.apply(moved, torch.cat([images, candidate[None].to(images)]))
         known, own = seen[layers[-2]][:-1].double(), seen[layers[-2]][-1].double()
@@ -114,70 +106,31 @@ def shadows(
 ) -> tuple[Vector, Vector]:
     """Return the mean updates (n,) of made-up clients without the candidate, and with it, after one step of size 1.
 
-    Parameters
-    ----------
-    model : Model
-    parameters : dict of Tensor
-        Of `trap`.
-    candidate : Tensor and int
-        And its class.
-    images, labels : Tensor
-        Rows that the server knows; made-up clients take turns to have them.
-    rows : int
-        Of each client.
-    clip_norm : float or None
-        To which updates are clipped.
-    clients : int
-        Made up for each.
+    They start from the parameters of `trap` and take turns to have the rows that the server knows, so many each. The
+    candidate comes with its class. Updates are clipped to the clip norm, if there is one.
     """
-    means = []
-    for present in (False, True):
-        total: Vector | float = 0.0
-        for i in range(clients):
-            own = torch.arange(i * rows, (i + 1) * rows) % len(images)
-            features, targets = images[own].clone(), labels[own].clone()
-            if present:
-                features[0], targets[0] = candidate[0], candidate[1]
-            leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-            loss = torch.nn.functional.cross_entropy(model.apply(leaves, features), targets)
-            update = -_flat(torch.autograd.grad(loss, list(leaves.values())))
-            if clip_norm is not None:
-                update *= min(1.0, clip_norm / max(float(np.linalg.norm(update)), 1e-300))
-            total = total + update
-        means.append(np.asarray(total / clients))
-    return means[0], means[1]
+
+    def update(client: int, present: bool) -> Vector:
+        own = torch.arange(client * rows, (client + 1) * rows) % len(images)
+        features, targets = images[own].clone(), labels[own].clone()
+        if present:
+            features[0], targets[0] = candidate
+        leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        loss = torch.nn.functional.cross_entropy(model.apply(leaves, features), targets)
+        slopes = torch.autograd.grad(loss, list(leaves.values()))
+        moved: Vector = -torch.cat([value.flatten() for value in slopes]).double().numpy()
+        if clip_norm is not None:
+            moved *= min(1.0, clip_norm / max(float(np.linalg.norm(moved)), 1e-300))
+        return moved
+
+    without, with_ = (np.mean([update(i, present) for i in range(clients)], axis=0) for present in (False, True))
+    return without, with_
 
 
 def score(update: Vector, without: Vector, with_: Vector, others: int = 0) -> float:
-    """Return above 0 where an update looks more like one with the candidate than like one without.
+    """Return above 0 where an update looks more like one with the candidate than like one without (`shadows`).
 
-    Parameters
-    ----------
-    update : ndarray, shape (n,)
-        What a client released less the hypothesis, or a site's sum.
-    without, with_ : ndarray, shape (n,)
-        See `shadows`.
-    others : int
-        How many clients without the candidate a site's sum is of besides.
+    The update (n,) is what a client released less the hypothesis, or a site's sum, of which so many other clients do
+    not have the candidate.
     """
     return float((update - others * without - (without + with_) / 2) @ (with_ - without))
-
-
-def _ends_so(model: Model, parameters: Parameters, layers: Sequence[str], shape: tuple[int, ...]) -> bool:
-    before, last = (parameters[parameter(layer, "weight")] for layer in layers)
-    return last.shape[1] == before.shape[0] and rectified(model, parameters, layers[0], shape)
-
-
-def _last_bias_before(model: Model, parameters: Parameters, layer: str) -> str:
-    """Return the name of the last bias in the order of the network's modules before a layer; empty if there is none."""
-    found = ""
-    for name, module in model.module.named_modules():
-        if name == layer:
-            break
-        if parameter(name, "bias") in parameters and not list(module.children()):
-            found = parameter(name, "bias")
-    return found
-
-
-def _flat(values: Sequence[Tensor]) -> Vector:
-    return torch.cat([value.flatten() for value in values]).double().numpy()

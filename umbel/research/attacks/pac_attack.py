@@ -25,7 +25,6 @@ from umbel.client.node import Node
 from umbel.data import Dataset
 from umbel.models.factors import BiasedFactors, Factors
 from umbel.models.model import Model
-from umbel.privacy.gate.site import in_process
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import log
@@ -34,6 +33,7 @@ from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.simulated import in_process
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.nodes.roster import TRAIN, Roster, sample
@@ -61,10 +61,9 @@ class Estimate:
     factors : int
         d, the length of the client's vector.
     spectral : bool
-        How updates are read. All those of items point along the client's vector, one way or the other: the
-        direction is that in which they are longest (the top singular vector), and their sum tells the sign
-        alone. Otherwise their sum tells all (Protocol 2, line 4), and where a client likes about half
-        of its items it is mostly noise.
+        Read the direction in which updates are longest (the top singular vector), since those of all items point along
+        the client's vector, one way or the other; their sum tells the sign alone. Otherwise their sum tells all
+        (Protocol 2, line 4), and is mostly noise where a client likes about half of its items.
     biases : bool
         Whether each item's update ends with that of its bias.
     """
@@ -99,12 +98,7 @@ def signs_by_items(pushes: Matrix) -> Matrix:
 
     A client and its mirror image, who has the opposite vector and the opposite taste, release the same. But people
     like much the same items. So the signs are those with which the clients agree most on where items
-    belong: of the top singular vector of their pushes.
-
-    Parameters
-    ----------
-    pushes : ndarray, shape (m, I)
-        How far each client pushed each item along its vector, as it was stolen.
+    belong: of the top singular vector of their pushes (m, I), how far each client pushed each item along its vector.
     """
     length = np.linalg.norm(pushes, axis=1, keepdims=True)
     scaled = np.divide(pushes, length, out=np.zeros_like(pushes), where=length > 0)
@@ -144,18 +138,7 @@ def lean_of(dataset: Dataset) -> Lean:
 def theorem_1(p: float, batch_size: int, delta: float) -> int | None:
     """Return how many interactions suffice without noise with probability 1 - delta (Theorem 1).
 
-    Parameters
-    ----------
-    p : float
-        Share of liked items among the client's own.
-    batch_size : int
-        B.
-    delta : float
-
-    Returns
-    -------
-    int or None
-        None for clients who like half of their items or more (Assumption 1).
+    p is the share of liked items among the client's own; None where it is half or more (Assumption 1).
     """
     if not p < 0.5:
         return None
@@ -186,14 +169,12 @@ class AttackOptions:
     Attributes
     ----------
     attack : str
-        ``zero``, the paper's: all item vectors are sent as zeros, and every update is the local vector
-        up to sign and size. ``jitter``: almost zeros, never the same, which a tripwire does not catch.
-        ``spectral``: the honest item vectors.
+        What is sent: ``zero``, the paper's, items of zeros, from which every update is the local vector up to sign and
+        size; ``jitter``, almost zeros, never the same, which a tripwire does not catch; ``spectral``, the honest items.
     reading : str
         How what comes back is read, and what is asked for: its ``sum``, of a minibatch, as in the paper; or
-        ``spectral`` (`Estimate`), of all rows at once, which show every label, in a step that suits the
-        noise: short where that is in proportion to it, long where it is not. Of a minibatch from honest item
-        vectors the sum tells little, and the reading is spectral all the same.
+        ``spectral`` (`Estimate`), of all rows at once, in a step that suits the noise: short where that is in
+        proportion to it, long where it is not. From honest items the reading is always spectral.
     lean : str
         Which labels are more frequent among all people, as far as the server knows, for the sign:
         ``dislikes`` (Assumption 1), ``likes``, or ``unknown``, which leaves it open. Biases tell it anyway.
@@ -226,6 +207,12 @@ class AttackOptions:
 
 _ERRORS = ("error", "by_rate", "by_items")
 """Of an estimate: under the better of both signs, and under those that the attack settles on."""
+_SIGNS = {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}
+
+
+def sign_by_rate(model: Model, lean: Lean) -> float:
+    """Return the sign to give an `Estimate` by what most labels are; NaN where they do not tell it."""
+    return 1.0 if has_biases(model) else _SIGNS[lean]
 
 
 @dataclass
@@ -234,17 +221,10 @@ class _Phase:
 
     noise_multiplier: float
     estimates: dict[int, Estimate]
-    pushed: dict[int, Matrix]
-    """The sum of each victim's updates so far."""
+    pushed: dict[int, Matrix] = field(default_factory=dict)  # the sum of each victim's updates
     asked: int = 0
-    exhausted: bool = False
-    """Whether no victim releases anything any more."""
-    measured: dict[int, int] = field(default_factory=dict)
-    """After how many messages of each victim its error was last measured."""
-
-    @property
-    def name(self) -> str:
-        return f"nu = {self.noise_multiplier:g}" if self.noise_multiplier else "no noise"
+    exhausted: bool = False  # no victim releases anything any more
+    measured: dict[int, int] = field(default_factory=dict)  # of each victim, the messages when its error was measured
 
 
 class PacAttack(Recommender, Observer):
@@ -252,13 +232,13 @@ class PacAttack(Recommender, Observer):
 
     In process, clients' own local parameters tell how far the attack is (`local_parameters`), and it is
     content when they are known but for their sign; elsewhere what was stolen is unknown, and it asks as often as
-    it may. `findings` are rows of ``findings.csv`` in the run's folder. Their columns: ``attack``,
-    ``noise_multiplier``, ``client``, ``interactions`` in which the client released, ``error`` of the
-    estimate under the better of both signs, ``by_rate`` and ``by_items`` under the sign that the population's rate
-    tells of each victim by itself (Assumption 1, both ways), and of all victims together (`signs_by_items`);
-    None where they are unknown or no sign is settled; ``spent`` by the client on these interactions by the paper's
-    budget, n/nu each, a heuristic (nothing without noise, or with another than the paper's). At the end
-    the victims get the honest items back (R = 0).
+    it may. At the end the victims get the honest items back (R = 0).
+
+    `findings` are rows of ``findings.csv`` in the run's folder: ``interactions`` in which the client released,
+    ``error`` of the estimate under the better of both signs, ``by_rate`` and ``by_items`` under the sign that the
+    population's rate tells of each victim by itself (Assumption 1, both ways), and of all victims together
+    (`signs_by_items`); None where they are unknown or no sign is settled; ``spent`` by the client on these interactions
+    by the paper's budget, n/nu each, a heuristic (nothing without noise, or with another than the paper's).
     """
 
     fleet: Fleet
@@ -273,27 +253,18 @@ class PacAttack(Recommender, Observer):
             raise ConfigError(
                 f"strategy {run.strategy!r} is for models factors, not {model.name!r}", code="config.strategy-model"
             )
-        options = self.options
-        if min(options.multipliers) < run.noise_multiplier:
+        if min(self.options.multipliers) < run.noise_multiplier:
             # The run's own accounts go by it.
             raise ConfigError(
-                f"strategy-options: multipliers go below noise-multiplier = {run.noise_multiplier:g}; "
-                "lower that to the smallest of them",
+                f"strategy-options: multipliers go below noise-multiplier = {run.noise_multiplier:g}; lower that",
                 code="config.multipliers",
             )
         if run.resume:
-            raise ConfigError(
-                'an attack cannot be resumed; set resume = "" and attack again', code="config.attack-resume"
-            )
+            raise ConfigError('an attack cannot be resumed; set resume = ""', code="config.attack-resume")
         if run.patience:
-            raise ConfigError(
-                "the attack leaves the item vectors as they are, and patience would stop it; set patience = 0",
-                code="config.attack-patience",
-            )
-        if run.rounds < options.rounds:
-            raise ConfigError(
-                f"the attack may take {options.rounds} rounds; raise rounds to that", code="config.attack-rounds"
-            )
+            raise ConfigError("patience would stop the attack; set patience = 0", code="config.attack-patience")
+        if run.rounds < (most := self.options.rounds):
+            raise ConfigError(f"the attack may take {most} rounds; raise rounds to that", code="config.attack-rounds")
         self.findings: list[dict[str, Any]] = []
         self.remarks: list[str] = []
         self._model, self._clipping, self._mechanism = model, run.clipping, run.mechanism
@@ -307,22 +278,14 @@ class PacAttack(Recommender, Observer):
         self._victims = sample([self.fleet.run.seed, _SAMPLE_VICTIMS], population, size)
         factors, biases = factors_of(self._model), has_biases(self._model)
         spectral = "spectral" in (self.options.attack, self.options.reading)
-        victims = self._victims.tolist()
-        self._phases = [
-            _Phase(nu, {client: Estimate(factors, spectral, biases) for client in victims}, {})
-            for nu in self.options.multipliers
-        ]
-        self._done = 0
-
-    @property
-    def _phase(self) -> _Phase:
-        """The current phase, or the last."""
-        return self._phases[min(self._done, len(self._phases) - 1)]
-
-    @property
-    def _restoring(self) -> bool:
-        """Whether all is over but that the victims get the honest items back."""
-        return self._done == len(self._phases)
+        self._phases = iter(
+            [
+                _Phase(nu, {client: Estimate(factors, spectral, biases) for client in self._victims.tolist()})
+                for nu in self.options.multipliers
+            ]
+        )
+        self._phase = next(self._phases)
+        self._restoring = False  # all is over but that the victims get the honest items back
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -366,7 +329,6 @@ class PacAttack(Recommender, Observer):
         """Learn from the victims' releases; the item vectors stay as they are."""
         if round <= self.options.after:
             return super().learn(round, releases)
-        released = len(releases.clients)
         if not self._restoring:
             phase, updates = self._phase, releases.vectors - flatten(self.fleet.sent)
             for client, update in zip(releases.clients.tolist(), updates, strict=True):
@@ -374,17 +336,8 @@ class PacAttack(Recommender, Observer):
                 phase.estimates[client].add(rows)
                 phase.pushed[client] = phase.pushed.get(client, 0.0) + rows
             phase.asked += 1
-            phase.exhausted = not released
-        return Outcome(
-            round=round,
-            clients=releases.clients,
-            groups=np.zeros(released, np.int64),
-            counts=np.array([released]),
-            releases=None,
-            asked=releases.asked,
-            lost_nodes=releases.lost_nodes,
-            following=self._honest,
-        )
+            phase.exhausted = not len(releases.clients)
+        return replace(super().learn(round, releases), following=self._honest)
 
     def after_round(self, run: Run) -> None:
         """See how far the attack is, and start the next phase when this one is done.
@@ -408,7 +361,8 @@ class PacAttack(Recommender, Observer):
             remark = self._remark()
             log(INFO, remark)
             self.remarks.append(remark)
-            self._done += 1
+            following = next(self._phases, None)
+            self._phase, self._restoring = following or phase, following is None
         if run.folder is not None:
             table = pd.DataFrame(self.findings).to_csv(index=False)
             write_atomically(run.folder.path / "findings.csv", table.encode())
@@ -427,9 +381,8 @@ class PacAttack(Recommender, Observer):
             for client, estimate in phase.estimates.items()
             if client in truth and estimate.messages
         }
-        rate, by_items = 1.0, np.ones(len(known))
+        rate, by_items = sign_by_rate(self._model, self.options.lean), np.ones(len(known))
         if known and not has_biases(self._model):
-            rate = {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}[self.options.lean]
             pushes = np.stack([phase.pushed[client] @ vector for client, (vector, _) in known.items()])
             # Items are pushed up, on the whole, where likes are more frequent.
             by_items = -rate * signs_by_items(pushes)
@@ -457,7 +410,8 @@ class PacAttack(Recommender, Observer):
         phase, error = self._phase, self.options.error
         own = [row for row in self.findings if row["noise_multiplier"] == phase.noise_multiplier]
         most = max((estimate.messages for estimate in phase.estimates.values()), default=0)
-        remark = f"Attack {self.options.attack}, {phase.name}: clients released {most} times at most"
+        level = f"nu = {phase.noise_multiplier:g}" if phase.noise_multiplier else "no noise"
+        remark = f"Attack {self.options.attack}, {level}: clients released {most} times at most"
         if any(row["error"] is not None for row in own):
             first = needed(own, error)
             stolen = [times for times in first.values() if times is not None]
@@ -487,25 +441,11 @@ def needed(findings: Iterable[Mapping[str, Any]], error: float) -> dict[int, int
 
 
 def local_parameters(grid: Grid, roster: Roster, clients: NDArray[np.int64], run: str = "") -> dict[int, Arrays]:
-    r"""Return the local parameters that training clients have now: the truth by which attacks are judged.
+    """Return by client the local parameters that training clients have now: the truth by which attacks are judged.
 
     No server can read it. Here the nodes live in the attacker's own process, so that the audit looks into their state;
-    nothing travels, and the app has no message for it.
-
-    Parameters
-    ----------
-    grid : Grid
-    roster : Roster
-        Which node hosts whom.
-    clients : ndarray of int
-        Counted over the dataset.
-    run : str
-        Name of the run.
-
-    Returns
-    -------
-    dict from int to dict of ndarray, each of its own \*shape
-        By client; empty where the nodes are not in this process.
+    nothing travels, and the app has no message for it. Where the nodes are elsewhere, the dict is empty. `roster` says
+    which node hosts whom; `clients` are counted over the dataset.
     """
     found: dict[int, Arrays] = {}
     if not isinstance(grid, InProcessGrid):

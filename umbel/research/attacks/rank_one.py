@@ -33,7 +33,7 @@ _GREYS = [i / 20 for i in range(1, 20)]
 
 
 def leading_input(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, float]:
-    """Return the direction of a fully connected layer's input, and how noisy it is.
+    """Return the direction of a fully connected layer's input, by its gradient, and how noisy it is.
 
     The sign is such that the 1 of the bias comes out positive. Without a bias the inputs are taken to
     be mostly positive, as they are after ReLU or sigmoid and in images.
@@ -41,9 +41,7 @@ def leading_input(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, float]:
     Parameters
     ----------
     weight : Tensor, shape (m, n)
-        Gradient of the weight.
     bias : Tensor, shape (m,), or None
-        Gradient of the bias, if there is one.
 
     Returns
     -------
@@ -52,7 +50,7 @@ def leading_input(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, float]:
     noise : float
         The noise's share of its square, 0 to 1, as the other singular values tell it.
     """
-    gradient = weight.double() if bias is None else torch.cat([weight.double(), bias.double()[:, None]], dim=1)
+    gradient = torch.cat([weight, *([] if bias is None else [bias[:, None]])], dim=1).double()
     _, values, vectors = torch.linalg.svd(gradient, full_matrices=False)
     direction, top = vectors[0], float(values[0].square())
     if top == 0:
@@ -76,19 +74,12 @@ def invert_first_layer(
     ----------
     model : Model
         Any network with a ``torch.nn.Linear`` that sees one vector an image.
-    parameters : dict of Tensor
-        What the client started from.
-    gradient : dict of Tensor
-        Of the loss of one image at `parameters`, with or without noise.
+    parameters, gradient : dict of Tensor
+        What the client started from, and the gradient there of one image's loss, with or without noise.
     shape : tuple of int
-        Of the image.
+        Of the image, whose pixels lie in [0, 1].
     iterations : int
-        L-BFGS iterations at most.
-
-    Returns
-    -------
-    Tensor, shape ``shape``, float32
-        Pixels in [0, 1].
+        Of L-BFGS, at most.
 
     Raises
     ------
@@ -108,26 +99,10 @@ def image_of_input(
     noise: float,
     iterations: int = _ITERATIONS,
 ) -> Tensor:
-    """Return the image that has the first fully connected layer see this input.
+    """Return the image that has the first fully connected layer see an input, as `leading_input` finds it.
 
-    Parameters
-    ----------
-    model : Model
-    parameters : dict of Tensor
-        What the client started from.
-    shape : tuple of int
-        Of the image.
-    direction : Tensor, shape (n,), or (n + 1,) with a 1 for the bias
-        Of length 1.
-    noise : float
-        The noise's share of its square.
-    iterations : int
-        L-BFGS iterations at most.
-
-    Returns
-    -------
-    Tensor, shape ``shape``, float32
-        Pixels in [0, 1].
+    `direction` (n,), or (n + 1,) with a 1 for the bias, has length 1; `noise` is the noise's share of its square. See
+    `invert_first_layer` for the rest.
     """
     parameters = {name: value.detach().float() for name, value in parameters.items()}
     first = dense_layers(model, parameters, shape)[0]

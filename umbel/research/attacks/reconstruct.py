@@ -62,11 +62,9 @@ class Setting:
     per_layer : bool
         Noise each layer by itself, as in the paper, instead of the whole vector.
     images : int
-        Clients that are attacked, each with one image of its own.
+        Clients that are attacked, each with one image.
     restarts : int
-        Starts of DLG, by turns with either misfit (`umbel.research.attacks.dlg`).
-    seed : int
-        Of every draw: clients, images, hypothesis, noise, starts.
+        Starts of DLG.
     releases : int
         How often each client is asked at each noise multiplier; the mean of what it releases is attacked.
     """
@@ -89,9 +87,9 @@ class Secret:
     ----------
     images : ndarray, shape (images, 28, 28)
         Pixels in [0, 1].
-    labels : ndarray of int64, shape (images,)
+    labels : ndarray, shape (images,)
     average : ndarray, shape (28, 28)
-        The mean of the images of all other clients, the guess of who has seen no release.
+        The mean of the images of all other clients, the guess without a release.
     """
 
     images: Images
@@ -105,12 +103,10 @@ class Attempt:
 
     Attributes
     ----------
-    noise_multiplier : float
     attack : str
         `DLG`, `RANK_ONE` or `LAST_BIAS`.
     images : ndarray, shape (images, 28, 28), or None
         Pixels in [0, 1]; None for an attack on the label alone.
-    labels : tuple of int
     seconds : float
         An image.
     obstacle : str
@@ -145,15 +141,19 @@ def audit(setting: Setting) -> Audit:
         Before any work, when something about the setting cannot be; `FleetError` when the gate
         refuses, as it does where the environment holds a stricter policy.
     """
-    _check_numbers(setting)
+    for nu in setting.noise_multipliers:
+        TrainingSpec(1, tuple(map(ClientOnNode, range(setting.images))), 1, STEP, 1, nu)
+    for name in ("images", "restarts", "releases"):
+        if getattr(setting, name) < 1:
+            raise ConfigError(f"{name} must be at least 1, got {getattr(setting, name)}", code="config.out-of-range")
     path = find_typed(setting.dataset)
     dataset = open_dataset(path)
     model = models.load(setting.model, LOSS)
     check_images(path, dataset, model)
     if setting.images > dataset.manifest.train:
         raise DatasetError(
-            f"{path}: {setting.images} images asked for, one a client, but there are {dataset.manifest.train} "
-            "training clients; ask for fewer",
+            f"{path}: ask for fewer images than {setting.images}; there are {dataset.manifest.train} training clients "
+            "of one image each",
             code="data.too-few-clients",
         )
     torch.set_num_threads(1)
@@ -167,39 +167,20 @@ def audit(setting: Setting) -> Audit:
         for nu in track(setting.noise_multipliers, "noise multipliers", console=Console(stderr=True), transient=True):
             # The noise of a client has the same direction at all noise multipliers.
             victims = Victims(derived, {}, setting.seed, {"model": setting.model, "loss": LOSS})
-            mode = Mode("", nu, noise_per=noise_per)
-            shown, _ = averaged(partial(_probe, victims, mode, hypothesis, setting.images), setting.releases)
+            mode, clients = Mode("", nu, noise_per=noise_per), [[client] for client in range(setting.images)]
+            shown, _ = averaged(partial(gradients, victims, mode, hypothesis, clients), setting.releases)
             attempts += _attack(setting, model, hypothesis, shown, nu)
     return Audit(setting, secret, tuple(attempts))
-
-
-def _check_numbers(setting: Setting) -> None:
-    """Raise where a number cannot be."""
-    for nu in setting.noise_multipliers:
-        TrainingSpec(1, tuple(map(ClientOnNode, range(setting.images))), 1, STEP, 1, nu)
-    for name in ("images", "restarts", "releases"):
-        if getattr(setting, name) < 1:
-            raise ConfigError(f"{name} must be at least 1, got {getattr(setting, name)}", code="config.out-of-range")
-
-
-def _probe(victims: Victims, mode: Mode, hypothesis: Arrays, images: int) -> list[Parameters]:
-    """Return the gradient that each client's release shows."""
-    return gradients(victims, mode, hypothesis, [[client] for client in range(images)])
 
 
 def check_images(path: Path, dataset: Dataset, model: Model) -> None:
     """Raise before any work where images, classes and model do not fit together."""
     features, targets = dataset.features, dataset.targets
     if features.shape[1:] != SHAPE:
-        raise DatasetError(
-            f"{path}: its features are of shape {features.shape[1:]}; give one of {SHAPE} images",
-            code="data.not-images",
-        )
+        raise DatasetError(f"{path}: features of shape {features.shape[1:]}, no {SHAPE} images", code="data.not-images")
     if targets.dtype.kind not in "iu" or targets.ndim != 1:
         raise DatasetError(
-            f"{path}: its targets are {targets.dtype} of shape {targets.shape[1:]}, no classes; "
-            "give a dataset for classification",
-            code="data.not-classes",
+            f"{path}: targets are {targets.dtype} of shape {targets.shape[1:]}, no classes", code="data.not-classes"
         )
     try:
         with torch.inference_mode():
@@ -220,8 +201,7 @@ def _choose(setting: Setting, dataset: Dataset) -> tuple[NDArray[np.int64], Secr
     """Draw clients and one row of each."""
     generator = np.random.default_rng(setting.seed)
     chosen = generator.permutation(dataset.manifest.train)[: setting.images]
-    first = dataset.offsets[chosen]
-    rows: NDArray[np.int64] = generator.integers(first, dataset.offsets[chosen + 1])
+    rows: NDArray[np.int64] = generator.integers(dataset.offsets[chosen], dataset.offsets[chosen + 1])
     scale = dataset.manifest.feature_scale
     images = np.asarray(dataset.features[rows], np.float64) * scale
     if images.min() < 0 or images.max() > 1:
@@ -231,8 +211,8 @@ def _choose(setting: Setting, dataset: Dataset) -> tuple[NDArray[np.int64], Secr
             code="data.pixel-range",
         )
     others = np.ones(len(dataset.features), bool)
-    for client_ in chosen:
-        others[dataset.offsets[client_] : dataset.offsets[client_ + 1]] = False
+    for client in chosen:
+        others[dataset.offsets[client] : dataset.offsets[client + 1]] = False
     average = dataset.features[others].mean(0, dtype=np.float64) * scale if others.any() else np.zeros(SHAPE)
     return rows, Secret(images, np.asarray(dataset.targets[rows], np.int64), average)
 
@@ -256,11 +236,8 @@ def _attack(
     def read(gradient: Parameters) -> tuple[None, int]:
         return None, bias_label(model, start, gradient, SHAPE)
 
-    attacks: dict[str, Callable[[Parameters], tuple[Images | None, int]]] = {
-        DLG: leak,
-        RANK_ONE: invert,
-        LAST_BIAS: read,
-    }
+    attacks: dict[str, Callable[[Parameters], tuple[Images | None, int]]]
+    attacks = {DLG: leak, RANK_ONE: invert, LAST_BIAS: read}
     for name, attack in attacks.items():
         began = time.perf_counter()
         try:
@@ -269,13 +246,8 @@ def _attack(
             yield Attempt(noise_multiplier, name, obstacle=error.text)
             continue
         images = [image for image, _ in made if image is not None]
-        yield Attempt(
-            noise_multiplier,
-            name,
-            np.stack(images) if images else None,
-            tuple(label for _, label in made),
-            (time.perf_counter() - began) / len(made),
-        )
+        labels, seconds = tuple(label for _, label in made), (time.perf_counter() - began) / len(made)
+        yield Attempt(noise_multiplier, name, np.stack(images) if images else None, labels, seconds)
 
 
 AVERAGE = "mean image"
@@ -305,24 +277,24 @@ def _scores(images: Images | None, originals: Images) -> dict[str, Any]:
     """Compare images with their originals, both (images, 28, 28)."""
     if images is None:
         return dict.fromkeys(_FORMATS)
-    pairs = list(zip(images, originals, strict=True))
-    verdicts = [quality.verdict(*pair) for pair in pairs]
-    means = [
-        float(np.mean([measure(*pair) for pair in pairs]))
-        for measure in (quality.psnr, quality.ssim, quality.correlation)
-    ]
+    verdicts = [*map(quality.verdict, images, originals)]
+    measures = (quality.psnr, quality.ssim, quality.correlation)
+    means = [float(np.mean([*map(measure, images, originals)])) for measure in measures]
     return dict(zip(_FORMATS, [*means, None, *map(verdicts.count, quality.VERDICTS)], strict=True))
+
+
+def _decibels(row: Row) -> str:
+    if row["PSNR"] is None:
+        return "not applicable" if row["label"] is None else ""
+    return f"{row['PSNR']:.1f}"
 
 
 def page(audit: Audit) -> Page:
     """Return the table, and the words under it."""
-    setting, shown, rows = audit.setting, [], rows_of(audit)
-    obstacles = [False, *(bool(one.obstacle) for one in audit.attempts)]
-    for row, obstacle in zip(rows, obstacles, strict=True):
-        numbers = ["" if row[name] is None else format(row[name], how) for name, how in _FORMATS.items()]
-        if obstacle:
-            numbers[0] = "not applicable"
-        shown.append(["" if row[_NOISE] is None else f"{row[_NOISE]:g}", row["attack"], *numbers])
+    setting, rows = audit.setting, rows_of(audit)
+    columns: dict[str, str | Callable[[Row], str]] = {"ν": f"{_NOISE}:g", "attack": "attack", "PSNR": _decibels}
+    columns |= {name: f"{name}:{how}" for name, how in _FORMATS.items() if name != "PSNR"}
+    table = Section.of("", "", columns, rows)
     noise = "each layer by itself" if setting.per_layer else "the whole vector"
     title = (
         f"Reconstruction from one step on one image: {setting.dataset}, {setting.model}, {setting.images} images, "
@@ -330,7 +302,6 @@ def page(audit: Audit) -> Page:
         + (f", means of {setting.releases} releases" if setting.releases > 1 else "")
     )
     said = notes(rows) + sorted({f"{one.attack}: {one.obstacle}." for one in audit.attempts if one.obstacle})
-    table = Section("", "", ("ν", "attack", *_FORMATS), shown)
     seconds: dict[str, list[float]] = {}
     for one in audit.attempts:
         seconds.setdefault(one.attack, []).append(one.seconds)

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from umbel.models.model import Model, Parameters
 from umbel.protocol.errors import NotApplicableError
@@ -71,10 +70,8 @@ def rows_in(
     ----------
     model : Model
         Its first ``torch.nn.Linear`` has a bias and ReLU after it.
-    parameters : dict of Tensor
-        What the client started from.
-    gradient : dict of Tensor
-        Of the mean loss of the batch at `parameters`, with or without noise.
+    parameters, gradient : dict of Tensor
+        What the client started from, and the gradient there of the batch's mean loss, with or without noise.
     shape : tuple of int
         Of a row.
     generator : torch.Generator
@@ -85,9 +82,9 @@ def rows_in(
     Raises
     ------
     NotApplicableError
-        When there is no such layer; when noise, or more rows than `most`, leave no low rank; when
-        fewer directions than rows are sparse, as where units are on for all rows or for none. Where rows are alike in
-        label and units, or several steps were taken, what comes back may be wrong; its agreement tells.
+        When there is no such layer; when noise, or more rows than `most`, leave no low rank; when fewer directions
+        than rows are sparse, as where units are on for all rows or for none. Where rows are alike in label and units,
+        or several steps were taken, what comes back may be wrong; its agreement tells.
     """
     layer = dense_layers(model, parameters, shape)[0]
     weight, bias = gradient[parameter(layer, "weight")], gradient.get(parameter(layer, "bias"))
@@ -131,40 +128,32 @@ def rows_in(
 
 def rectified(model: Model, parameters: Parameters, layer: str, shape: tuple[int, ...]) -> bool:
     """Return whether what a layer puts out below 0 has no effect, and what it puts out above 0 has one."""
-    kept: list[Tensor] = []
-
-    def keep(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        output.retain_grad()
-        kept.append(output)
-
-    hook: RemovableHandle = model.module.get_submodule(layer).register_forward_hook(keep)
     generator = torch.Generator().manual_seed(0)
+    own = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    images = torch.randn(32, *shape, generator=generator).to(next(iter(own.values())))
+    scores, output = _with_output(model, own, layer, images)
+    weights = torch.randn(scores.shape, generator=generator).to(scores)
+    (slopes,) = torch.autograd.grad((scores * weights).sum(), output)
+    off = output <= 0
+    return bool((slopes[off] == 0).all() and (slopes[~off] != 0).any())
+
+
+def _with_output(model: Model, parameters: Parameters, name: str, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what a network puts out, and what one of its modules does."""
+    kept: list[Tensor] = []
+    hook = model.module.get_submodule(name).register_forward_hook(lambda _module, _inputs, output: kept.append(output))
     try:
-        own = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-        images = torch.randn(32, *shape, generator=generator).to(next(iter(own.values())))
-        scores = model.apply(own, images)
-        (scores * torch.randn(scores.shape, generator=generator).to(scores)).sum().backward()
+        return model.apply(parameters, images), kept[0]
     finally:
         hook.remove()
-    (output,) = kept
-    assert output.grad is not None
-    off = output <= 0
-    return bool((output.grad[off] == 0).all() and (output.grad[~off] != 0).any())
 
 
 def poised(model: Model, parameters: Parameters, images: Tensor) -> Parameters:
     """Return parameters that a server can send to tell rows apart: with biases by public images.
 
     Blank paper, the median pixel everywhere, switches nothing on before the first fully connected layer, so that rows
-    are not alike in what they have in common; each unit of that layer is on for half of the images.
-
-    Parameters
-    ----------
-    model : Model
-    parameters : dict of Tensor
-        All weights stay.
-    images : Tensor, shape (images, \\*shape)
-        Of other clients than those that are attacked.
+    are not alike in what they have in common; each unit of that layer is on for half of the images. These are of other
+    clients than those that are attacked. All weights stay.
     """
     moved = {name: value.clone() for name, value in parameters.items()}
     shape = tuple(images.shape[1:])
@@ -175,12 +164,9 @@ def poised(model: Model, parameters: Parameters, images: Tensor) -> Parameters:
             break
         if parameter(name, "bias") not in moved or list(module.children()):
             continue
-        out: list[Tensor] = []
-        hook = module.register_forward_hook(lambda _module, _inputs, output, out=out: out.append(output))
         with torch.no_grad():
-            model.apply(moved, blank)
-        hook.remove()
-        moved[parameter(name, "bias")] -= out[0][0].flatten(1).mean(dim=1)
+            _, output = _with_output(model, moved, name, blank)
+        moved[parameter(name, "bias")] -= output[0].flatten(1).mean(dim=1)
     with inputs_of_layers(model) as seen, torch.no_grad():
         model.apply(moved, images)
     bias = parameter(first, "bias")

@@ -6,7 +6,7 @@ A mode of release comes with the policy of a site that lets it through and no mo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from flwr.app import RecordDict
 from numpy.typing import NDArray
+from torch import Tensor
 
 import umbel.client.app
 from umbel.data import Dataset, Manifest, offsets_of, write_dataset
@@ -22,7 +23,7 @@ from umbel.privacy.accounting.guarantee import DELTA, Guarantee, guarantee
 from umbel.privacy.accounting.plan import Task, plan_for
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.mechanisms import Gaussian
-from umbel.protocol.arrays import Arrays
+from umbel.protocol.arrays import Arrays, flatten, mean_of, unflatten
 from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.errors import FleetError
 from umbel.protocol.messages import released_in, round_request, site_sums_in
@@ -44,9 +45,14 @@ PAPER, CHOICE, FORMAL, SUMS, FORMAL_SUMS = (
     f"site's sums, ν = {NU:g}",
     f"site's sums, ε = {EPSILON:g}",
 )
-
-
 NO_NOISE = "no noise"
+
+STEP = 1.0
+"""The step size that is asked for. A long step leaves little of the gradient to the rounding of 32-bit numbers."""
+FLOOR = 1e-6
+"""Where the clip norm is the norm of the update: so small a floor that it is, as in the paper."""
+CLIP_NORM = 0.1
+"""Where the clip norm is public. Updates are longer and are clipped to it, so that noise hides no more than it must."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +61,8 @@ class Mode:
 
     Attributes
     ----------
-    name : str
-    noise_multiplier : float
     choice_epsilon : float
         0 for an open choice.
-    clipping : Clipping
-    release_by : ReleaseBy
-    mechanism : str
-    noise_per : NoisePer
     releases : int
         Of each client that are attacked together.
     others_known : bool
@@ -103,21 +103,12 @@ def compared(choosing: bool = False) -> tuple[Mode, ...]:
 
     The paper's, with noise on each layer as in its own attack (Sec. 5.3); the same with a private choice; a client's
     release that keeps (`EPSILON`, `DELTA`) for one participation, by Gaussian noise, which does as well as any for
-    many parameters; a site's sums at the paper's noise multiplier; and a site's sums that keep as much.
-
-    Parameters
-    ----------
-    choosing : bool
-        Whether the server spends a part of a guarantee on a client's choice between two hypotheses, instead of all of
-        it on the update.
+    many parameters; a site's sums at the paper's noise multiplier; and a site's sums that keep as much. When
+    `choosing`, the server spends a part of a guarantee on a client's choice between two hypotheses.
     """
     task = Task(1, 2 if choosing else 1, 1, 1, Gaussian.name)
     formal = plan_for(task, EPSILON, DELTA, 1, CHOICE_EPSILON if choosing else 0).release.noise_multiplier
-    open_policy = {"min-noise-multiplier": NU}
-    paper = Mode(PAPER, NU, noise_per=NoisePer.LAYER, policy=open_policy)
-    choice = Mode(
-        CHOICE, NU, CHOICE_EPSILON, noise_per=NoisePer.LAYER, policy={**open_policy, "max-choice-epsilon": 1.0}
-    )
+    papers = {"min-noise-multiplier": NU}
     kept = {
         "clipping": "public",
         "mechanisms": Gaussian.name,
@@ -128,70 +119,45 @@ def compared(choosing: bool = False) -> tuple[Mode, ...]:
     }
     public, by_site = Clipping.PUBLIC, ReleaseBy.SITE
     sums = {"release": "site", "min-clients": SITE}
+    chosen = {**papers, "max-choice-epsilon": 1.0}
     return (
-        paper,
-        choice,
+        Mode(PAPER, NU, noise_per=NoisePer.LAYER, policy=papers),
+        Mode(CHOICE, NU, CHOICE_EPSILON, noise_per=NoisePer.LAYER, policy=chosen),
         Mode(FORMAL, formal, CHOICE_EPSILON, public, mechanism=Gaussian.name, policy=kept),
-        Mode(SUMS, NU, CHOICE_EPSILON, public, by_site, policy={**open_policy, **sums}),
+        Mode(SUMS, NU, CHOICE_EPSILON, public, by_site, policy={**papers, **sums}),
         Mode(FORMAL_SUMS, formal, CHOICE_EPSILON, public, by_site, Gaussian.name, policy={**kept, **sums}),
     )
 
 
 class Victims:
-    """Clients that answer one task after the other.
+    """Clients of the dataset in a folder that answer one task after the other, behind a site's policy.
 
-    Parameters
-    ----------
-    folder : Path
-        Their dataset.
-    policy : mapping
-        The site's.
-    seed : int
-        Of the gate's draws.
-    config : mapping
-        Further entries of the run config.
+    The seed is that of the gate's draws; `config` has further entries of the run config.
     """
 
     def __init__(self, folder: Path, policy: Mapping[str, Any], seed: int, config: Mapping[str, Any] | None = None):
         run = {"dataset": str(folder), "seed": seed, "device": "cpu", "engine": "auto", **(config or {})}
         node = {"partition-id": 0, "num-partitions": 1, **policy}
         self._grid = InProcessGrid(umbel.client.app.app, run, node_configs=[node])
-        (self._node,) = self._grid.get_node_ids()
         self._round = 0
 
-    def releases(self, mode: Mode, hypotheses: Arrays, clients: Sequence[int], **asked: Any) -> Arrays:
-        r"""Return what clients release, each array (m, \*shape).
+    def ask(
+        self, mode: Mode, hypotheses: Arrays, clients: Sequence[int], **asked: Any
+    ) -> tuple[Arrays, NDArray[np.float64]]:
+        r"""Return what clients release of hypotheses, each array (k, \*shape); `asked` are more entries of the task.
 
-        Parameters
-        ----------
-        mode : Mode
-        hypotheses : dict of ndarray, each (k, \*shape)
-        clients : sequence of int
-        asked
-            Further entries of the task (`umbel.protocol.tasks.TrainingSpec`).
+        Returns
+        -------
+        arrays : dict of ndarray
+            Each (m, \*shape), a row a client; where a site releases, each (k, \*shape), the sums.
+        counts : ndarray, shape (k,)
+            Of a site's sums; empty where clients release.
 
         Raises
         ------
         FleetError
             When the gate refuses.
         """
-        arrays, released, _ = released_in(self._ask(mode, hypotheses, clients, asked), len(clients))
-        _check(released)
-        return arrays
-
-    def site_sums(
-        self, mode: Mode, hypotheses: Arrays, clients: Sequence[int], **asked: Any
-    ) -> tuple[Arrays, NDArray[np.float64]]:
-        r"""Return the sums, each (k, \*shape), and counts (k,) that the site releases of clients; see `releases`."""
-        arrays, counts, released = site_sums_in(self._ask(mode, hypotheses, clients, asked), len(clients))
-        _check(released)
-        return arrays, counts
-
-    def claimed(self, client: int) -> Guarantee | None:
-        """Return what is guaranteed to a client by the node's own ledger; None for nothing."""
-        return guarantee(MemoryLedger(self._grid.contexts[self._node].state).account(ClientInDataset(client)), DELTA)
-
-    def _ask(self, mode: Mode, hypotheses: Arrays, clients: Sequence[int], asked: Mapping[str, Any]) -> RecordDict:
         self._round += 1
         task = TrainingSpec(
             round=self._round,
@@ -204,63 +170,91 @@ class Victims:
             release_by=mode.release_by,
             **asked,
         )
-        content = round_request(pack(hypotheses), task)
-        (reply,) = self._grid.send_and_receive([self._grid.create_message(content, "train", self._node, "1")])
-        if reply.has_error():
-            raise FleetError("the gate refused; its reason is in the log above", code="nodes.refused")
-        return reply.content
+        return what_left(answer(self._grid, round_request(pack(hypotheses), task)), len(clients), mode.by_site)
+
+    def claimed(self, client: int) -> Guarantee | None:
+        """Return what is guaranteed to a client by the node's own ledger; None for nothing."""
+        (context,) = self._grid.contexts.values()
+        return guarantee(MemoryLedger(context.state).account(ClientInDataset(client)), DELTA)
+
+
+def answer(grid: InProcessGrid, content: RecordDict) -> RecordDict:
+    """Return what the only node of a grid answers to a round's message; raise `FleetError` when its gate refuses."""
+    (node,) = grid.get_node_ids()
+    (reply,) = grid.send_and_receive([grid.create_message(content, "train", node, "1")])
+    if reply.has_error():
+        raise FleetError("the gate refused; its reason is in the log above", code="nodes.refused")
+    return reply.content
+
+
+def what_left(content: RecordDict, asked: int, by_site: bool) -> tuple[Arrays, NDArray[np.float64]]:
+    """Return the arrays and counts that left of so many clients, as `Victims.ask` does; `FleetError` unless of all."""
+    counts = np.empty(0)
+    if by_site:
+        arrays, counts, released = site_sums_in(content, asked)
+    else:
+        arrays, released, _ = released_in(content, asked)
+    if not released.all():
+        raise FleetError("some clients could not pay: the environment holds a limit", code="nodes.budget")
+    return arrays, counts
 
 
 def write_victims(folder: Path, dataset: Dataset, rows: Sequence[NDArray[np.int64]]) -> None:
     """Write a dataset of training clients that hold these rows of another's."""
-    every = np.concatenate(rows)
-    manifest = Manifest(
-        name="victims",
-        clients=len(rows),
-        split={"train": len(rows), "validation": 0},
-        feature_scale=dataset.manifest.feature_scale,
+    every, split = np.concatenate(rows), {"train": len(rows), "validation": 0}
+    manifest = Manifest(name="victims", clients=len(rows), split=split, feature_scale=dataset.manifest.feature_scale)
+    write_dataset(
+        folder, manifest, dataset.features[every], dataset.targets[every], offsets_of([len(own) for own in rows])
     )
-    features, targets = dataset.features[every], dataset.targets[every]
-    write_dataset(folder, manifest, features, targets, offsets_of([len(own) for own in rows]))
-
-
-def _check(released: NDArray[np.bool_]) -> None:
-    if not released.all():
-        raise FleetError("some clients could not pay: the environment holds a limit", code="nodes.budget")
-
-
-STEP = 1.0
-"""The step size that is asked for. A long step leaves little of the gradient to the rounding of 32-bit numbers."""
-
-FLOOR = 1e-6
-"""Where the clip norm is the norm of the update: so small a floor that it is, as in the paper."""
-
-CLIP_NORM = 0.1
-"""Where the clip norm is public. Updates are longer and are clipped to it, so that noise hides no more than it must."""
 
 
 def gradients(victims: Victims, mode: Mode, hypothesis: Arrays, sites: Sequence[Sequence[int]]) -> list[Parameters]:
-    r"""Return for each site what the server takes for the gradient of its first client.
+    """Return for each site what the server takes for the gradient of its first client.
 
     A client's release less the hypothesis is minus its gradient with noise. Of a site's sums, that is minus the sum of
-    its clients' gradients, each clipped.
-
-    Parameters
-    ----------
-    victims : Victims
-    mode : Mode
-    hypothesis : dict of ndarray, each of its own \*shape
-    sites : sequence of sequences of int
-        Clients. Only the first of each is asked, unless the site releases.
+    its clients' gradients, each clipped. Only the first client of each is asked, unless the site releases.
     """
-    if not mode.by_site:
-        found = victims.releases(mode, sent(mode, hypothesis), [site[0] for site in sites], **asked(mode))
-        return [_difference(hypothesis, found, i) for i in range(len(sites))]
-    every = []
-    for site in sites:
-        sums, _ = victims.site_sums(mode, sent(mode, hypothesis), site, **asked(mode))
-        every.append({name: torch.from_numpy(-value[0].astype(np.float64) / STEP) for name, value in sums.items()})
-    return every
+    if mode.by_site:
+        every = [victims.ask(mode, sent(mode, hypothesis), site, **asked(mode))[0] for site in sites]
+        return [{name: _slope(-value[0].astype(np.float64)) for name, value in sums.items()} for sums in every]
+    found, _ = victims.ask(mode, sent(mode, hypothesis), [site[0] for site in sites], **asked(mode))
+    return [
+        {name: _slope(value.astype(np.float64) - found[name][i]) for name, value in hypothesis.items()}
+        for i in range(len(sites))
+    ]
+
+
+def last_of_sums(victims: Victims, told: Victims, mode: Mode, hypothesis: Arrays, site: Sequence[int]) -> Parameters:
+    """Return what server and clients of a site take for the gradient of the first, of which they know nothing.
+
+    A site's sums have noise once, for all clients together. Whoever knows the updates of the others subtracts them and
+    holds the last client's, with that noise: as much as its own release would have had, and no more. `told` are the
+    same clients without a policy: the others are asked there for what they sum up to without noise.
+    """
+    known = replace(mode, noise_multiplier=0.0)
+    everybody, _ = victims.ask(mode, sent(mode, hypothesis), site, **asked(mode))
+    others, _ = told.ask(known, sent(known, hypothesis), site[1:], **asked(mode))
+    return {name: _slope(others[name][0].astype(np.float64) - value[0]) for name, value in everybody.items()}
+
+
+def last_of_cluster(victims: Victims, mode: Mode, hypothesis: Arrays, clients: Sequence[int]) -> Parameters:
+    """Return what clients take for the gradient of the first, by the next hypothesis and their own releases.
+
+    The server broadcasts the mean of a cluster. Clients that know each other's releases subtract those, and hold the
+    release of the last one. It has had its own noise, and they see what the server saw.
+    """
+    arrays, _ = victims.ask(mode, sent(mode, hypothesis), clients, **asked(mode))
+    releases = flatten(arrays)
+    # In 32 bits, as it travels.
+    mean = mean_of(releases).astype(np.float32).astype(np.float64)
+    left = len(releases) * mean - releases[1:].sum(axis=0)
+    start = {name: value[None].astype(np.float64) for name, value in hypothesis.items()}
+    return {name: _slope(value[0]) for name, value in unflatten(flatten(start) - left, start).items()}
+
+
+def _slope(moved: NDArray[np.float64]) -> Tensor:
+    """Return the gradient, by how far a step against it has moved."""
+    return torch.from_numpy(moved / STEP)
 
 
 def asked(mode: Mode) -> dict[str, Any]:
@@ -277,13 +271,6 @@ def sent(mode: Mode, hypothesis: Arrays) -> Arrays:
     return {name: np.repeat(value[None], k, axis=0) for name, value in hypothesis.items()}
 
 
-def _difference(hypothesis: Arrays, releases: Arrays, i: int) -> Parameters:
-    return {
-        name: torch.from_numpy((value.astype(np.float64) - releases[name][i]) / STEP)
-        for name, value in hypothesis.items()
-    }
-
-
 def averaged(ask: Callable[[], Sequence[Parameters]], times: int) -> tuple[list[Parameters], int]:
     """Ask clients again and again; return the mean of what each answers, and how often they answer.
 
@@ -296,7 +283,7 @@ def averaged(ask: Callable[[], Sequence[Parameters]], times: int) -> tuple[list[
     ask : callable
         Returns the gradient that each client shows, with fresh noise.
     times : int
-        How often clients are asked, unless the gate refuses before, as it does when a budget is spent.
+        How often clients are asked, unless the gate refuses before.
 
     Raises
     ------

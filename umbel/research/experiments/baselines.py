@@ -91,14 +91,14 @@ def local_only(model: Model, dataset: Dataset, run: RunConfig) -> dict[str, floa
 
 
 def personalised(
-    model: Model, dataset: Dataset, hypotheses: Arrays, run: RunConfig, how: Personal, epochs: int = LOCAL_EPOCHS
+    model: Model, dataset: Dataset, hypotheses: Arrays, run: RunConfig, how: Personal, epochs: int = 0
 ) -> dict[str, float]:
     """Return the held-out metric of validation clients that make the hypothesis which fits them best their own.
 
-    As a site does with what it keeps (`umbel.client.personal`), here on every other row.
+    As a site does with what it keeps (`umbel.client.personal`), here on every other row, for `LOCAL_EPOCHS` by default.
     """
     learner, support, query = _split(model, dataset)
-    update = LocalUpdate(epochs, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
+    update = LocalUpdate(epochs or LOCAL_EPOCHS, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
     draws = partial(streams, run.seed, "shuffle", 0, range(len(support)))
     own = personal(how, learner, hypotheses, learner.choose(hypotheses, support), support, update, draws)
     return _summary(model, _own_metrics(learner, query, own, {}))

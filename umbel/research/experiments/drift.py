@@ -230,11 +230,6 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     _picture(groups, folder)
 
 
-def _part(number: int) -> slice:
-    """Return the rounds of a phase."""
-    return slice(number * ROUNDS, (number + 1) * ROUNDS)
-
-
 def back_after(errors: Sequence[float], least: Sequence[float], changed: int) -> float:
     """Return after how many rounds of a phase errors are near the least, and stay there for some; infinite if never.
 
@@ -247,7 +242,7 @@ def back_after(errors: Sequence[float], least: Sequence[float], changed: int) ->
 
 
 def _row(arm: str, number: int, runs: Sequence[Result]) -> dict[str, Value]:
-    phase, part = PHASES[number], _part(number)
+    phase, part = PHASES[number], slice(number * ROUNDS, (number + 1) * ROUNDS)
     steps = np.cumsum([0, *phase.steps[:-1]])
     measured = [run.measures for run in runs]
     errors, least = (np.array([one[name][part] for one in measured]) for name in ("error", "least"))

@@ -58,21 +58,11 @@ class Decisions:
 
 @dataclass(frozen=True)
 class Grouping:
-    """How clients are grouped, and what is decided of their rows.
-
-    Attributes
-    ----------
-    names : sequence of str
-        Of the groups.
-    of : callable
-        Returns the group of each client of a dataset, shape (clients,).
-    threshold : float
-        A row's true decision is 1 where its target, as it is stored, is above this.
-    """
+    """How clients are grouped, and what is decided of their rows."""
 
     names: Sequence[str]
-    of: Callable[[Dataset], NDArray[np.int64]]
-    threshold: float
+    of: Callable[[Dataset], NDArray[np.int64]]  # returns the group of each client, shape (clients,)
+    threshold: float  # a row's true decision is 1 where its target, as it is stored, is above this
 
 
 def of_losses(losses: NDArray[np.float64], groups: NDArray[np.int64]) -> Losses:

@@ -24,35 +24,19 @@ SITES = 3  # among which the clients are dealt out, where sites release
 
 @dataclass(frozen=True)
 class Task:
-    """What is learnt, and how it is told.
-
-    Attributes
-    ----------
-    name, epsilons
-        Of the data; ``configs/NAME-epsilon-E.toml`` has the settings for each epsilon.
-    pure : bool
-        Whether epsilon is pure, or at `umbel.privacy.accounting.guarantee.DELTA`.
-    parameters : int
-        n.
-    plain : dict
-        Runs without noise to compare with, by name: their changes of the largest epsilon's settings.
-    multipliers : tuple of float
-        nu of the paper's heuristic.
-    metric, digits
-        Its name and unit, and digits after the point.
-    shuffled : bool
-        Whether each seed draws which clients train; not where several are of one person.
-    """
+    """What is learnt, and how it is told; ``configs/NAME-epsilon-E.toml`` has the settings for each epsilon."""
 
     name: str
     epsilons: tuple[int, ...]
-    pure: bool
+    pure: bool  # whether epsilon is pure, or at `umbel.privacy.accounting.guarantee.DELTA`
     parameters: int
-    plain: Mapping[str, Mapping[str, Any]]
-    multipliers: tuple[float, ...]
+    plain: Mapping[
+        str, Mapping[str, Any]
+    ]  # runs without noise by name: their changes of the largest epsilon's settings
+    multipliers: tuple[float, ...]  # nu of the paper's heuristic
     metric: str
     digits: int
-    shuffled: bool
+    shuffled: bool  # whether each seed draws which clients train; not where several are of one person
 
 
 HOSPITAL = Task(

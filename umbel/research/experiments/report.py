@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import safetensors
+import typer
 
 from umbel.client.engines import learner_for
 from umbel.client.learner import best_hypothesis
+from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.research.experiments.baselines import local_only, measure, validation_cohort
 from umbel.research.experiments.runs import LOCAL_ONLY
@@ -128,3 +131,21 @@ def _measured(setup: Setup, view: View) -> Measured | None:
 def _held_out(told: Mapping[str, float]) -> HeldOut | None:
     clients = int(told["clients"])
     return HeldOut(told["mean"], told["worst_decile"], clients) if clients else None
+
+
+def main(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")] = "last",
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another run of the same data; fedavg or local-only to make that baseline here. May be given often.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write the report.html of a run, beside others: one that was interrupted, or one of a sweep, has none yet."""
+    with errors_in_one_line():
+        typer.echo(write_report(run, against or ()))
+
+
+app = command_line(main)

@@ -33,21 +33,11 @@ HELD_OUT_ALONE = (LOCAL_ONLY, FINE_TUNE, INTERPOLATE)
 
 @dataclass(frozen=True)
 class Spec:
-    """A run to do.
+    """A run to do, of a whole run config, whose strategy may also be one of `HELD_OUT_ALONE`."""
 
-    Attributes
-    ----------
-    name : str
-        Unique in a sweep; the name of its folder.
-    config : dict
-        The whole run config. The strategy may also be one of `HELD_OUT_ALONE`.
-    arm : tuple
-        The same for the runs from other seeds.
-    """
-
-    name: str
+    name: str  # unique in a sweep; the name of its folder
     config: dict[str, Any]
-    arm: tuple[Any, ...] = ()
+    arm: tuple[Any, ...] = ()  # the same for the runs from other seeds
 
     @classmethod
     def of(cls, arm: tuple[Any, ...], config: dict[str, Any]) -> Spec:
@@ -58,32 +48,15 @@ class Spec:
 
 @dataclass(frozen=True)
 class Finished:
-    """What came out of a run.
-
-    Attributes
-    ----------
-    measures : dict
-        Numbers by name, as JSON takes them (see `finish`).
-    state : State or None
-        As the run left it; None for clients that train by themselves.
-    participations : ndarray of int, shape (training clients,)
-    release : Release or None
-        A client's, each time that it takes part.
-    kept : dict of ndarray
-        The strategy's state.
-    trace : dict of ndarray
-        See `Trace.arrays`.
-    sections : tuple of Section
-        What observers add to the report.
-    """
+    """What came out of a run: numbers by name (see `finish`), and what a run of several rounds leaves behind."""
 
     measures: dict[str, Any]
-    state: State | None = None
-    participations: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    release: Release | None = None
-    kept: Arrays = field(default_factory=dict)
-    trace: Arrays = field(default_factory=dict)
-    sections: tuple[Section, ...] = ()
+    state: State | None = None  # None for clients that train by themselves
+    participations: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # (training clients,)
+    release: Release | None = None  # a client's, each time that it takes part
+    kept: Arrays = field(default_factory=dict)  # the strategy's state
+    trace: Arrays = field(default_factory=dict)  # see `Trace.arrays`
+    sections: tuple[Section, ...] = ()  # of the report, by observers
 
 
 class Trace(Observer):

@@ -58,23 +58,12 @@ _RESULT, _TRACE = "result.json", "trace.npz"
 
 @dataclass(frozen=True)
 class Result:
-    """A run that is done, or that failed.
-
-    Attributes
-    ----------
-    spec : Spec
-    measures : dict
-        See `umbel.research.experiments.runs.finish`; empty for a run that failed.
-    folder : Path
-        Of the run.
-    error : str
-        Why it failed; else empty.
-    """
+    """A run that is done, or that failed."""
 
     spec: Spec
-    measures: dict[str, Any]
+    measures: dict[str, Any]  # see `umbel.research.experiments.runs.finish`; empty for a run that failed
     folder: Path
-    error: str = ""
+    error: str = ""  # why it failed
 
     @property
     def history(self) -> list[dict[str, Any]]:

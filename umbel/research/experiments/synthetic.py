@@ -14,7 +14,7 @@ from umbel.protocol.arrays import flatten
 from umbel.research.experiments.fairness import Grouping, group_fairness
 from umbel.research.experiments.runs import FINE_TUNE, INTERPOLATE, LOCAL_ONLY, Spec
 from umbel.research.experiments.sweep import FIRST_SEED, Result
-from umbel.research.experiments.tables import alone, by_arm, good, page, what_a_client_gets
+from umbel.research.experiments.tables import by_arm, page, what_a_client_gets
 from umbel.research.output import COLOURS, MARKERS, Columns, Row, Section, figure, mean, numbers, rate, spread
 from umbel.simulation.in_process import run_config
 
@@ -77,7 +77,7 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     rows = [_row(arm, setting, runs) for (arm, setting), runs in learnt.items()]
     named = {", ".join(key): runs for key, runs in learnt.items()}
     own = [(", ".join(key), runs) for key, runs in arms.items() if key[0] in OWN]
-    gets = what_a_client_gets("RMSE", named.items(), alone(good(results)), 3, own=own)
+    gets = what_a_client_gets("RMSE", named.items(), arms.get(("by itself", LONG), []), 3, own=own)
     text = (
         "Groups of clients are the two distributions. Losses are RMSE; what is decided of a row is whether its target "
         f"is above {TRUE_GROUPS.threshold:g}, which half of the rows of both are."

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from umbel.research.experiments.baselines import LOCAL_EPOCHS
-from umbel.research.experiments.runs import HELD_OUT_ALONE, LOCAL_ONLY
+from umbel.research.experiments.runs import HELD_OUT_ALONE
 from umbel.research.experiments.sweep import PACKAGES, Result
 from umbel.research.output import Page, Row, Section, plus_minus
 from umbel.server.run_folder import versions
@@ -80,11 +80,6 @@ def what_a_client_gets(
     )
     columns = ("who", "mean", "worst decile", "mean, last round", "held out: mean", "held out: worst decile")
     return Section("What a client gets", text, (*columns, "Rand index"), rows)
-
-
-def alone(results: Iterable[Result]) -> list[Result]:
-    """Return the runs in which clients train by themselves."""
-    return [result for result in results if result.spec.config["strategy"] == LOCAL_ONLY]
 
 
 def trained(results: Iterable[Result]) -> list[Result]:

@@ -73,9 +73,11 @@ class Fleet:
         self._invited: dict[int, Absence] = {}
         self._training: Asked | None = None
         self._evaluation: Asked | None = None
-        self._sent: Arrays = {}
+        self.sent: Arrays = {}
+        """What the last `ask_training` sent."""
         self._opened: tuple[dict[str, Array], Arrays, ArrayRecord] = {}, {}, ArrayRecord()
-        self._task = TrainingSpec()
+        self.task = TrainingSpec()
+        """What the last `ask_training` asked of all clients, without round and clients."""
         self._furthest = 0.0
         self._outside = 0
 
@@ -134,14 +136,15 @@ class Fleet:
         roster = self._present(grid)
         if clients is None:
             clients = self._draw(roster, round)
-        placed, self._task = roster.place(TRAIN, clients), task
-        self._sent, packed = self._open(hypotheses)
-        rows = len(next(iter(self._sent.values()))) if task.release_by is ReleaseBy.SITE else None
+        placed, self.task = roster.place(TRAIN, clients), task
+        self.sent, packed = self._open(hypotheses)
+        rows = len(next(iter(self.sent.values()))) if task.release_by is ReleaseBy.SITE else None
         self._training = _asked(clients, placed, task.disclose_choice, rows)
-        self._furthest = furthest(task, flatten(self._sent), self.run.max_update_norm)
+        self._furthest = furthest(task, flatten(self.sent), self.run.max_update_norm)
+        asked = {node: task.asking(round, locals_) for node, (_, locals_) in placed.items()}
         return [
-            Message(round_request(packed, training=task.asking(round, locals_)), node, "train", group_id=str(round))
-            for node, (_, locals_) in placed.items()
+            Message(round_request(packed, training=one), node, "train", group_id=str(round))
+            for node, one in asked.items()
         ]
 
     def ask_evaluation(
@@ -157,11 +160,10 @@ class Fleet:
         placed = roster.place(VALIDATION, clients)
         self._evaluation = _asked(clients, placed)
         _, packed = self._open(hypotheses)
+        asked = {node: task.asking(round, locals_) for node, (_, locals_) in placed.items()}
         return [
-            Message(
-                round_request(packed, None, task.asking(round, locals_)), node, "evaluate", group_id=group or str(round)
-            )
-            for node, (_, locals_) in placed.items()
+            Message(round_request(packed, evaluation=one), node, "evaluate", group_id=group or str(round))
+            for node, one in asked.items()
         ]
 
     def record(self, hypotheses: Arrays) -> ArrayRecord:
@@ -258,7 +260,7 @@ class Fleet:
     def releases(self, replies: Iterable[Message]) -> Releases:
         """Return the releases in the replies to the last `ask_training`, and count who took part."""
         asked, answers = self._answers(replies)
-        found = read_releases(answers, asked, self._sent, self._furthest)
+        found = read_releases(answers, asked, self.sent, self._furthest)
         self._note(found.clients, found.outside)
         return found
 
@@ -270,9 +272,9 @@ class Fleet:
     def sums(self, replies: Iterable[Message]) -> Sums:
         """Return the sums in the replies to the last `ask_training`, if sites were asked for them; count as above."""
         asked, answers = self._answers(replies)
-        k, n = flatten(self._sent).shape
-        most = partial(furthest_sum, self._task, k, n, most=self.run.max_update_norm)
-        found = read_sums(answers, asked, self._sent, most)
+        k, n = flatten(self.sent).shape
+        most = partial(furthest_sum, self.task, k, n, most=self.run.max_update_norm)
+        found = read_sums(answers, asked, self.sent, most)
         self._note(found.clients, found.outside)
         return found
 
@@ -280,9 +282,8 @@ class Fleet:
         """Return whom the last `ask_training` asked, and a reply of each node that has something to say of them."""
         asked = self._training
         assert asked is not None
-        return asked, {
-            node: reply for node, reply in _usable(replies, asked).items() if answers_training(reply.content)
-        }
+        usable = _usable(replies, asked)
+        return asked, {node: reply for node, reply in usable.items() if answers_training(reply.content)}
 
     def _note(self, inside: NDArray[np.int64], outside: NDArray[np.int64]) -> None:
         """Count who took part, also those whose releases are left out."""
@@ -296,30 +297,15 @@ class Fleet:
             return None
         return read_scores(_usable(replies, asked), asked, self.run.validate_by, self.metric_is_share)
 
-    @property
-    def sent(self) -> Arrays:
-        """What the last `ask_training` sent."""
-        return self._sent
-
-    @property
-    def task(self) -> TrainingSpec:
-        """What the last `ask_training` asked of all clients, without round and clients."""
-        return self._task
-
     def _enough(self, answers: Sequence[Answer], messages: Sequence[Message]) -> bool:
         """Return whether a quorum of the clients that were asked has answered."""
         if self.run.quorum >= 1:
             return False
         own = [answer for answer in answers if answer.kind != "query" and not answer.reply.has_error()]
-        trains = any(asks(message.content)[0] for message in messages)
-        scores = any(asks(message.content)[1] for message in messages)
-        if trains and self._training is not None:
-            there = sum(_released(one, self._training) for one in own)
-            if there < self.run.quorum * len(self._training.clients):
-                return False
-        if scores and self._evaluation is not None:
-            there = sum(_reported(one, self._evaluation) for one in own)
-            if there < self.run.quorum * len(self._evaluation.clients):
+        for part, (asked, count) in enumerate(((self._training, _released), (self._evaluation, _reported))):
+            if asked is None or not any(asks(message.content)[part] for message in messages):
+                continue
+            if sum(count(one, asked) for one in own) < self.run.quorum * len(asked.clients):
                 return False
         return True
 

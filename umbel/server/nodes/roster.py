@@ -57,18 +57,17 @@ class Roster:
         The largest share of a round's clients that one node may have; plays no part in simulation.
     """
 
-    def __init__(self, nodes: dict[int, Hosting], max_share: float = 1.0) -> None:
+    def __init__(self, nodes: Mapping[int, Hosting], max_share: float = 1.0) -> None:
         self._max_share = max_share
         self._absent: dict[int, Absence] = {}
         self._away: set[int] = set()
-        self._nodes = sorted(nodes)
-        self._hosting = [nodes[node] for node in self._nodes]
-        self._arrange()
+        self._nodes: dict[int, Hosting] = {}
+        self.join(nodes)
 
     @property
     def nodes(self) -> list[tuple[int, Hosting]]:
         """Each node with what it hosts, in the order in which their clients are numbered."""
-        return list(zip(self._nodes, self._hosting, strict=True))
+        return list(self._nodes.items())
 
     @classmethod
     def resumed(cls, before: Sequence[tuple[int, Hosting]], now: Roster) -> Roster:
@@ -79,36 +78,32 @@ class Roster:
         """
         if now.simulated:
             return now
-        roster, hosting = cls(dict(before), now._max_share), dict(now.nodes)
-        roster._nodes, roster._hosting = (list(part) for part in zip(*before, strict=True))
-        roster._arrange()
+        roster = cls(dict(before), now._max_share)
+        roster._nodes = dict(before)
         for node, was in before:
-            if hosting.get(node, was) != was:
+            if now._nodes.get(node, was) != was:
                 roster._absent[node] = Absence(1, sys.maxsize)
                 log(WARNING, "node %s hosts other clients than before and is left out; a new run takes it in", node)
-        roster.join({node: hosts for node, hosts in hosting.items() if node not in roster})
+        roster.join({node: hosts for node, hosts in now.nodes if node not in roster})
         return roster
 
-    def join(self, nodes: dict[int, Hosting]) -> None:
-        """Add nodes that came later; their clients' numbers follow those that there are."""
-        self._nodes += sorted(nodes)
-        self._hosting += [nodes[node] for node in sorted(nodes)]
-        self._arrange()
-
-    def _arrange(self) -> None:
-        self._steps = {hosting.step for hosting in self._hosting}
+    def join(self, nodes: Mapping[int, Hosting]) -> None:
+        """Add nodes; their clients' numbers follow those that there are."""
+        self._nodes |= dict(sorted(nodes.items()))
+        hosting = list(self._nodes.values())
+        self._steps = {one.step for one in hosting}
         if len(self._steps) > 1:
             raise FleetError(
                 "some nodes are simulated and some are not, or they split the dataset differently", code="nodes.mixed"
             )
         if self.simulated:
             # By partition, because each run draws new node ids.
-            order = np.argsort([hosting.first for hosting in self._hosting])
-            self._nodes = [self._nodes[i] for i in order]
-            self._hosting = [self._hosting[i] for i in order]
-            if [hosting.first for hosting in self._hosting] != list(range(self._hosting[0].step)):
+            self._nodes = dict(sorted(self._nodes.items(), key=lambda item: item[1].first))
+            hosting = list(self._nodes.values())
+            if [one.first for one in hosting] != list(range(hosting[0].step)):
                 raise FleetError("the simulated nodes do not split the dataset among themselves", code="nodes.mixed")
-        counts = np.array([(hosting.train, hosting.validation) for hosting in self._hosting]).reshape(-1, 2)
+        self._ids = list(self._nodes)
+        counts = np.array([(one.train, one.validation) for one in hosting]).reshape(-1, 2)
         self._counts = {TRAIN: counts[:, 0], VALIDATION: counts[:, 1]}
         self.train, self.validation = map(int, counts.sum(axis=0))
 
@@ -162,8 +157,7 @@ class Roster:
             return self._draw_shared(role, round, seed, size)
         if not self._gone(round):
             # The same draw without a list of all clients, who may be a million.
-            total = self._total(role)
-            return sample(seed, total, min(size, total))
+            return sample(seed, self._total(role), min(size, self._total(role)))
         there = self.present(role, round)
         return there[sample(seed, len(there), min(size, len(there)))]
 
@@ -186,7 +180,7 @@ class Roster:
         """
         counts, gone = self._counts[role], self._gone(round)
         first = np.cumsum(counts) - counts
-        there = [i for i, node in enumerate(self._nodes) if counts[i] and node not in gone]
+        there = [i for i, node in enumerate(self._ids) if counts[i] and node not in gone]
         there = there or np.flatnonzero(counts).tolist()
         most = largest_share(counts[there].tolist(), size, self._max_share)
         generator = np.random.default_rng(seed)
@@ -223,7 +217,7 @@ class Roster:
         """
         if self.simulated:
             number = clients + (self.train if role == VALIDATION else 0)
-            step = self._hosting[0].step
+            (step,) = self._steps
             node, local = number % step, number // step
         else:
             counts = self._counts[role]
@@ -235,7 +229,7 @@ class Roster:
         placed = {}
         for index in np.unique(node) if len(self._nodes) > 1 else range(min(1, len(clients))):
             positions = np.flatnonzero(node == index)
-            placed[self._nodes[index]] = (positions.tolist(), local[positions].tolist())
+            placed[self._ids[index]] = (positions.tolist(), local[positions].tolist())
         return placed
 
 
@@ -323,11 +317,6 @@ def admitted(content: RecordDict, max_clients: int, together: bool) -> Hosting:
 
     Which part of a dataset that is plays a role in simulation alone: elsewhere a site that lies about it would
     have the others asked for clients that they do not host.
-
-    Parameters
-    ----------
-    together : bool
-        Whether all nodes belong to the server's own simulation (`umbel.server.nodes.transport.Transport`).
 
     Raises
     ------

@@ -75,9 +75,10 @@ def _validation(history: Sequence[Round], validate_every: int, validators: int |
     given = [entry for entry in due if entry.loss is not None and math.isfinite(entry.loss)]
     if not validators and all(entry.loss is None for entry in history):
         return  # no validation clients
-    if missing := [entry.number for entry in due if entry not in given]:
+    if missing := len(due) - len(given):
+        first = next(entry.number for entry in due if entry not in given)
         text = (
-            f"In {count_of(len(missing), 'validation')} of {len(due)} (the first in round {missing[0]}) no validation "
+            f"In {count_of(missing, 'validation')} of {len(due)} (the first in round {first}) no validation "
             "client answered with a finite loss. Training may have diverged there, or the nodes that hold these "
             "clients may have failed."
         )

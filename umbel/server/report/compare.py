@@ -107,7 +107,7 @@ def table(runs: Sequence[Runs], local_only: HeldOut | None) -> Table:
             for numbers in ([each.mean for each in held], [each.worst_decile for each in held]):
                 row.append(_among([value * summary.metric_factor for value in numbers]))
         for most in ({view.epsilons[1] for view in one.views}, {view.paper[1] for view in one.views}):
-            ends = sorted(most, key=_order)
+            ends = sorted(most, key=lambda text: np.inf if text == "none" else float(text))
             row.append(ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}")
         rows.append(row)
     if local_only is not None:
@@ -140,10 +140,3 @@ def _among(values: Sequence[float]) -> str:
         return ""
     low, high = number(min(there)), number(max(there))
     return low if low == high else f"{number(float(np.mean(there)))} ({low} to {high})"
-
-
-def _order(text: str) -> tuple[int, float]:
-    try:
-        return 0, float(text)
-    except ValueError:
-        return 1, 0.0

@@ -28,15 +28,6 @@ _LABEL = 34  # characters of a line in a legend
 
 
 @dataclass(frozen=True)
-class Bar:
-    """How many clients took part between `low` and `high` times, both included."""
-
-    low: int
-    high: int
-    clients: int
-
-
-@dataclass(frozen=True)
 class Line:
     """A number over rounds.
 
@@ -56,12 +47,11 @@ class Line:
     high: Sequence[float] = field(default_factory=list)
 
 
-def tally(participations: NDArray[np.int64]) -> list[Bar]:
-    """Count clients by how often they took part, in at most 40 equal steps from 0."""
+def tally(participations: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
+    """Count clients by how often they took part, in at most 40 equal steps from 0; return step and counts."""
     maximum = int(participations.max(initial=0))
     step = -(-(maximum + 1) // _MAX_BARS)
-    counts = np.bincount(participations // step, minlength=maximum // step + 1)
-    return [Bar(j * step, (j + 1) * step - 1, int(count)) for j, count in enumerate(counts)]
+    return step, np.bincount(participations // step, minlength=maximum // step + 1)
 
 
 def number(value: float) -> str:
@@ -222,14 +212,14 @@ def lines(
     return svg(name, alt, draw, HEIGHT + 18 * rows)
 
 
-def spending(name: str, alt: str, bars: Sequence[Bar], marks: Sequence[tuple[str, float]]) -> Markup:
+def spending(name: str, alt: str, participations: NDArray[np.int64], marks: Sequence[tuple[str, float]]) -> Markup:
     """Draw how many clients took part how often; `marks` are words, each at a number of participations."""
 
     def draw(axes: Axes) -> None:
-        step, heights = bars[0].high - bars[0].low + 1, [bar.clients for bar in bars]
-        axes.bar([(bar.low + bar.high) / 2 for bar in bars], heights, width=0.86 * step, color=SERIES[0])
-        axes.set_ylim(0, 1.08 * max(1, *heights))
-        axes.set_xlim(-0.6 * step, max(bars[-1].high + 1, 4))
+        step, counts = tally(participations)
+        axes.bar((np.arange(len(counts)) + 0.5) * step - 0.5, counts, width=0.86 * step, color=SERIES[0])
+        axes.set_ylim(0, 1.08 * max(1, counts.max()))
+        axes.set_xlim(-0.6 * step, max(len(counts) * step, 4))
         for row, (words, times) in enumerate(marks):
             axes.axvline(times, color=INK, linewidth=1.4, linestyle=DASHES[1 + row], label=words)
         if marks:

@@ -56,17 +56,9 @@ def render(
             manifest.split["validation"] if manifest else None,
         ),
         judged=len(last_rounds(view.history)),
+        runs=runs,
         comparison=compare.table(runs, local_only) if others or local_only else None,
-        learning=list(pictures.learning(view, runs)),
-        spread=pictures.spread(view),
-        spread_table=tables.spread(view),
-        pictures=list(pictures.hypotheses(view)),
-        hypotheses=tables.hypotheses(view),
-        truth=view.summary.found(view.state.best),
-        planes=list(pictures.planes(view)),
         sections=sections,
-        spending=pictures.spending(view),
-        rounds=tables.rounds(view),
         versions=list(versions.items()),
         changed=[(key, value) for key, value, default in entries if not default],
         defaults=[(key, value) for key, value, default in entries if default],
@@ -79,7 +71,7 @@ def _page() -> Template:
     text = tomllib.loads((files(__package__) / "page.toml").read_text(encoding="utf-8"))
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page.globals |= {"number": number, "count_of": count_of, "amount": amount, "style": text["style"]}
-    page.globals |= {"delta": f"{DELTA:g}", "meaningful": MEANINGFUL}
+    page.globals |= {"delta": f"{DELTA:g}", "meaningful": MEANINGFUL, "pictures": pictures, "tables": tables}
     page.globals["rules"] = {"rounds": MIN_ROUNDS, "each": RELEASES_EACH, "drifted": f"{DRIFTED:.0%}"}
     return page.from_string(text["page"])
 

@@ -122,7 +122,7 @@ def spending(view: View) -> Picture | None:
     none = clients - view.took_part
     caption += f"; {none:,} never took part." if none else "."
     alt = f"Histogram over {clients:,} training clients: {', '.join(words for words, _ in marks)}."
-    svg = figures.spending("spending", alt, figures.tally(view.participations), marks)
+    svg = figures.spending("spending", alt, view.participations, marks)
     return Picture("Participations, by client", svg, caption)
 
 

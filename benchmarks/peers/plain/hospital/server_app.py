@@ -69,23 +69,9 @@ def ask(grid: Grid, kind: str, content: RecordDict, nodes: Sequence[int], number
 
 def aggregate(releases: Sequence[ArrayRecord], hypotheses: Sequence[task.State]) -> list[task.State]:
     """Return the means of the clusters of the releases."""
-    states = [record.to_torch_state_dict() for record in releases]
-    points = np.stack([flatten(state) for state in states])
-    means = kmeans(points, np.stack([flatten(state) for state in hypotheses]))
-    shapes = {name: value.shape for name, value in hypotheses[0].items()}
-    sizes = [value.numel() for value in hypotheses[0].values()]
-    return [
-        {
-            name: part.reshape(shapes[name])
-            for name, part in zip(shapes, torch.from_numpy(mean).float().split(sizes), strict=True)
-        }
-        for mean in means
-    ]
-
-
-def flatten(state: task.State) -> NDArray[np.float64]:
-    """Return parameters as one vector."""
-    return np.concatenate([value.numpy().ravel() for value in state.values()], dtype=np.float64)
+    points = np.stack([task.flatten(record.to_torch_state_dict()).double().numpy() for record in releases])
+    means = kmeans(points, np.stack([task.flatten(state).double().numpy() for state in hypotheses]))
+    return [task.unflatten(torch.from_numpy(mean).float(), hypotheses[0]) for mean in means]
 
 
 def kmeans(points: NDArray[np.float64], centroids: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -73,14 +73,22 @@ def train(state: State, features: Tensor, targets: Tensor, epochs: int, step: fl
     return net.state_dict()
 
 
+def flatten(state: State) -> Tensor:
+    """Return parameters as one vector."""
+    return nn.utils.parameters_to_vector(state.values())
+
+
+def unflatten(vector: Tensor, like: State) -> State:
+    """Return a vector as parameters."""
+    parts = vector.split([value.numel() for value in like.values()])
+    return {name: part.view_as(like[name]) for name, part in zip(like, parts, strict=True)}
+
+
 def sanitise(start: State, trained: State, multiplier: float, clip_norm_floor: float) -> State:
     """Return trained parameters under Laplace noise of n-dimensional Euclidean distance."""
-    vector = nn.utils.parameters_to_vector
-    update = vector(trained.values()) - vector(start.values())
+    update = flatten(trained) - flatten(start)
     n = len(update)
     epsilon = n / (multiplier * max(float(update.norm()), clip_norm_floor))
     direction = torch.randn(n)
     length = torch.distributions.Gamma(float(n), epsilon).sample()
-    noised = vector(trained.values()) + length * direction / direction.norm()
-    parts = noised.split([value.numel() for value in trained.values()])
-    return {name: part.view_as(trained[name]) for name, part in zip(trained, parts, strict=True)}
+    return unflatten(flatten(trained) + length * direction / direction.norm(), trained)

@@ -1,9 +1,8 @@
 """The audit of what is claimed: canary clients through the real gate give a lower bound on epsilon.
 
-`bounds` is the statistics, `canaries` the clients and the auditor, `findings` what is claimed beside what is shown,
-`observer` the same at the end of a run.
+`bounds` is the statistics, `canaries` the clients and the auditor, `findings` what is claimed beside what is shown.
 """
 
-from umbel.research.attacks.audit.observer import Audit
+from umbel.research.attacks.audit.findings import Audit
 
 __all__ = ["Audit"]

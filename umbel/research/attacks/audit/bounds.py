@@ -25,12 +25,7 @@ _LARGEST = 700.0  # of an epsilon, whose exponential is still a float
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float = 0.0) -> float:
     """Return a bound on the probability of so many right guesses, or more, where (epsilon, delta) holds.
 
-    Parameters
-    ----------
-    canaries, guesses, right : int
-        m, r and v: ``0 <= right <= guesses <= canaries``.
-    epsilon, delta : float
-        At least 0.
+    These are m, r and v: ``0 <= right <= guesses <= canaries``.
     """
     if not 0 <= right <= guesses <= canaries:
         raise ValueError(f"of {canaries} canaries, {guesses} cannot be guessed and {right} guessed right")
@@ -75,8 +70,6 @@ def best_guesses(scores: NDArray[np.float64], canaries: int, delta: float = 0.0,
         The further from 0, the surer.
     canaries : int
         Of how many there are to be guesses.
-    delta : float
-    confidence : float
     """
     pilots = len(scores)
     right = np.cumsum(special.expit(np.abs(scores)[surest(scores, pilots)]))

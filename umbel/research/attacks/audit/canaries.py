@@ -7,7 +7,7 @@ canary by the logarithm of how much likelier one coin is than the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from umbel.protocol.records import pack
 from umbel.protocol.release import Kind, Release
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.research.attacks.audit.pairs import BOUND, NAME, REPORTED, Coins, Matrix, ReportPair, TrainingPair
+from umbel.research.attacks.victims import answer
 from umbel.simulation.grid import InProcessGrid
 
 _NUMBERS = 1 << 22  # that the canaries of one message release
@@ -39,7 +40,6 @@ class Setting:
 
     Attributes
     ----------
-    name : str
     release : Release or None
         Of a trained model, or of a site's sums, each time; None where canaries do not train.
     report_noise_multiplier : float
@@ -62,9 +62,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.release is not None and (why := gap(self.release)):
-            raise ConfigError(
-                f"nothing is claimed, since {why}; there is nothing to audit", code="config.nothing-claimed"
-            )
+            raise ConfigError(f"there is no claim to audit, since {why}", code="config.nothing-claimed")
         if self.release is None and not self.report_noise_multiplier > 0:
             raise ConfigError("canaries that neither train nor report give nothing away", code="config.idle-canaries")
         if self.times < 1:
@@ -88,13 +86,8 @@ class Setting:
 class Seen:
     """What became of the canaries.
 
-    Attributes
-    ----------
-    coins : ndarray of -1 or 1, shape (m,)
-    scores : ndarray, shape (m,)
-        The auditor's: log likelihood of a coin of 1 less that of -1, by what left.
-    account : mapping from Release to int
-        What the node's ledger has of each canary.
+    Their `coins` (m,) are -1 or 1. The auditor's `scores` (m,) are the log likelihood of a coin of 1 less that of -1,
+    by what left. `account` is what the node's ledger has of each.
     """
 
     coins: Coins
@@ -112,7 +105,10 @@ def watch(setting: Setting, canaries: int, seed: int) -> Seen:
     """
     herd = _Herd(setting, canaries, seed)
     scores = np.zeros(canaries)
-    for some in _blocks(setting, canaries):
+    # Of sites each is in a message.
+    size = 1 if setting.by_site else max(1, _NUMBERS // setting.numbers)
+    for begin in range(0, canaries, size):
+        some = range(begin, min(begin + size, canaries))
         for number in range(setting.times):
             scores[some.start : some.stop] += herd.take_part(number, some)
     return Seen(herd.coins, scores, herd.account())
@@ -124,7 +120,7 @@ class _Herd:
     def __init__(self, setting: Setting, canaries: int, seed: int) -> None:
         self._setting, self._seed = setting, seed
         self.coins: Coins = 2 * np.random.default_rng([seed, _COINS]).integers(2, size=canaries) - 1
-        self._training = TrainingPair.of(setting.release, setting.moves) if setting.release else None
+        self._training = TrainingPair(setting.release, setting.moves) if setting.release else None
         self._report = ReportPair(setting.report_noise_multiplier) if setting.report_noise_multiplier else None
         self._step = self._training.per_canary if self._training else 1
         self._some, self._side = range(0), 1
@@ -135,7 +131,6 @@ class _Herd:
         app = ClientApp()
         app.train(mods=[RoundGate(lambda _site, _run: _Anything())])(self._answer)
         self._grid = InProcessGrid(app, {"seed": seed}, node_configs=[config])
-        (self._node,) = self._grid.get_node_ids()
 
     def take_part(self, number: int, some: range) -> Matrix:
         """Have some canaries take part for the time `number`, from 0; return their scores."""
@@ -151,7 +146,8 @@ class _Herd:
 
     def account(self) -> Mapping[Release, int]:
         """Return what the node's ledger has of each canary."""
-        ledger = MemoryLedger(self._grid.contexts[self._node].state)
+        (context,) = self._grid.contexts.values()
+        ledger = MemoryLedger(context.state)
         first = ledger.account(ClientInDataset(0))
         if ledger.account(ClientInDataset(self._step * (len(self.coins) - 1))) != first:
             raise FleetError("the ledger charges canaries differently", code="nodes.uneven-charges")
@@ -171,11 +167,7 @@ class _Herd:
             training.task(round, everybody) if training else None,
             EvaluationSpec(round, everybody[:: self._step]) if self._report else None,
         )
-        message = self._grid.create_message(content, "train", self._node, "1")
-        (reply,) = self._grid.send_and_receive([message])
-        if reply.has_error():
-            raise FleetError("the gate refused; its reason is in the log above", code="nodes.refused")
-        return reply.content
+        return answer(self._grid, content)
 
     def _answer(self, msg: Message, context: Context) -> Message:
         """Hand to the gate what the canaries' data lead to."""
@@ -203,13 +195,6 @@ class _Herd:
         drawn = generator.standard_normal((len(self._some), n))
         unit: Matrix = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
         return unit
-
-
-def _blocks(setting: Setting, canaries: int) -> Iterator[range]:
-    """Yield the canaries of each message: in a site's there is one."""
-    size = 1 if setting.by_site else max(1, _NUMBERS // setting.numbers)
-    for begin in range(0, canaries, size):
-        yield range(begin, min(begin + size, canaries))
 
 
 class _Anything:

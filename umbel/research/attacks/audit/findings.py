@@ -1,6 +1,8 @@
-"""An audit: what is claimed of a setting, beside the least epsilon that its canaries show.
+"""An audit: what is claimed of a setting, beside the least epsilon that its canaries show; also at the end of a run.
 
-The scores of one canary in four say how many coins it is best to guess; the bound is on the others alone.
+The scores of one canary in four say how many coins it is best to guess; the bound is on the others alone. As an
+observer, ``observers = "umbel.research.attacks.audit:Audit canaries=20000"``, it audits a run's own mechanism in the
+server's process, and the report gets what is claimed beside what canaries show.
 """
 
 from __future__ import annotations
@@ -8,13 +10,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from logging import WARNING
+from typing import Annotated
 
-from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, site_release
+from pydantic import Field
+
+from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, site_release
 from umbel.privacy.mechanisms import Gaussian
-from umbel.protocol.errors import ConfigError
+from umbel.protocol.errors import ConfigError, UmbelError
+from umbel.protocol.flower import log
 from umbel.protocol.release import LAPLACE, Clipping, Kind, Release
-from umbel.research.attacks.audit.bounds import best_guesses, count_right, lower_bound, p_value
+from umbel.research.attacks.audit.bounds import best_guesses, count_right, lower_bound, most, p_value
 from umbel.research.attacks.audit.canaries import Seen, Setting, watch
+from umbel.server.observer import Observer, Run, Section
 
 CONFIDENCE = 0.95
 """Of each lower bound by itself."""
@@ -45,12 +53,10 @@ class Bound:
 
     Attributes
     ----------
-    delta : float
     claimed : float
         Epsilon at that delta; infinite where none is claimed.
     shown : float
         The lower bound on it.
-    guesses, right : int
     chance : float
         Bounds how probable so many right guesses are if the claim is true.
     """
@@ -101,17 +107,8 @@ def audit(
 ) -> Finding:
     """Send canaries through the gate, and say what they show.
 
-    Parameters
-    ----------
-    setting : Setting
-    canaries : int
-        Asked for; fewer take part where they would release too many numbers.
-    seed : int
-        Of all draws, the gate's as well.
-    delta : float
-        Above 0 and below 1.
-    confidence : float
-        Of each lower bound.
+    Fewer canaries than asked for take part where they would release too many numbers. The seed is that of all draws,
+    the gate's as well; the confidence that of each lower bound.
     """
     if not 0 < delta < 1 or not 0 < confidence < 1:
         raise ConfigError(
@@ -133,10 +130,10 @@ def audit(
 
 def affordable(setting: Setting, canaries: int) -> int:
     """Return how many of the canaries can take part in a time that people wait for."""
-    most = _NUMBERS // (setting.numbers * setting.times)
+    limit = _NUMBERS // (setting.numbers * setting.times)
     if setting.by_site:
-        most = min(most, _MESSAGES // setting.times)
-    return min(canaries, max(_FEWEST, most))
+        limit = min(limit, _MESSAGES // setting.times)
+    return min(canaries, max(_FEWEST, limit))
 
 
 def _bound(seen: Seen, claimed: float, delta: float, confidence: float) -> Bound:
@@ -195,3 +192,84 @@ def standard() -> list[Setting]:
 _LAPLACE = ((1, 2.0), (1, 0.5), (2, 2.0), (4, 4.0), (11, 11.0), (11, 5.5))
 _GAUSSIAN = ((2, 8.0), (11, 4.0), (11, 2.5))
 _CHOICES = ((2, 1.0), (10, 2.0))
+
+
+_TITLE = "Claimed beside audited"
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """How many canaries, and how many of the busiest client's participations are audited together at most."""
+
+    canaries: Annotated[int, Field(ge=100)] = 20_000
+    participations: Annotated[int, Field(ge=1)] = 10
+
+
+class Audit(Observer):
+    """Audits what the run asked of its clients: parameters, mechanism and its multiplier, choice.
+
+    The canaries pass the gate of the umbel that the server runs from, in the server's process. They show what that
+    gate does; a site's own gate they do not reach.
+    """
+
+    Options = AuditOptions
+    options: AuditOptions
+
+    def __init__(self, options: AuditOptions | None = None) -> None:
+        super().__init__(options)
+        self.findings: list[Finding] = []
+        self.reason = ""
+
+    def at_end(self, run: Run) -> None:
+        """Audit, if anything is claimed."""
+        release = run.setup.release
+        if why := gap(release):
+            self.reason = f"Nothing is claimed, since {why}. So there is nothing to audit."
+            return
+        # The price does not depend on the clip norm; the gate may.
+        release = replace(release, radius=run.setup.config.schedule.at(1))
+        most_often = max((entry.max_participations for entry in run.state.history), default=1)
+        times = max(1, min(most_often, self.options.participations))
+        try:
+            for setting in settings_of(release, times):
+                self.findings.append(audit(setting, self.options.canaries, run.setup.config.seed))
+        except UmbelError as error:
+            # The run is over and good; what it learnt must not be lost for this.
+            log(WARNING, "the audit could not be made: %s", error)
+            self.findings, self.reason = [], f"The audit could not be made: {error.text}."
+        for finding in self.findings:
+            if finding.verdict is Verdict.EXCEEDS:
+                log(WARNING, "the audit of this run's mechanism (%s) exceeds what is claimed", finding.setting.name)
+
+    def section(self) -> Section | None:
+        """Return what is claimed, and what the canaries show; None for a run that has not been audited."""
+        if self.reason:
+            return Section(_TITLE, (self.reason,))
+        if not self.findings:
+            return None
+        exceeding = sum(finding.verdict is Verdict.EXCEEDS for finding in self.findings)
+        outcome = (
+            f"{exceeding} of {len(self.findings)} EXCEED what is claimed: gate, mechanism or account have a fault."
+            if exceeding
+            else "None exceeds what is claimed, beyond chance."
+        )
+        lead = (
+            "Canary clients with one of two opposite data sets went through the gate, with this run's mechanism, and "
+            f"an auditor guessed from what left which data set each has. {outcome} What is shown is a lower bound on "
+            f"epsilon, each at a confidence of {CONFIDENCE:.0%}; a low one does not prove that the claim holds. The "
+            "gate is that of the machine that ran the server."
+        )
+        return Section(_TITLE, (lead, *map(_sentence, self.findings)))
+
+
+def _sentence(finding: Finding) -> str:
+    pure, other = finding.pure, finding.at_delta
+    limit = most(other.guesses)
+    beyond = f" So many guesses cannot show more than {limit:.3g}." if other.claimed > limit else ""
+    name = finding.setting.name
+    return (
+        f"{name[:1].upper()}{name[1:]}: claimed epsilon {amount(other.claimed)} at delta "
+        f"{other.delta:g}, shown {other.shown:.3g}; claimed pure {amount(pure.claimed)}, shown {pure.shown:.3g}. "
+        f"{other.right:,} of {other.guesses:,} guesses among {finding.canaries:,} canaries were right: "
+        f"{finding.verdict}.{beyond}"
+    )

@@ -8,7 +8,6 @@ that does not clip is found as well.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 
 import numpy as np
 from flwr.app import RecordDict
@@ -21,9 +20,10 @@ from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import FleetError
-from umbel.protocol.messages import assigned_in, hypotheses_in, released_in, scores_in, site_sums_in
+from umbel.protocol.messages import assigned_in, hypotheses_in, scores_in
 from umbel.protocol.release import LAPLACE, Clipping, Kind, Release, ReleaseBy
 from umbel.protocol.tasks import TrainingSpec
+from umbel.research.attacks.victims import what_left
 
 Matrix = NDArray[np.float64]
 Coins = NDArray[np.int64]
@@ -41,8 +41,12 @@ _BEYOND = 10.0  # clip norms that an update is long before it is clipped
 _APART = 100.0  # between hypotheses, in deviations of a component of the noise: which one was trained can be told
 
 
-class TrainingPair(ABC):
+class TrainingPair:
     """Canaries that train.
+
+    Those that release their own models are likely to show which hypothesis they started from. In a site's release each
+    is in a site with another client, whose data the auditor knows. With one hypothesis its two updates are two clip
+    norms apart in one sum; with several it moves two sums by one clip norm each, and two counts by one client each.
 
     Parameters
     ----------
@@ -52,22 +56,16 @@ class TrainingPair(ABC):
         Whether the two data sets lead to different updates, or at most to different choices.
     """
 
-    per_canary = 1
-    """Clients of the node that stand for one canary; the first is the canary."""
-    by = ReleaseBy.CLIENT
-
     def __init__(self, release: Release, moves: bool) -> None:
         self.release, self.moves = release, moves
+        self._by_site = release.kind is Kind.SITE
+        self.per_canary = 2 if self._by_site else 1
+        """Clients of the node that stand for one canary; the first is the canary."""
         self.clip_norm = 1.0 if release.radius is None else release.radius
         self.mechanism = mechanisms.load(release.mechanism)(release.noise_multiplier)
         k, n = release.hypotheses, release.n
         self.hypotheses = np.zeros((k, n), np.float32)
         self.hypotheses[:, 0] = _APART * self.mechanism.deviation(n) * self.clip_norm * np.arange(k)
-
-    @classmethod
-    def of(cls, release: Release, moves: bool) -> TrainingPair:
-        """Return the pair for a release of a client, or of a site."""
-        return (_InSite if release.kind is Kind.SITE else _ByItself)(release, moves)
 
     def task(self, round: int, clients: tuple[ClientOnNode, ...]) -> TrainingSpec:
         """Return what the server asks of clients in a round."""
@@ -83,20 +81,14 @@ class TrainingPair(ABC):
             clip_norm=self.clip_norm,
             mechanism=release.mechanism,
             choice_epsilon=release.choice_epsilon,
-            release_by=self.by,
+            release_by=ReleaseBy.SITE if self._by_site else ReleaseBy.CLIENT,
         )
 
     def trained(self, content: RecordDict, coins: Coins, directions: Matrix) -> RecordDict:
-        """Return what clients with these coins hand over; they train what the gate assigned to them.
+        """Return what clients hand over to the gate that asks this; they train what it assigned to them.
 
-        Parameters
-        ----------
-        content : RecordDict
-            What the gate asks of them.
-        coins : ndarray of -1 or 1, shape (clients,)
-            0 for a client that is no canary: it has no update, and the first hypothesis fits it best.
-        directions : ndarray, shape (clients, n) or (1, n)
-            Unit vectors.
+        Of `coins` (clients,), -1 or 1, one is 0 for a client that is no canary: it has no update, and the first
+        hypothesis fits it best. Directions are unit vectors (clients, n) or (1, n).
         """
         assigned, hypotheses = assigned_in(content), hypotheses_in(content)[NAME]
         chosen = np.where(assigned == OWN, self.best(coins), assigned)
@@ -113,23 +105,14 @@ class TrainingPair(ABC):
         updates: Matrix = self.clip_norm * coins * directions * self.moves
         return updates
 
-    @abstractmethod
     def score(self, content: RecordDict, asked: int, directions: Matrix) -> Matrix:
         """Return the log likelihood ratio of the coins of the canaries, by what left of so many clients."""
-
-
-class _ByItself(TrainingPair):
-    """Canaries that release their own models; one is likely to show which hypothesis it started from."""
-
-    def score(self, content: RecordDict, asked: int, directions: Matrix) -> Matrix:
-        arrays, released, _ = released_in(content, asked)
-        if not released.all():
-            raise FleetError("some canaries could not pay: the environment holds a limit", code="nodes.budget")
-        releases = flatten(arrays)
-        one, other = (self._likelihood(releases, coin, directions) for coin in (1, -1))
+        arrays, counts = what_left(content, asked, self._by_site)
+        likelihood = self._of_sums if self._by_site else self._of_models
+        one, other = (likelihood(flatten(arrays), counts, coin, directions) for coin in (1, -1))
         return one - other
 
-    def _likelihood(self, releases: Matrix, coin: int, directions: Matrix) -> Matrix:
+    def _of_models(self, releases: Matrix, _counts: Matrix, coin: int, directions: Matrix) -> Matrix:
         """Return the log density (m,) of releases (m, n) of canaries with such a coin, up to a constant."""
         release, (best,) = self.release, self.best(np.array([coin]))
         logs = np.empty((release.hypotheses, len(releases)))
@@ -141,26 +124,8 @@ class _ByItself(TrainingPair):
         total: Matrix = special.logsumexp(logs, axis=0)
         return total
 
-
-class _InSite(TrainingPair):
-    """A canary in a site of its own, with another client whose data the auditor knows.
-
-    With one hypothesis its two updates are two clip norms apart in one sum; with several it moves two sums by one
-    clip norm each, and two counts by one client each.
-    """
-
-    per_canary = 2
-    by = ReleaseBy.SITE
-
-    def score(self, content: RecordDict, asked: int, directions: Matrix) -> Matrix:
-        arrays, counts, released = site_sums_in(content, asked)
-        if not released.all():
-            raise FleetError("some canaries could not pay: the environment holds a limit", code="nodes.budget")
-        one, other = (self._likelihood(flatten(arrays), counts, coin, directions) for coin in (1, -1))
-        return np.array([one - other])
-
-    def _likelihood(self, sums: Matrix, counts: Matrix, coin: int, directions: Matrix) -> float:
-        """Return the log density of sums (k, n) and counts (k,), up to a constant."""
+    def _of_sums(self, sums: Matrix, counts: Matrix, coin: int, directions: Matrix) -> Matrix:
+        """Return the log density (1,) of sums (k, n) and counts (k,), up to a constant."""
         release, (best,) = self.release, self.best(np.array([coin]))
         nu, away, others = release.noise_multiplier, sums.copy(), counts.copy()
         away[best] -= self.updates(coin, directions)[0]
@@ -170,7 +135,7 @@ class _InSite(TrainingPair):
         if release.chooses:
             clip_norm = self.mechanism.count_radius(release.choice_epsilon)
             total += log_density(release.mechanism, nu, 1, clip_norm, np.abs(others)).sum()
-        return float(total)
+        return np.array([total])
 
 
 class ReportPair:
@@ -188,14 +153,10 @@ class ReportPair:
         """Return the log likelihood ratio of the coins, by loss and metric."""
         reported = scores_in(content, asked)
         if reported is None or not np.isfinite(reported).all():
-            raise FleetError(
-                "the gate let no reports of canaries out; its reason is in the log above", code="nodes.refused"
-            )
-        far, near = (np.linalg.norm(reported.T - corner, axis=1) for corner in (0.0, BOUND))
-        clip_norm = math.sqrt(2) * BOUND
-        return log_density(LAPLACE, self._nu, REPORTED, clip_norm, near) - log_density(
-            LAPLACE, self._nu, REPORTED, clip_norm, far
-        )
+            raise FleetError("the gate let no reports out; its reason is in the log above", code="nodes.refused")
+        apart = (np.linalg.norm(reported.T - corner, axis=1) for corner in (BOUND, 0.0))
+        near, far = (log_density(LAPLACE, self._nu, REPORTED, math.sqrt(2) * BOUND, one) for one in apart)
+        return near - far
 
 
 def log_density(mechanism: str, nu: float, n: int, clip_norm: float, distances: Matrix) -> Matrix:
@@ -209,8 +170,3 @@ def log_density(mechanism: str, nu: float, n: int, clip_norm: float, distances: 
     if mechanism == LAPLACE:
         return -distances * n / (nu * clip_norm)
     return -distances / (mechanisms.load(mechanism)(nu).deviation(n) * clip_norm)
-
-
-def report_release(noise_multiplier: float) -> Release:
-    """Return what a noised report is to the account."""
-    return Release(Kind.REPORT, REPORTED, noise_multiplier, Clipping.PUBLIC)

@@ -8,15 +8,11 @@ choice is open, it reads digit after digit off the choices, however much noise t
 
 from __future__ import annotations
 
-import math
-import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +20,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from umbel.data import Manifest, find_typed, open_dataset
+from umbel.data import find_typed, open_dataset
 from umbel.privacy.accounting.guarantee import in_words
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
@@ -32,7 +28,7 @@ from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.project import CONFIGS
 from umbel.protocol.release import Clipping, ReleaseBy
-from umbel.research.attacks import victims as behind_the_gate
+from umbel.research.attacks.rows import probes
 from umbel.research.attacks.rows.hospitals import (
     FEATURES,
     HOW,
@@ -43,24 +39,15 @@ from umbel.research.attacks.rows.hospitals import (
     Data,
     Hospitals,
     public_guess,
-    write_clients,
+    victims,
 )
 from umbel.research.attacks.rows.posterior import Law, log_likelihood, site_log_likelihood, weights
-from umbel.research.attacks.rows.probes import (
-    N,
-    Probe,
-    aimed_at,
-    aims,
-    as_arrays,
-    feature_probe,
-    feature_shift,
-    probe_for,
-    tail_probe,
-    train,
-    whole_probe,
-)
-from umbel.research.attacks.victims import SITE, Mode
+from umbel.research.attacks.rows.probes import OPEN, N, Probe, train
+from umbel.research.attacks.victims import SITE, Mode, Victims
 from umbel.research.output import Page, Section
+
+Matrix = NDArray[np.float64]
+Generator = np.random.Generator
 
 EPSILONS = (2, 4, 8, 16)
 """Of ``configs/hospital-epsilon-*.toml``."""
@@ -105,32 +92,11 @@ def formal(epsilon: int, by: ReleaseBy = ReleaseBy.CLIENT, others_known: bool = 
     return Mode(name, nu, choice, Clipping.PUBLIC, by, others_known=others_known, policy=policy)
 
 
-Matrix = NDArray[np.float64]
+def ask(node: Victims, mode: Mode, probe: Probe, clip_norm: float, clients: Sequence[int]) -> tuple[Matrix, Matrix]:
+    """Return what clients release (m, n), or a site's sums (k, n) and counts (k,), as `Victims.ask` does."""
+    arrays, counts = node.ask(mode, probes.as_arrays(probe.hypotheses), clients, **probe.asked(clip_norm))
+    return flatten(arrays), counts
 
-
-class Victims(behind_the_gate.Victims):
-    """Hospitals behind the gate, as vectors of the model's parameters."""
-
-    def release(self, mode: Mode, probe: Probe, clip_norm: float, clients: Sequence[int]) -> Matrix:
-        """Return what clients release (m, n)."""
-        return flatten(self.releases(mode, as_arrays(probe.hypotheses), clients, **probe.asked(clip_norm)))
-
-    def sums(self, mode: Mode, probe: Probe, clip_norm: float, clients: Sequence[int]) -> tuple[Matrix, Matrix]:
-        """Return the sums (k, n) and counts (k,) that the site releases of clients."""
-        arrays, counts = self.site_sums(mode, as_arrays(probe.hypotheses), clients, **probe.asked(clip_norm))
-        return flatten(arrays), counts
-
-
-@contextmanager
-def victims(hospitals: Hospitals, manifest: Manifest) -> Iterator[Path]:
-    """Write a dataset of hospitals for as long as it is needed, and return its folder."""
-    with tempfile.TemporaryDirectory(prefix="umbel-rows-") as scratch:
-        folder = Path(scratch) / "victims"
-        write_clients(folder, hospitals, manifest)
-        yield folder
-
-
-Generator = np.random.Generator
 
 CLIENTS = 300
 """Victims of each kind."""
@@ -145,7 +111,6 @@ _IN_SITES = 1200  # candidates there, where each is weighed with many made-up ot
 # For the choice of a design: pilots, and candidates.
 _PILOTS, _TRIED = 200, 500
 _OTHERS = 50  # made-up sets of the other clients of a site
-_OPEN = 10  # hypotheses, where the choice among them is open
 # Hypotheses, and how far apart: at quantiles of what is known, or at a share of the way there from the median.
 _FORMAL = ((1, 1.0), (2, 1.0), (2, 0.2), (4, 1.0))
 _BY_SITE = ((1, 1.0), (2, 1.0))
@@ -160,24 +125,18 @@ class Finding:
 
     Attributes
     ----------
-    mode : str
     noise_multiplier : float or None
         None for a guess without a release.
-    releases : int
+    releases, rows : int
         Of each client.
-    rows : int
-        Of each client.
-    quantity : str
     claimed : str
         Pure epsilon by the node's ledger; "none" where nothing is guaranteed, empty for a guess.
     relative, low, high : float
         Root mean square error over that of guessing the mean, with a 95 % bootstrap interval over clients.
     error : float
         Root mean square error in `unit`; of a place the length of the error.
-    unit : str
     right : float or None
         Share of services that are guessed right.
-    clients : int
     """
 
     mode: str
@@ -195,42 +154,17 @@ class Finding:
     clients: int
 
 
-class Design(NamedTuple):
-    """What the server asks, once."""
-
-    probe: Probe
-    clip_norm: float
-
-
-@dataclass(frozen=True)
-class _Guess:
-    """What the attacker answers: means (m, numbers) and, of a service, the likeliest (m, 1)."""
-
-    mean: Matrix
-    likeliest: Matrix
-    claimed: str
-
-
 def audit(dataset: str = "hospital", clients: int = CLIENTS, seed: int = 0) -> list[Finding]:
-    """Attack hospitals in all modes.
+    """Attack so many hospitals of each kind of a dataset, a name or path, at most, in all modes.
 
     One thread computes, so that the digits do not depend on the number of cores.
-
-    Parameters
-    ----------
-    dataset : str
-        Name or path.
-    clients : int
-        Victims of each kind, at most.
-    seed : int
-        Of every draw.
 
     Raises
     ------
     DatasetError
         When the dataset is not there, or holds no such rows; it says how to make it.
     FleetError
-        When the gate refuses, as it does where the environment holds a stricter policy.
+        When the gate refuses, as it does under a stricter policy in the environment.
     """
     if clients < SITE:
         raise ConfigError(
@@ -260,13 +194,12 @@ def _asked(data: Data, rows: int, clients: int) -> Hospitals:
 
 def guesses(data: Data, asked: Hospitals, rows: int) -> list[Finding]:
     """Return what is off without any release: by the mean, and by a model that knows services and places."""
-    found = []
-    for quantity in _quantities(rows):
-        mean = _prior(data.known[rows], quantity, len(asked))
-        found.append(_finding(data, Mode("the mean", 0.0), None, asked, quantity, mean))
-    public = public_guess(data.known[rows], asked)
-    guess = _Guess(public, public, "")
-    return [*found, _finding(data, Mode("public model, given service and place", 0.0), None, asked, PAYMENT, guess)]
+    known, mode = data.known[rows], Mode("the mean", 0.0)
+    found = [
+        _finding(data, mode, asked, quantity, *_prior(known, quantity, len(asked))) for quantity in _quantities(rows)
+    ]
+    public, mode = public_guess(known, asked), Mode("public model, given service and place", 0.0)
+    return [*found, _finding(data, mode, asked, PAYMENT, public, public)]
 
 
 def attack(data: Data, mode: Mode, rows: int, asked: Hospitals, seed: int) -> list[Finding]:
@@ -274,22 +207,28 @@ def attack(data: Data, mode: Mode, rows: int, asked: Hospitals, seed: int) -> li
     known = data.known[rows]
     if mode.releases > 1:
         asked = asked.some(slice(0, FEW))
+    generator = np.random.default_rng([seed, _ATTACK, rows])
+    gate_seed = int(np.random.SeedSequence([seed, _GATE]).generate_state(1)[0])
+    read: Hospitals | None = None
     found = []
     with victims(asked, data.manifest) as folder:
-
-        def fresh() -> Victims:
-            # For each quantity another dataset's worth of clients: each is asked no more than the mode allows.
-            return Victims(folder, mode.policy, int(np.random.SeedSequence([seed, _GATE]).generate_state(1)[0]))
-
-        generator = np.random.default_rng([seed, _ATTACK, rows])
+        node = Victims(folder, mode.policy, gate_seed)
         if not mode.noise_multiplier:
-            guess = _without_noise(mode, known, asked, fresh(), generator)
+            read = _without_noise(mode, known, asked, node, generator)
         elif mode.releases > 1:
-            guess = _digit_by_digit(mode, known, asked, fresh())
-        else:
-            guess = _once(mode, known, asked, fresh, generator)
+            read = _digit_by_digit(mode, known, asked, node)
         for quantity in _quantities(rows):
-            found.append(_finding(data, mode, mode.noise_multiplier, asked, quantity, guess(quantity)))
+            if read is None:
+                # For each quantity another dataset's worth of clients: each is asked no more than the mode allows.
+                node = Victims(folder, mode.policy, gate_seed)
+                mean, likeliest = _once(mode, known, asked, node, quantity, generator)
+            else:
+                mean = likeliest = read.secret(quantity)
+                if quantity == SERVICE:
+                    services = np.unique(known.features[..., 0])
+                    likeliest = services[np.abs(mean - services).argmin(axis=1)][:, None]
+            claimed = in_words(node.claimed(0))[0]
+            found.append(_finding(data, mode, asked, quantity, mean, likeliest, claimed))
     return found
 
 
@@ -302,60 +241,49 @@ def _quantities(rows: int) -> tuple[str, ...]:
 
 
 def _once(
-    mode: Mode, known: Hospitals, asked: Hospitals, fresh: Callable[[], Victims], generator: Generator
-) -> Callable[[str], _Guess]:
-    """Ask once for each quantity, with the best design for it, and answer with the posterior mean."""
-
-    def guess(quantity: str) -> _Guess:
-        node, design = fresh(), design_for(mode, known, quantity, generator)
-        candidates = known.blurred(_IN_SITES if mode.by_site else _CANDIDATES, generator)
-        law = law_of(mode, design)
-        if mode.by_site:
-            sites = [range(at, at + SITE) for at in range(0, len(asked), SITE)]
-            seen = [node.sums(mode, design.probe, design.clip_norm, site) for site in sites]
-            posterior = _of_sites(mode, law, design.probe, seen, candidates, asked, known, generator)
-        else:
-            releases = node.release(mode, design.probe, design.clip_norm, range(len(asked)))
-            updates, best = train(design.probe, candidates)
-            posterior = weights(log_likelihood(law, design.probe.hypotheses, releases, updates, best))
-        secret = candidates.secret(quantity)
-        return _Guess(posterior @ secret, _likeliest(posterior, secret[:, 0]), in_words(node.claimed(0))[0])
-
-    return guess
+    mode: Mode, known: Hospitals, asked: Hospitals, node: Victims, quantity: str, generator: Generator
+) -> tuple[Matrix, Matrix]:
+    """Ask once, with the best design for a quantity; return the posterior mean and the likeliest value."""
+    probe, law = design_for(mode, known, quantity, generator)
+    candidates = known.blurred(_IN_SITES if mode.by_site else _CANDIDATES, generator)
+    size = SITE if mode.by_site else len(asked)
+    groups = [range(at, at + size) for at in range(0, len(asked), size)]
+    seen = [ask(node, mode, probe, law.clip_norm, clients) for clients in groups]
+    posterior = _posterior(mode, probe, law, seen, asked, candidates, known, generator)
+    secret = candidates.secret(quantity)
+    return posterior @ secret, _likeliest(posterior, secret[:, 0])
 
 
-def law_of(mode: Mode, design: Design) -> Law:
+def law_of(mode: Mode, probe: Probe, clip_norm: float) -> Law:
     """Return how a release of this mode comes about."""
-    several = len(design.probe.hypotheses) > 1
-    return Law(mode.noise_multiplier, design.clip_norm, mode.public, mode.choice_epsilon if several else 0.0)
+    several = len(probe.hypotheses) > 1
+    return Law(mode.noise_multiplier, clip_norm, mode.public, mode.choice_epsilon if several else 0.0)
 
 
-def design_for(mode: Mode, known: Hospitals, quantity: str, generator: Generator) -> Design:
+def design_for(mode: Mode, known: Hospitals, quantity: str, generator: Generator) -> tuple[Probe, Law]:
     """Return the design that finds most of a quantity of hospitals made up from those known."""
     pilots, candidates = known.blurred(_PILOTS, generator), known.blurred(_TRIED, generator)
     truth, secret = pilots.secret(quantity), candidates.secret(quantity)
-    best, least = None, math.inf
-    for design in designs(mode, known, quantity):
-        law = law_of(mode, design)
-        posterior = _tried(mode, law, design.probe, pilots, candidates, known, generator)
-        off = float(np.square(posterior @ secret - truth).sum())
-        if off < least:
-            best, least = design, off
-    assert best is not None
-    return best
+
+    def off(design: tuple[Probe, Law]) -> float:
+        seen = _made_up(mode, *design, pilots, generator)
+        posterior = _posterior(mode, *design, seen, pilots, candidates, known, generator)
+        return float(np.square(posterior @ secret - truth).sum())
+
+    return min(designs(mode, known, quantity), key=off)
 
 
-def designs(mode: Mode, known: Hospitals, quantity: str) -> Iterator[Design]:
-    """Yield what a server can ask that aims at a quantity."""
+def designs(mode: Mode, known: Hospitals, quantity: str) -> Iterator[tuple[Probe, Law]]:
+    """Yield what a server can ask once that aims at a quantity, and how the releases come about."""
     formal = mode.choice_epsilon > 0
-    for column in aims(quantity):
-        value = aimed_at(known, column)
-        for k, spread in _BY_SITE if mode.by_site else _FORMAL if formal else [(_OPEN, 1.0)]:
+    for column in probes.aims(quantity):
+        value = probes.aimed_at(known, column)
+        for k, spread in _BY_SITE if mode.by_site else _FORMAL if formal else [(OPEN, 1.0)]:
             centres = np.quantile(value, (np.arange(k) + 0.5) / k)
             centres = np.median(value) + spread * (centres - np.median(value))
             apart = np.abs(value[:, None] - centres)
             reach = float(np.quantile(apart if formal else apart.min(axis=1), 0.95))
-            probe = probe_for(quantity, column, centres, _EPOCHS, max(reach, 1e-3))
+            probe = probes.probe_for(quantity, column, centres, _EPOCHS, max(reach, 1e-3))
             updates, chosen = train(probe, known.some(slice(0, _TRIED)))
             norms = np.linalg.norm(updates, axis=-1)
             for factor in (_RADII[:2] if mode.by_site else _RADII) if mode.public else (None,):
@@ -363,67 +291,67 @@ def designs(mode: Mode, known: Hospitals, quantity: str) -> Iterator[Design]:
                 own = norms[np.arange(len(norms)), chosen]
                 longest = clip_norm if factor is not None else float(own.max())
                 deviation = Laplace(mode.noise_multiplier).deviation(N) * longest
-                yield Design(probe.marked(deviation), clip_norm)
+                marked = probe.marked(deviation)
+                yield marked, law_of(mode, marked, clip_norm)
 
 
-def _tried(
-    mode: Mode, law: Law, probe: Probe, pilots: Hospitals, candidates: Hospitals, known: Hospitals, generator: Generator
-) -> Matrix:
-    """Return the posterior (pilots, candidates) from releases that the server makes up itself."""
-    updates, best = train(probe, candidates)
-    theirs, chosen = train(probe, pilots)
-    k = len(probe.hypotheses)
-    mechanism = Laplace(law.noise_multiplier)
-    if mode.by_site:
-        seen = []
-        for at in range(0, len(pilots), SITE):
-            sums, counts = _summed(law, theirs[at : at + SITE][None], chosen[at : at + SITE][None])
-            noise = mechanism.noise([N] * k, np.full((1, k), law.clip_norm), repeat(generator))
-            sums = sums[0] + noise.reshape(k, N)
-            if k > 1:
-                clip_norm = np.full((1, k), mechanism.count_radius(law.choice_epsilon))
-                counts = counts + mechanism.noise([1] * k, clip_norm, repeat(generator))
-            seen.append((sums, counts[0]))
-        return _of_sites(mode, law, probe, seen, candidates, pilots, known, generator)
-    if law.choice_epsilon:
-        assigned = choice.draw(law.choice_epsilon, k, [generator] * len(pilots))
-        chosen = np.where(assigned == choice.OWN, chosen, assigned)
-    own = theirs[np.arange(len(pilots)), chosen]
-    noise = mechanism.noise([N], law.clip_norms(own)[:, None], repeat(generator))
-    releases = probe.hypotheses[chosen] + law.clipped(own) + noise
-    return weights(log_likelihood(law, probe.hypotheses, releases, updates, best))
+Seen = list[tuple[Matrix, Matrix]]
+"""Of each site its sums (k, n) and counts (k,); where clients release, one entry, the releases (m, n) of all."""
 
 
-def _of_sites(
+def _made_up(mode: Mode, probe: Probe, law: Law, pilots: Hospitals, generator: Generator) -> Seen:
+    """Return what pilots release, as the server makes it up itself."""
+    updates, chosen = train(probe, pilots)
+    k, mechanism = len(probe.hypotheses), Laplace(law.noise_multiplier)
+    if not mode.by_site:
+        if law.choice_epsilon:
+            assigned = choice.draw(law.choice_epsilon, k, [generator] * len(pilots))
+            chosen = np.where(assigned == choice.OWN, chosen, assigned)
+        own = updates[np.arange(len(pilots)), chosen]
+        noise = mechanism.noise([N], law.clip_norms(own)[:, None], repeat(generator))
+        return [(probe.hypotheses[chosen] + law.clipped(own) + noise, np.empty(0))]
+    seen = []
+    for at in range(0, len(pilots), SITE):
+        sums, counts = _summed(law, updates[at : at + SITE][None], chosen[at : at + SITE][None])
+        noise = mechanism.noise([N] * k, np.full((1, k), law.clip_norm), repeat(generator))
+        if k > 1:
+            clip_norm = np.full((1, k), mechanism.count_radius(law.choice_epsilon))
+            counts = counts + mechanism.noise([1] * k, clip_norm, repeat(generator))
+        seen.append((sums[0] + noise.reshape(k, N), counts[0]))
+    return seen
+
+
+def _posterior(
     mode: Mode,
-    law: Law,
     probe: Probe,
-    seen: list[tuple[Matrix, Matrix]],
-    candidates: Hospitals,
+    law: Law,
+    seen: Seen,
     asked: Hospitals,
+    candidates: Hospitals,
     known: Hospitals,
     generator: Generator,
 ) -> Matrix:
-    """Return the posterior (clients, candidates) of each client of each site.
+    """Return the posterior (clients, candidates) of each client asked.
 
-    The others of the site are averaged over: many times as many are made up, and the posterior is alike for all
+    The others of a site are averaged over: many times as many are made up, and the posterior is alike for all
     clients of a site. Of a mode where the server knows the others, it subtracts what they do.
     """
     updates, best = train(probe, candidates)
-    k = len(probe.hypotheses)
+    if not mode.by_site:
+        return weights(log_likelihood(law, probe.hypotheses, seen[0][0], updates, best))
     if not mode.others_known:
         made_up, chosen = train(probe, known.blurred(_OTHERS * (SITE - 1), generator))
-        made_up, chosen = made_up.reshape(_OTHERS, SITE - 1, k, N), chosen.reshape(_OTHERS, SITE - 1)
-        others, counts = _summed(law, made_up, chosen)
-        logs = [site_log_likelihood(law, *site, updates, best, others, counts) for site in seen]
+        made_up = made_up.reshape(_OTHERS, SITE - 1, *made_up.shape[1:])
+        others = _summed(law, made_up, chosen.reshape(_OTHERS, SITE - 1))
+        logs = [site_log_likelihood(law, *site, updates, best, *others) for site in seen]
         return np.repeat(weights(np.array(logs)), SITE, axis=0)
     theirs, chosen = train(probe, asked)
     logs = []
     for client in range(len(asked)):
         site = client // SITE
         peers = [other for other in range(site * SITE, (site + 1) * SITE) if other != client]
-        others, counts = _summed(law, theirs[peers][None], chosen[peers][None])
-        logs.append(site_log_likelihood(law, *seen[site], updates, best, others, counts))
+        others = _summed(law, theirs[peers][None], chosen[peers][None])
+        logs.append(site_log_likelihood(law, *seen[site], updates, best, *others))
     return weights(np.array(logs))
 
 
@@ -447,163 +375,71 @@ def _likeliest(posterior: Matrix, values: Matrix) -> Matrix:
 # --- many releases with an open choice
 
 
-def _digit_by_digit(mode: Mode, known: Hospitals, asked: Hospitals, node: Victims) -> Callable[[str], _Guess]:
+def _digit_by_digit(mode: Mode, known: Hospitals, asked: Hospitals, node: Victims) -> Hospitals:
     """Ask each client again and again, with ever nearer hypotheses: which it chose stands out from any noise.
 
     The update is made so short that the clip norm is its floor, and the hypotheses lie far apart.
     """
-    services = np.unique(known.features[0, :, 0])
-    width = float(np.diff(services).min()) if known.rows > 1 else 1.0
-    tails = [known.payments[:, i:].mean(axis=1) for i in range(known.rows)]
-    columns = [column for quantity in _quantities(known.rows) if quantity != PAYMENT for column in aims(quantity)]
-    features = [known.features[:, 0, column] for column in columns]
-    rounds = mode.releases // (len(tails) + len(features))
+    rows, services = known.rows, np.unique(known.features[0, :, 0])
+    width = float(np.diff(services).min()) if rows > 1 else 1.0
+    # From any service on, where there is one row.
+    least = services if rows > 1 else np.full(1, known.features[..., 0].min() - width)
+    base = float(np.median(known.payments))
     noise = Laplace(mode.noise_multiplier).deviation(N) * _FLOOR
-    least, base = services[: known.rows], float(np.median(known.payments))
-    if known.rows == 1:
-        # Whatever the service of the only row.
-        least = np.full(1, known.features[..., 0].min() - width)
-    found = np.empty((len(asked), len(tails) + len(features)))
-    for client in range(len(asked)):
-        for i, usual in enumerate([*tails, *features]):
-            slack = 0.1 * float(np.ptp(usual))
-            low, high = float(usual.min()) - slack, float(usual.max()) + slack
-            for _ in range(rounds):
-                centres = low + (high - low) * (np.arange(_OPEN) + 0.5) / _OPEN
-                if i < len(tails):
-                    probe = tail_probe(float(least[i]), base, centres, width)
-                else:
-                    probe = feature_probe(columns[i - len(tails)], centres, 1, 1e-6).marked(noise)
-                release = node.release(mode, probe, _FLOOR, [client])
-                nearest = int(np.linalg.norm(release - probe.hypotheses, axis=1).argmin())
-                half = (high - low) / _OPEN / 2
-                low, high = float(centres[nearest]) - half, float(centres[nearest]) + half
-            found[client, i] = (low + high) / 2
-    rows, claimed = known.rows, in_words(node.claimed(0))[0]
+    columns = [column for quantity in _quantities(rows) if quantity != PAYMENT for column in probes.aims(quantity)]
+    usual = [known.payments[:, i:].mean(axis=1) for i in range(rows)]
+    usual += [known.features[:, 0, column] for column in columns]
+    found = np.empty((len(asked), len(usual)))
+    for client, i in np.ndindex(found.shape):
+        slack = 0.1 * float(np.ptp(usual[i]))
+        low, high = float(usual[i].min()) - slack, float(usual[i].max()) + slack
+        for _ in range(mode.releases // len(usual)):
+            centres = low + (high - low) * (np.arange(OPEN) + 0.5) / OPEN
+            if i < rows:
+                probe = probes.tail_probe(float(least[i]), base, centres, width)
+            else:
+                probe = probes.feature_probe(columns[i - rows], centres, 1, 1e-6).marked(noise)
+            release, _ = ask(node, mode, probe, _FLOOR, [client])
+            nearest = int(np.linalg.norm(release - probe.hypotheses, axis=1).argmin())
+            half = (high - low) / OPEN / 2
+            low, high = float(centres[nearest]) - half, float(centres[nearest]) + half
+        found[client, i] = (low + high) / 2
     sums = found[:, :rows] * (rows - np.arange(rows))
-    payments = sums - np.append(sums[:, 1:], np.zeros((len(sums), 1)), axis=1)
-    shown = found[:, rows:] + feature_shift(payments.mean(axis=1))[:, None]
-
-    def guess(quantity: str) -> _Guess:
-        if quantity == PAYMENT:
-            return _Guess(payments, payments, claimed)
-        own = shown[:, [columns.index(column) for column in aims(quantity)]]
-        return _Guess(own, _rounded(own, known) if quantity == SERVICE else own, claimed)
-
-    return guess
-
-
-def _rounded(found: Matrix, known: Hospitals) -> Matrix:
-    services = np.unique(known.features[..., 0])
-    nearest: Matrix = services[np.abs(found[:, :1] - services).argmin(axis=1)][:, None]
-    return nearest
+    payments = -np.diff(sums, axis=1, append=0.0)
+    features = np.zeros((len(asked), rows, FEATURES))
+    features[:, 0, columns] = found[:, rows:] + probes.feature_shift(payments.mean(axis=1))[:, None]
+    return Hospitals(features, payments)
 
 
 # --- one release without noise
 
 
-def _without_noise(
-    mode: Mode, known: Hospitals, asked: Hospitals, node: Victims, generator: Generator
-) -> Callable[[str], _Guess]:
+def _without_noise(mode: Mode, known: Hospitals, asked: Hospitals, node: Victims, generator: Generator) -> Hospitals:
     """Compute the rows from one release without noise."""
-    everybody = range(len(asked))
+    probe = probes.single_row_probe(known) if known.rows == 1 else probes.all_rows_probe(known)
+    releases, _ = ask(node, mode, probe, _FLOOR, range(len(asked)))
     if known.rows == 1:
-        probe = single_row_probe(known)
-        read = read_row(probe, node.release(mode, probe, _FLOOR, everybody))
-    else:
-        probe = all_rows_probe(known)
-        updates = node.release(mode, probe, _FLOOR, everybody) - probe.hypotheses[0]
-        read = fit_rows(probe, updates, known.blurred(_CANDIDATES, generator))
-    claimed = in_words(node.claimed(0))[0]
-
-    def guess(quantity: str) -> _Guess:
-        own = read.secret(quantity)
-        return _Guess(own, _rounded(own, known) if quantity == SERVICE else own, claimed)
-
-    return guess
-
-
-def single_row_probe(known: Hospitals, epochs: int = 99) -> Probe:
-    """Return constants all over the range of payments, which end next to the payment of a client's only row.
-
-    With an odd number of epochs no client ends where it began.
-    """
-    edges = np.linspace(0.9 * known.payments.min(), 1.1 * known.payments.max(), _OPEN + 1)
-    centres, half = (edges[1:] + edges[:-1]) / 2, float(edges[1] - edges[0]) / 2
-    # A step moves a constant by the step size times about 3, the squared length of its gradient.
-    return whole_probe(centres, epochs, half / (2.5 * epochs), None).marked(1.0)
-
-
-def read_row(probe: Probe, releases: Matrix) -> Hospitals:
-    """Return the only row of clients that released (m, 11) without noise from `single_row_probe`.
-
-    The weights of a unit move by multiples of the row's features, its bias by the same multiples of 1. Training goes
-    to and fro about the payment, which lies within a step of where it ends.
-    """
-    apart = np.linalg.norm(releases[:, None] - probe.hypotheses, axis=2)
-    start = probe.hypotheses[apart.argmin(axis=1)]
-    moved = releases - start
-    features = moved[:, :FEATURES] / moved[:, 6:7]
-    hidden = (releases[:, :FEATURES] * features).sum(axis=1) + releases[:, 6]
-    output = releases[:, 8] * hidden + releases[:, 10]
-    return Hospitals(features[:, None], output[:, None])
-
-
-def all_rows_probe(known: Hospitals) -> Probe:
-    """Return a function of few large steps, in which features and payments of all rows leave their mark."""
-    services = np.unique(known.features[0, :, 0])
-    threshold = float((services[len(services) // 2 - 1] + services[len(services) // 2]) / 2)
-    return whole_probe(np.array([0.5 * float(known.payments.min())]), 5, 0.05, threshold)
-
-
-def fit_rows(probe: Probe, updates: Matrix, candidates: Hospitals, rounds: int = 30) -> Hospitals:
-    """Return the hospitals whose training gives these updates (m, 11), by Levenberg and Marquardt's method.
-
-    It starts from the candidate with the nearest update; services are those of the candidates.
-    """
-    theirs, _ = train(probe, candidates)
-    near = np.linalg.norm(updates[:, None] - theirs[None, :, 0], axis=2).argmin(axis=1)
-    at, rows = candidates.some(near), candidates.rows
-    point = np.concatenate([at.features[:, 0, 1:], at.payments], axis=1)
-    scale = np.full(2 + rows, 1e-5)
-
-    def hospitals(values: Matrix) -> Hospitals:
-        features = at.features.copy()
-        features[:, :, 1:] = values[:, None, :2]
-        return Hospitals(features, values[:, 2:])
-
-    def off(values: Matrix) -> Matrix:
-        return train(probe, hospitals(values))[0][:, 0] - updates
-
-    damping, rest = np.full(len(point), 1e-3), off(point)
-    for _ in range(rounds):
-        slopes = np.stack([(off(point + step) - rest) / scale[0] for step in np.diag(scale)], axis=2)
-        square = np.einsum("mni,mnj->mij", slopes, slopes)
-        diagonal = np.einsum("mii->mi", square)[:, :, None] * np.eye(2 + rows)
-        lhs = square + damping[:, None, None] * diagonal + 1e-14 * np.eye(2 + rows)
-        step = np.linalg.solve(lhs, np.einsum("mni,mn->mi", slopes, rest)[..., None])[..., 0]
-        moved = off(point - step)
-        better = np.square(moved).sum(axis=1) < np.square(rest).sum(axis=1)
-        point[better], rest[better] = (point - step)[better], moved[better]
-        damping = np.where(better, damping / 5, damping * 5)
-    return hospitals(point)
+        return probes.read_row(probe, releases)
+    return probes.fit_rows(probe, releases - probe.hypotheses[0], known.blurred(_CANDIDATES, generator))
 
 
 # --- how far off
 
 
-def _prior(known: Hospitals, quantity: str, clients: int) -> _Guess:
-    """Return the guess of who has seen no release: the mean, and the service that is most frequent."""
+def _prior(known: Hospitals, quantity: str, clients: int) -> tuple[Matrix, Matrix]:
+    """Return the guess without a release: the mean, and the service that is most frequent."""
     secret = known.secret(quantity)
-    mean = np.repeat(secret.mean(axis=0)[None], clients, axis=0)
     even = np.full((clients, len(secret)), 1 / len(secret))
-    return _Guess(mean, _likeliest(even, secret[:, 0]), "")
+    return np.repeat(secret.mean(axis=0)[None], clients, axis=0), _likeliest(even, secret[:, 0])
 
 
-def _finding(data: Data, mode: Mode, nu: float | None, asked: Hospitals, quantity: str, guess: _Guess) -> Finding:
-    known, truth = data.known[asked.rows], asked.secret(quantity)
-    mean = _prior(known, quantity, len(asked)).mean
-    off, usual = (np.square(values - truth).sum(axis=1) for values in (guess.mean, mean))
+def _finding(
+    data: Data, mode: Mode, asked: Hospitals, quantity: str, mean: Matrix, likeliest: Matrix, claimed: str = ""
+) -> Finding:
+    """Return how far off answers are: means (m, numbers) and, of a service, the likeliest (m, 1); no claim, a guess."""
+    truth = asked.secret(quantity)
+    prior, _ = _prior(data.known[asked.rows], quantity, len(asked))
+    off, usual = (np.square(values - truth).sum(axis=1) for values in (mean, prior))
     # Clients of a site are found together, or not at all.
     size = SITE if mode.by_site else 1
     groups = np.stack([off, usual], axis=1).reshape(-1, size, 2).sum(axis=1)
@@ -615,17 +451,17 @@ def _finding(data: Data, mode: Mode, nu: float | None, asked: Hospitals, quantit
     numbers = truth.shape[1] if quantity == PAYMENT else 1
     return Finding(
         mode.name,
-        nu,
-        mode.releases if nu is not None else 0,
+        mode.noise_multiplier if claimed else None,
+        mode.releases if claimed else 0,
         asked.rows,
         quantity,
-        guess.claimed,
+        claimed,
         float(np.sqrt(off.sum() / usual.sum())),
         float(low),
         float(high),
         float(np.sqrt(off.mean() / numbers) * scale),
         unit,
-        float((np.abs(guess.likeliest - truth) < 1e-6).mean()) if quantity == SERVICE else None,
+        float((np.abs(likeliest - truth) < 1e-6).mean()) if quantity == SERVICE else None,
         len(asked),
     )
 

@@ -1,4 +1,4 @@
-"""Hospitals: those that are attacked, those that the attacker knows already, and the modes in which they release.
+"""Hospitals: those that are attacked, and those that the attacker knows already.
 
 A row is a service, a place (longitude, latitude) and a payment, as the recipe ``hospital`` has them. All rows of
 a hospital share its place.
@@ -6,7 +6,9 @@ a hospital share its place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,14 +82,10 @@ class Hospitals:
 
 @dataclass(frozen=True)
 class Data:
-    """A dataset as the audit uses it.
+    """A dataset as the audit uses it: victims, and the validation clients, which the attacker knows.
 
-    Attributes
-    ----------
-    manifest : Manifest
-    victims, known : dict from int to Hospitals
-        By the number of rows: 1, of which every hospital keeps one alone, and as many as there are services, of
-        the hospitals that have all. The attacker knows the second, which are the validation clients.
+    Both are by the number of rows: 1, of which every hospital keeps one alone, and as many as there are services, of
+    the hospitals that have all.
     """
 
     manifest: Manifest
@@ -123,11 +121,9 @@ class Data:
 
     def unit(self, quantity: str) -> tuple[float, str]:
         """Return what to multiply stored numbers by, and the unit that this leads to."""
-        units = self.manifest.units
-        if quantity == PAYMENT:
-            return float(units.get("target", {}).get("scale", 1.0)), str(units.get("target", {}).get("unit", ""))
-        column = 0 if quantity == SERVICE else 1
-        about = (units.get("features") or [{}] * FEATURES)[column]
+        features: Any = self.manifest.units.get("features") or ()
+        service, place = [*tuple(features), {}, {}][:2]
+        about = {SERVICE: service, PLACE: place, PAYMENT: self.manifest.units.get("target", {})}[quantity]
         return float(about.get("scale", 1.0)), "index" if quantity == SERVICE else str(about.get("unit", ""))
 
 
@@ -135,38 +131,35 @@ def _by_rows(
     dataset: Dataset, clients: Sequence[int] | NDArray[np.int64], services: Matrix, one: Any
 ) -> dict[int, Hospitals]:
     """Return clients of one row and of all services; of each client `one` draws its row, or all count where None."""
-    single: list[tuple[Matrix, Matrix]] = []
-    whole: list[tuple[Matrix, Matrix]] = []
+    kinds: dict[int, list[tuple[Matrix, Matrix]]] = {1: [], len(services): []}
     for client in clients:
         features, payments = (np.asarray(part, np.float64) for part in dataset.client(int(client)))
-        rows = range(len(payments)) if one is None else [int(one.integers(len(payments)))]
-        single += [(features[i : i + 1], payments[i : i + 1]) for i in rows]
+        single = range(len(payments)) if one is None else [int(one.integers(len(payments)))]
+        kinds[1] += [(features[i : i + 1], payments[i : i + 1]) for i in single]
         if len(payments) == len(services) and np.array_equal(np.sort(features[:, 0]), services):
             order = np.argsort(features[:, 0])
-            whole.append((features[order], payments[order]))
+            kinds[len(services)].append((features[order], payments[order]))
     found = {}
-    for rows_, some in ((1, single), (len(services), whole)):
-        shape = (len(some), rows_)
-        found[rows_] = Hospitals(
+    for rows, some in kinds.items():
+        shape = (len(some), rows)
+        found[rows] = Hospitals(
             np.array([features for features, _ in some]).reshape(*shape, FEATURES),
             np.array([payments for _, payments in some]).reshape(shape),
         )
     return found
 
 
-def write_clients(folder: Path, hospitals: Hospitals, manifest: Manifest) -> None:
-    """Write a dataset whose training clients are these hospitals."""
+@contextmanager
+def victims(hospitals: Hospitals, manifest: Manifest) -> Iterator[Path]:
+    """Write a dataset whose training clients are these hospitals for as long as it is needed; give its folder."""
     count, rows = hospitals.payments.shape
-    write_dataset(
-        folder,
-        Manifest(
-            name="victims", clients=count, split={"train": count, "validation": 0}, model=manifest.model,
-            loss=manifest.loss,
-        ),
-        hospitals.features.reshape(-1, FEATURES).astype(np.float32),
-        hospitals.payments.reshape(-1).astype(np.float32),
-        offsets_of([rows] * count),
-    )  # fmt: skip
+    split = {"train": count, "validation": 0}
+    own = Manifest(name="victims", clients=count, split=split, model=manifest.model, loss=manifest.loss)
+    features, payments = hospitals.features.reshape(-1, FEATURES), hospitals.payments.reshape(-1)
+    with tempfile.TemporaryDirectory(prefix="umbel-rows-") as scratch:
+        folder = Path(scratch) / "victims"
+        write_dataset(folder, own, features.astype(np.float32), payments.astype(np.float32), offsets_of([rows] * count))
+        yield folder
 
 
 def public_guess(known: Hospitals, asked: Hospitals) -> Matrix:

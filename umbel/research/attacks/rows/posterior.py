@@ -19,16 +19,8 @@ Chosen = NDArray[np.int64]
 class Law:
     """How a release comes about.
 
-    Attributes
-    ----------
-    noise_multiplier : float
-        nu, above 0.
-    clip_norm : float
-        That updates are clipped to; where `public` is false, the least clip norm.
-    public : bool
-        Otherwise the clip norm is the norm of the update.
-    choice_epsilon : float
-        Of the choice; 0 for an open one.
+    Updates are clipped to a public clip norm; otherwise it is the norm of the update, at least `clip_norm`. An open
+    choice has a choice-epsilon of 0.
     """
 
     noise_multiplier: float
@@ -58,8 +50,7 @@ def log_likelihood(law: Law, hypotheses: Matrix, releases: Matrix, updates: Matr
     Parameters
     ----------
     law : Law
-    hypotheses : ndarray, shape (k, n)
-    releases : ndarray, shape (m, n)
+    hypotheses, releases : ndarray, shapes (k, n) and (m, n)
     updates : ndarray, shape (c, k, n)
         Of the candidates from each hypothesis, not clipped.
     best : ndarray of int, shape (c,)
@@ -88,11 +79,9 @@ def site_log_likelihood(
     Parameters
     ----------
     law : Law
-    sums : ndarray, shape (k, n)
-    counts : ndarray, shape (k,)
-    updates : ndarray, shape (c, k, n)
-        Of the candidates, not clipped.
-    best : ndarray of int, shape (c,)
+    sums, counts : ndarray, shapes (k, n) and (k,)
+    updates, best : ndarray
+        See `log_likelihood`.
     others : ndarray, shape (draws, k, n)
         Sums of clipped updates of made-up other clients; the likelihood is their mean.
     chosen : ndarray, shape (draws, k)

@@ -23,6 +23,8 @@ Matrix = NDArray[np.float64]
 
 N = 11
 """Parameters."""
+OPEN = 10
+"""Hypotheses, where the choice among them is open."""
 _UNITS = 2
 _BIAS1, _WEIGHT2, _BIAS2 = _UNITS * FEATURES, _UNITS * FEATURES + _UNITS, N - 1
 _DEAD = -1.0
@@ -33,14 +35,7 @@ _APART = 200.0  # between hypotheses, in standard deviations of the noise of a c
 
 @dataclass(frozen=True)
 class Probe:
-    """Hypotheses and the part of a task that belongs to them.
-
-    Attributes
-    ----------
-    hypotheses : ndarray, shape (k, 11)
-    epochs : int
-    step_size : float
-    """
+    """Hypotheses (k, 11), and the part of a task that belongs to them."""
 
     hypotheses: Matrix
     epochs: int
@@ -86,16 +81,9 @@ def feature_probe(column: int, centres: Matrix, epochs: int, reach: float) -> Pr
 
 
 def tail_probe(least: float, base: float, centres: Matrix, width: float) -> Probe:
-    """Return steps from `base` to each centre at the service `least`: the choice tells the payments from there on.
+    """Return steps from `base` to each centre (k,) at the service `least`: the choice tells payments from there on.
 
-    Parameters
-    ----------
-    least : float
-        Service; those below it are `width` away or more.
-    base : float
-    centres : ndarray, shape (k,)
-    width : float
-        Between services.
+    Services are at least `width` apart.
     """
     hypotheses = np.zeros((len(centres), N))
     steep, start = 2.0 / width, least - 0.75 * width
@@ -118,6 +106,72 @@ def whole_probe(centres: Matrix, epochs: int, step_size: float, threshold: float
         hypotheses[:, FEATURES] = hypotheses[:, _WEIGHT2 + 1] = 1.0
         hypotheses[:, _BIAS1 + 1] = -threshold
     return Probe(hypotheses, epochs, step_size)
+
+
+def single_row_probe(known: Hospitals, epochs: int = 99) -> Probe:
+    """Return constants all over the range of payments, which end next to the payment of a client's only row.
+
+    With an odd number of epochs no client ends where it began.
+    """
+    edges = np.linspace(0.9 * known.payments.min(), 1.1 * known.payments.max(), OPEN + 1)
+    centres, half = (edges[1:] + edges[:-1]) / 2, float(edges[1] - edges[0]) / 2
+    # A step moves a constant by the step size times about 3, the squared length of its gradient.
+    return whole_probe(centres, epochs, half / (2.5 * epochs), None).marked(1.0)
+
+
+def read_row(probe: Probe, releases: Matrix) -> Hospitals:
+    """Return the only row of clients that released (m, 11) without noise from `single_row_probe`.
+
+    The weights of a unit move by multiples of the row's features, its bias by the same multiples of 1. Training goes
+    to and fro about the payment, which lies within a step of where it ends.
+    """
+    apart = np.linalg.norm(releases[:, None] - probe.hypotheses, axis=2)
+    start = probe.hypotheses[apart.argmin(axis=1)]
+    moved = releases - start
+    features = moved[:, :FEATURES] / moved[:, 6:7]
+    hidden = (releases[:, :FEATURES] * features).sum(axis=1) + releases[:, 6]
+    output = releases[:, 8] * hidden + releases[:, 10]
+    return Hospitals(features[:, None], output[:, None])
+
+
+def all_rows_probe(known: Hospitals) -> Probe:
+    """Return a function of few large steps, in which features and payments of all rows leave their mark."""
+    services = np.unique(known.features[0, :, 0])
+    threshold = float((services[len(services) // 2 - 1] + services[len(services) // 2]) / 2)
+    return whole_probe(np.array([0.5 * float(known.payments.min())]), 5, 0.05, threshold)
+
+
+def fit_rows(probe: Probe, updates: Matrix, candidates: Hospitals, rounds: int = 30) -> Hospitals:
+    """Return the hospitals whose training gives these updates (m, 11), by Levenberg and Marquardt's method.
+
+    It starts from the candidate with the nearest update; services are those of the candidates.
+    """
+    theirs, _ = train(probe, candidates)
+    near = np.linalg.norm(updates[:, None] - theirs[None, :, 0], axis=2).argmin(axis=1)
+    at, rows = candidates.some(near), candidates.rows
+    point = np.concatenate([at.features[:, 0, 1:], at.payments], axis=1)
+    scale = np.full(2 + rows, 1e-5)
+
+    def hospitals(values: Matrix) -> Hospitals:
+        features = at.features.copy()
+        features[:, :, 1:] = values[:, None, :2]
+        return Hospitals(features, values[:, 2:])
+
+    def off(values: Matrix) -> Matrix:
+        return train(probe, hospitals(values))[0][:, 0] - updates
+
+    damping, rest = np.full(len(point), 1e-3), off(point)
+    for _ in range(rounds):
+        slopes = np.stack([(off(point + step) - rest) / scale[0] for step in np.diag(scale)], axis=2)
+        square = np.einsum("mni,mnj->mij", slopes, slopes)
+        diagonal = np.einsum("mii->mi", square)[:, :, None] * np.eye(2 + rows)
+        lhs = square + damping[:, None, None] * diagonal + 1e-14 * np.eye(2 + rows)
+        step = np.linalg.solve(lhs, np.einsum("mni,mn->mi", slopes, rest)[..., None])[..., 0]
+        moved = off(point - step)
+        better = np.square(moved).sum(axis=1) < np.square(rest).sum(axis=1)
+        point[better], rest[better] = (point - step)[better], moved[better]
+        damping = np.where(better, damping / 5, damping * 5)
+    return hospitals(point)
 
 
 def probe_for(quantity: str, direction: int, centres: Matrix, epochs: int, reach: float) -> Probe:

@@ -1,15 +1,20 @@
-"""The server: Flower's SuperLink, with umbel's guard in front of it.
+"""The server: Flower's SuperLink, with umbel's guard in front of it, and the secret by which it lets ``flwr`` in.
 
     umbel server start --control-secret certs/control.secret --host 0.0.0.0 --port 8000 ...
+    umbel server login umbel certs/control.secret
 
-takes the options of Flower's ``flower-superlink``. Started by itself, that would start runs and register nodes for
-whoever reaches its port; here the guard (`umbel.deploy.guard`) lets in whoever has the operator's secret.
+The first takes the options of Flower's ``flower-superlink``. Started by itself, that would start runs and register
+nodes for whoever reaches its port; here the guard (`umbel.deploy.guard`) lets in whoever has the operator's secret.
+
+From a login on, `flwr` sends the secret to the address of this connection, and to no other. It is kept where Flower
+keeps sign-ins, ``credentials.yaml`` beside ``config.toml``, which no other user can read.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import tomllib
 from logging import INFO
 from pathlib import Path
 from typing import Annotated
@@ -17,11 +22,12 @@ from typing import Annotated
 import typer
 
 from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secret
-from umbel.protocol.cli import errors_in_one_line
-from umbel.protocol.flower import log, run_superlink
+from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
+from umbel.protocol.errors import GuardError
+from umbel.protocol.flower import keep_secret, log, run_superlink
 
 
-def main(
+def _start(
     context: typer.Context,
     control_secret: Annotated[
         Path | None,
@@ -59,3 +65,26 @@ def _who(rules: Rules) -> str:
     allowed = ["whoever has the operator's secret"] if rules.secret else []
     allowed += [f"callers from {network}" for network in rules.control_from]
     return " and ".join(allowed) or "this machine itself"
+
+
+def _login(
+    connection: Annotated[str, typer.Argument(help="A connection in Flower's config.toml.")],
+    secret: Annotated[Path, typer.Argument(help="The file that holds the operator's secret.")],
+) -> None:
+    """Keep the operator's secret for a connection."""
+    with errors_in_one_line():
+        home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
+        address = _address(home / "config.toml", connection)
+        keep_secret(home, address, read_secret(secret).decode())
+    typer.echo(f"flwr sends the operator's secret to {address}")
+
+
+def _address(config: Path, connection: str) -> str:
+    try:
+        return str(tomllib.loads(config.read_text(encoding="utf-8"))["superlink"][connection]["address"])
+    except (KeyError, TypeError, ValueError):
+        text = f"{config} has no connection {connection!r} with an address; write it first"
+        raise GuardError(text, code="guard.no-connection") from None
+
+
+start, login = command_line(_start, **PASSES_ON), command_line(_login)

@@ -23,14 +23,10 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from typer.testing import CliRunner
 
-from tests.deploy.processes import CONNECTION, Deployment
 from tests.helpers.errors import ended
 from umbel.cli.main import app as umbel
-from umbel.protocol.flower import keep_secret
 
 SECRET = "0123456789abcdef" * 4
-ELSEWHERE = Path(__file__).parent / "elsewhere"
-FORBIDDEN = "forbidden by this server's guard"
 DOORS = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
 
 
@@ -221,15 +217,3 @@ def test_logging_in_says_what_is_missing(log_in: Any, secret: Path, tmp_path: Pa
     (tmp_path / "config.toml").write_text("superlink = 1", encoding="utf-8")
     assert "[guard.no-connection]" in log_in("umbel", secret).output
     assert not (tmp_path / "credentials.yaml").exists()
-
-
-@pytest.mark.slow
-def test_over_processes_this_machine_controls_where_there_is_no_secret_and_others_do_not(tmp_path: Path) -> None:
-    with Deployment(tmp_path, secret=False) as deployment:
-        listing = ("supernode", "list", CONNECTION)
-        assert "Listing all nodes" in deployment.flwr(*listing)
-        assert FORBIDDEN in deployment.flwr_of_somebody(*listing, path=ELSEWHERE)
-        assert "127.0.0.2:" in deployment.superlink.log, "it did call from elsewhere"
-        # A secret that was not asked for opens nothing.
-        keep_secret(deployment.folder / "somebody", deployment.address, SECRET)
-        assert FORBIDDEN in deployment.flwr_of_somebody(*listing, path=ELSEWHERE)

@@ -37,7 +37,7 @@ def site(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "US.txt").write_text(PLACES)
     return {
         "data-path": str(tmp_path / "charges.csv"),
-        "reader": "umbel.deploy.hospital_table:read",
+        "reader": "umbel.data.hospital_table:read",
         "reader-options": f"geonames={tmp_path / 'US.txt'}",
         "ledger-path": str(tmp_path / "ledger.sqlite"),
     }

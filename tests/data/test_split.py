@@ -13,7 +13,7 @@ import umbel
 from tests.helpers.errors import raises
 from umbel.cli.main import app
 from umbel.data import Manifest, offsets_of, open_dataset, write_dataset
-from umbel.deploy.split import split
+from umbel.data.split import split
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 

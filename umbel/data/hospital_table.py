@@ -1,6 +1,6 @@
 """A site's own table of hospital charges, served as it is: its schema is ``hospital.toml``, next to this file.
 
-A node reads it with ``reader="umbel.deploy.hospital_table:read"`` and ``reader-options="geonames=/data/US.txt"``.
+A node reads it with ``reader="umbel.data.hospital_table:read"`` and ``reader-options="geonames=/data/US.txt"``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from umbel.data import Column, Dataset
+from umbel.data.data import Dataset
 from umbel.data.find import load_recipe
+from umbel.data.schema import Column
 from umbel.data.table import Register, values_of
 from umbel.data.table import read as read_table
 from umbel.protocol.errors import DatasetError, SiteError
@@ -25,21 +26,8 @@ _ZIP = Column(name="Provider Zip Code", type="integer", minimum=1, maximum=99_99
 def read(csv: Path, register: Register, geonames: str = "") -> Dataset:
     """Turn hospital charges into a dataset in memory, one client a provider (see `umbel.data.table.read`).
 
-    A provider lies where its ZIP code does, to which leading zeros are given back.
-
-    Parameters
-    ----------
-    csv : Path
-        Charges, in the columns of the IPPS provider summary.
-    register : Register
-        Which provider has which number.
-    geonames : str
-        Path of GeoNames' postal codes of the US.
-
-    Raises
-    ------
-    DatasetError
-        When the table is not what the schema says, or a provider of the register has gone.
+    The columns of `csv` are those of the IPPS provider summary. A provider lies where GeoNames' postal codes of the US
+    place its ZIP code, to which leading zeros are given back.
     """
     if not Path(geonames).is_absolute():
         raise SiteError(
@@ -54,9 +42,8 @@ def read(csv: Path, register: Register, geonames: str = "") -> Dataset:
         places = recipe.locate(zips, recipe.Zip.PADDED, Path(geonames))
         found = np.isfinite(places).all(axis=1)
         if not found.any():
-            raise DatasetError(
-                f"{csv}: no provider has a ZIP code that GeoNames knows; check {geonames}", code="data.no-place"
-            )
+            text = f"{csv}: no provider has a ZIP code that GeoNames knows; check {geonames}"
+            raise DatasetError(text, code="data.no-place")
         if not found.all():
             lost = sorted(set(zips[~found].tolist()))
             log(WARNING, "%s: rows left out, because GeoNames does not know their ZIP codes: %s", csv, lost)

@@ -9,12 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from umbel.cli.configs import check, read_values
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.run_config import RunConfig
 from umbel.research.experiments.runs import Spec
-from umbel.research.experiments.sweep import sweep as run_all
+from umbel.simulation.start import check, read_values
 
 
 def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: Any) -> pd.DataFrame:
@@ -52,20 +51,22 @@ def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: A
     own = {key.replace("_", "-"): value for key, value in values.items()}
     varied = {key: value for key, value in own.items() if isinstance(value, list | tuple)}
     if not varied or not all(varied.values()):
-        raise ConfigError(
-            "a sweep varies something: give a list of values, as seed=[0, 1, 2]", code="config.nothing-varied"
-        )
+        text = "a sweep varies something: give a list of values, as seed=[0, 1, 2]"
+        raise ConfigError(text, code="config.nothing-varied")
     fixed = {key: value for key, value in own.items() if key not in varied}
     source, common = (config, {}) if isinstance(config, str | Path) else ("", dict(config))
     specs = []
     for combination in itertools.product(*varied.values()):
         some = dict(zip(varied, combination, strict=True))
-        asked = read_values(source, common | fixed | some)
-        specs.append(
-            Spec("-".join(f"{key}={_plain(value)}" for key, value in some.items()), RunConfig().entries() | asked)
-        )
+        name_of_run = "-".join(f"{key}={_plain(value)}" for key, value in some.items())
+        specs.append(Spec(name_of_run, RunConfig().entries() | read_values(source, common | fixed | some)))
     for spec in specs:
         check(spec.config)
+    try:
+        from umbel.research.experiments.sweep import sweep as run_all
+    except ModuleNotFoundError as error:
+        text = f"{error.name} is not installed: pip install 'umbel[research]'"
+        raise ConfigError(text, code="config.not-installed") from None
     results = run_all(specs, umbel_home() / "sweeps" / name)
     rows = [{**{key: result.spec.config[key] for key in varied}, "error": result.error} for result in results]
     measures = pd.json_normalize([result.measures for result in results])

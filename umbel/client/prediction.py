@@ -30,48 +30,25 @@ _NO_STEP = 1.0  # of what is local, only statistics of rows are left, and no ste
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a client is told.
-
-    Attributes
-    ----------
-    client : int
-    hypothesis : int
-        The one that fits the client's labelled rows best.
-    metric : float
-        Of that hypothesis on them, as the model reports it.
-    outputs : ndarray, shape (rows,) or (rows, outputs)
-        Classes, or numbers as they are stored, for the rows asked for.
-    """
+    """What a client is told."""
 
     client: int
-    hypothesis: int
-    metric: float
-    outputs: NDArray[Any]
+    hypothesis: int  # the one that fits the client's labelled rows best
+    metric: float  # of that hypothesis on them, as the model reports it
+    outputs: NDArray[Any]  # (rows,) or (rows, outputs): classes, or numbers as they are stored
 
 
 def predictions(
-    model: Model,
-    hypotheses: Arrays,
-    dataset: Dataset,
-    clients: list[int],
-    features: NDArray[np.float32] | None = None,
+    model: Model, hypotheses: Arrays, dataset: Dataset, clients: list[int], features: NDArray[np.float32] | None = None
 ) -> Iterator[Prediction]:
     """Yield what each client predicts with its best hypothesis.
 
-    Parameters
-    ----------
-    model : Model
-    hypotheses : dict of ndarray, each (k, \\*shape)
-    dataset : Dataset
-        The clients' labelled rows.
-    clients : list of int
-    features : ndarray, shape (rows, \\*feature shape), optional
-        Rows without labels to predict for, scaled as the dataset's; by default the clients' own.
+    It predicts for rows without labels (rows, \\*feature shape), scaled as those of the dataset, which has its labelled
+    rows; by default for these. Hypotheses are (k, \\*shape) each.
     """
     learner = try_out(model, dataset)
-    device = learner.device
     for client in clients:
-        cohort = Cohort.gather(dataset, [client], device)
+        cohort = Cohort.gather(dataset, [client], learner.device)
         fresh = model.initial_local([np.random.default_rng(0)])
         losses, metrics = (
             learner.score_newcomers(hypotheses, cohort, fresh, _NO_STEP) if fresh else learner.score(hypotheses, cohort)
@@ -103,25 +80,20 @@ def read_run(run: Path, data: Dataset) -> tuple[Model, Arrays]:
             raise DatasetError(f"{run / file} is missing; give the folder of one run", code="data.missing-file")
     config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))["config"]
     hypotheses = safetensors.numpy.load_file(run / "hypotheses.safetensors")
-    # A run that names no model took that of its dataset, which a newcomer need not have: then
-    # the newcomer's own data name it, and the shapes tell whether it is the same.
-    manifest = data.manifest
+    # A run that names no model took that of its dataset, which a newcomer need not have: then the newcomer's own data
+    # name it, and the shapes tell whether it is the same.
     model = models.load_for(RunConfig.parse(config), data.manifest)
     # In the order of the model's state dict, which a file does not keep.
     shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
     if shapes != model.shapes:
-        raise DatasetError(
-            f"{run}: hypotheses of shapes {shapes} do not fit model {model.name!r}: {model.shapes}",
-            code="data.unfit-hypotheses",
-        )
+        text = f"{run}: hypotheses of shapes {shapes} do not fit model {model.name!r}: {model.shapes}"
+        raise DatasetError(text, code="data.unfit-hypotheses")
     if reason := misfit(model, data):
-        raise DatasetError(f"{manifest.name}: model {model.name!r} {reason}", code="data.unfit-model")
+        raise DatasetError(f"{data.manifest.name}: model {model.name!r} {reason}", code="data.unfit-model")
     # Statistics of its rows a newcomer can take; parameters that are trained it lacks.
     if own := ", ".join(name for name in model.local_shapes if name not in model.buffers):
-        raise DatasetError(
-            f"{run}: parameters {own} of model {model.name!r} are each client's own, and none has any",
-            code="data.local-parameters",
-        )
+        text = f"{run}: parameters {own} of model {model.name!r} are each client's own, and none has any"
+        raise DatasetError(text, code="data.local-parameters")
     return model, {name: hypotheses[name] for name in model.shapes}
 
 
@@ -131,19 +103,15 @@ def read_features(path: Path, data: Dataset) -> NDArray[np.float32]:
     if not isinstance(features, np.ndarray):
         raise DatasetError(f"{path} holds several arrays; save the rows as one .npy", code="data.several-arrays")
     if features.shape[1:] != data.features.shape[1:]:
-        raise DatasetError(
-            f"{path}: rows of shape {features.shape[1:]}, the data's are {data.features.shape[1:]}",
-            code="data.unfit-rows",
-        )
+        text = f"{path}: rows of shape {features.shape[1:]}, the data's are {data.features.shape[1:]}"
+        raise DatasetError(text, code="data.unfit-rows")
     return features.astype(np.float32)
 
 
 def table(made: list[Prediction], data: Dataset, with_targets: bool = True) -> pd.DataFrame:
     """Return a row for each prediction, in the target's unit: client, row, hypothesis, prediction, and target.
 
-    Where clients have names, these stand beside their numbers.
-
-    Categories go by their names. What a model predicts as several numbers is an array.
+    Clients' names stand beside their numbers. Categories go by their names. Several outputs of a model are an array.
     """
     target = data.manifest.units.get("target", {})
     scale, names = float(target.get("scale", 1.0)), target.get("categories", [])

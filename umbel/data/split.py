@@ -1,0 +1,58 @@
+"""``umbel data split``: a dataset as several sites that share no client, each with its own dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from umbel.data.data import offsets_of
+from umbel.data.find import find_dataset, open_dataset
+from umbel.data.folder import write_dataset
+from umbel.data.manifest import Manifest
+from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.errors import DatasetError
+
+
+def main(
+    dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data, or a path.")],
+    out: Annotated[Path, typer.Option(help="The folder in which site-1, site-2, ... are written.")],
+    sites: Annotated[int, typer.Option(help="How many.")] = 3,
+) -> None:
+    """Split a dataset into as many as there are sites."""
+    with errors_in_one_line():
+        for folder in split(find_dataset(dataset), sites, out):
+            typer.echo(folder)
+
+
+def split(source: Path, sites: int, out: Path) -> list[Path]:
+    """Deal the clients of a dataset to `sites` sites; return their folders.
+
+    Site ``i`` of ``s`` gets every ``s``-th training client from ``i`` on, and so of the validation clients, so that its
+    own manifest says which of its clients train. Raises `DatasetError` when a site would have no training client.
+    """
+    whole = open_dataset(source)
+    manifest, offsets = whole.manifest, whole.offsets
+    if not 1 <= sites <= manifest.train:
+        text = f"{source}: {manifest.train} training clients make 1 to {manifest.train} sites, not {sites}; set --sites"
+        raise DatasetError(text, code="data.too-many-sites")
+    folders = []
+    for site in range(sites):
+        training, validation = range(site, manifest.train, sites), range(manifest.train + site, manifest.clients, sites)
+        clients = [*training, *validation]
+        rows = np.concatenate([np.arange(offsets[client], offsets[client + 1]) for client in clients])
+        changes = {
+            "name": f"{manifest.name}-{site + 1}",
+            "clients": len(clients),
+            "split": {"train": len(training), "validation": len(validation)},
+            "groups": [manifest.groups[client] for client in clients] if manifest.groups else [],
+            "provenance": f"Part {site + 1} of {sites} of {manifest.name}. {manifest.provenance}".strip(),
+        }
+        part, folder = Manifest(**manifest.model_dump() | changes), out / f"site-{site + 1}"
+        names = [whole.names[client] for client in clients] if len(whole.names) else ()
+        lengths = whole.lengths[clients]
+        write_dataset(folder, part, whole.features[rows], whole.targets[rows], offsets_of(lengths), names)
+        folders.append(folder)
+    return folders
