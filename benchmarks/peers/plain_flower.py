@@ -65,7 +65,8 @@ def compare(rounds: int, times: int) -> Ratio:
 
     def plain() -> Reading:
         with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
-            home, results, began = Path(scratch), Path(scratch, "plain.json"), time.time()
+            home, results, began = Path(scratch, "flower"), Path(scratch, "plain.json"), time.time()
+            home.mkdir()  # it goes with its SuperLink
             with superlink(home, {"PATH": path}) as link:
                 values = plain_config(config, data, results) | {"seed": len(startups["plain Flower"])}
                 submit(PLAIN, values, link, clients_in(data), cpus=1)

@@ -24,11 +24,14 @@ def test_every_command_is_there_and_explains_itself(name: str) -> None:
     assert "--install-completion" not in told.output
 
 
-@pytest.mark.parametrize(("words", "meant"), [(["experimant"], "experiment"), (["data", "lst"], "list")])
+@pytest.mark.parametrize(
+    ("words", "meant"), [(["experimant"], "experiment"), (["data", "lst"], "list"), (["site", "strat"], "start")]
+)
 def test_a_misspelt_command_is_told_its_name_once(words: list[str], meant: str) -> None:
     told = CliRunner().invoke(app, words, prog_name="umbel")
     assert told.exit_code == 2
-    assert told.output.count(f"Did you mean '{meant}'") == 1
+    assert "Did you mean" in told.output
+    assert told.output.count(f"'{meant}'") == 1
 
 
 def test_what_python_imports_comes_when_it_is_asked_for() -> None:

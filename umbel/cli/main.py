@@ -16,7 +16,7 @@ Table = Mapping[str, tuple[str, str]]
 """By its name: where a command's `typer.Typer` is, as module:name, and what it does, in a sentence."""
 
 
-def _group(commands: Table, callback: Callable[[], None], suggests: bool = False) -> typer.Typer:
+def _group(commands: Table, callback: Callable[[], None], whole: bool = False) -> typer.Typer:
     """Return a command whose subcommands are those of a table; the callback's docstring says what they are for."""
 
     def load(name: str) -> typer.Typer:
@@ -26,7 +26,8 @@ def _group(commands: Table, callback: Callable[[], None], suggests: bool = False
 
     group = typer.Typer(
         cls=lazy(lambda: {name: told for name, (_, told) in commands.items()}, load, "research"),
-        add_completion=suggests,
+        add_completion=whole,
+        suggest_commands=False,
         no_args_is_help=True,
         pretty_exceptions_show_locals=False,
     )
@@ -89,4 +90,4 @@ SITE: Table = {
     "check": ("umbel.client.commands:check", "Say what a site's configuration means, and whether it can be used."),
 }
 
-app, server, site = _group(COMMANDS, _umbel, suggests=True), _group(SERVER, _server), _group(SITE, _site)
+app, server, site = _group(COMMANDS, _umbel, whole=True), _group(SERVER, _server), _group(SITE, _site)

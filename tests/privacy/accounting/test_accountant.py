@@ -88,7 +88,9 @@ def test_one_laplace_release(n: int) -> None:
     assert epsilon == pytest.approx(expected, rel=1e-3 if n > 10_000 else 1e-6)
 
 
-@pytest.mark.parametrize(("n", "times"), [*((n, times) for n in SHIFTS for times in (3, 300)), (11, 30)])
+@pytest.mark.parametrize(
+    ("n", "times"), [*((n, 3) for n in SHIFTS), *((n, 300) for n in (1, 2, 11, 1_200_000)), (11, 30)]
+)
 def test_laplace_releases(n: int, times: int) -> None:
     epsilon = compose({LaplaceLoss(n, SHIFTS[n]): times}, DELTA)
     # Rounding down takes half an interval a release, here 0.5 % of epsilon; on the line, all of the atom's stay.
@@ -198,7 +200,7 @@ def test_figures_known_before() -> None:
 # --- the shape of the result
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.sampled_from([1, 2, 11, 6000]),
     st.floats(0.05, 5.0),
@@ -226,11 +228,11 @@ def test_more_costs_more(n: int, root: float, times: int, kind: type, log_delta:
 )
 def test_every_release_more_costs_more(loss: Loss) -> None:
     """What a ledger has spent never falls, not even by the grid's excess."""
-    spent = [compose({loss: times}, DELTA) for times in [*range(40), *range(98, 103), 999, 1000, 1001, 9999, 10_000]]
+    spent = [compose({loss: times}, DELTA) for times in [*range(20), 99, 100, 101, 999, 1000, 1001, 10_000]]
     assert (np.diff(spent) > 0).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.sampled_from([1, 2, 11, 6000, 1_200_000]), st.floats(1e-6, 1e7), st.integers(1, 10_000), st.floats(-12, -1))
 def test_never_more_than_pure_and_never_nonsense(n: int, shift: float, times: int, log_delta: float) -> None:
     epsilon = compose({LaplaceLoss(n, shift): times}, 10**log_delta)

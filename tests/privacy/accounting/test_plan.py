@@ -83,7 +83,7 @@ def test_figures_that_cannot_be_are_named(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
 @pytest.mark.parametrize("hypotheses", [1, 5])
-@pytest.mark.parametrize(("n", "participations"), [(1, 1), (11, 4), (210, 1), (6000, 30), (1_206_590, 4)])
+@pytest.mark.parametrize(("n", "participations"), [(1, 1), (11, 4), (1_206_590, 30)])
 def test_the_noise_that_is_worked_out_reaches_the_target_within_one_percent(
     n: int, participations: int, hypotheses: int, mechanism: str
 ) -> None:

@@ -614,6 +614,19 @@ def test_the_gate_draws_which_hypothesis_a_client_trains(node_config: dict[str, 
     assert trained_best == pytest.approx(math.e / (1 + math.e), abs=5 * 0.444 / math.sqrt(len(clients)))
 
 
+def test_a_site_draws_choices_from_its_own_entropy() -> None:
+    """A server that knew them would know which clients are free. 60 of them draw alike twice with a chance of 1e-15."""
+    seen: list[Any] = []
+
+    def handler(msg: Message, context: Context) -> Message:
+        seen.append(assigned_in(msg.content).tolist())
+        return obeys()(msg, context)
+
+    for _ in range(2):
+        through_gate(request(APART_TWO, tuple(range(60)), **PRIVATE), of_node(OWN), handler)
+    assert seen[0] != seen[1]
+
+
 def test_the_choice_is_charged_before_it_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: Any) -> Any:
         raise MemoryError(SECRET)
@@ -705,16 +718,7 @@ def refused_unseen(content: RecordDict, node_config: dict[str, Any]) -> None:
     assert not context.state
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"noise_multiplier": 0.0},
-        {"noise_multiplier": 0.999},
-        {"disclose_choice": True},
-        {"noise_multiplier": 0.0, "disclose_choice": True},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [{"noise_multiplier": 0.0}, {"disclose_choice": True}], ids=str)
 def test_a_site_refuses_what_its_policy_does_not_allow(changes: dict[str, Any]) -> None:
     content = request(ZEROS, (4, 7), **changes)
     refused_unseen(content, OWN)
@@ -732,24 +736,12 @@ def test_a_node_that_is_neither_simulated_nor_has_data_refuses() -> None:
 
 
 MALFORMED: list[dict[str, Any]] = [
-    {"clients": [4, 4]},
-    {"clients": [True]},
-    {"clients": 4},
-    {"round": 0},
-    {"local_epochs": -1},
-    {"step_size": float("nan")},
-    {"noise_multiplier": -1.0},
-    {"noise_multiplier": float("nan")},
-    {"noise_multiplier": float("inf")},
-    {"noise_multiplier": "5"},
-    {"clipping": "private"},
-    {"clip_norm": 0.0},
-    {"clip_norm": float("nan")},
-    {"noise_per": "parameter"},
-    {"noise_per": "row", "clipping": "public"},
-    {"message_noise": -1.0},
+    {"clients": [4, 4]}, {"clients": [True]}, {"clients": 4}, {"round": 0}, {"local_epochs": -1},
+    {"step_size": math.nan}, {"noise_multiplier": -1.0}, {"noise_multiplier": math.nan}, {"noise_multiplier": math.inf},
+    {"noise_multiplier": "5"}, {"clipping": "private"}, {"clip_norm": 0.0}, {"clip_norm": math.nan},
+    {"noise_per": "parameter"}, {"noise_per": "row", "clipping": "public"}, {"message_noise": -1.0},
     {"disclose_choice": 0},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("node_config", [SIMULATED, OWN], ids=["simulated", "own"])
@@ -900,6 +892,7 @@ def test_the_guard_lets_no_text_of_a_failure_pass(fault: Fault) -> None:
         failure = fault(RecordDict(), None)  # type: ignore[arg-type]
         return Message(failure, reply_to=msg) if isinstance(failure, Error) else failure
 
-    reply = guard(to_node(query(), "evaluate"), of_node(SIMULATED), handler)
+    with in_process():
+        reply = guard(to_node(query(), "evaluate"), of_node(SIMULATED), handler)
     assert refused(reply)
     assert SECRET.encode() not in wire(reply)

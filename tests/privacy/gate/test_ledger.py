@@ -20,6 +20,7 @@ from tests.helpers.ledgers import spent
 from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.store import digest_of_totals
 from umbel.protocol.errors import LedgerError
 from umbel.protocol.release import Clipping, Kind, Release
 
@@ -210,6 +211,16 @@ def test_what_was_changed_or_has_gone_is_found(path: Path, change: str, reason: 
     with by_hand(path) as connection:
         connection.execute(change)
     with raises(LedgerError, "ledger.damaged", reason):
+        Ledger(path)
+
+
+def test_totals_that_are_not_the_sums_of_the_charges_are_found(path: Path) -> None:
+    Ledger(path).charge(TRAIN, range(4))
+    with by_hand(path) as connection:
+        connection.execute("UPDATE totals SET times = 2")
+        releases, totals = (connection.execute(f"SELECT * FROM {table}").fetchall() for table in ("releases", "totals"))
+        connection.execute("UPDATE head SET totals = ?", (digest_of_totals(releases, totals),))
+    with raises(LedgerError, "ledger.damaged", "sums"):
         Ledger(path)
 
 

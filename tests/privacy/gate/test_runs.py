@@ -53,6 +53,8 @@ def test_the_oldest_are_forgotten(path: Path, monkeypatch: pytest.MonkeyPatch) -
     runs = Runs(path)
     for hypotheses in sent:
         runs.note_sent("1", "spring", hypotheses)
+    with raises(Refused, "refused.unknown-run"):
+        runs.end("2", "", sent[2], evaluates=False)
     with raises(Refused, "refused.unknown-result"):
         runs.end("1", "", sent[1], evaluates=True)
     runs.end("1", "", sent[2], evaluates=True)

@@ -12,19 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import (
-    Bulyan,
-    FedAdagrad,
-    FedAdam,
-    FedAvg,
-    FedAvgM,
-    FedMedian,
-    FedProx,
-    FedTrimmedAvg,
-    FedYogi,
-    Krum,
-    MultiKrum,
-)
+from flwr.serverapp import strategy as strategies
+from flwr.serverapp.strategy import FedAvg
 from scipy import stats
 
 import umbel
@@ -351,17 +340,17 @@ def test_stock_fedavg_goes_on_with_a_model_that_has_frozen_whole_numbers_and_end
     assert found.arrays["steps"].numpy() == 3
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [FedAdagrad, FedAdam, FedAvg, FedAvgM, FedMedian, FedProx, FedTrimmedAvg, FedYogi, Krum, MultiKrum, Bulyan],
-)
-def test_stock_strategies_understand_the_replies(strategy: type[FedAvg], caplog: pytest.LogCaptureFixture) -> None:
+STOCK = "FedAdagrad FedAdam FedAvg FedAvgM FedMedian FedProx FedTrimmedAvg FedYogi Krum MultiKrum Bulyan"
+
+
+@pytest.mark.parametrize("name", STOCK.split())
+def test_stock_strategies_understand_the_replies(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Those but for FedAvg itself send what they have made of the replies in the second round."""
     caplog.set_level("INFO", "flwr")
     app = Node(Gate(1.0, 1.0), unchanged).grid._app
     grid = InProcessGrid(app, {}, nodes=5)
-    needs: dict[str, Any] = {"proximal_mu": 0.1} if strategy is FedProx else {}
-    found = strategy(fraction_evaluate=0.0, **needs).start(grid, arrays(WIDE), num_rounds=2)
+    needs: dict[str, Any] = {"proximal_mu": 0.1} if name == "FedProx" else {}
+    found = getattr(strategies, name)(fraction_evaluate=0.0, **needs).start(grid, arrays(WIDE), num_rounds=2)
     assert caplog.text.count("aggregate_train: Received 5 results and 0 failures") == 2
     assert np.isfinite(found.arrays["w"].numpy()).all()
     assert (found.arrays["w"].numpy() != 0).any()

@@ -166,11 +166,6 @@ def test_requests_that_are_one_in_todays_words_become_one(north: Path, first: st
     assert found == [after]
 
 
-def test_clients_keep_their_numbers(unpacked: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(unpacked / "sites" / "west", tmp_path / "west") / "ledger.sqlite"
-    assert Names(path).read() == ["anna", "bert", "carl", "aaron"]
-
-
 def test_the_files_beside_the_ledger_are_taken_over_once(path: Path) -> None:
     Store(path)
     assert not path.with_name("ledger.sqlite.runs.sqlite").exists()
@@ -298,11 +293,6 @@ def test_a_site_without_limits_gets_one_and_a_site_with_limits_does_not(no_store
     Runs.of(Site.of(site))
     assert no_store.stat().st_mode & 0o077 == 0, "it is the site's alone"
     Names.of(Site.of(site | {"budget": 8.0}))
-
-
-def test_the_chain_of_an_empty_store_is_whole(no_store: Path) -> None:
-    assert Ledger.create(no_store).accounts() == {}
-    assert Ledger(no_store, whole=True).accounts() == {}
 
 
 # --- clients' names

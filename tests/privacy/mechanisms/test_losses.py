@@ -101,7 +101,7 @@ def test_no_warning_and_no_surprise_at_any_scale(n: int, shift: float) -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 11, 210])
 def test_delta_is_what_the_noise_itself_shows(mechanism: Mechanism, n: int) -> None:
     """E[(1 - exp(epsilon - L))+] of drawn noise, L by the densities: six standard errors, false alarm below 1e-8."""
-    shared, m = np.random.default_rng([7, n]), 20_000
+    shared, m = np.random.default_rng([7, n]), 10_000
     noise = mechanism.noise([n], np.ones((m, 1)), iter([shared] * m))
     moved = noise - np.eye(1, n) * 2.0  # two radii apart
     if mechanism.name == "laplace":

@@ -132,14 +132,14 @@ def test_of_a_hundred_audits_one_in_twenty_is_above_the_claim_at_most(setting: S
 @pytest.mark.parametrize(
     ("setting", "canaries"),
     [
-        (Setting("laplace", training(1, 0.5)), 10_000),
-        (Setting("laplace", training(11, 5.5), random=True), 20_000),
+        (Setting("laplace", training(1, 0.5)), 5_000),
+        (Setting("laplace", training(11, 5.5), random=True), 10_000),
         (Setting("gaussian", training(11, 2.0, mechanism=GAUSSIAN), random=True), 20_000),
-        (Setting("choice of 10", training(1, 1e6, 10, 3.0), moves=False), 10_000),
-        (Setting("update and choice", training(4, 4, 3, 1.0)), 10_000),
-        (Setting("four times", training(2, 8.0, 2, 0.25), times=4), 10_000),
-        (Setting("report", None, 1.0), 10_000),
-        (Setting("all at once", training(2, 4.0, 2, 1.0), 2.0, random=True), 10_000),
+        (Setting("choice of 10", training(1, 1e6, 10, 3.0), moves=False), 5_000),
+        (Setting("update and choice", training(4, 4, 3, 1.0)), 5_000),
+        (Setting("four times", training(2, 8.0, 2, 0.25), times=4), 5_000),
+        (Setting("report", None, 1.0), 5_000),
+        (Setting("all at once", training(2, 4.0, 2, 1.0), 2.0, random=True), 5_000),
         (Setting("site", site_release(training(1, 1.0))), 400),
         (Setting("site, choice", site_release(training(2, 4.0, 2, 1.0))), 600),
     ],
@@ -178,11 +178,11 @@ def test_a_seed_gives_the_same_scores_again(release: Release) -> None:
 @pytest.mark.parametrize(
     ("setting", "canaries"),
     [
-        (LINE, 4000),
-        (JOINT, 4000),
-        (Setting("n = 11", training(11, 4.0), random=True), 4000),
-        (Setting("gaussian", training(7, 1.5, mechanism=GAUSSIAN), random=True), 4000),
-        (Setting("three times", training(2, 4.0, 2, 1.0), times=3), 2000),
+        (LINE, 2000),
+        (JOINT, 2000),
+        (Setting("n = 11", training(11, 4.0), random=True), 2000),
+        (Setting("gaussian", training(7, 1.5, mechanism=GAUSSIAN), random=True), 2000),
+        (Setting("three times", training(2, 4.0, 2, 1.0), times=3), 1000),
         (Setting("site", site_release(training(2, 1.0)), random=True), 400),
         (Setting("site, gaussian", site_release(training(2, 1.5, 3, mechanism=GAUSSIAN)), times=2), 200),
     ],
@@ -286,7 +286,7 @@ def test_what_is_at_fault_is_found(fault: Fault, setting: Setting, faulty: pytes
     # Where losses are nearly normal, few are large, and it takes more canaries.
     release = setting.release
     many = release is not None and (release.n > 4 or release.mechanism == GAUSSIAN)
-    canaries = 40_000 if many else 500 if setting.by_site else 10_000
+    canaries = 40_000 if many else 400 if setting.by_site else 4_000
     forget()
     fault(faulty)
     found = audit(setting, canaries, seed=2)

@@ -29,7 +29,7 @@ def generator() -> torch.Generator:
 @pytest.mark.slow
 def test_image_and_label_are_found(smooth: Model, image: Tensor) -> None:
     start = start_of(smooth)
-    match = deep_leakage(smooth, start, gradient_of(smooth, start, image, 2), SHAPE, generator())
+    match = deep_leakage(smooth, start, gradient_of(smooth, start, image, 2), SHAPE, generator(), 2, 150)
     assert match.distance < 1e-5
     assert int(match.label.argmax()) == 2
     assert psnr(match.image.numpy(), image.numpy()) > 30

@@ -133,10 +133,7 @@ class Mechanism(ABC):
         """Return the standard deviation of one of n components at radius 1."""
 
     def longest(self, n: int, rare: float) -> float:
-        """Return a norm of n components at radius 1 that noise exceeds with a chance of at most exp(-rare).
-
-        Infinite, for no such bound, unless a mechanism says otherwise.
-        """
+        """Return a norm of n components at radius 1 that noise exceeds with a chance below exp(-rare), or infinity."""
         return math.inf
 
     def count_radius(self, choice_epsilon: float) -> float:
@@ -178,14 +175,15 @@ def clip(updates: Matrix, radius: float) -> Matrix:
     return clipped
 
 
-def each(generators: Iterator[NoiseSource], rows: int) -> Iterator[NoiseSource]:
-    """Return one generator a row, asking for each only when it is its turn.
+def of_any_sign(epsilons: Matrix, positive: Matrix) -> Matrix:
+    """Return delta at epsilons from `positive`, that at their sizes: delta(-e) = 1 - exp(-e) + exp(-e) delta(e)."""
+    size = np.abs(epsilons)
+    delta: Matrix = np.where(epsilons >= 0, positive, np.exp(-size) * positive - np.expm1(-size))
+    return delta
 
-    Raises
-    ------
-    ValueError
-        When there are fewer generators than rows.
-    """
+
+def each(generators: Iterator[NoiseSource], rows: int) -> Iterator[NoiseSource]:
+    """Return one generator a row, asking for each only when it is its turn; `ValueError` comes where there are fewer."""
     return islice(chain(generators, _missing()), rows)
 
 

@@ -21,31 +21,16 @@ OWN = -1
 
 
 def keep_probability(epsilon: float, k: int) -> float:
-    """Return the probability of OWN, (e^eps - 1)/(e^eps + k - 1).
-
-    Raises
-    ------
-    ValueError
-        Unless epsilon is at least 0 and k at least 1.
-    """
+    """Return the probability of OWN, (e^eps - 1)/(e^eps + k - 1); raise `ValueError` unless eps >= 0 and k >= 1."""
     if not (epsilon >= 0 and k >= 1):
         raise ValueError(f"randomised response needs epsilon >= 0 and k >= 1, got {epsilon} and {k}")
     return -math.expm1(-epsilon) / (1 + (k - 1) * math.exp(-epsilon))
 
 
 def draw(epsilon: float, k: int, sources: Iterable[NoiseSource]) -> NDArray[np.int64]:
-    """Return for each client OWN, or which of the k hypotheses it trains.
+    """Return for each client OWN, or which of the k hypotheses it trains, of shape (clients,).
 
-    Parameters
-    ----------
-    epsilon : float
-    k : int
-    sources : iterable of NoiseSource, one a client
-        Two numbers are drawn from each, also where one would do.
-
-    Returns
-    -------
-    ndarray of int64, shape (clients,)
+    From each client's source two numbers are drawn, also where one would do.
     """
     return at_random(1 - keep_probability(epsilon, k), k, sources)
 
@@ -62,12 +47,7 @@ def at_random(share: float, k: int, sources: Iterable[NoiseSource]) -> NDArray[n
 class RandomisedResponse(Loss):
     """The loss of one choice: eps with probability p, -eps with q = p e^-eps, 0 with the other (k - 2) q.
 
-    Attributes
-    ----------
-    epsilon : float
-        At least 0.
-    k : int
-        At least 1; a choice among one gives nothing away.
+    A choice among one gives nothing away.
     """
 
     epsilon: float

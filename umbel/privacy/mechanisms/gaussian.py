@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 from scipy import special
 
-from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each, stacked
+from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each, of_any_sign, stacked
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,7 @@ class Gaussian(Mechanism):
 
 @dataclass(frozen=True)
 class GaussianLoss(Loss):
-    """N(mu^2/2, mu^2).
-
-    Attributes
-    ----------
-    mu : float
-        Distance of the inputs in deviations of the noise, at least 0.
-    """
+    """N(mu^2/2, mu^2), where mu >= 0 is the distance of the inputs in deviations of the noise."""
 
     mu: float
 
@@ -84,20 +78,14 @@ class GaussianLoss(Loss):
         above = special.log_ndtr(self.mu / 2 - far)
         below = special.log_ndtr(-self.mu / 2 - far)
         positive = np.exp(above) * -np.expm1(np.minimum(size + below - above, 0.0))
-        # Symmetry: delta(-epsilon) = 1 - exp(-epsilon) + exp(-epsilon) delta(epsilon).
-        delta: Matrix = np.where(epsilons >= 0, positive, np.exp(-size) * positive - np.expm1(-size))
-        return delta
+        return of_any_sign(epsilons, positive)
 
 
 def calibrate(epsilon: float, delta: float, distance: float) -> float:
     """Return the least nu for which one release is (epsilon, delta)-private between inputs `distance` radii apart.
 
-    Balle and Wang's (2018) analytic calibration, to nine digits, and never with less noise than it takes.
-
-    Raises
-    ------
-    ValueError
-        Unless epsilon and distance are above 0 and delta between 0 and 1.
+    Balle and Wang's (2018) analytic calibration, to nine digits, and never with less noise than it takes. Raise
+    `ValueError` unless epsilon and distance are above 0 and delta between 0 and 1.
     """
     if not (0 < epsilon < math.inf and 0 < delta < 1 and 0 < distance < math.inf):
         raise ValueError(f"cannot calibrate for epsilon {epsilon}, delta {delta} and distance {distance}")

@@ -29,7 +29,7 @@ from typing import ClassVar
 import numpy as np
 from scipy import special
 
-from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each, stacked
+from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each, of_any_sign, stacked
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import quotient
 
@@ -141,10 +141,7 @@ class LaplaceLoss(Loss):
             positive = np.concatenate(
                 [self._positive(some) for some in np.array_split(size, max(1, len(size) // _AT_ONCE))]
             )
-        # Symmetry: delta(-epsilon) = 1 - exp(-epsilon) + exp(-epsilon) delta(epsilon).
-        below = np.abs(epsilons)
-        delta: Matrix = np.where(epsilons >= 0, positive, np.exp(-below) * positive - np.expm1(-below))
-        return delta
+        return of_any_sign(epsilons, positive)
 
     def _positive(self, epsilons: Matrix) -> Matrix:
         """Return delta at epsilons between 0 and `shift`, for n >= 2."""
@@ -181,23 +178,10 @@ def _log_density(n: int, shift: float, t: Matrix) -> Matrix:
 
 
 def _points(n: int, shift: float, epsilons: Matrix) -> tuple[Matrix, Matrix, Matrix]:
-    """Return a quadrature of the losses above each epsilon, for n >= 2.
+    """Return a quadrature of the losses L above each of m epsilons between 0 and `shift`, for n >= 2.
 
-    Parameters
-    ----------
-    n : int
-    shift : float
-    epsilons : ndarray, shape (m,)
-        Between 0 and `shift`.
-
-    Returns
-    -------
-    excess : ndarray, shape (nodes, m)
-        L - epsilon.
-    weights : ndarray, shape (nodes, m)
-        Measure of each node, times a constant.
-    scale : ndarray, shape (m,)
-        What to add to the logarithms of the weights for the constant to be the same for each epsilon.
+    That is ``L - epsilon`` (nodes, m), the measure of each node times a constant (nodes, m), and what to add to the
+    logarithms of these (m,) for the constant to be the same for each epsilon.
     """
     end = np.sqrt(shift - epsilons)
     mode = np.minimum(_mode(n, shift), end)
