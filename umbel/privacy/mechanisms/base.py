@@ -183,7 +183,7 @@ def of_any_sign(epsilons: Matrix, positive: Matrix) -> Matrix:
 
 
 def each(generators: Iterator[NoiseSource], rows: int) -> Iterator[NoiseSource]:
-    """Return one generator a row, asking for each only when it is its turn; `ValueError` comes where there are fewer."""
+    """Return one generator a row, asking for each only when it is its turn; `ValueError` where there are fewer."""
     return islice(chain(generators, _missing()), rows)
 
 
