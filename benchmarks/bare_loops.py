@@ -37,8 +37,8 @@ class Loop(Protocol):
     def losses(self, hypotheses: Theta, clients: Sequence[int]) -> NDArray[np.float32]:
         """Return the loss of each of k hypotheses on the rows of each client, (k, clients)."""
 
-    def train(self, start: Theta, clients: Sequence[int]) -> Vectors:
-        """Return each client's model after its training from its own start."""
+    def train(self, hypotheses: Theta, clients: Sequence[int]) -> tuple[Vectors, Vectors]:
+        """Return the hypothesis that each client chooses, and its model after training."""
 
 
 class Hospital:
@@ -66,12 +66,17 @@ class Hospital:
             found: NDArray[np.float32] = self._losses(hypotheses, *self._part(clients)).numpy()
         return found
 
-    def train(self, start: Theta, clients: Sequence[int]) -> Vectors:
+    def train(self, hypotheses: Theta, clients: Sequence[int]) -> tuple[Vectors, Vectors]:
         """Make one step."""
-        return flatten(start) - self._step * flatten(self._gradients(start, *self._part(clients)))
+        own = self._part(clients)
+        with torch.no_grad():
+            chosen = self._losses(hypotheses, *own).argmin(0)
+        start = {name: value[chosen] for name, value in hypotheses.items()}
+        before = flatten(start)
+        return before, before - self._step * flatten(self._gradients(start, *own))
 
     def _part(self, clients: Sequence[int]) -> list[Tensor]:
-        index = torch.tensor(clients)
+        index = torch.from_numpy(np.array(clients))
         return [one[index] for one in self._data]
 
 
@@ -87,9 +92,11 @@ class CNN:
             found = [[float(self._loss(one, *self._rows(c))) for c in clients] for one in each(hypotheses)]
         return np.array(found, np.float32)
 
-    def train(self, start: Theta, clients: Sequence[int]) -> Vectors:
+    def train(self, hypotheses: Theta, clients: Sequence[int]) -> tuple[Vectors, Vectors]:
         """Do minibatch SGD, each epoch in an order of its own."""
         settings, trained = self._brief.settings, []
+        chosen = self.losses(hypotheses, clients).argmin(0)
+        start = {name: value[chosen] for name, value in hypotheses.items()}
         for client, theta in zip(clients, each(start), strict=True):
             x, y = self._rows(client)
             for _ in range(settings.local_epochs):
@@ -100,7 +107,7 @@ class CNN:
                         moved = zip(theta.items(), gradients, strict=True)
                         theta = {name: value - settings.step_size * gradient for (name, value), gradient in moved}
             trained.append(flatten({name: value[None] for name, value in theta.items()}))
-        return np.concatenate(trained)
+        return flatten(start), np.concatenate(trained)
 
     def _rows(self, client: int) -> tuple[Tensor, ...]:
         return tuple(map(torch.from_numpy, self._brief.client(client)))
@@ -120,9 +127,7 @@ def play(loop: Loop, brief: Brief, nu: float) -> list[float]:
     for clients, judges in zip([*settings.train, None], settings.validate, strict=True):
         history.append(float(loop.losses(hypotheses, judges).min(0).mean()))
         if clients is not None:
-            chosen = loop.losses(hypotheses, clients).argmin(0)
-            start = {name: value[chosen] for name, value in hypotheses.items()}
-            releases = released(flatten(start), loop.train(start, clients), nu, rng)
+            releases = released(*loop.train(hypotheses, clients), nu, rng)
             _, centroids = kmeans(releases, flatten(hypotheses))
             hypotheses = unflatten(centroids, hypotheses)
     return history
@@ -163,7 +168,7 @@ def flatten(theta: Theta) -> Vectors:
 
 def unflatten(vectors: Vectors, like: Theta) -> Theta:
     """Return vectors as stacked parameters."""
-    parts = torch.from_numpy(vectors).float().split([value[0].numel() for value in like.values()], dim=1)
+    parts = torch.from_numpy(vectors).float().split([value.numel() // len(value) for value in like.values()], dim=1)
     return {name: part.reshape(-1, *value.shape[1:]) for (name, value), part in zip(like.items(), parts, strict=True)}
 
 

@@ -17,9 +17,9 @@ from tests.helpers.messages import asked, refused, task_of
 from tests.helpers.nodes import ask
 from umbel import models
 from umbel.client.app import app
-from umbel.client.keep import keep as keep_models
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
+from umbel.client.personal import keep as keep_models
 from umbel.data import offsets_of, write_dataset
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.messages import keep_request

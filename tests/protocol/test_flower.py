@@ -10,9 +10,12 @@ import sys
 from inspect import signature
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectUnavailableError,
@@ -24,7 +27,7 @@ from tests.helpers import flower_parts
 from tests.helpers.apps import IGNORED, KEPT, LEFT, write_app
 from tests.helpers.grids import PaperGrid
 from tests.helpers.sources import APP, ROOT, files, imported
-from umbel.protocol.flower import in_memory
+from umbel.protocol.flower import encoded, filled, identify, in_memory, with_content
 
 DOOR = ROOT / "umbel" / "protocol" / "flower.py"
 PRIVATE = ("flwr.common", "flwr.proto", "flwr.supercore", "flwr.superlink", "flwr.supernode")
@@ -161,6 +164,23 @@ def test_an_executor_has_the_methods_that_flower_calls() -> None:
             if one.kind is one.POSITIONAL_OR_KEYWORD
         ]
         signature(getattr(ours, name)).bind(*asked)
+
+
+def test_records_made_without_checks_are_those_of_flower() -> None:
+    identify()
+    entries: dict[str, Any] = {"a": 1, "b": [0.5, 2.0], "c": "text"}
+    assert filled(ConfigRecord(), entries) == ConfigRecord(entries)
+    assert filled(ConfigRecord(), entries).object_id == ConfigRecord(entries).object_id
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    array = Array(values)
+    made = encoded(array.dtype, array.shape, array.data)
+    assert vars(made) == vars(array)
+    assert made.object_id == array.object_id
+    content, other = (filled(RecordDict(), {"x": filled(ArrayRecord(), {name: made})}) for name in "yz")
+    assert content.object_id == RecordDict({"x": ArrayRecord({"y": array})}).object_id
+    message = Message(content, 7, "train")
+    changed = with_content(message, other)
+    assert (message.content, changed.content, changed.metadata) == (content, other, message.metadata)
 
 
 @pytest.mark.parametrize(

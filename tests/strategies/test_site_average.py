@@ -167,7 +167,8 @@ def test_sums_that_make_no_model_leave_the_hypotheses() -> None:
     one = Rehearsal(hypotheses=1)
     one.strategy.fleet.run = RunConfig(clients_per_round=6, max_update_norm=1e300)
     assert one.end(one.answer(0, [(3e38, 0, 0)], [3.0]), one.answer(1, [(3e38, 0, 0)], [3.0]))[0] is not None
-    one.strategy.fleet.sent["bias"] = one.strategy.fleet.sent["bias"] + np.float32(3.4e38)
+    sent = one.strategy.fleet.sent
+    one.strategy.fleet.sent = sent | {"bias": sent["bias"] + np.float32(3.4e38)}
     assert one.end(one.answer(0, [(0, 0, 3e38)], [3.0], part=[1, 0, 0]))[0] is None
 
 

@@ -14,11 +14,11 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.keep import keep
 from umbel.client.learner import best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
 from umbel.client.noisy_messages import noisy_messages
+from umbel.client.personal import keep
 from umbel.privacy.gate.consent import check_approved
 from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.own_app import RoundGate, local_report, local_result, node_in
@@ -28,6 +28,7 @@ from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.undisclosed import log_failure, time_limit, undisclosed
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.errors import ProtocolError
+from umbel.protocol.flower import with_content
 from umbel.protocol.messages import (
     assigned_in,
     evaluation_in,
@@ -71,9 +72,9 @@ def take_part(msg: Message, context: Context) -> Message:
     node = node_in(msg.content, Node)
     training, evaluation = training_in(msg.content), evaluation_in(msg.content)
     if training is not None:
-        return Message(_train(node, training, msg.content, context.state), reply_to=msg)
+        return with_content(msg, _train(node, training, msg.content, context.state))
     if evaluation is not None:
-        return Message(_evaluate(node, evaluation, msg.content, context.state), reply_to=msg)
+        return with_content(msg, _evaluate(node, evaluation, msg.content, context.state))
     raise ProtocolError("the message asks for nothing", code="protocol.asks-nothing")
 
 
@@ -142,10 +143,9 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
 
     needed = node.training_clients_report
     losses, metrics = (one.T for one in undisclosed(node.site, len(clients), compute, nothing, needed))
-    best = best_hypothesis(losses)[None]
-    reported = (np.take_along_axis(values, best, 0)[0] for values in (losses, metrics))
-    # To the server, no number at all is a client that did not answer; here it is a model that blew up.
-    loss, metric = (np.where(np.isnan(values), np.inf, values) for values in reported)
+    best = best_hypothesis(losses), np.arange(len(clients))
+    # To the server, NaN is a client that did not answer; here it is a model that diverged.
+    loss, metric = (np.where(np.isnan(own), np.inf, own) for own in (losses[best], metrics[best]))
     return local_report(loss, metric, node.site.local_ids(clients) if needed else (), needed)
 
 

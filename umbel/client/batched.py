@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,8 +14,7 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
-from umbel.client.learner import Learner
-from umbel.client.steps import Steps
+from umbel.client.learner import Learner, Steps
 from umbel.models.model import Parameters
 from umbel.models.networks import Linear
 from umbel.privacy.gate.undisclosed import check_time
@@ -26,9 +26,18 @@ _ALL_ROWS = LocalUpdate(1, 1.0, 0)
 class BatchedLearner(Learner):
     """Computes the clients of a chunk at once, and scores all hypotheses at once."""
 
+    @cached_property
+    def _chain(self) -> list[tuple[str, nn.Module]] | None:
+        return _dense_layers(self.model.module)
+
+    @property
+    def _alike(self) -> bool:
+        """Whether loss and metric are made of the same sum."""
+        return self.model.metric.per_sample is self.model.loss.per_sample
+
     def _sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
         k = len(next(iter(hypotheses.values())))
-        sums = np.empty((2, k, len(cohort)))
+        sums = np.empty((1 if self._alike and not local else 2, k, len(cohort)))
 
         def add(part: slice) -> None:
             own, rows = {name: value[part] for name, value in local.items()}, cohort.part(part)
@@ -39,15 +48,14 @@ class BatchedLearner(Learner):
         return sums
 
     def _row_sums(self, stacked: Parameters, cohort: Cohort) -> NDArray[np.float64]:
-        """Return the sums (2, k, clients); (1, k, clients) if loss and metric are the same."""
+        """Return the sums (2, k, clients); (1, k, clients) if loss and metric sum the same."""
         model, k = self.model, len(next(iter(stacked.values())))
         outputs = self._forward(stacked, cohort.features.expand(k, *cohort.features.shape))
         targets = cohort.targets.expand(len(outputs), *cohort.targets.shape)
-        scores = [model.loss.of_rows(outputs, targets, 2)]
-        if model.metric.per_sample is not model.loss.per_sample:
-            scores.append(model.metric.of_rows(outputs, targets, 2))
-        values = torch.stack(scores).double().cpu().numpy()
-        sums: NDArray[np.float64] = np.add.reduceat(values, cohort.starts, axis=2)
+        scores = model.loss.of_rows(outputs, targets, 2)[None]
+        if not self._alike:
+            scores = torch.cat([scores, model.metric.of_rows(outputs, targets, 2)[None]])
+        sums: NDArray[np.float64] = np.add.reduceat(scores.double().cpu().numpy(), cohort.starts, axis=2)
         return sums
 
     def _own_sums(self, stacked: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
@@ -108,9 +116,8 @@ class BatchedLearner(Learner):
     def _forward(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
         """Return the outputs (m, b, ...) of m networks, each with its own parameters and inputs (m, b, ...)."""
         model, frozen = self.model, self._frozen
-        module = model.module  # built here if need be: inside vmap its initialisers could not draw
-        layers = _dense_layers(module) if inputs.ndim == 3 and not frozen else None
-        if layers is None:
+        layers = self._chain  # which builds the module if need be: inside vmap its initialisers could not draw
+        if layers is None or inputs.ndim != 3 or frozen:
             with _unfused_attention():
                 outputs: Tensor = vmap(lambda own, rows: model.apply(frozen | own, rows, training))(parameters, inputs)
             return outputs

@@ -53,7 +53,6 @@ def reviewed(bundle: bytes, node_config: Mapping[str, Any]) -> str:
 
     Parameters
     ----------
-    bundle : bytes
     node_config : mapping
         The site's configuration, which may name bundles that it has reviewed.
 
@@ -64,9 +63,7 @@ def reviewed(bundle: bytes, node_config: Mapping[str, Any]) -> str:
     """
     own, named = Bundle.installed(), Site.of(node_config).policy.bundles
     if not (named or own):
-        raise SiteError(
-            "nothing says which bundle this site has reviewed: set bundle in its configuration", code="site.no-bundle"
-        )
+        raise SiteError("this site has reviewed no bundle: set bundle in its configuration", code="site.no-bundle")
     sha256 = hashlib.sha256(bundle).hexdigest()
     if sha256 in (named or [own.sha256 if own else ""]):
         return ""
@@ -80,9 +77,7 @@ def main(
     """Print the umbel that is installed here, and the SHA-256 of its bundle."""
     with errors_in_one_line():
         if (own := Bundle.installed()) is None:
-            raise SiteError(
-                f"there is no pyproject.toml in {APP}; install umbel from a wheel or a checkout", code="site.no-project"
-            )
+            raise SiteError(f"no pyproject.toml in {APP}; install a wheel or a checkout", code="site.no-project")
         if out is not None:
             out.mkdir(parents=True)
             with zipfile.ZipFile(BytesIO(build_bundle(APP))) as archive:

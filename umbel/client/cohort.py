@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @property
+    @cached_property
     def starts(self) -> NDArray[np.int64]:
         """First row of each client."""
         return np.cumsum(self.lengths) - self.lengths
@@ -49,8 +49,10 @@ class Cohort:
         chosen = np.asarray(clients, dtype=np.int64)
         first = dataset.offsets[chosen]
         lengths = dataset.offsets[chosen + 1] - first
-        rows = np.arange(lengths.sum()) + np.repeat(first - (np.cumsum(lengths) - lengths), lengths)
-        features: NDArray[Any] = np.asarray(dataset.features[rows], np.int64 if dataset.manifest.tokens else np.float32)
+        ends = np.cumsum(lengths)
+        rows = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - (ends - lengths), lengths)
+        kind: Any = np.int64 if dataset.manifest.tokens else np.float32
+        features: NDArray[Any] = np.asarray(dataset.features[rows], kind)
         if dataset.manifest.feature_scale != 1.0:
             features = features * np.float32(dataset.manifest.feature_scale)
         targets = np.asarray(dataset.targets[rows])
@@ -143,7 +145,6 @@ class Schedule:
 
     Attributes
     ----------
-    update : LocalUpdate
     lengths : ndarray of int64, shape (clients,)
         How many rows of each client take part in a pass.
     rows : ndarray of int64, shape (sum of lengths,)
@@ -220,7 +221,7 @@ class Schedule:
         """
         starts, lengths = (np.cumsum(self.lengths) - self.lengths)[:, None], self.lengths[:, None]
         passes = self.update.passes_over(self.lengths)
-        order = self.rows.copy()
+        order = self.rows.copy() if self.draws else self.rows
         for pass_ in range(int(passes.max(initial=0))):
             going = passes > pass_
             longest = int(self.lengths[going].max())

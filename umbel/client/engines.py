@@ -25,7 +25,6 @@ def learner_for(model: Model, device: str = "auto", engine: str = "auto") -> Lea
 
     Parameters
     ----------
-    model : Model
     device : str
         ``cpu``, ``cuda``, or ``auto``: the GPU if there is one.
     engine : str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
 from umbel.models.fit import Look, look, one_line
 from umbel.models.model import Model, Parameters
+from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy.gate.undisclosed import check_time
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ModelError
@@ -32,13 +33,7 @@ Scores = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Learner(ABC):
-    """What the clients of a cohort do with a model.
-
-    Parameters
-    ----------
-    model : Model
-    device : torch.device
-    """
+    """What the clients of a cohort do with a model, on a device."""
 
     def __init__(self, model: Model, device: torch.device) -> None:
         self.model, self.device = model, device
@@ -61,7 +56,6 @@ class Learner(ABC):
         Parameters
         ----------
         hypotheses : dict of ndarray, each (k, \*shape)
-        cohort : Cohort
         local : dict of ndarray, each (clients, \*shape)
             Local parameters, for a model that has some.
 
@@ -73,7 +67,10 @@ class Learner(ABC):
         with torch.inference_mode():
             sums = self._sums(self._tensors(hypotheses), self._readable(cohort), self._tensors(local or {}))
         means = torch.from_numpy(sums / cohort.lengths)
-        return self.model.loss.report(means[0]).numpy(), self.model.metric.report(means[1]).numpy()
+        loss, metric = self.model.loss, self.model.metric
+        losses = loss.report(means[0]).numpy()
+        same = metric.per_sample is loss.per_sample and metric.report is loss.report
+        return losses, losses if same else metric.report(means[-1]).numpy()
 
     def score_newcomers(self, hypotheses: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Scores:
         r"""Return loss and metric (k, clients) of clients that have no local parameters yet.
@@ -83,10 +80,8 @@ class Learner(ABC):
         Parameters
         ----------
         hypotheses : dict of ndarray, each (k, \*shape)
-        cohort : Cohort
         fresh : dict of ndarray, each (clients, \*shape)
             What local parameters start from.
-        step_size : float
         """
         seen, held_out = cohort.split()
         parts = []
@@ -110,8 +105,6 @@ class Learner(ABC):
         ----------
         hypotheses : dict of ndarray, each (k, \*shape)
         chosen : ndarray of int, shape (clients,)
-        cohort : Cohort
-        update : LocalUpdate
         generators : sequence of Generator, one a client
             Each shuffles its own client's rows, so that a client's result does not depend on who
             else is in the cohort. Those of `umbel.privacy.gate.randomness.streams` begin again where a chunk does.
@@ -170,10 +163,8 @@ class Learner(ABC):
         Parameters
         ----------
         hypothesis : dict of ndarray, each (1, \*shape)
-        cohort : Cohort
         fresh : dict of ndarray, each (clients, \*shape)
             What they start from.
-        step_size : float
         """
         if self.model.hooks.fit_local is not None:
             one = {name: value[0] for name, value in hypothesis.items()}
@@ -189,7 +180,10 @@ class Learner(ABC):
 
     @abstractmethod
     def _sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
-        """Return the summed loss and metric (2, k, clients) of every hypothesis over each client's rows."""
+        """Return the summed loss and metric (2, k, clients) of every hypothesis over each client's rows.
+
+        If they sum the same numbers, (1, k, clients) will do.
+        """
 
     @abstractmethod
     def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
@@ -260,6 +254,43 @@ class Learner(ABC):
     def _tensors(self, arrays: Arrays) -> Parameters:
         # A copy, because what came in a message cannot be written to, and PyTorch has no such tensors.
         return {name: torch.from_numpy(np.array(value)).to(self.device) for name, value in arrays.items()}
+
+
+class Steps:
+    """Steps of some clients by an optimizer other than plain descent, from nothing in its memory.
+
+    One optimizer has the parameters of all clients, and a separate memory for each. A client without a gradient does
+    not change.
+
+    Parameters
+    ----------
+    clients : sequence of dict of Tensor
+        What each client trains; changed in place.
+    shared : collection of str
+        Names of those that the proximal term holds.
+    """
+
+    def __init__(
+        self, descent: LocalOptimizer, step_size: float, clients: Sequence[Parameters], shared: Collection[str]
+    ) -> None:
+        self._descent, self._clients = descent, clients
+        self._optimizer = descent.optimizer.make((value for own in clients for value in own.values()), step_size)
+        self._anchors: list[Parameters] = [
+            {name: value.detach().clone() for name, value in own.items() if descent.proximal and name in shared}
+            for own in clients
+        ]
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Mapping[str, Tensor] | None]) -> None:
+        """Go down the gradient of each client; None leaves it where it is."""
+        for own, anchors, gradient in zip(self._clients, self._anchors, gradients, strict=True):
+            for name, value in own.items():
+                value.grad = None if gradient is None else gradient[name]
+                if value.grad is not None and name in anchors:
+                    value.grad = value.grad.add(value - anchors[name], alpha=self._descent.proximal)
+            if gradient is not None and self._descent.clip_gradient:
+                torch.nn.utils.clip_grad_norm_(list(own.values()), self._descent.clip_gradient)
+        self._optimizer.step()
 
 
 def best_hypothesis(losses: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -32,10 +32,8 @@ class LocalParameters:
 
     Parameters
     ----------
-    site : Site
     state : RecordDict
         The node's ``context.state``.
-    model : Model
     run : str
         Name of the run.
     seed : int or None

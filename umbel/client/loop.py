@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
-from umbel.client.learner import Learner
-from umbel.client.steps import Steps
+from umbel.client.learner import Learner, Steps
 from umbel.models.fit import look
 from umbel.models.model import Model, Parameters
 from umbel.privacy.gate.undisclosed import check_time

@@ -19,7 +19,7 @@ from umbel.privacy.gate.policy import Personal, Role
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.store import Names
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.clients import ClientInDataset, ClientOnNode
+from umbel.protocol.clients import ClientInDataset, ClientOnNode, counted
 from umbel.protocol.errors import DatasetError, ModelError, ProtocolError, SiteError, UmbelError
 from umbel.protocol.plugins import import_by_name, parse_pairs
 from umbel.protocol.run_config import RunConfig
@@ -93,8 +93,7 @@ class Node:
         policy, source = site.policy, _Source.of(site, run.dataset)
         if policy.reader and policy.role is Role.SPLIT:
             raise SiteError(
-                "a table does not say which clients train and which report: set role to train or validation",
-                code="site.role",
+                "a table does not say who trains and who reports: set role to train or validation", code="site.role"
             )
         dataset = _open(source)
         manifest = dataset.manifest
@@ -105,7 +104,8 @@ class Node:
                 code="site.part",
             )
         if not site.simulated:
-            _refuse_foreign(run, manifest)
+            if foreign := _foreign(run, manifest):
+                raise ProtocolError(f"the server {foreign}", code="protocol.other-model")
             # The file is the site's own; whether it is the same, the digest says.
             run = run.model_copy(update={"pretrained": manifest.pretrained})
         learner = _try_out(source, models.load_for(run, manifest), run.device, run.engine)
@@ -184,49 +184,34 @@ class Node:
     @staticmethod
     def _pick(asked: tuple[ClientOnNode, ...], first: int, clients: range, role: str) -> list[ClientInDataset]:
         stop = first + len(clients)
-        if strangers := [client for client in asked if not first <= client < stop]:
+        if asked and not first <= min(asked) <= max(asked) < stop:
+            strangers = [client for client in asked if not first <= client < stop]
             raise ProtocolError(
                 f"clients {strangers} are not {role} clients of this node ({first} to {stop - 1})",
                 code="protocol.strangers",
             )
-        return cast(list[ClientInDataset], [clients[client - first] for client in asked])
+        return cast(list[ClientInDataset], counted(asked, clients.start - clients.step * first, clients.step))
 
 
-def _refuse_foreign(run: RunConfig, manifest: Manifest) -> None:
-    """Raise when the server asks a site for another model or loss than its data are for.
+def _foreign(run: RunConfig, manifest: Manifest) -> str:
+    """Return what the server asks of a site whose data are not for it; empty where they are.
 
     A name may lead to any code that is installed, and a loss that does not suit the targets can
     make what a client answers depend on its data.
     """
     if run.model and run.model != manifest.model and (manifest.model or run.model not in models.MODELS):
-        raise ProtocolError(
-            f"the server asks for model {run.model!r}; this site's data are for {manifest.model!r}",
-            code="protocol.other-model",
-        )
+        return f"asks for model {run.model!r}; this site's data are for {manifest.model!r}"
     own = manifest.loss or _loss_of(manifest.model or run.model)
     if run.loss and own and run.loss != own:
-        raise ProtocolError(
-            f"the server asks for loss {run.loss!r}; this site's data are for {own!r}", code="protocol.other-model"
-        )
+        return f"asks for loss {run.loss!r}; this site's data are for {own!r}"
     if run.pretrained and not manifest.pretrained:
-        raise ProtocolError(
-            f"the server starts from weights {run.pretrained!r}; name the same file as pretrained in the manifest",
-            code="protocol.other-model",
-        )
-    for what in ("loss", "metric"):
+        return f"starts from weights {run.pretrained!r}; name the same file as pretrained in the manifest"
+    for what in ("loss", "metric", "frozen", "local"):
         asked, own = getattr(run, what), getattr(manifest, what)
-        if ":" in asked and asked != own:
-            raise ProtocolError(
-                f"the server asks for {what} {asked!r}; the manifest of this site's data names {own!r}",
-                code="protocol.other-model",
-            )
-    for what in ("frozen", "local"):
-        asked, own = getattr(run, what), getattr(manifest, what)
-        if asked and asked != own:
-            raise ProtocolError(
-                f"the server asks for {what} parameters {asked!r}; the manifest of this site's data allows {own!r}",
-                code="protocol.other-model",
-            )
+        # A loss or metric without a path is one of umbel's.
+        if asked and asked != own and (what in ("frozen", "local") or ":" in asked):
+            return f"asks for {what} {asked!r}; the manifest of this site's data allows {own!r}"
+    return ""
 
 
 @lru_cache(maxsize=16)
@@ -265,9 +250,7 @@ def _open(source: _Source) -> Dataset:
             )
         return open_dataset(source.path, part=True)
     if source.register is None:
-        raise SiteError(
-            "only a site can serve a table: name it with data-path in the node's configuration", code="site.table"
-        )
+        raise SiteError("only a site can serve a table: name it as data-path in its configuration", code="site.table")
     read = import_by_name(source.reader)
     dataset: Dataset = read(source.path, Names(source.register), **dict(source.options))
     check(dataset, source.path)

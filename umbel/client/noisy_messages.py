@@ -35,7 +35,6 @@ def noisy_messages(
         Where each client started.
     sigma : float
         Standard deviation of each component.
-    sources : iterable of NoiseSource, one a client
     everywhere : bool
         Whether rows that did not change get noise as well.
     """

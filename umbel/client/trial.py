@@ -37,8 +37,6 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
 
     Parameters
     ----------
-    model : Model
-    dataset : Dataset
     device, engine : str
         See `umbel.client.engines.learner_for`. With engine ``auto``, a model that cannot be computed in
         batches is computed by the loop.

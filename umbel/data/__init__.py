@@ -20,11 +20,13 @@ from umbel.data.folder import check_out, write_dataset
 from umbel.data.leaf import write_leaf
 from umbel.data.manifest import Manifest
 from umbel.data.schema import Column, Schema
+from umbel.protocol.errors import DatasetError
 
 __all__ = [
     "BUNDLED",
     "Column",
     "Dataset",
+    "DatasetError",
     "Manifest",
     "Schema",
     "check",

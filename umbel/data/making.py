@@ -23,6 +23,11 @@ def command() -> typer.Typer:
     return typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 
 
+def downloads() -> Path:
+    """Return the folder of files that recipes have downloaded."""
+    return umbel_home() / "downloads"
+
+
 @contextmanager
 def writing(out: Path | None, name: str) -> Iterator[Path]:
     """Yield where a recipe writes, ``$UMBEL_HOME/data/NAME`` if not to `out`; checked first, errors in one line.

@@ -34,8 +34,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from writers import SIDE, About, Handwriting, Limit, Seed, check_classes, write
 
+from umbel.data import DatasetError
 from umbel.data.making import Out, command, writing
-from umbel.protocol.errors import DatasetError
 
 REPOSITORY = "flwrlabs/femnist"
 """The data set on the Hugging Face hub."""

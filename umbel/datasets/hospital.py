@@ -32,10 +32,9 @@ from rich.console import Console
 # A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from umbel.data import Column, Manifest, offsets_of, write_dataset
+from umbel.data import Column, DatasetError, Manifest, offsets_of, write_dataset
 from umbel.data.making import Out, command, counted, split_of, writing
 from umbel.data.table import as_texts, check_columns, column_in, values_of
-from umbel.protocol.errors import DatasetError
 
 SERVICES = (194, 292, 392, 690)
 """The four diagnosis-related groups (DRGs) with most providers; a service's index is its place here."""

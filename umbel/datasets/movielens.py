@@ -33,10 +33,8 @@ from rich.console import Console
 # A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from umbel.data import Manifest, offsets_of, write_dataset
-from umbel.data.making import Out, command, counted, split_of, writing
-from umbel.protocol.errors import DatasetError
-from umbel.protocol.home import umbel_home
+from umbel.data import DatasetError, Manifest, offsets_of, write_dataset
+from umbel.data.making import Out, command, counted, downloads, split_of, writing
 
 URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
 
@@ -95,7 +93,7 @@ def read_ratings(file: Path) -> pd.DataFrame:
 
 def download() -> Path:
     """Download ml-100k to ``$UMBEL_HOME/downloads``, or find it there, and return the path of the archive."""
-    file = umbel_home() / "downloads" / URL.rpartition("/")[2]
+    file = downloads() / URL.rpartition("/")[2]
     if file.exists():
         return file
     file.parent.mkdir(parents=True, exist_ok=True)

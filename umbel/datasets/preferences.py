@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 # A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from umbel.data import Manifest, offsets_of, write_dataset, write_leaf
+from umbel.data import DatasetError, Manifest, offsets_of, write_dataset, write_leaf
 from umbel.data.making import command, counted, split_of, writing
-from umbel.protocol.errors import DatasetError
 
 MIN_ROWS = 20
 """No client gets fewer rows by `spread`, unless `rows` is smaller; MovieLens keeps no smaller user."""

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from writers import SIDE, About, Handwriting, Limit, Seed, check_classes, write
 
+from umbel.data import DatasetError
 from umbel.data.making import Out, command, writing
-from umbel.protocol.errors import DatasetError
 
 IMAGES_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz"
 LABELS_URL = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/qmnist-train-labels-idx2-int.gz"

@@ -46,9 +46,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import qmnist
 from writers import SIDE, Handwriting, build
 
-from umbel.data import Manifest, offsets_of, write_dataset
+from umbel.data import DatasetError, Manifest, offsets_of, write_dataset
 from umbel.data.making import command, counted, writing
-from umbel.protocol.errors import DatasetError
 
 NAME, IMAGES_NAME = "qmnist-features", "qmnist-images"
 PUBLIC_IMAGES_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/t10k-images-idx3-ubyte.gz"

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 # A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from umbel.data import Manifest, offsets_of, write_dataset
+from umbel.data import DatasetError, Manifest, offsets_of, write_dataset
 from umbel.data.making import counted, split_of
-from umbel.protocol.errors import DatasetError
 
 SIDE = 28
 """Height and width of an image, in pixels."""

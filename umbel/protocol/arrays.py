@@ -58,19 +58,19 @@ def in_blocks(vectors: Vectors, rows: NDArray[np.int64] | None = None) -> Iterat
 
     Models may be large: a copy of all would take long, and as much memory again.
     """
-    some = rows is not None and len(rows) < len(vectors)
-    size = max(1, _CACHED // max(1, len(rows) if some and rows is not None else len(vectors)))
+    rows = rows if rows is not None and len(rows) < len(vectors) else None
+    size = max(1, _CACHED // max(1, len(vectors if rows is None else rows)))
     for start in range(0, vectors.shape[1], size):
         columns = slice(start, start + size)
-        block = vectors[rows, columns] if some else vectors[:, columns]
-        yield columns, block.astype(np.float64, copy=False)
+        block = vectors[:, columns]
+        yield columns, (block if rows is None else block.take(rows, axis=0)).astype(np.float64, copy=False)
 
 
 def mean_of(vectors: Vectors, rows: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
     """Return the mean (n,) of vectors (m, n), or of some rows, in 64 bits."""
     mean = np.empty(vectors.shape[1])
     for columns, block in in_blocks(vectors, rows):
-        mean[columns] = block.mean(axis=0)
+        mean[columns] = block.sum(axis=0) / len(block)
     return mean
 
 
@@ -95,7 +95,9 @@ def distances(
 
 
 def flatten(arrays: Mapping[str, NDArray[Any]], dtype: Any = np.float64) -> NDArray[Any]:
-    """Return named arrays with a common leading axis (m, \\*shape) as one matrix (m, n)."""
+    """Return named arrays with a common leading axis (m, \\*shape) as one matrix (m, n), which is a copy."""
+    if isinstance(arrays, Packed):
+        return arrays.matrix.astype(dtype)
     rows = len(next(iter(arrays.values())))
     parts = [value.reshape(rows, math.prod(value.shape[1:])) for value in arrays.values()]
     return np.concatenate(parts, axis=1, dtype=dtype)

@@ -10,6 +10,7 @@ data.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NewType
 
 ClientInRun = NewType("ClientInRun", int)
@@ -18,3 +19,8 @@ ClientOnNode = NewType("ClientOnNode", int)
 """Within a node, from 0: those that train first, then those that report."""
 ClientInDataset = NewType("ClientInDataset", int)
 """Over the whole dataset, from 0; a node hosts those of its place."""
+
+
+def counted(clients: Sequence[int], first: int, step: int) -> list[int]:
+    """Return ``first + step * client`` of each client."""
+    return list(clients) if (first, step) == (0, 1) else [first + step * client for client in clients]

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ProtocolError
+from umbel.protocol.flower import filled
 from umbel.protocol.records import Held, held_in, in_steps, pack, record_in, times_step, unpack
 from umbel.protocol.tasks import LONGEST_NAME, VERSION, EvaluationSpec, Hosting, TrainingSpec
 
@@ -59,12 +60,9 @@ def round_request(
     hypotheses: ArrayRecord, training: TrainingSpec | None = None, evaluation: EvaluationSpec | None = None
 ) -> RecordDict:
     """Return the content of a round's message to a node; all of a round may share the packed `hypotheses`."""
-    content = RecordDict({_HYPOTHESES: hypotheses})
-    if training is not None:
-        content[_TRAINING] = training.to_record()
-    if evaluation is not None:
-        content[_EVALUATION] = evaluation.to_record()
-    return content
+    asked = {_TRAINING: training, _EVALUATION: evaluation}
+    records = {name: spec.to_record() for name, spec in asked.items() if spec is not None}
+    return filled(RecordDict(), {_HYPOTHESES: hypotheses, **records})
 
 
 def merged(messages: Iterable[Message]) -> list[Message]:
@@ -148,11 +146,10 @@ def training_only(hypotheses: Arrays, task: TrainingSpec, assigned: NDArray[np.i
     Parameters
     ----------
     hypotheses : dict of ndarray, each (k, \\*shape)
-    task : TrainingSpec
     assigned : ndarray of int, one for each client
         The hypothesis that the client trains, or -1 for the one that fits it best.
     """
-    return RecordDict({_HYPOTHESES: Held(hypotheses), _TRAINING: Held(task), _ASSIGNED: Held(assigned)})
+    return filled(RecordDict(), {_HYPOTHESES: Held(hypotheses), _TRAINING: Held(task), _ASSIGNED: Held(assigned)})
 
 
 def assigned_in(content: RecordDict) -> NDArray[np.int64]:
@@ -162,7 +159,7 @@ def assigned_in(content: RecordDict) -> NDArray[np.int64]:
 
 def evaluation_only(hypotheses: Arrays, task: EvaluationSpec) -> RecordDict:
     """Return a message that asks for evaluation and nothing else, of what has been checked already."""
-    return RecordDict({_HYPOTHESES: Held(hypotheses), _EVALUATION: Held(task)})
+    return filled(RecordDict(), {_HYPOTHESES: Held(hypotheses), _EVALUATION: Held(task)})
 
 
 # --- what a node answers
@@ -195,7 +192,7 @@ def training_reply(
         counts["choices"] = list(choices)
     if step:
         releases, counts[_STEP] = in_steps(releases, step), step
-    return RecordDict({_ARRAYS: pack(releases), _RELEASED: MetricRecord(counts)})
+    return filled(RecordDict(), {_ARRAYS: pack(releases), _RELEASED: filled(MetricRecord(), counts)})
 
 
 def site_reply(sums: Arrays, counts: Sequence[float], released: Sequence[int]) -> RecordDict:
@@ -216,8 +213,8 @@ def site_reply(sums: Arrays, counts: Sequence[float], released: Sequence[int]) -
 
 def evaluation_reply(losses: NDArray[Any], metrics: NDArray[Any]) -> RecordDict:
     """Return the part of a round's reply that holds loss and metric of each asked client, in order."""
-    scores = MetricRecord({"loss": np.asarray(losses, float).tolist(), "metric": np.asarray(metrics, float).tolist()})
-    return RecordDict({_SCORES: scores})
+    both = {"loss": np.asarray(losses, float).tolist(), "metric": np.asarray(metrics, float).tolist()}
+    return filled(RecordDict(), {_SCORES: filled(MetricRecord(), both)})
 
 
 # --- what the server reads in it
@@ -267,8 +264,6 @@ def number_released(content: RecordDict, asked: int, rows: int | None = None) ->
 
     Parameters
     ----------
-    content : RecordDict
-    asked : int
     rows : int, optional
         Of its matrix: k where a site was asked for sums, and by default one a client that released.
     """

@@ -90,9 +90,7 @@ def import_by_name(name: str) -> Any:
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith("."):
-        raise ConfigError(
-            f"cannot import {module_name!r} of {name!r}: give the module's full name", code="config.import"
-        )
+        raise ConfigError(f"cannot import {module_name!r} of {name!r}: give its full name", code="config.import")
     trusted = _is_trusted(name)
     with _own_first():
         module_name = _current(module_name)
@@ -171,8 +169,6 @@ def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type
     ----------
     what : str
         What it is, for errors.
-    name : str
-    built_in : mapping from str to type
     base : type
         On which a user's own must be built.
 
@@ -190,9 +186,8 @@ def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type
         )
     found = import_by_name(name)
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigError(
-            f"{what} {name!r} is no class built on {base.__module__}.{base.__name__}", code="config.not-built-on"
-        )
+        built_on = f"{base.__module__}.{base.__name__}"
+        raise ConfigError(f"{what} {name!r} is no class built on {built_on}", code="config.not-built-on")
     return found
 
 
@@ -202,9 +197,7 @@ def parse_pairs(text: str, key: str) -> dict[str, str]:
     for word in text.split():
         name, equals, value = word.partition("=")
         if not (name and equals) or name in pairs:
-            raise ConfigError(
-                f'{key} must be "name=value name=value", each name once, got {text!r}', code="config.option-pairs"
-            )
+            raise ConfigError(f'{key} must be "name=value ...", each once, got {text!r}', code="config.option-pairs")
         pairs[name] = value
     return pairs
 
@@ -218,7 +211,6 @@ def parse_options(kind: type[T], text: str, key: str) -> T:
     ----------
     kind : type
         A dataclass; annotate a field with ``pydantic.Field`` for bounds.
-    text : str
     key : str
         The setting that `text` belongs to, named in errors.
 

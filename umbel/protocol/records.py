@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays, Packed, as_matrix
 from umbel.protocol.errors import ProtocolError
-from umbel.protocol.flower import SType
+from umbel.protocol.flower import SType, encoded, filled
 
 _LONGEST_NAME = 1 << 18  # of a matrix, in characters: the names and shapes of some thousands of parameters
 _MOST_AXES = 32
@@ -26,12 +26,7 @@ T = TypeVar("T")
 
 
 class Held(ConfigRecord):
-    """A value on its way within a process, as it is: nothing of it can be sent, where Flower sees an empty record.
-
-    Parameters
-    ----------
-    value : any
-    """
+    """A value on its way within a process, as it is: nothing of it can be sent, where Flower sees an empty record."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()
@@ -57,10 +52,7 @@ def record_in(content: RecordDict, name: str, kind: type[R]) -> R:
 
 def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     """Return named arrays as Flower's record, each as ``Array(value)`` would be but copied once."""
-    record = ArrayRecord()
-    for name, value in arrays.items():  # given as a whole they would be made a second time
-        record[name] = _encode(np.asarray(value, order="C"))
-    return record
+    return filled(ArrayRecord(), {name: _encode(np.asarray(value, order="C")) for name, value in arrays.items()})
 
 
 def from_array_record(record: ArrayRecord) -> Arrays:
@@ -160,7 +152,7 @@ def _columns(name: str) -> dict[str, tuple[int, ...]]:
 
 def _encode(value: NDArray[Any]) -> Array:
     name, header = _header(value.dtype, value.shape)
-    return Array(name, value.shape, SType.NUMPY, b"".join((header, value.data if value.size else b"")))
+    return encoded(name, value.shape, b"".join((header, value.data if value.size else b"")))
 
 
 def _decode(array: Array) -> NDArray[Any]:

@@ -90,12 +90,10 @@ class Release:
 
     Attributes
     ----------
-    kind : Kind
     n : int
         Numbers released: the model's shared parameters, or 2 for a report.
     noise_multiplier : float
         nu; 0 for a release without noise.
-    clipping : Clipping
     radius : float or None
         The public clip norm. None in mode ``update``, since the norm of an update must not be written down. None as
         well where releases of different clip norms are counted together, which cost the same.

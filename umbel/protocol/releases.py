@@ -78,8 +78,6 @@ class Scores:
 
     Attributes
     ----------
-    loss, metric : float
-    clients : int
     loss_spread, metric_spread : list of float
         The quantiles `SPREAD` over these clients, as they reported; empty where a strategy tells none.
     """

@@ -203,8 +203,6 @@ def fault_text(fault: Any) -> str:
     for kind, words in _KINDS.items():
         if fault["type"].startswith(kind):
             return f"must be {words}"
-    if fault["type"] == "finite_number":
-        return "must be a finite number"
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])
     return str(fault["msg"])

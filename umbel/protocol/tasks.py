@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache, lru_cache
 from typing import Any, ClassVar, Self
@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, MetricRecord
 
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ProtocolError
+from umbel.protocol.flower import filled
 from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Clipping, ClipSchedule, NoisePer, ReleaseBy
 
 VERSION = 6
@@ -19,8 +20,6 @@ VERSION = 6
 _VERSION = "version"
 _MAX_WHOLE = 2**31  # more than any run needs, and nothing that a ledger cannot hold
 LONGEST_NAME = 200
-
-_OF_A_MESSAGE = ("round", "clients")  # the fields that differ between the messages of a run
 
 # The types that each field of a message may have; a bool is no number here.
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -44,14 +43,21 @@ class _Spec:
     round: int = 0
     clients: tuple[ClientOnNode, ...] = ()
 
+    def asking(self, round: int, clients: Sequence[ClientOnNode]) -> Self:
+        """Return the same for other clients, in another round."""
+        spec = object.__new__(type(self))
+        spec.__dict__.update(self.__dict__, round=round, clients=tuple(clients))
+        spec._check_asked()  # all else has been checked
+        return spec
+
+    def _check_asked(self) -> None:
+        _whole("round", self.round, 0)
+        _clients(self.clients)
+
     def to_record(self) -> ConfigRecord:
         """Return the spec as a ConfigRecord, with a key for each field."""
-        values = {name: getattr(self, name) for name in self._fields()}
-        # Flower checks each entry, and most stay as they are from round to round.
-        record = _record(tuple((name, value) for name, value in values.items() if name not in _OF_A_MESSAGE)).copy()
-        clients: list[int] = list(self.clients)
-        record["round"], record["clients"] = self.round, clients
-        return record
+        entries = {name: str(value) if isinstance(value, str) else value for name, value in vars(self).items()}
+        return filled(ConfigRecord(), entries | {"clients": list(self.clients)})
 
     @classmethod
     @cache
@@ -86,16 +92,19 @@ class _Spec:
         ProtocolError
             When a field is of the wrong type or out of range.
         """
-        entries = dict(config.items())
-        values: dict[str, Any] = {}
-        for name, kinds in cls._fields().items():
-            if name not in entries:
-                continue
-            value = entries[name]
-            if type(value) not in kinds:
+        kinds, values = cls._fields(), dict(config.items())
+        values = {name: values[name] for name in kinds if name in values}
+        for name, value in values.items():
+            if type(value) not in kinds[name]:
                 raise ProtocolError(f"{name} of the task is a {type(value).__name__}", code="protocol.wrong-type")
-            values[name] = tuple(value) if isinstance(value, list) else value
-        return cls(**values)
+        round, clients = values.pop("round", 0), values.pop("clients", ())
+        # All else stays as it is from round to round, and is checked once.
+        return cls._template(tuple(values.items())).asking(round, clients)
+
+    @classmethod
+    @lru_cache(maxsize=16)
+    def _template(cls, entries: tuple[tuple[str, Any], ...]) -> Self:
+        return cls(**dict(entries))
 
 
 @dataclass(frozen=True)
@@ -173,8 +182,7 @@ class TrainingSpec(_Spec):
 
     def __post_init__(self) -> None:
         _as_floats(self, "step_size", "noise_multiplier", "clip_norm", "message_noise", "choice_epsilon", "explore")
-        _whole("round", self.round, 0)
-        _clients(self.clients)
+        self._check_asked()
         _whole("local-epochs", self.local_epochs, 0)
         _whole("local-steps", self.local_steps, 0)
         _whole("batch-size", self.batch_size, 0)
@@ -231,8 +239,7 @@ class EvaluationSpec(_Spec):
 
     def __post_init__(self) -> None:
         _as_floats(self, "step_size")
-        _whole("round", self.round, 0)
-        _clients(self.clients)
+        self._check_asked()
         _positive("step-size", self.step_size)
         _short("the run's name", self.run)
 
@@ -285,12 +292,6 @@ class Hosting:
     def simulated(self) -> bool:
         """Whether the node says it hosts a part of the run config's dataset."""
         return self.step > 0
-
-
-@lru_cache(maxsize=16)
-def _record(entries: tuple[tuple[str, Any], ...]) -> ConfigRecord:
-    """Return entries as a record, which must be copied before it is changed."""
-    return ConfigRecord({name: str(value) if isinstance(value, str) else value for name, value in entries})
 
 
 def _check_site_release(spec: TrainingSpec) -> None:

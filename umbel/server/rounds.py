@@ -77,7 +77,7 @@ def run_rounds(run: Run) -> None:
     rounds, state = run.setup.config.rounds, run.state
     for observer in run.observers:
         observer.begin(run)
-    arrays, task = to_array_record(state.hypotheses), run.setup.task(run.name).to_record()
+    arrays, task = run.fleet.record(state.hypotheses), run.setup.task(run.name).to_record()
     for number in range(len(state.history) + 1, rounds + 1):
         if run.fleet.used_up:
             most = run.setup.config.max_participations
@@ -120,7 +120,7 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
     run.outcome = outcome = strategy.train(number, replies) if train else None
     following = outcome.following if outcome else None
     if following is not None:
-        before, state.hypotheses, arrays = state.hypotheses, following, to_array_record(following)
+        before, state.hypotheses, arrays = state.hypotheses, following, fleet.record(following)
         if len(next(iter(following.values()))) != len(next(iter(before.values()))):
             # More hypotheses fit better what they are scored on: the best of one number is not that of another.
             state.best_loss, state.stale = math.inf, 0
@@ -155,7 +155,7 @@ def distances(hypotheses: NDArray[np.float64]) -> list[float]:
     """Return the distance from each of the hypotheses (k, n) to the nearest other one."""
     if len(hypotheses) == 1:
         return []
-    between = np.stack([np.linalg.norm(hypotheses - one, axis=1) for one in hypotheses])
+    between = np.sqrt([np.square(hypotheses - one).sum(axis=1) for one in hypotheses])
     np.fill_diagonal(between, np.inf)
     nearest: list[float] = between.min(axis=1).tolist()
     return nearest

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from logging import INFO, WARNING
 from typing import Any, ClassVar, Protocol, final
 
@@ -20,11 +21,22 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from umbel.models.model import Model
-from umbel.protocol.arrays import Arrays, Labels, Matrix, Vectors, all_finite, distances, flatten, mean_of, unflatten
+from umbel.protocol.arrays import (
+    Arrays,
+    Labels,
+    Matrix,
+    Vectors,
+    all_finite,
+    as_matrix,
+    distances,
+    flatten,
+    mean_of,
+    unflatten,
+)
 from umbel.protocol.flower import log
 from umbel.protocol.plugins import NoOptions
 from umbel.protocol.records import to_array_record
-from umbel.protocol.release import ClipSchedule, ReleaseBy
+from umbel.protocol.release import Clipping, ClipSchedule, ReleaseBy
 from umbel.protocol.releases import Releases, Scores, Sums
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
@@ -252,13 +264,7 @@ class HypothesisStrategy(Strategy):
 
     def task(self, round: int, template: TrainingSpec) -> TrainingSpec:
         """Return what all clients of a round are asked: the run's template, with what the strategy decides."""
-        return replace(
-            template,
-            clipping=self.radius.mode,
-            clip_norm=self.radius.at(round),
-            disclose_choice=self.discloses_choice,
-            release_by=self.release_by,
-        )
+        return _decided(template, self.radius.mode, self.radius.at(round), self.discloses_choice, self.release_by)
 
     @final
     def aggregate_train(
@@ -291,10 +297,19 @@ class HypothesisStrategy(Strategy):
         log(INFO, "%s: k = %d hypotheses, %d clients a round, clipping %s", name, self.hypotheses, clients, mode)
 
 
+@lru_cache(maxsize=4)
+def _decided(
+    template: TrainingSpec, clipping: Clipping, clip_norm: float, disclose_choice: bool, release_by: ReleaseBy
+) -> TrainingSpec:
+    return replace(
+        template, clipping=clipping, clip_norm=clip_norm, disclose_choice=disclose_choice, release_by=release_by
+    )
+
+
 def moved_to(moved: Matrix, sent: Arrays, round: int) -> Arrays | None:
     """Return hypotheses (k, n) as arrays like those sent; None, and say so, where they are not finite."""
     following = unflatten(moved, sent)
-    if all(all_finite(value) for value in following.values()):
+    if all_finite(as_matrix(following)):
         return following
     log(WARNING, "round %d would leave hypotheses that are not finite; they stay as they were", round)
     return None

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from umbel.privacy.gate.policy import Policy
-from umbel.protocol.arrays import Arrays, all_finite
+from umbel.protocol.arrays import Arrays, all_finite, as_matrix
 from umbel.protocol.errors import Refused
 
 _RECORD = "umbel.seen"
@@ -34,9 +34,9 @@ def _fault(hypotheses: Arrays, policy: Policy) -> str:
     for name, value in hypotheses.items():
         if value.dtype != np.float32:
             return f"{name!r} are {value.dtype}, not float32"
-        if not all_finite(value):
-            return f"{name!r} are not finite"
-    return ""
+    if all_finite(as_matrix(hypotheses)):
+        return ""
+    return f"{', '.join(repr(name) for name, value in hypotheses.items() if not all_finite(value))} are not finite"
 
 
 def check_honest(hypotheses: Arrays, state: RecordDict) -> None:

@@ -56,11 +56,17 @@ class MemoryLedger:
 
 def _paid_once_more(paid: NDArray[np.int64], paying: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return pairs (client, times) in which some clients have paid once more."""
-    paying = np.unique(paying)
-    clients, times = paid[:, 0], paid[:, 1].copy()
+    paying = paying if (paying[1:] > paying[:-1]).all() else np.unique(paying)
+    clients, times = paid.T.copy()
     place = np.searchsorted(clients, paying)
-    known = np.append(clients, -1)[place] == paying
+    known = place < len(clients)
+    known[known] = clients[place[known]] == paying[known]
     times[place[known]] += 1
-    # A column at a time, which takes a quarter of the time of inserting pairs.
-    new, where = paying[~known], place[~known]
-    return np.stack([np.insert(clients, where, new), np.insert(times, where, 1)], axis=1)
+    new = paying[~known]
+    rows = place[~known] + np.arange(len(new))
+    old = np.ones(len(paid) + len(new), bool)
+    old[rows] = False
+    following = np.empty((len(old), 2), np.int64)
+    following[rows, 0], following[rows, 1] = new, 1
+    following[old, 0], following[old, 1] = clients, times
+    return following

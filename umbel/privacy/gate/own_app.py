@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
@@ -28,6 +27,7 @@ from umbel.privacy.gate.site_log import Entry
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import Refused
+from umbel.protocol.flower import filled, with_content
 from umbel.protocol.messages import (
     evaluation_in,
     evaluation_only,
@@ -57,7 +57,7 @@ class Trains(Protocol):
 
 def local_result(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
     """Return what the handler hands to the gate for training clients, as of `LocalResult`; it never travels further."""
-    return RecordDict({_RESULT: Held(LocalResult(trained, np.asarray(chosen)))})
+    return filled(RecordDict(), {_RESULT: Held(LocalResult(trained, np.asarray(chosen)))})
 
 
 def local_report(
@@ -65,7 +65,7 @@ def local_report(
 ) -> RecordDict:
     """Return what the handler hands to the gate for clients that report, as of `LocalReport`: losses, metrics (m,)."""
     scores = np.stack([losses, metrics], dtype=np.float64)
-    return RecordDict({_RESULT: Held(LocalReport(scores, tuple(clients) if trains else (), trains))})
+    return filled(RecordDict(), {_RESULT: Held(LocalReport(scores, tuple(clients) if trains else (), trains))})
 
 
 def node_in(content: RecordDict, kind: type[T]) -> T:
@@ -107,13 +107,13 @@ class RoundGate:
 
 def _reply(passage: Passage, msg: Message) -> Message:
     """Return what may leave of both parts, or "refused"."""
-    content = RecordDict()
+    content: dict[str, Any] = {}
     for what, part in (("train", _train), ("evaluate", _evaluate)):
         try:
             content.update(part(passage, msg.content))
         except Exception as error:  # anything at all: fail closed
             explain(what, error, passage.entry)
-    return Message(content, reply_to=msg) if content else refusal(msg)
+    return Message(filled(RecordDict(), content), reply_to=msg) if content else refusal(msg)
 
 
 def _train(passage: Passage, content: RecordDict) -> RecordDict:
@@ -161,9 +161,7 @@ class _Handler:
     def _ask_handler(self, content: RecordDict, kind: type[T]) -> T:
         """Return what the handler answers to a part of the message; raise if that is an error."""
         content[_NODE] = Held(self.node)
-        narrowed = copy(self.msg)
-        narrowed.content = content
-        reply = self.call_next(narrowed, self.context)
+        reply = self.call_next(with_content(self.msg, content), self.context)
         if reply.has_error():
             raise Refused("the handler replied an error", code="refused.handler")
         return held_in(reply.content, _RESULT, kind)

@@ -116,7 +116,7 @@ def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) 
 class _Streams(Sequence[np.random.Generator]):
     """A generator for each client, made when it is asked for and at its beginning each time."""
 
-    def __init__(self, key: NDArray[Any], round: int, clients: Iterable[int]) -> None:
+    def __init__(self, key: list[int], round: int, clients: Iterable[int]) -> None:
         self._key, self._round, self._clients = key, round, list(clients)
 
     def __len__(self) -> int:
@@ -135,18 +135,20 @@ class _Streams(Sequence[np.random.Generator]):
 
 
 @lru_cache(maxsize=16)
-def _key(seed: int, purpose: str) -> NDArray[Any]:
-    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode())]).generate_state(2, np.uint64)
+def _key(seed: int, purpose: str) -> list[int]:
+    state = np.random.SeedSequence([seed, zlib.crc32(purpose.encode())]).generate_state(2, np.uint64)
+    return [int(word) for word in state]
 
 
 _CLIENT = 3  # where the counter says which client's stream it is
 
 
-def _start(key: NDArray[Any], round: int, client: int) -> Any:
+def _start(key: list[int], round: int, client: int) -> Any:
     """Return the state of a Philox at the beginning of a client's stream."""
     # Philox computes each block from key and counter alone: the low half of the counter runs
     # within a stream, the high half tells the streams apart.
-    return _START | {"state": {"counter": np.array([0, 0, round, client], np.uint64), "key": key}}
+    # As lists, whose numbers are read in half the time of an array's.
+    return _START | {"state": {"counter": [0, 0, round, client], "key": key}}
 
 
 class _NoSeed(np.random.SeedSequence):
@@ -157,4 +159,4 @@ class _NoSeed(np.random.SeedSequence):
 
 
 _NO_SEED = _NoSeed(0)
-_START: Any = np.random.Philox(_NO_SEED).state
+_START: Any = np.random.Philox(_NO_SEED).state | {"buffer": [0] * 4}

@@ -19,7 +19,7 @@ from typing import Any, cast
 from umbel.privacy.accounting.guarantee import gap
 from umbel.privacy.gate.charges import Limits
 from umbel.privacy.gate.policy import AcceptedRelease, Policy, Role
-from umbel.protocol.clients import ClientInDataset, ClientOnNode
+from umbel.protocol.clients import ClientInDataset, ClientOnNode, counted
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.old_names import SETTINGS
@@ -180,7 +180,7 @@ class Site:
 
     def client_ids(self, clients: Sequence[ClientOnNode]) -> list[ClientInDataset]:
         """Return the numbers in the dataset of clients of the node."""
-        return cast(list[ClientInDataset], [self.first + self.step * client for client in clients])
+        return cast(list[ClientInDataset], counted(clients, self.first, self.step))
 
     def local_ids(self, clients: Sequence[ClientInDataset]) -> list[ClientOnNode]:
         """Return the numbers on the node of clients of the dataset."""

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain, islice
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -188,12 +189,13 @@ def of_any_sign(epsilons: Matrix, positive: Matrix) -> Matrix:
 
 
 def each(generators: Iterator[NoiseSource], rows: int) -> Iterator[NoiseSource]:
-    """Yield one generator a row, asking for each only when it is its turn; raise `ValueError` where there are fewer."""
-    for _ in range(rows):
-        generator = next(generators, None)
-        if generator is None:
-            raise ValueError("there are fewer generators than clients")
-        yield generator
+    """Return one generator a row, asking for each only when it is its turn; `ValueError` where there are fewer."""
+    return islice(chain(generators, _missing()), rows)
+
+
+def _missing() -> Iterator[NoiseSource]:
+    raise ValueError("there are fewer generators than clients")
+    yield
 
 
 def stacked(rows: Sequence[Matrix], n: int) -> Matrix:

@@ -59,9 +59,10 @@ class Laplace(Mechanism):
         gammas of all parts are drawn first, then the row's normals: that order is part of what a seed means.
         """
         n, shapes = sum(sizes), [(size + 1) / 2 for size in sizes]
-        mixing, normals = [], []
+        mixing: list[float] = []
+        normals: list[Matrix] = []
         for generator in each(generators, len(radii)):
-            mixing.append([generator.standard_gamma(shape) for shape in shapes])
+            mixing += map(generator.standard_gamma, shapes)
             normals.append(generator.standard_normal(n))
         noise = stacked(normals, n)
         epsilons = np.asarray(sizes) / (self.noise_multiplier * radii)

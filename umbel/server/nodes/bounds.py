@@ -29,7 +29,6 @@ def furthest(task: TrainingSpec, hypotheses: NDArray[np.float64], most: float = 
 
     Parameters
     ----------
-    task : TrainingSpec
     hypotheses : ndarray, shape (k, n)
         What was sent.
     most : float
@@ -67,7 +66,6 @@ def furthest_sum(task: TrainingSpec, k: int, n: int, clients: int, most: float =
     ----------
     task : TrainingSpec
         Its clip norm is public.
-    k, n, clients : int
     most : float
         The longest update; 0 for the clip norm.
     """
@@ -114,19 +112,19 @@ def near(vectors: Vectors, hypotheses: NDArray[np.float64], reach: float) -> NDA
     return inside
 
 
-def pulled_in(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def pulled_in(values: NDArray[np.float64], ordered: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
     """Return values (m,) of clients with those that lie far from all others pulled towards them.
 
-    Values that are spread as losses are come back as they are, so that their mean is the plain one. A value is far at
-    ten times what four in five clients keep from the median, or at ten times what the median itself is from 0. Where
-    at most one in five is negative, as a loss that cannot be, none is.
+    Where they are known in order, they are not sorted. Values that are spread as losses are come back as they are, so
+    that their mean is the plain one. A value is far at ten times what four in five clients keep from the median, or at
+    ten times what the median itself is from 0. Where at most one in five is negative, none is, as a loss cannot be.
 
     So while at most one in five says what it likes, each such client counts as no more than ten times the honest
     scale: among twenty losses near .8 one moves the mean by .4 at most, and not to 1e37.
     """
     if len(values) < 3:
         return values
-    ordered = np.sort(values)
+    ordered = np.sort(values) if ordered is None else ordered
     middle = _middle(ordered)
     apart = np.sort(np.abs(ordered - middle))
     width = _FAR * max(float(apart[int((1 - _SHARE) * (len(values) - 1))]), abs(middle))

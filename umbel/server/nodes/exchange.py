@@ -27,12 +27,6 @@ class Answer:
 
     Error replies that the SuperLink makes for a node that is gone name the SuperLink as their
     sender, so that a node is known by the message that was sent to it alone.
-
-    Attributes
-    ----------
-    node : int
-    kind : str
-    reply : Message
     """
 
     node: int
@@ -55,10 +49,6 @@ class _Sent:
 
 class Exchange:
     """Sends messages and collects their replies, round after round.
-
-    Parameters
-    ----------
-    transport : Transport
 
     Attributes
     ----------
@@ -90,7 +80,6 @@ class Exchange:
 
         Parameters
         ----------
-        messages : sequence of Message
         timeout : float
             Seconds after which no more replies are waited for.
         enough : callable

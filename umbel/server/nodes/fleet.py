@@ -7,7 +7,6 @@ node a message comes to `umbel.client.app`, behind the gate (`umbel.privacy.gate
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
 from typing import Any
@@ -30,7 +29,7 @@ from umbel.protocol.messages import (
     round_request,
     scores_in,
 )
-from umbel.protocol.records import from_array_record, pack
+from umbel.protocol.records import from_array_record, pack, to_array_record, unpack
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.releases import Releases, Scores, Sums
 from umbel.protocol.run_config import RunConfig
@@ -103,7 +102,6 @@ class Fleet:
 
         Parameters
         ----------
-        grid : Grid
         nodes : sequence of (int, Hosting)
             The nodes that there were, in the order of their clients.
         spent : mapping from ClientInRun to int
@@ -128,12 +126,10 @@ class Fleet:
 
         Parameters
         ----------
-        round : int
         hypotheses : ArrayRecord
             What they start from.
         task : TrainingSpec
             What all clients are asked; round and clients are filled in here.
-        grid : Grid
         clients : ndarray of int, optional
             Who is asked, in increasing order; by default a sample of the round's own.
         """
@@ -145,7 +141,7 @@ class Fleet:
         rows = len(next(iter(self.sent.values()))) if task.release_by is ReleaseBy.SITE else None
         self._training = _asked(clients, placed, task.disclose_choice, rows)
         self._furthest = furthest(task, flatten(self.sent), self.run.max_update_norm)
-        asked = {node: replace(task, round=round, clients=tuple(locals_)) for node, (_, locals_) in placed.items()}
+        asked = {node: task.asking(round, locals_) for node, (_, locals_) in placed.items()}
         return [
             Message(round_request(packed, training=one), node, "train", group_id=str(round))
             for node, one in asked.items()
@@ -164,19 +160,28 @@ class Fleet:
         placed = roster.place(VALIDATION, clients)
         self._evaluation = _asked(clients, placed)
         _, packed = self._open(hypotheses)
-        asked = {node: replace(task, round=round, clients=tuple(locals_)) for node, (_, locals_) in placed.items()}
+        asked = {node: task.asking(round, locals_) for node, (_, locals_) in placed.items()}
         return [
             Message(round_request(packed, evaluation=one), node, "evaluate", group_id=group or str(round))
             for node, one in asked.items()
         ]
+
+    def record(self, hypotheses: Arrays) -> ArrayRecord:
+        """Return hypotheses as the record from which a strategy makes a round's messages."""
+        record = to_array_record(hypotheses)
+        self._remember(record, hypotheses)
+        return record
+
+    def _remember(self, record: ArrayRecord, hypotheses: Arrays) -> None:
+        packed = pack(hypotheses)
+        self._opened = dict(record.items()), unpack(packed), packed
 
     def _open(self, hypotheses: ArrayRecord) -> tuple[Arrays, ArrayRecord]:
         """Return what clients start from, as arrays and as it travels; for training and evaluation of a round once."""
         known = self._opened[0]
         # By its arrays: a strategy may put others into the same record.
         if len(known) != len(hypotheses) or any(known.get(name) is not one for name, one in hypotheses.items()):
-            arrays = from_array_record(hypotheses)
-            self._opened = dict(hypotheses.items()), arrays, pack(arrays)
+            self._remember(hypotheses, from_array_record(hypotheses))
         return self._opened[1:]
 
     @property
@@ -212,8 +217,6 @@ class Fleet:
 
         Parameters
         ----------
-        round : int
-        grid : Grid
         messages : sequence of Message
             Those of `ask_training` and `ask_evaluation`, from the same hypotheses.
         timeout : float

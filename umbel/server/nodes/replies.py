@@ -54,8 +54,6 @@ def read_releases(
 
     Parameters
     ----------
-    answers : mapping from node id to Message
-    asked : Asked
     hypotheses : dict of ndarray, each (k, \\*shape)
         What was sent.
     furthest : float
@@ -132,12 +130,13 @@ def read_scores(
         return None
     # In client order, so that rounding does not depend on the nodes.
     there = scores[:, answered]
+    ordered = np.sort(there)
     if by == "median":
         loss, metric = np.median(there, axis=1)
     else:
-        loss, metric = np.stack([pulled_in(values) for values in there]).mean(axis=1)
+        loss, metric = (pulled_in(*values).mean() for values in zip(there, ordered, strict=True))
     m = there.shape[1]
-    spread = np.sort(there)[:, [round(q * (m - 1)) for q in SPREAD]]
+    spread = ordered[:, [round(q * (m - 1)) for q in SPREAD]]
     return Scores(float(loss), float(metric), m, *spread.tolist())
 
 
@@ -194,8 +193,6 @@ def read_sums(
 
     Parameters
     ----------
-    answers : mapping from node id to Message
-    asked : Asked
     hypotheses : dict of ndarray, each (k, \\*shape)
         What was sent.
     furthest : callable

@@ -227,7 +227,7 @@ class Roster:
             if role == VALIDATION:
                 local = local + self._counts[TRAIN][node]
         placed = {}
-        for index in np.unique(node):
+        for index in np.unique(node) if len(self._nodes) > 1 else range(min(1, len(clients))):
             positions = np.flatnonzero(node == index)
             placed[self._ids[index]] = (positions.tolist(), local[positions].tolist())
         return placed
@@ -246,7 +246,6 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
     ----------
     exchange : Exchange
         The one that the rounds are sent with: it brings the answers that are not waited for.
-    run : RunConfig
 
     Raises
     ------
@@ -365,7 +364,6 @@ def largest_share(counts: Sequence[int], size: int, share: float) -> int:
         How many clients each node hosts.
     size : int
         Clients that the round asks.
-    share : float
     """
     share = max(share, 1 / max(1, len(counts) - 1))
     low, high = 1, max(counts, default=1)
@@ -386,4 +384,6 @@ def check_enough(what: str, asked: int, there: int) -> None:
 
 def sample(seed: Sequence[int], population: int, size: int) -> NDArray[np.int64]:
     """Draw `size` of `population` clients without replacement, in increasing order."""
-    return np.sort(np.random.default_rng(seed).choice(population, size, replace=False)).astype(np.int64)
+    # The same as of a list, which NumPy would take apart.
+    words = np.array(seed, np.uint32) if max(seed) < 2**32 else seed
+    return np.sort(np.random.default_rng(words).choice(population, size, replace=False)).astype(np.int64, copy=False)

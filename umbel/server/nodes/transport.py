@@ -33,12 +33,7 @@ _UNREACHABLE = (httpx.HTTPError, OSError)
 
 
 class Transport:
-    """Carries messages over one of Flower's grids.
-
-    Parameters
-    ----------
-    grid : Grid
-    """
+    """Carries messages over one of Flower's grids."""
 
     together: ClassVar[bool]
     """Whether all nodes belong to the server's own simulation, and are as trusted as the server."""
