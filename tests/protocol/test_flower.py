@@ -65,6 +65,7 @@ LOOK = {
         "whether the app still comes from `get_load_client_app_fn` alone, and the bundle's bytes go to "
         "`install_from_fab` alone: nothing of a server's bundle may be unpacked or imported"
     ),
+    "stay_at_server": "whether all of Flower's requests still go through one `httpx.Client` of `ProtobufClient`",
     "refuse_repeated_parts": "whether an array's list of parts is still `arraychunk_ids` of its body",
     "_answers_alone": "whether the server's number is still that of no node",
     "_Executor": "whether Flower calls other methods of an executor, and `accepted` still means that a task has begun",
@@ -82,6 +83,7 @@ PINNED = {
     "flwr.supercore.cli.flower_superexec:flower_superexec": "f0e2725c92a5",
     "flwr.supercore.corestate.sql_corestate:SqlCoreState._cleanup_expired_task_tokens": "4f11fd6575df",
     "flwr.supercore.credential_store:FileCredentialStore": "29106e4af133",
+    "flwr.supercore.protobuf.client:ProtobufClient.__init__": "ac3846e60234",
     "flwr.supercore.sql_mixin:SQLITE_PRAGMAS": "f940cbaa04ab",
     "flwr.supercore.sql_mixin:_set_sqlite_pragmas": "6cf87a44250e",
     "flwr.supercore.superexec.executor.types:LaunchResult": "52068f09cea4",
@@ -331,3 +333,32 @@ except ValueError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("refused\n", 0), done.stderr
+
+
+def test_a_server_cannot_send_a_site_elsewhere() -> None:
+    """Neither to another address nor from https to http: what comes back is the redirect, an error."""
+    code = """
+import http.server, threading
+from umbel.protocol.flower import stay_at_server
+from flwr.supercore.protobuf.client import ProtobufClient
+
+asked = []
+class Elsewhere(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        asked.append(self.path)
+        self.send_response(302 if self.path == '/' else 200)
+        self.send_header('Location', '/inside')
+        self.send_header('Content-Length', '0')
+        self.end_headers()
+    def log_message(self, *_): pass
+
+server = http.server.HTTPServer(('127.0.0.1', 0), Elsewhere)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+url = f'http://127.0.0.1:{server.server_port}'
+print(ProtobufClient(url)._client.get(url + '/').status_code, asked)
+stay_at_server()
+asked.clear()
+print(ProtobufClient(url)._client.get(url + '/').status_code, asked)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "200 ['/', '/inside']\n302 ['/']\n", done.stderr

@@ -149,6 +149,7 @@ def run_superexec(arguments: Sequence[str], launch: Callable[[Any], None]) -> No
     command = import_module("flwr.supercore.cli.flower_superexec")
     superexec = import_module("flwr.supercore.superexec.run_superexec")
     _replace(superexec, superexec.run_superexec, get_executor=lambda *_, **__: _Executor(launch))
+    stay_at_server()
     sys.argv = ["flower-superexec", *arguments]
     command.flower_superexec()
 
@@ -204,6 +205,7 @@ def run_supernode(arguments: Sequence[str], sleep: Callable[[float], None]) -> N
         _replace(client, function, time=SimpleNamespace(sleep=sleep))
     _replace(client, client._pull_and_store_message, pull_objects=_soon(client.pull_objects))
     keep_beating()
+    stay_at_server()
     sys.argv = ["flower-supernode", *arguments]
     command.flower_supernode()
 
@@ -239,6 +241,17 @@ def pull_soon() -> None:
     """Have the grid of a ServerApp look soon for what is still missing of a reply; a simulation's has all of it."""
     if (grid := sys.modules.get("flwr.superlink.grid.http_grid")) is not None:
         _replace(grid, grid.HttpGrid.pull_messages, pull_objects=_soon(grid.pull_objects))
+
+
+def stay_at_server() -> None:
+    """Follow no redirect: a server could have a site call any address inside its network, with its key's headers."""
+    client = import_module("flwr.supercore.protobuf.client")
+    httpx = import_module("httpx")
+
+    def staying(**options: Any) -> Any:
+        return httpx.Client(**options | {"follow_redirects": False})
+
+    _replace(client, client.ProtobufClient.__init__, httpx=SimpleNamespace(**vars(httpx) | {"Client": staying}))
 
 
 @cache
