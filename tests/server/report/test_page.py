@@ -31,6 +31,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.server.history import State
 from umbel.server.observer import Section
 from umbel.server.report import HeldOut, Measured, check
+from umbel.server.report.style import drawing, svg
 from umbel.server.snapshots import Snapshot
 
 # --- what it says
@@ -472,6 +473,8 @@ def test_all_text_is_shown_as_text() -> None:
         sections=[Section(evil, (evil, evil))], drawn=True,
     )  # fmt: skip
     assert not {"script", "b"} & {tag for tag, _ in page.tags}
+    [policy] = [attrs["content"] for _, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert "default-src 'none'" in policy, "no script, and nothing from elsewhere"
     assert evil not in page.html
     assert page.text.count(evil) >= 11, "name, data, strategy, seed, how it ended, unit, in the config, and added"
 
@@ -523,3 +526,33 @@ def test_colours_stand_out_from_the_paper(theme: int) -> None:
     assert contrast(colours["ink"], colours["alarm"]) >= 4.5
     for name in ("rest", *(f"series-{j}" for j in range(1, 9))):
         assert contrast(colours[name], colours["paper"]) >= 3, name
+
+
+# --- a run's folder may have been sent by anybody
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        "<svg><script>alert(1)</script></svg>",
+        '<svg onload="alert(1)"><path d="M0 0"/></svg>',
+        '<svg><a href="javascript:alert(1)"><path d="M0 0"/></a></svg>',
+        '<svg><use href="https://example.org/x.svg#a"/></svg>',
+        '<svg><image href="https://example.org/seen.png"/></svg>',
+        "<svg><foreignObject><form action='https://example.org'></form></foreignObject></svg>",
+        '<svg><path style="fill: url(https://example.org/x)"/></svg>',
+        "<svg><style>@import 'https://example.org'</style></svg>",
+        "<svg></svg><h2>Privacy: guaranteed</h2>",
+        "<h2>Privacy: guaranteed</h2>",
+        "<svg><![CDATA[<script>]]></svg>",
+    ],
+)
+def test_a_picture_that_is_more_than_a_drawing_is_left_out(picture: str) -> None:
+    shown = str(drawing(picture))
+    assert "<svg" not in shown
+    assert "example.org" not in shown
+
+
+def test_a_picture_of_umbels_own_is_shown_as_it_is() -> None:
+    own = svg("own", "A line.", lambda axes: axes.plot([0, 1], [1, 2], "--", label="a"))
+    assert str(drawing(str(own))) == str(own)

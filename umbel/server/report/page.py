@@ -17,6 +17,7 @@ from umbel.server.observer import Section
 from umbel.server.report import compare, pictures, tables
 from umbel.server.report.alarms import DRIFTED, alarms, count_of
 from umbel.server.report.figures import number
+from umbel.server.report.style import drawing
 from umbel.server.report.view import HeldOut, View
 
 
@@ -70,6 +71,7 @@ def _page() -> Template:
     """Return the template; to compile it takes longer than to fill it in."""
     text = tomllib.loads((files(__package__) / "page.toml").read_text(encoding="utf-8"))
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page.filters["drawing"] = drawing
     page.globals |= {"number": number, "count_of": count_of, "amount": amount, "style": text["style"]}
     page.globals |= {"delta": f"{DELTA:g}", "meaningful": MEANINGFUL, "pictures": pictures, "tables": tables}
     page.globals["rules"] = {"rounds": MIN_ROUNDS, "each": RELEASES_EACH, "drifted": f"{DRIFTED:.0%}"}
