@@ -106,3 +106,24 @@ def test_what_a_person_names_runs_and_is_remembered(kept: Path, planted: Path, t
 
 def test_a_function_is_a_factory_only_of_the_module_that_was_named(planted: Path) -> None:
     ended(*umbel("run", "model=os:system command=true", "loss=mse"), "model.factory", "os:system")
+
+
+ESCAPE = "nice\x1b]0;owned\x07\x1b[2J"
+
+
+def test_what_a_terminal_would_act_on_is_not_printed(kept: Path, tmp_path: Path) -> None:
+    opened, sent = open_dataset(find_dataset("synthetic")), tmp_path / "data"
+    write_dataset(sent, opened.manifest, opened.features, opened.targets, opened.offsets)
+    manifest = json.loads((sent / "manifest.json").read_text())
+    (sent / "manifest.json").write_text(json.dumps(manifest | {"name": ESCAPE}))
+    code, output = umbel("run", f"dataset={sent}")
+    assert (code, "\x1b" in output, "data.unprintable" in output) == (3, False, True)
+    run = sent_run(kept, tmp_path / "runs" / "sent", "dataset", ESCAPE)
+    code, output = umbel("runs", "show", str(run))
+    assert (code, "\x1b" in output, "config.unprintable" in output) == (2, False, True)
+
+
+def test_names_of_folders_are_printed_without_escapes(kept: Path, umbel_home: Path) -> None:
+    shutil.copytree(kept, umbel_home / "runs" / ESCAPE)
+    for words in (("runs", "list"), ("runs", "show", "nosuch\x1b[2J")):
+        assert "\x1b[2J" not in umbel(*words)[1]

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from umbel.protocol.cli import PASSES_ON, errors_in_one_line, fail
+from umbel.protocol.cli import PASSES_ON, csv_cell, errors_in_one_line, fail
 from umbel.protocol.errors import DatasetError, UmbelError
 
 
@@ -44,7 +44,7 @@ def test_a_command_may_fail_by_itself(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 SCRIPT = """
-from umbel.protocol.cli import command_line
+from umbel.protocol.cli import csv_cell, command_line
 
 def main() -> None:
     secret = "-".join(["sword", "fish"])
@@ -75,3 +75,12 @@ def test_a_command_passes_on_what_it_does_not_know_where_it_says_so(passes_on: b
     done = CliRunner().invoke(app, ["--port", "7"])
     assert (done.exit_code == 0) == passes_on
     assert got == (["--port", "7"] if passes_on else [])
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_no_cell_of_a_table_is_a_formula(text: str) -> None:
+    assert csv_cell(text) == f"'{text}"
+
+
+def test_other_cells_stay_as_they_are() -> None:
+    assert [csv_cell(one) for one in ("north", -1.5, 3, None, "")] == ["north", -1.5, 3, None, ""]

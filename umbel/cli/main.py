@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from umbel.cli.lazy import lazy
-from umbel.protocol.plugins import remember
 from umbel.protocol.project import OWN_PATH
 
 Table = Mapping[str, tuple[str, str]]
@@ -49,7 +48,10 @@ def _umbel(
 ) -> None:
     """Personalised and private federated learning."""
     os.environ[OWN_PATH] = os.getcwd()  # the user's own models and strategies
-    remember(names or ())
+    if names:
+        from umbel.protocol.plugins import remember  # it imports Flower, which takes a second
+
+        remember(names)
 
 
 def _server() -> None:

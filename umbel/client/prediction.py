@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from umbel.models.fit import misfit
 from umbel.models.model import Model
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import DatasetError
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.run_config import RunConfig, read_saved
 
 _NO_STEP = 1.0  # of what is local, only statistics of rows are left, and no step is made
 
@@ -78,7 +77,7 @@ def read_run(run: Path, data: Dataset) -> tuple[Model, Arrays]:
     for file in ("config.toml", "hypotheses.safetensors"):
         if not (run / file).is_file():
             raise DatasetError(f"{run / file} is missing; give the folder of one run", code="data.missing-file")
-    config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))["config"]
+    config = read_saved((run / "config.toml").read_text(encoding="utf-8"))["config"]
     hypotheses = safetensors.numpy.load_file(run / "hypotheses.safetensors")
     # A run that names no model took that of its dataset, which a newcomer need not have: then the newcomer's own data
     # name it, and the shapes tell whether it is the same.

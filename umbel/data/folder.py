@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from umbel.data.data import Dataset, check
 from umbel.data.leaf import read_json
-from umbel.data.manifest import Manifest
+from umbel.data.manifest import Manifest, check_printable
 from umbel.protocol.errors import DatasetError
 
 
@@ -40,6 +40,7 @@ def _read_names(folder: Path) -> list[str]:
     names = read_json(file)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DatasetError(f"{file} is no list of clients' names; write the dataset again", code="data.names")
+    check_printable(names, file)
     return names
 
 

@@ -19,6 +19,15 @@ _SMALLEST, _LARGEST = 1e-38, 3e38  # what a 32-bit number can hold
 _IF_ANY = ("metric", "part", "pretrained", "tokens", "whole")
 
 
+def check_printable(found: Any, file: Path) -> None:
+    """Raise `DatasetError` where a text in what a file holds has signs that a terminal would act on."""
+    for one in [found] if isinstance(found, str) else found.items() if isinstance(found, dict) else found:
+        if isinstance(one, str) and not one.isprintable():
+            raise DatasetError(f"{file} holds {one!r}, which no terminal can print; mend it", code="data.unprintable")
+        if isinstance(one, dict | list | tuple):
+            check_printable(one, file)
+
+
 class Manifest(Entries):
     """What a dataset says of itself.
 
@@ -142,5 +151,6 @@ class Manifest(Entries):
         if not isinstance(raw, dict):
             raise DatasetError(f"{file}: the manifest must be a JSON object", code="data.manifest")
         manifest = cls.parse(raw, str(file))
+        check_printable(raw, file)
         distrust(manifest.model, manifest.loss, manifest.metric)
         return manifest

@@ -55,10 +55,18 @@ def console() -> Console:
 
 def printable(text: str) -> str:
     """Return text that a server wrote as it is, without what a terminal acts on."""
-    return "".join(one if one.isprintable() else "?" for one in text)
+    return "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
+
+
+def csv_cell(value: object) -> object:
+    """Return a cell of a CSV file which no spreadsheet takes for a formula; numbers stay as they are."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in _FORMULAS else value
+
+
+_FORMULAS = tuple("=+-@\t\r")
 
 
 def fail(reason: str, exit_code: int = 1) -> NoReturn:
     """End the command with one line."""
-    typer.echo(f"Error: {reason}", err=True)
+    typer.echo(f"Error: {printable(reason)}", err=True)
     raise typer.Exit(exit_code) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -10,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.plugins import distrust
 from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Clipping, ClipSchedule, Kind, NoisePer, Release
 from umbel.protocol.rules import Settings
 from umbel.protocol.tasks import TrainingSpec
@@ -274,3 +276,19 @@ class RunConfig(Settings):
             key: str(value) if isinstance(value, str) else value
             for key, value in self.model_dump(by_alias=True).items()
         }
+
+
+def read_saved(text: str) -> dict[str, Any]:
+    """Return what a run's ``config.toml`` holds; nothing that it names is trusted, as the folder may have been sent.
+
+    Raises
+    ------
+    ConfigError
+        When it holds signs that a terminal would act on.
+    """
+    saved = tomllib.loads(text)
+    if isinstance(config := saved.get("config"), dict):
+        distrust(*config.values())
+        if odd := [one for one in config.values() if isinstance(one, str) and not one.isprintable()]:
+            raise ConfigError(f"config.toml holds {odd[0]!r}, which no terminal can print", code="config.unprintable")
+    return saved

@@ -10,7 +10,6 @@ import fcntl
 import json
 import math
 import platform
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,8 +32,8 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import append, write_atomically
-from umbel.protocol.plugins import distrust
 from umbel.protocol.release import Release
+from umbel.protocol.run_config import read_saved
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
 
@@ -241,10 +240,7 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """Return what `write_config` saved: ``config``, ``versions``, and digests by name."""
-        saved = tomllib.loads(self._text("config.toml"))
-        if isinstance(config := saved.get("config"), dict):
-            distrust(*config.values())
-        return saved
+        return read_saved(self._text("config.toml"))
 
     def read(self, names: Sequence[str]) -> tuple[State, dict[ClientInRun, int], Arrays]:
         """Return the state, how often each client that released did so, and what the strategy kept.

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from umbel.data import find_dataset
 from umbel.protocol.errors import ConfigError, DatasetError
-from umbel.protocol.plugins import distrust, own_path, trust, trust_elsewhere
+from umbel.protocol.plugins import own_path, trust, trust_elsewhere
 from umbel.protocol.project import CONFIGS, OWN_PATH
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.run_config import RunConfig, read_saved
 from umbel.server.runs import find_run, home_of_runs, run_named
 from umbel.simulation import launch
 from umbel.simulation.relay import Relay
@@ -160,12 +160,11 @@ def _file(name: str) -> Path:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = read_saved(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {file}: {error}", code="config.unreadable") from None
     # A run's own config.toml does as well: what it ran with is in a table of its own there.
     if isinstance(own := values.get("config"), dict):
-        distrust(*own.values())
         return RunConfig.current(own)
     trust(*values.values())
     return RunConfig.current(values)

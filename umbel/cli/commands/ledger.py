@@ -14,7 +14,7 @@ from rich.table import Table
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words
 from umbel.privacy.gate.charges import paper_spent
 from umbel.privacy.gate.ledger import Ledger
-from umbel.protocol.cli import command_group, console, errors_in_one_line
+from umbel.protocol.cli import command_group, console, csv_cell, errors_in_one_line
 from umbel.protocol.errors import LedgerError
 
 app = command_group("Read a site's ledger.")
@@ -58,7 +58,7 @@ def export(
         if writer is None:
             writer = csv.DictWriter(sys.stdout, list(row))
             writer.writeheader()
-        writer.writerow(row)
+        writer.writerow({name: csv_cell(value) for name, value in row.items()})
 
 
 @app.command()

@@ -11,7 +11,7 @@ import typer
 
 from umbel.client.prediction import mean_metric, predictions, read_features, read_run, table
 from umbel.data import find_typed, open_dataset
-from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.cli import csv_cell, errors_in_one_line
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import write_atomically
 from umbel.server.runs import find_run
@@ -41,8 +41,10 @@ def command(
             raise DatasetError(f"{out} cannot be written: its folder is missing; make it first", code="data.no-folder")
         made = list(predictions(model, hypotheses, data, list(range(count)) if client is None else [client], rows))
     found = table(made, data, with_targets=rows is None)
-    for column in found.columns.intersection(["prediction", "target"]):
+    for column in found.columns.intersection(_NUMBERS):
         found[column] = found[column].map(_text)
+    names = found.columns.difference(_NUMBERS)
+    found[names] = found[names].map(csv_cell)
     text = found.to_csv(index=False)
     if out is None:
         typer.echo(text, nl=False)
@@ -51,6 +53,9 @@ def command(
     mean, unit = mean_metric(made, model, data)
     shown = f"{mean:.4g} {unit}".strip()
     typer.echo(f"{len(made)} clients, mean {model.metric.name} on their labelled rows: {shown}", err=True)
+
+
+_NUMBERS = ["prediction", "target"]
 
 
 def _text(value: Any) -> str:

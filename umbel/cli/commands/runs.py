@@ -13,7 +13,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from umbel.protocol.cli import command_group, console, errors_in_one_line, fail
+from umbel.protocol.cli import command_group, console, errors_in_one_line, fail, printable
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.server.run_folder import RunFolder
@@ -35,7 +35,7 @@ def list_runs() -> None:
     table = Table(Column("run", no_wrap=True, min_width=max(len(path.name) for path in found)), *_COLUMNS)
     for path in found:
         rounds, best, ended = _outcome(path)
-        table.add_row(Text(path.name), str(rounds), best, Text(ended))
+        table.add_row(Text(printable(path.name)), str(rounds), best, Text(printable(ended)))
     console().print(table)
 
 
