@@ -84,7 +84,7 @@ def start_guarded(command: list[str]) -> tuple[list[str], Rules]:
         patch.setattr(guarded, "read_secret", lambda file: str(file).encode())
         done = CliRunner().invoke(app, command[1:])
     assert done.exit_code == 0, done.output
-    options, guard = started
+    options, guard, *_ = started
     return options, guard(None).rules
 
 
@@ -186,6 +186,11 @@ def test_all_are_confined_watched_and_restarted(services: dict[str, Any]) -> Non
         assert service["restart"] == "unless-stopped"
         assert service["healthcheck"]["test"][:2] == ["CMD", "python"]
         assert service["pull_policy"] == "never"
+        assert (service["mem_limit"], service["pids_limit"], service["tmpfs"]) == (
+            str((2 if "super" in service["command"][0] or "server" in service["command"] else 4) << 30), 512,
+            ["/tmp:size=512m"],
+        )  # fmt: skip
+        assert service["logging"]["options"] == {"max-file": "3", "max-size": "10m"}
         assert "privileged" not in service
 
 

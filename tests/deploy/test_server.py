@@ -6,10 +6,12 @@ import asyncio
 import importlib
 import math
 import os
+import sqlite3
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -25,6 +27,7 @@ from typer.testing import CliRunner
 
 from tests.helpers.errors import ended
 from umbel.cli.main import app as umbel
+from umbel.protocol import flower
 
 SECRET = "0123456789abcdef" * 4
 DOORS = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
@@ -217,3 +220,38 @@ def test_logging_in_says_what_is_missing(log_in: Any, secret: Path, tmp_path: Pa
     (tmp_path / "config.toml").write_text("superlink = 1", encoding="utf-8")
     assert "[guard.no-connection]" in log_in("umbel", secret).output
     assert not (tmp_path / "credentials.yaml").exists()
+
+
+def test_an_answer_is_as_large_as_the_operator_says_and_no_larger() -> None:
+    """Its parts come one by one, between those of others; 10,000 of 64 MiB each would pass the guard."""
+    stored: list[tuple[str, int]] = []
+
+    def push(request: Any, state: Any) -> str:
+        stored.append((request.session_id, len(request.object_content)))
+        return "stored"
+
+    bounded = flower._up_to(10 << 20, push)
+
+    def send(session: str, size: int) -> str:
+        return str(bounded(request=SimpleNamespace(session_id=session, object_content=bytes(size << 20)), state=None))
+
+    assert send("one", 6) == send("other", 10) == send("one", 4) == "stored"
+    for session in ("one", "other", "third"):
+        with pytest.raises(HTTPException) as refused:
+            send(session, 11 if session == "third" else 1)
+        assert refused.value.status_code == 413
+    assert stored == [("one", 6 << 20), ("other", 10 << 20), ("one", 4 << 20)]
+
+
+def test_what_has_been_read_goes_from_the_disk(served: dict[str, Any], secret: Path, tmp_path: Path) -> None:
+    assert start("--control-secret", str(secret)).exit_code == 0
+    pragmas = importlib.import_module("flwr.supercore.sql_mixin").SQLITE_PRAGMAS
+    file = tmp_path / "state.db"
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        for pragma, value in pragmas:
+            connection.execute(f"PRAGMA {pragma} = {value}")
+        connection.execute("CREATE TABLE answers (content BLOB)")
+        connection.execute("INSERT INTO answers VALUES (zeroblob(20000000))")
+        connection.execute("DELETE FROM answers")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert file.stat().st_size < 100_000

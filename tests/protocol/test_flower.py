@@ -99,6 +99,8 @@ PINNED = {
     "flwr.superlink.grid.http_grid:pull_objects": "31bb2de46b45",
     "flwr.superlink.routers.fleet.router:fleet_handlers.push_messages": "70c2fe927c66",
     "flwr.superlink.routers.fleet.router:fleet_push_messages": "925bc195db09",
+    "flwr.superlink.routers.fleet.router:fleet_handlers.push_object": "df7e96f1188e",
+    "flwr.superlink.routers.fleet.router:fleet_push_object": "1910dcd9cc2f",
     "flwr.supernode.cli.flower_supernode:flower_supernode": "e263e1045207",
     "flwr.supernode.fleet_http_connection:HeartbeatSender": "27714c8e3512",
     "flwr.supernode.fleet_http_connection:http_request_response.__wrapped__": "b80ca36779c2",

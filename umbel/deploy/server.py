@@ -48,6 +48,9 @@ def _start(
             "executor must be on this machine."
         ),
     ] = "",
+    largest_answer: Annotated[
+        int, typer.Option(min=1, help="MiB that a site's answer may have, of all its clients together.")
+    ] = 1024,
 ) -> None:
     """Start Flower's SuperLink with these options, and a guard in front of it."""
     with errors_in_one_line():
@@ -59,7 +62,7 @@ def _start(
     # There Flower finds its executor, also where this environment is not activated.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     log(INFO, "Runs and registration are for %s", _who(rules))
-    run_superlink(context.args, lambda served: Guard(served, rules), BoundedConnection)
+    run_superlink(context.args, lambda served: Guard(served, rules), BoundedConnection, largest_answer << 20)
 
 
 def _who(rules: Rules) -> str:

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
@@ -72,6 +73,9 @@ _LOCKED_S = 30.0
 _OBJECTS = 10_000
 """Parts of an answer, such as its records and arrays, and each 20 MiB of an array. The database is not free for others
 while they are noted, some thousand a second."""
+
+_SESSIONS = 10_000
+"""Answers under way at a time whose bytes are counted."""
 
 _IDLE_S = 1.0
 """The most by which an executor without a task looks later for the next one."""
@@ -154,7 +158,7 @@ def run_superexec(arguments: Sequence[str], launch: Callable[[Any], None]) -> No
     command.flower_superexec()
 
 
-def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connection: type) -> None:
+def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connection: type, largest_answer: int) -> None:
     """Run Flower's SuperLink with its own command-line options.
 
     Parameters
@@ -165,6 +169,8 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connect
         From the application that it would serve to the one that it serves.
     connection : type
         A protocol of uvicorn's, of which there is one for each connection.
+    largest_answer : int
+        Bytes of all parts of a site's answer.
     """
     command = import_module("flwr.superlink.cli.flower_superlink")
     uvicorn = import_module("uvicorn")
@@ -177,11 +183,13 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connect
     router = import_module("flwr.superlink.routers.fleet.router")
     handlers = router.fleet_handlers
     _replace(handlers, router.fleet_push_messages, push_messages=_answers_alone(handlers.push_messages))
+    _replace(handlers, router.fleet_push_object, push_object=_up_to(largest_answer, handlers.push_object))
     state = import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
     state._cleanup_expired_task_tokens = _seldom(state._cleanup_expired_task_tokens, _EXPIRED_S)
     sql = import_module("flwr.supercore.sql_mixin")
-    patient = dict(sql.SQLITE_PRAGMAS) | {"busy_timeout": f"{1000 * _LOCKED_S:.0f}"}
-    _replace(sql, sql._set_sqlite_pragmas, SQLITE_PRAGMAS=tuple(patient.items()))
+    # What has been read goes from the disk too, where the database is new.
+    pragmas = {"auto_vacuum": "FULL"} | dict(sql.SQLITE_PRAGMAS) | {"busy_timeout": f"{1000 * _LOCKED_S:.0f}"}
+    _replace(sql, sql._set_sqlite_pragmas, SQLITE_PRAGMAS=tuple(pragmas.items()))
     for second_door in (command.FLWR_INTERNAL_GRPC_CONTROL_API, command.FLWR_INTERNAL_GRPC_FLEET_API):
         # With these Flower serves the same once more, on unguarded ports.
         os.environ.pop(second_door, None)
@@ -368,6 +376,22 @@ def _answers_alone(push: Callable[..., Any]) -> Callable[..., Any]:
         return push(request=request, state=state)
 
     return push_own
+
+
+def _up_to(most: int, push: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what takes the parts of an answer as long as they are no more than so many bytes together."""
+    refusal = import_module("fastapi").HTTPException
+    taken: OrderedDict[str, int] = OrderedDict()  # bytes by session, of which an answer has one
+
+    def push_some(request: Any, state: Any) -> Any:
+        taken[request.session_id] = taken.pop(request.session_id, 0) + len(request.object_content)
+        if len(taken) > _SESSIONS:
+            taken.popitem(last=False)
+        if taken[request.session_id] > most:
+            raise refusal(413, f"an answer of more than {most >> 20} MiB is not taken (--largest-answer)")
+        return push(request=request, state=state)
+
+    return push_some
 
 
 def _more_than(most: int, tree: Any) -> bool:
