@@ -17,6 +17,10 @@ from umbel.privacy.accounting.guarantee import within_budget
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.release import Clipping, Kind, Release
 
+_KINDS = 256
+"""How many kinds of release a client makes, where there is a limit: a server may ask for so much noise, another each time,
+that a release costs next to nothing, and each kind is an entry of the ledger for ever."""
+
 Account = Mapping[Release, int]
 """How often a client released each kind of thing, in the order in which each came first; without clip norms."""
 
@@ -71,6 +75,8 @@ class Limits:
             return False
         release = priced(release)
         after = {**account, release: account.get(release, 0) + 1}
+        if len(after) > _KINDS:
+            return False
         return paper_spent(after) <= self.paper_budget and self._covers(after, self.budget)
 
     def paying(
