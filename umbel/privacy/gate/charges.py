@@ -18,7 +18,7 @@ from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.release import Clipping, Kind, Release
 
 _KINDS = 256
-"""How many kinds of release a client makes, where there is a limit: a server may ask for so much noise, another each time,
+"""How many kinds of release a client makes where there is a limit. A server may ask for so much noise, other each time,
 that a release costs next to nothing, and each kind is an entry of the ledger for ever."""
 
 Account = Mapping[Release, int]
