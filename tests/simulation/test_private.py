@@ -1,0 +1,74 @@
+"""What a simulation leaves open: nothing in process, and with Ray loopback alone, behind a secret each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from ipaddress import ip_address
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.cli.commands.test_run import environment
+
+COMMAND = [str(Path(sys.executable).parent / "umbel"), "run", "rounds=100000", "restarts=1", "clients-per-round=2"]
+
+
+def listening(process: psutil.Process) -> set[tuple[str, int]]:
+    """Return the addresses at which a process and all that it started listen."""
+    found = set()
+    for one in [process, *process.children(recursive=True)]:
+        try:
+            found |= {tuple(line.laddr) for line in one.net_connections("inet") if line.status == psutil.CONN_LISTEN}
+        except psutil.Error:  # it has ended meanwhile
+            continue
+    return found
+
+
+def is_loopback(address: str) -> bool:
+    found = ip_address(address)
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--ray", "--nodes=1"]], ids=["in process", "ray"])
+def test_nobody_else_is_listened_to(options: list[str], tmp_path: Path) -> None:
+    run = subprocess.Popen(
+        [*COMMAND, *options], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert run.stdout is not None
+        line = next(line for line in run.stdout if line.startswith("round "))
+        found = listening(psutil.Process(run.pid))
+        assert all(is_loopback(address) for address, _ in found), line
+        if not options:
+            assert found == set()
+            return
+        doors = {port: ask(port) for _, port in found}
+        served = [port for port, answer in doors.items() if answer]
+        assert len(served) == 1, "the SuperLink speaks HTTP, and Ray another language"
+        assert set(doors[served[0]]) == {403}, "who has no secret starts no run"
+        assert os_token(psutil.Process(run.pid))
+    finally:
+        run.kill()
+        run.wait()
+
+
+def ask(port: int) -> list[int]:
+    """Return what a stranger's requests to start and to list runs are answered; nothing where HTTP is not spoken."""
+    try:
+        if not httpx.get(f"http://127.0.0.1:{port}/health").is_success:
+            return []
+        paths = ("start-run", "list-runs", "register-node")
+        return [httpx.post(f"http://127.0.0.1:{port}/v1/control/{path}").status_code for path in paths]
+    except httpx.HTTPError:
+        return []
+
+
+def os_token(process: psutil.Process) -> bool:
+    """Return whether every process of Ray's was started with a token that it asks for."""
+    of_ray = [one for one in process.children(recursive=True) if "raylet" in one.name() or "gcs" in one.name()]
+    modes = [one.environ().get("RAY_AUTH_MODE") for one in of_ray]
+    return bool(modes) and set(modes) == {"token"} and all(one.environ().get("RAY_AUTH_TOKEN") for one in of_ray)
