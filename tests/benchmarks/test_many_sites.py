@@ -83,10 +83,7 @@ def test_what_failed_is_counted_by_its_words(tmp_path: Path) -> None:
     (tmp_path / "superlink.log").write_text(
         "\x1b[91mERROR\x1b[0m:     Failed to store object 0123456789abcdef: locked\nINFO:  all is well\n"
     )
-    assert many_sites.failures(tmp_path) == {
-        "ReadTimeout: timed out": 2,
-        "Failed to store object ...: locked": 1,
-    }
+    assert many_sites.failures(tmp_path) == {"ReadTimeout: timed out": 2, "Failed to store object ...: locked": 1}
 
 
 @pytest.mark.slow
