@@ -50,20 +50,10 @@ def _shown(row: Row, how: str | Callable[[Row], str]) -> str:
 
 @dataclass(frozen=True)
 class Page:
-    """What one experiment or attack leaves behind.
+    """What one experiment or attack leaves behind: a title and sections for people, and rows of the CSV `file`.
 
-    Attributes
-    ----------
-    title, sections
-        For people.
-    rows, file
-        Of the CSV file, which has the keys of all rows, and its name.
-    document : mapping or None
-        Of ``config.toml``; None for no such file.
-    draw : callable or None
-        Draws figures into the folder.
-    aside : str
-        Printed below the tables, and not written.
+    The CSV file has the keys of all rows. The `document` is that of ``config.toml``, None for no such file; `draw`
+    draws figures into the folder; `aside` is printed below the tables, and not written.
     """
 
     title: str

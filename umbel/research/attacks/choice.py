@@ -20,12 +20,8 @@ _APART = 64.0  # exact in 32 bits
 def apart(model: Model, parameters: Parameters, shape: tuple[int, ...], border: int) -> tuple[list[Parameters], str]:
     """Return the two hypotheses, made from these parameters, and the name of the bias in which they differ.
 
-    `shape` is that of a row, and `border` the first class that the second leans to.
-
-    Raises
-    ------
-    NotApplicableError
-        When the last fully connected layer has no bias.
+    `shape` is that of a row, and `border` the first class that the second leans to. Raises `NotApplicableError` when
+    the last fully connected layer has no bias.
     """
     name = parameter(dense_layers(model, parameters, shape)[-1], "bias")
     found = []

@@ -59,18 +59,10 @@ _KNOWN = 64  # rows of others that the attacker has
 
 @dataclass(frozen=True)
 class Setting:
-    """What is attacked.
+    """What is attacked: a dataset of 28x28 images, and so many `images`, each of another client.
 
-    Attributes
-    ----------
-    dataset : str
-        Name or path of one of 28x28 images.
-    model, smooth_model : str
-        Of all attacks, and of DLG, for which it should be twice differentiable.
-    images : int
-        Clients that are attacked for an image.
-    attacks : tuple of str
-        Keys of `ATTACKS`; all where empty. The choice does not change what each finds.
+    `smooth_model` is that of DLG, which should be twice differentiable. Of `attacks`, keys of `ATTACKS`, none stands
+    for all; the choice does not change what each finds.
     """
 
     dataset: str
@@ -98,18 +90,10 @@ _DLG_ITERATIONS = 100
 
 @dataclass(frozen=True)
 class Finding:
-    """What one attack finds in one mode of release.
+    """What one attack finds in one mode of release, or by `GUESSING`.
 
-    Attributes
-    ----------
-    mode : str
-        Of release, or `GUESSING`.
-    right, of : int
-        How often it is right, or shows an image; of 0 where it cannot be made, as the note says.
-    low, high : float
-        A 95 % interval (Clopper and Pearson) on that share, over victims.
-    psnr : float or None
-        In dB, mean over images.
+    It is so often `right`, or shows an image, `of` so many; of 0 where it cannot be made, as the note says. `low` and
+    `high` are a 95 % interval (Clopper and Pearson) on that share, over victims; `psnr` is in dB, mean over images.
     """
 
     attack: str
@@ -402,13 +386,7 @@ def _members(scene: Scene) -> Iterator[Finding]:
 
 
 def _choices(scene: Scene) -> Iterator[Finding]:
-    """Which of two hypotheses a client chooses.
-
-    Raises
-    ------
-    NotApplicableError
-        When all images that the attacker knows are of one class.
-    """
+    """Which of two hypotheses a client chooses; `NotApplicableError` when the images known are of one class."""
     count, model = _COINS * scene.setting.images, scene.model
     folder, rows = scene.clients("choices", count, 1)
     border = int(scene.known_labels.median()) + 1
@@ -457,15 +435,10 @@ ATTACKS: Mapping[str, Callable[[Scene], Iterator[Finding]]] = {
 
 
 def overview(setting: Setting) -> list[Finding]:
-    """Make every attack in every mode.
+    """Make every attack in every mode, on one thread, so that the digits do not depend on the number of cores.
 
-    One thread computes, so that the digits do not depend on the number of cores.
-
-    Raises
-    ------
-    UmbelError
-        Before any work, when something about the setting cannot be; `FleetError` when the gate refuses what it should
-        allow, as it does where the environment holds a stricter policy.
+    Raises `UmbelError` before any work when something about the setting cannot be, and `FleetError` when the gate
+    refuses what it should allow, as it does where the environment holds a stricter policy.
     """
     path = find_typed(setting.dataset)
     dataset = open_dataset(path)

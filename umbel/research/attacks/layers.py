@@ -38,10 +38,7 @@ def inputs_of_layers(model: Model) -> Iterator[dict[str, Tensor]]:
 def dense_layers(model: Model, parameters: Parameters, shape: tuple[int, ...]) -> list[str]:
     """Return the names of the fully connected layers in the order in which they run on one image of `shape`.
 
-    Raises
-    ------
-    NotApplicableError
-        When there is none, or one of them sees more than one vector for an image.
+    Raises `NotApplicableError` when there is none, or one of them sees more than one vector for an image.
     """
     with inputs_of_layers(model) as seen, torch.no_grad():
         model.apply(parameters, torch.zeros(1, *shape, dtype=next(iter(parameters.values())).dtype))
@@ -67,10 +64,7 @@ def parameter(name: str, kind: str) -> str:
 def bias_label(model: Model, parameters: Parameters, gradient: Parameters, shape: tuple[int, ...]) -> int:
     """Return the class that the gradient of the last bias shows, which is that of the output itself.
 
-    Raises
-    ------
-    NotApplicableError
-        When no fully connected layer puts out the classes, or the one that does has no bias.
+    Raises `NotApplicableError` when no fully connected layer puts out the classes, or the one that does has no bias.
     """
     _, bias = _last_layer(model, parameters, gradient, shape)
     return int(biased(model, bias).argmin())
@@ -88,14 +82,10 @@ def biased(model: Model, bias: Tensor | None) -> Tensor:
 def label_given_image(model: Model, parameters: Parameters, gradient: Parameters, image: Tensor) -> int:
     """Return the class that the last layer's whole gradient shows, given a guess at the image.
 
-    The layer's gradient is delta, that of its output, times its input with a 1 for the bias. Where the
-    input x is known, delta is read off all columns at once, by least squares: G (x, 1) / |(x, 1)|^2. A
-    poor guess does, since much of what goes into a last layer is the same for all images.
-
-    Raises
-    ------
-    NotApplicableError
-        When no fully connected layer puts out the classes.
+    The layer's gradient is delta, that of its output, times its input with a 1 for the bias. Where the input x is
+    known, delta is read off all columns at once, by least squares: G (x, 1) / |(x, 1)|^2. A poor guess does, since much
+    of what goes into a last layer is the same for all images. Raises `NotApplicableError` when no fully connected layer
+    puts out the classes.
     """
     weight, bias = _last_layer(model, parameters, gradient, tuple(image.shape))
     with inputs_of_layers(model) as seen, torch.no_grad():

@@ -57,20 +57,12 @@ Vector = NDArray[np.float64]
 class Leak:
     """What one attack gave away; None where the model has nothing of the kind.
 
-    Attributes
-    ----------
-    choice : bool or None
-        Whether the hypothesis nearest to the release is the one that fits the client best, also where
-        the client may have trained another to hide that.
-    norm : float or None
-        How far off the server's estimate of the update's norm is, relative to it.
-    update : float or None
-        Cosine of the angle between the update as released and as it was.
-    labels : float or None
-        Correlation between the change of the last bias and how often each class occurs.
-    predictions, signed : float or None
-        Share of items on which the estimate of a recommender's local vector agrees with the client's own: under the
-        better of both signs, which one known preference tells, and under that of `sign_by_rate`; None where it is open.
+    `choice` says whether the hypothesis nearest to the release is the one that fits the client best, also where the
+    client may have trained another to hide that; `norm` how far off the server's estimate of the update's norm is,
+    relative to it. `update` is the cosine between the update as released and as it was, and `labels` the correlation
+    between the change of the last bias and how often each class occurs. `predictions` and `signed` are the share of
+    items on which the estimate of a recommender's local vector agrees with the client's own: under the better of both
+    signs, which one known preference tells, and under that of `sign_by_rate`; None where it is open.
     """
 
     round: int

@@ -39,12 +39,7 @@ def trap(
 
     The last two layers of the model are fully connected, with ReLU between them, and have biases; the weights of the
     layers before stay. `label` is the class of the candidate (\*shape); the server knows `images` (images, \*shape) of
-    other clients.
-
-    Raises
-    ------
-    NotApplicableError
-        When the model has no such layers, or the candidate is among the images.
+    other clients. Raises `NotApplicableError` when the model has no such layers, or the candidate is among the images.
     """
     shape = tuple(candidate.shape)
     layers = dense_layers(model, parameters, shape)

@@ -51,21 +51,13 @@ Lean = Literal["dislikes", "likes", "unknown"]
 
 
 class Estimate:
-    """What a server works out of one client's local parameters from its updates.
+    """What a server works out of one client's local parameters, a vector of so many factors, from its updates.
 
-    The sign of what it finds is a guess, that most labels are negative (Assumption 1), unless items have
-    biases: these move by what is left of the labels, up for liked items, so that they tell it.
-
-    Parameters
-    ----------
-    factors : int
-        d, the length of the client's vector.
-    spectral : bool
-        Read the direction in which updates are longest (the top singular vector), since those of all items point along
-        the client's vector, one way or the other; their sum tells the sign alone. Otherwise their sum tells all
-        (Protocol 2, line 4), and is mostly noise where a client likes about half of its items.
-    biases : bool
-        Whether each item's update ends with that of its bias.
+    The sign of what it finds is a guess, that most labels are negative (Assumption 1), unless items have `biases`,
+    which end their updates: these move by what is left of the labels, up for liked items, so that they tell it. A
+    `spectral` estimate is the direction in which updates are longest (the top singular vector), since those of all
+    items point along the client's vector, one way or the other; their sum tells the sign alone. Otherwise their sum
+    tells all (Protocol 2, line 4), and is mostly noise where a client likes about half of its items.
     """
 
     def __init__(self, factors: int, spectral: bool, biases: bool = False) -> None:

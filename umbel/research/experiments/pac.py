@@ -101,22 +101,11 @@ def attack(
     seed: int,
     release: Callable[[NDArray[np.float32]], NDArray[Any]] | None = None,
 ) -> Iterator[tuple[int, list[Estimate], NDArray[np.float32]]]:
-    """Attack all clients at once, without end.
+    """Attack all clients at once, without end; the first four arguments are those of `interactions`.
 
-    Parameters
-    ----------
-    clients, update, seed
-        As for `interactions`.
-    zero : bool
-        Whether the server sends zeros, or else the honest items for the spectral attack.
-    release : callable, optional
-        Returns the clients' releases of their updates (m, I, d); by default these as they are.
-
-    Yields
-    ------
-    int, list of Estimate, ndarray
-        The number of the interaction, from 1 on; the server's estimate of each client, the same list every time; and
-        each client's vector (m, d).
+    With `zero` the server sends zeros, otherwise the honest items for the spectral attack. `release` returns the
+    clients' releases of their updates (m, I, d), by default these as they are. Yields the number of the interaction,
+    from 1 on; the server's estimate of each client, the same list every time; and each client's vector (m, d).
     """
     estimates = [Estimate(FACTORS, spectral=not zero) for _ in clients.local]
     for t, (trained, sent, local) in enumerate(interactions(clients, update, zero, seed), 1):

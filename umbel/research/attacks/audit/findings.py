@@ -49,16 +49,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Bound:
-    """What is claimed, and what canaries show.
+    """What is claimed at a delta, infinite for no claim, and the lower bound that canaries show by right guesses.
 
-    Attributes
-    ----------
-    claimed : float
-        Epsilon at that delta; infinite where none is claimed.
-    shown : float
-        The lower bound on it.
-    chance : float
-        Bounds how probable so many right guesses are if the claim is true.
+    `chance` bounds how probable so many right guesses are if the claim is true.
     """
 
     delta: float

@@ -123,20 +123,11 @@ _GATE, _ATTACK = 1, 2  # streams of the seed
 class Finding:
     """How well one quantity of clients of one kind is found in one mode.
 
-    Attributes
-    ----------
-    noise_multiplier : float or None
-        None for a guess without a release.
-    releases, rows : int
-        Of each client.
-    claimed : str
-        Pure epsilon by the node's ledger; "none" where nothing is guaranteed, empty for a guess.
-    relative, low, high : float
-        Root mean square error over that of guessing the mean, with a 95 % bootstrap interval over clients.
-    error : float
-        Root mean square error in `unit`; of a place the length of the error.
-    right : float or None
-        Share of services that are guessed right.
+    `releases` and `rows` are of each client; for a guess without a release the noise multiplier is None. `claimed` is
+    pure epsilon by the node's ledger, "none" where nothing is guaranteed, empty for a guess. `relative` is the root
+    mean square error over that of guessing the mean, `low` and `high` its 95 % bootstrap interval over clients. `error`
+    is the root mean square error in `unit`, of a place the length of the error; `right` the share of services that are
+    guessed right.
     """
 
     mode: str
@@ -157,14 +148,9 @@ class Finding:
 def audit(dataset: str = "hospital", clients: int = CLIENTS, seed: int = 0) -> list[Finding]:
     """Attack so many hospitals of each kind of a dataset, a name or path, at most, in all modes.
 
-    One thread computes, so that the digits do not depend on the number of cores.
-
-    Raises
-    ------
-    DatasetError
-        When the dataset is not there, or holds no such rows; it says how to make it.
-    FleetError
-        When the gate refuses, as it does under a stricter policy in the environment.
+    One thread computes, so that the digits do not depend on the number of cores. Raises `DatasetError`, which says how
+    to make the dataset, when it is not there or holds no such rows, and `FleetError` when the gate refuses, as it does
+    under a stricter policy in the environment.
     """
     if clients < SITE:
         raise ConfigError(

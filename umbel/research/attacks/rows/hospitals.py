@@ -40,11 +40,7 @@ _BLUR_PLACE, _BLUR_PAYMENT = 0.1, 0.05
 class Hospitals:
     """Hospitals of equally many rows, in stored units.
 
-    Attributes
-    ----------
-    features : ndarray, shape (m, rows, 3)
-        Service, longitude, latitude.
-    payments : ndarray, shape (m, rows)
+    The features (m, rows, 3) are service, longitude and latitude; payments are (m, rows).
     """
 
     features: Matrix
