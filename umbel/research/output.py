@@ -169,11 +169,12 @@ _STYLE: dict[Any, Any] = {
 def figure(
     folder: Path, name: str, rows: int = 1, columns: int = 1, size: tuple[float, float] = (6, 4)
 ) -> Iterator[Any]:
-    """Give the axes, shape (rows, columns), of a figure that is saved as ``NAME.svg`` and ``NAME.png`` in the end."""
+    """Give the axes (rows, columns), or the only one, of a figure that is saved as ``NAME.svg`` and ``.png``."""
     # Ids in an SVG are random unless they are salted.
     with matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}):
         drawing = Figure(figsize=size, layout="constrained")
-        yield drawing.subplots(rows, columns, squeeze=False)
+        axes = drawing.subplots(rows, columns, squeeze=False)
+        yield axes if axes.size > 1 else axes[0, 0]
         for ending, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
             buffer = io.BytesIO()
             drawing.savefig(buffer, format=ending, dpi=150, metadata=metadata)

@@ -147,9 +147,8 @@ class Scene:
         train = dataset.manifest.train
         self._half, end = int(dataset.offsets[train // 2]), int(dataset.offsets[train])
         if min(self._half, end - self._half) < _KNOWN:
-            raise DatasetError(
-                f"the attacks take {2 * _KNOWN} training rows at least, {_KNOWN} in each half", code="data.too-few-rows"
-            )
+            text = f"the attacks take {2 * _KNOWN} training rows at least, {_KNOWN} in each half"
+            raise DatasetError(text, code="data.too-few-rows")
         own = self.generator("known").permutation(np.arange(self._half, end))[:_KNOWN]
         self.known, self.known_labels = self.images(own), self.labels(own)
         self.average: Images = self.known.double().mean(dim=0).numpy()
@@ -393,10 +392,8 @@ def _choices(scene: Scene) -> Iterator[Finding]:
     if not bool((scene.known_labels >= border).any()):
         border = int(scene.known_labels.max())
     if not bool((scene.known_labels < border).any()):
-        raise NotApplicableError(
-            "the images known are of one class, and the choice is between lower and upper classes",
-            code="attack.one-class",
-        )
+        text = "the images known are of one class, and the choice is between lower and upper classes"
+        raise NotApplicableError(text, code="attack.one-class")
     hypotheses, name = apart(model, scene.start, SHAPE, border)
     fits = _best(model, hypotheses, scene.images(rows[::SITE, 0]), scene.labels(rows[::SITE, 0]))
     usual = int(_best(model, hypotheses, scene.known, scene.known_labels).mean() > 0.5)
@@ -446,9 +443,8 @@ def overview(setting: Setting) -> list[Finding]:
         check_images(path, dataset, models.load(name, LOSS))
     torch.set_num_threads(1)
     if unknown := set(setting.attacks) - ATTACKS.keys():
-        raise ConfigError(
-            f"unknown attack {min(unknown)!r}; choose from {', '.join(ATTACKS)}", code="config.unknown-attack"
-        )
+        text = f"unknown attack {min(unknown)!r}; choose from {', '.join(ATTACKS)}"
+        raise ConfigError(text, code="config.unknown-attack")
     steps = {name: step for name, step in ATTACKS.items() if name in (setting.attacks or ATTACKS)}
     found: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="umbel-attacks-") as scratch:

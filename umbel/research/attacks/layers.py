@@ -43,9 +43,8 @@ def dense_layers(model: Model, parameters: Parameters, shape: tuple[int, ...]) -
     with inputs_of_layers(model) as seen, torch.no_grad():
         model.apply(parameters, torch.zeros(1, *shape, dtype=next(iter(parameters.values())).dtype))
     if not seen:
-        raise NotApplicableError(
-            f"model {model.name!r} has no fully connected layer (torch.nn.Linear)", code="attack.no-dense-layer"
-        )
+        text = f"model {model.name!r} has no fully connected layer (torch.nn.Linear)"
+        raise NotApplicableError(text, code="attack.no-dense-layer")
     for name, inputs in seen.items():
         if inputs.numel() != inputs.shape[-1]:
             raise NotApplicableError(
@@ -73,9 +72,8 @@ def bias_label(model: Model, parameters: Parameters, gradient: Parameters, shape
 def biased(model: Model, bias: Tensor | None) -> Tensor:
     """Return the bias of the last fully connected layer; raise `NotApplicableError` when it has none."""
     if bias is None:
-        raise NotApplicableError(
-            f"the last fully connected layer of model {model.name!r} has no bias", code="attack.no-bias"
-        )
+        text = f"the last fully connected layer of model {model.name!r} has no bias"
+        raise NotApplicableError(text, code="attack.no-bias")
     return bias
 
 
@@ -103,8 +101,6 @@ def _last_layer(
     weight = gradient[parameter(last, "weight")]
     classes = model.apply(parameters, next(iter(parameters.values())).new_zeros(1, *shape)).shape[-1]
     if len(weight) != classes:
-        raise NotApplicableError(
-            f"the last fully connected layer of model {model.name!r} does not put out the classes",
-            code="attack.no-class-layer",
-        )
+        text = f"the last fully connected layer of model {model.name!r} does not put out the classes"
+        raise NotApplicableError(text, code="attack.no-class-layer")
     return weight, gradient.get(parameter(last, "bias"))

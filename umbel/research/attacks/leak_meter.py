@@ -98,10 +98,8 @@ class LeakMeter(Observer):
         """Draw the client, and read what an earlier part of the run found."""
         dataset = run.setup.open_dataset()
         if dataset is None or not run.fleet.roster(run.grid).simulated:
-            raise ConfigError(
-                "observers: the leak meter is for simulation; leave it out where sites have data of their own",
-                code="config.simulation-only",
-            )
+            text = "observers: the leak meter is for simulation; leave it out where sites have data of their own"
+            raise ConfigError(text, code="config.simulation-only")
         self._dataset: Dataset = dataset
         self.client = int(sample([run.setup.config.seed, _SAMPLE_CLIENT], dataset.manifest.train, 1)[0])
         model = run.setup.model

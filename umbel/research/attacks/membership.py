@@ -49,10 +49,8 @@ def trap(
         before, last = (parameters[parameter(layer, "weight")] for layer in layers[-2:])
         fits = last.shape[1] == before.shape[0] and rectified(model, parameters, layers[-2], shape)
     if not fits:
-        raise NotApplicableError(
-            f"model {model.name!r} does not end in two fully connected layers with biases and ReLU between them",
-            code="attack.no-two-layers",
-        )
+        text = f"model {model.name!r} does not end in two fully connected layers with biases and ReLU between them"
+        raise NotApplicableError(text, code="attack.no-two-layers")
     weight1, bias1, weight2, bias2 = names
     moved = {name: value.clone() for name, value in parameters.items()}
     leaves = (name for name, module in model.module.named_modules() if not list(module.children()))
@@ -72,9 +70,8 @@ def trap(
     aim /= reach
     classes = len(moved[bias2])
     if classes < _CLASSES:
-        raise NotApplicableError(
-            f"the trap takes {_CLASSES} classes, model {model.name!r} has {classes}", code="attack.too-few-classes"
-        )
+        text = f"the trap takes {_CLASSES} classes, model {model.name!r} has {classes}"
+        raise NotApplicableError(text, code="attack.too-few-classes")
     # Classes that others hardly have: a row of the first would undo what the candidate does, one of the second nothing.
     rare = torch.bincount(labels, minlength=classes).argsort(stable=True).tolist()
     fired, rest = [one for one in rare if one != label][:2]

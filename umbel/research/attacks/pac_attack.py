@@ -242,15 +242,12 @@ class PacAttack(Recommender, Observer):
         """Refuse models of another kind, and runs that the attack does not fit into."""
         super().check(run, model)
         if not factors_of(model):
-            raise ConfigError(
-                f"strategy {run.strategy!r} is for models factors, not {model.name!r}", code="config.strategy-model"
-            )
+            text = f"strategy {run.strategy!r} is for models factors, not {model.name!r}"
+            raise ConfigError(text, code="config.strategy-model")
         if min(self.options.multipliers) < run.noise_multiplier:
             # The run's own accounts go by it.
-            raise ConfigError(
-                f"strategy-options: multipliers go below noise-multiplier = {run.noise_multiplier:g}; lower that",
-                code="config.multipliers",
-            )
+            text = f"strategy-options: multipliers go below noise-multiplier = {run.noise_multiplier:g}; lower that"
+            raise ConfigError(text, code="config.multipliers")
         if run.resume:
             raise ConfigError('an attack cannot be resumed; set resume = ""', code="config.attack-resume")
         if run.patience:

@@ -148,16 +148,14 @@ def check_images(path: Path, dataset: Dataset, model: Model) -> None:
     if features.shape[1:] != SHAPE:
         raise DatasetError(f"{path}: features of shape {features.shape[1:]}, no {SHAPE} images", code="data.not-images")
     if targets.dtype.kind not in "iu" or targets.ndim != 1:
-        raise DatasetError(
-            f"{path}: targets are {targets.dtype} of shape {targets.shape[1:]}, no classes", code="data.not-classes"
-        )
+        text = f"{path}: targets are {targets.dtype} of shape {targets.shape[1:]}, no classes"
+        raise DatasetError(text, code="data.not-classes")
     try:
         with torch.inference_mode():
             classes = model.module(torch.zeros(1, *SHAPE)).shape[-1]
     except (RuntimeError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"model {model.name!r} does not take {SHAPE} images: {error}", code="model.input-shape"
-        ) from None
+        text = f"model {model.name!r} does not take {SHAPE} images: {error}"
+        raise ModelError(text, code="model.input-shape") from None
     if targets.min() < 0 or targets.max() >= classes:
         raise ModelError(
             f"model {model.name!r} knows the classes 0 to {classes - 1}, {path} has {targets.min()} to "

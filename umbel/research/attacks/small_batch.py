@@ -71,14 +71,11 @@ def rows_in(
     layer = dense_layers(model, parameters, shape)[0]
     weight, bias = gradient[parameter(layer, "weight")], gradient.get(parameter(layer, "bias"))
     if bias is None:
-        raise NotApplicableError(
-            f"layer {layer!r} of model {model.name!r} has no bias, which tells the scale of rows", code="attack.no-bias"
-        )
+        text = f"layer {layer!r} of model {model.name!r} has no bias, which tells the scale of rows"
+        raise NotApplicableError(text, code="attack.no-bias")
     if not rectified(model, parameters, layer, shape):
-        raise NotApplicableError(
-            f"layer {layer!r} of model {model.name!r} has no ReLU after it, whose zeros tell rows",
-            code="attack.no-relu",
-        )
+        text = f"layer {layer!r} of model {model.name!r} has no ReLU after it, whose zeros tell rows"
+        raise NotApplicableError(text, code="attack.no-relu")
     product = torch.cat([weight, bias[:, None]], dim=1).double()
     units, values, right = torch.linalg.svd(product, full_matrices=False)
     rank, deviation = _rank(values, product.shape)
@@ -91,10 +88,8 @@ def rows_in(
     units, values, right = units[:, :rank], values[:rank], right[:rank]
     found = _sparse(units, values, deviation, generator)
     if len(found) < rank:
-        raise NotApplicableError(
-            f"{len(found)} of {rank} rows can be told apart by the units that are on for them",
-            code="attack.no-sparse-rows",
-        )
+        text = f"{len(found)} of {rank} rows can be told apart by the units that are on for them"
+        raise NotApplicableError(text, code="attack.no-sparse-rows")
     apart = torch.stack(found)
     mixing = torch.linalg.inv(apart.T)
     inputs = mixing @ (values[:, None] * right)

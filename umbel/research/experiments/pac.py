@@ -383,8 +383,7 @@ def _proposition_1(clients: Trials, seed: int) -> Part:
 
 def _figure(rows: Sequence[dict[str, Value]], folder: Path) -> None:
     """Draw how many interactions it takes to steal a vector by noise multiplier."""
-    with figure(folder, "interactions", size=(6, 4)) as axes:
-        ax = axes[0, 0]
+    with figure(folder, "interactions", size=(6, 4)) as ax:
         for i, (name, unit) in enumerate(dict.fromkeys((r["attack"], r["noise_per"]) for r in rows)):
             own = [r for r in rows if (r["attack"], r["noise_per"]) == (name, unit) and r["half"]]
             ax.plot([r["nu"] for r in own], [r["half"] for r in own], **series(i), label=f"{name}, noise per {unit}")

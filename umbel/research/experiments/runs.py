@@ -134,10 +134,8 @@ def finish(config: Mapping[str, Any], nodes: int = 1) -> Finished:
 def _dataset(setup: Setup) -> Dataset:
     dataset = setup.open_dataset()
     if dataset is None:
-        raise ConfigError(
-            "an experiment measures on the validation clients of a dataset; name one in dataset",
-            code="config.no-dataset",
-        )
+        text = "an experiment measures on the validation clients of a dataset; name one in dataset"
+        raise ConfigError(text, code="config.no-dataset")
     return dataset
 
 

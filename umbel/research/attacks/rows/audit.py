@@ -153,10 +153,8 @@ def audit(dataset: str = "hospital", clients: int = CLIENTS, seed: int = 0) -> l
     under a stricter policy in the environment.
     """
     if clients < SITE:
-        raise ConfigError(
-            f"the audit takes at least {SITE} clients, which a site's sums are of; got {clients}",
-            code="config.too-few-clients",
-        )
+        text = f"the audit takes at least {SITE} clients, which a site's sums are of; got {clients}"
+        raise ConfigError(text, code="config.too-few-clients")
     try:
         path = find_typed(dataset)
     except DatasetError as error:
@@ -262,14 +260,14 @@ def design_for(mode: Mode, known: Hospitals, quantity: str, generator: Generator
 def designs(mode: Mode, known: Hospitals, quantity: str) -> Iterator[tuple[Probe, Law]]:
     """Yield what a server can ask once that aims at a quantity, and how the releases come about."""
     formal = mode.choice_epsilon > 0
-    for column in probes.aims(quantity):
+    for column in probes.AIMS[quantity]:
         value = probes.aimed_at(known, column)
         for k, spread in _BY_SITE if mode.by_site else _FORMAL if formal else [(OPEN, 1.0)]:
             centres = np.quantile(value, (np.arange(k) + 0.5) / k)
             centres = np.median(value) + spread * (centres - np.median(value))
             apart = np.abs(value[:, None] - centres)
             reach = float(np.quantile(apart if formal else apart.min(axis=1), 0.95))
-            probe = probes.probe_for(quantity, column, centres, _EPOCHS, max(reach, 1e-3))
+            probe = probes.probe_for(column, centres, _EPOCHS, max(reach, 1e-3))
             updates, chosen = train(probe, known.some(slice(0, _TRIED)))
             norms = np.linalg.norm(updates, axis=-1)
             for factor in (_RADII[:2] if mode.by_site else _RADII) if mode.public else (None,):
@@ -372,7 +370,7 @@ def _digit_by_digit(mode: Mode, known: Hospitals, asked: Hospitals, node: Victim
     least = services if rows > 1 else np.full(1, known.features[..., 0].min() - width)
     base = float(np.median(known.payments))
     noise = Laplace(mode.noise_multiplier).deviation(N) * _FLOOR
-    columns = [column for quantity in _quantities(rows) if quantity != PAYMENT for column in probes.aims(quantity)]
+    columns = [column for quantity in _quantities(rows) if quantity != PAYMENT for column in probes.AIMS[quantity]]
     usual = [known.payments[:, i:].mean(axis=1) for i in range(rows)]
     usual += [known.features[:, 0, column] for column in columns]
     found = np.empty((len(asked), len(usual)))
