@@ -48,13 +48,10 @@ def measure(model: Model, dataset: Dataset, hypotheses: Arrays, step_size: float
     Of a model with local parameters each client first fits its own, with steps of `step_size`, and is measured on rows
     that it did not fit; ``held_out`` then counts no client.
 
-    Returns
-    -------
-    dict
-        ``mean`` and ``worst_decile`` of the model's metric over clients; ``held_out``, the same held out; ``chosen``,
-        how many clients pick each hypothesis; ``rand_index``, the adjusted Rand index of the choices against the
-        manifest's groups, None where these are unknown; ``to_truth``, the distance from each true parameter vector to
-        the nearest hypothesis, empty where it is unknown.
+    The dict has ``mean`` and ``worst_decile`` of the model's metric over clients; ``held_out``, the same held out;
+    ``chosen``, how many clients pick each hypothesis; ``rand_index``, the adjusted Rand index of the choices against
+    the manifest's groups, None where these are unknown; ``to_truth``, the distance from each true parameter vector to
+    the nearest hypothesis, empty where it is unknown.
     """
     manifest, learner = dataset.manifest, try_out(model, dataset)
     cohort, held_out = validation_cohort(dataset, learner), np.zeros(0)
