@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
+from tests.helpers.datasets import manifest
 from umbel.client.app import app
+from umbel.data import offsets_of, write_dataset
 from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model, Parameters
 from umbel.server.history import State
@@ -25,6 +29,18 @@ from umbel.simulation.grid import InProcessGrid
 Config = dict[str, Any]
 
 SHAPE = (4, 4)
+
+
+def write_strokes(folder: Path, name: str) -> Path:
+    """Write images of strokes on white paper, 10 rows for each of 40 clients."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(200, 256, (400, 28, 28)).astype(np.uint8)
+    for image in images:
+        row, column = rng.integers(2, 18, 2)
+        image[row : row + 8, column : column + 3] = rng.integers(0, 120)
+    own = manifest(40, name=name, feature_scale=1 / 255)
+    write_dataset(folder, own, images, rng.integers(0, 10, 400), offsets_of([10] * 40))
+    return folder
 
 
 def chain(*layers: nn.Module) -> Model:
