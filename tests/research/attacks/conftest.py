@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
@@ -93,32 +91,21 @@ def prepared(
     return Run(setup, grid, state or State(start, start), named(setup), folder=folder)
 
 
+def passed_on(name: str) -> Any:
+    """A method that calls the same of the grid behind."""
+    return lambda self, *args, **kwargs: getattr(self._grid, name)(*args, **kwargs)
+
+
 class RelayGrid(Grid):
     """Stands in front of the in-process grid as a SuperLink does: messages go through, nodes' state is out of sight."""
 
     in_process = True
 
+    run = property(lambda self: self._grid.run)
+    set_run, create_message, get_node_ids = map(passed_on, ("set_run", "create_message", "get_node_ids"))
+    push_messages, pull_messages, send_and_receive = map(
+        passed_on, ("push_messages", "pull_messages", "send_and_receive")
+    )
+
     def __init__(self, grid: InProcessGrid) -> None:
         self._grid = grid
-
-    def set_run(self, run: Any) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self._grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self._grid.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self._grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._grid.pull_messages(message_ids)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return self._grid.send_and_receive(messages, timeout=timeout)

@@ -20,8 +20,8 @@ from umbel.protocol.errors import FleetError
 from umbel.protocol.release import Clipping, ReleaseBy
 from umbel.research.attacks import images as on_images
 from umbel.research.attacks.__main__ import app
-from umbel.research.attacks.choice import apart, started_from
 from umbel.research.attacks.images import GUESSING, Finding, matched, table
+from umbel.research.attacks.membership import apart, started_from
 from umbel.research.attacks.victims import (
     CLIP_NORM,
     EPSILON,

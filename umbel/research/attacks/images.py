@@ -29,7 +29,6 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, DatasetError, NotApplicableError
 from umbel.research.attacks import membership
 from umbel.research.attacks.audit.bounds import lower_bound
-from umbel.research.attacks.choice import apart, started_from
 from umbel.research.attacks.dlg import deep_leakage
 from umbel.research.attacks.layers import label_given_image
 from umbel.research.attacks.quality import FULL_PSNR, psnr
@@ -394,7 +393,7 @@ def _choices(scene: Scene) -> Iterator[Finding]:
     if not bool((scene.known_labels < border).any()):
         text = "the images known are of one class, and the choice is between lower and upper classes"
         raise NotApplicableError(text, code="attack.one-class")
-    hypotheses, name = apart(model, scene.start, SHAPE, border)
+    hypotheses, name = membership.apart(model, scene.start, SHAPE, border)
     fits = _best(model, hypotheses, scene.images(rows[::SITE, 0]), scene.labels(rows[::SITE, 0]))
     usual = int(_best(model, hypotheses, scene.known, scene.known_labels).mean() > 0.5)
     pair = {key: np.stack([one[key].numpy() for one in hypotheses]) for key in hypotheses[0]}
@@ -405,7 +404,7 @@ def _choices(scene: Scene) -> Iterator[Finding]:
         for i in range(count):
             clients = range(i * SITE, (i + 1) * SITE) if mode.by_site else [i * SITE]
             released, counts = node.ask(mode, pair, clients, **asked(mode))
-            found += [int(counts[1] > counts[0])] if mode.by_site else started_from(released[name]).tolist()
+            found += [int(counts[1] > counts[0])] if mode.by_site else membership.started_from(released[name]).tolist()
         yield Finding.count("choice", mode.name, int((fits == np.array(found)).sum()), count)
 
 

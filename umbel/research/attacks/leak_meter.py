@@ -104,12 +104,9 @@ class LeakMeter(Observer):
         self.client = int(sample([run.setup.config.seed, _SAMPLE_CLIENT], dataset.manifest.train, 1)[0])
         model = run.setup.model
         self._sign = pac_attack.sign_by_rate(model, pac_attack.lean_of(dataset))
-        attacked = pac_attack.factors_of(model) and run.strategy.hypotheses == 1
-        self._estimate = (
-            pac_attack.Estimate(pac_attack.factors_of(model), spectral=True, biases=pac_attack.has_biases(model))
-            if attacked
-            else None
-        )
+        factors, biases = pac_attack.factors_of(model), pac_attack.has_biases(model)
+        attacked = factors and run.strategy.hypotheses == 1
+        self._estimate = pac_attack.Estimate(factors, True, biases) if attacked else None
         self._run = run
         self.leaks: list[Leak] = []
         if run.folder is not None and (file := run.folder.path / _FILE).exists():
