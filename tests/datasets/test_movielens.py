@@ -34,11 +34,7 @@ ROWS = [
 LEAST = ["--min-ratings", "2"]
 
 # By hand: items 8, 50, 1193 are 0, 1, 2; four stars and more are a like.
-CLIENTS = {
-    3: ([[0], [1]], [-1, 1]),
-    7: ([[1], [2]], [1, 1]),
-    20: ([[0], [2]], [1, -1]),
-}
+CLIENTS = {3: ([[0], [1]], [-1, 1]), 7: ([[1], [2]], [1, 1]), 20: ([[0], [2]], [1, -1])}
 
 
 def text(separator: str, rows: list[tuple[Any, ...]] = ROWS, header: str = "", end: str = "\n") -> str:

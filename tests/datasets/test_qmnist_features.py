@@ -53,10 +53,7 @@ def table(writers: Sequence[int], digits: Sequence[int]) -> NDArray[np.int32]:
 
 
 def write_files(
-    folder: Path,
-    public: NDArray[np.uint8] | None = None,
-    others: int = 3000,
-    writers: dict[int, int] = WRITERS,
+    folder: Path, public: NDArray[np.uint8] | None = None, others: int = 3000, writers: dict[int, int] = WRITERS
 ) -> dict[str, Path]:
     """Write the four files: writers' bars, digit 1 for a level one, and public ones with labels to spare."""
     names = [name for name, often in writers.items() for _ in range(often)]

@@ -53,12 +53,7 @@ class HowMany:
         return cls(max(1, run.rounds // 3))
 
     def look(
-        self,
-        state: dict[str, NDArray[Any]],
-        round: int,
-        moved: Matrix,
-        hypotheses: Matrix,
-        labels: Labels,
+        self, state: dict[str, NDArray[Any]], round: int, moved: Matrix, hypotheses: Matrix, labels: Labels
     ) -> Matrix:
         """Return the next hypotheses (l, n): those that moved (k, n), or in the round of the choice fewer.
 

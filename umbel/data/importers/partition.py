@@ -80,11 +80,8 @@ class Dirichlet(_Skewed):
                 own[of_class] = _by_share(self._shares(generator), len(of_class))
             if len(np.unique(own)) == self.clients:
                 return own
-        raise DatasetError(
-            f"{_TRIES} draws left a client without a row; ask for fewer than {self.clients} clients, or for an alpha "
-            f"above {self.alpha:g}",
-            code="data.partition",
-        )
+        fix = f"ask for fewer than {self.clients} clients, or for an alpha above {self.alpha:g}"
+        raise DatasetError(f"{_TRIES} draws left a client without a row; {fix}", code="data.partition")
 
 
 class Quantity(_Skewed):
