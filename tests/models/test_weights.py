@@ -18,8 +18,7 @@ from tests.helpers.errors import raises
 from tests.helpers.models import Headed
 from umbel import models
 from umbel.models import LOSSES, METRICS, Model
-from umbel.models.model import check
-from umbel.models.weights import find_weights, read_weights
+from umbel.models.model import check, find_weights, read_weights
 from umbel.protocol.errors import ModelError
 
 

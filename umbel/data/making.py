@@ -47,7 +47,8 @@ def split_of(clients: int, percent: int, name: str, fix: str) -> dict[str, int]:
     The error's text begins with `name` and ends with `fix`.
     """
     if clients < 2:
-        raise DatasetError(f"{name}, and at least 2 are needed; {fix}", code="data.too-few-clients")
+        wrong = f"{name}, and at least 2 are needed to train and validate"
+        raise DatasetError(f"{wrong}; {fix}", code="data.too-few-clients")
     # In whole numbers, where no rounding can move the border.
     train = clients * percent // 100
     return {"train": train, "validation": clients - train}

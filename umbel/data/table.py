@@ -40,25 +40,13 @@ Derive = Callable[[pd.DataFrame], pd.DataFrame]
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a table as numbers.
-
-    Attributes
-    ----------
-    features : ndarray of float32, shape (rows, numbers of a row)
-    targets : ndarray, shape (rows,)
-        float32; int64 for the classes of a category; int8 of -1 and 1 for a boolean.
-    clients : list of int or str, length rows
-    places : ndarray of int64, shape (rows,)
-        Which row of the table each is, from 0 on.
-    left_out : mapping from str to int
-        How many rows were dropped, and why.
-    """
+    """The rows of a table as numbers: features (rows, numbers of a row), and the rest (rows,)."""
 
     features: NDArray[np.float32]
-    targets: NDArray[Any]
+    targets: NDArray[Any]  # float32; int64 for the classes of a category; int8 of -1 and 1 for a boolean
     clients: list[Client]
-    places: NDArray[np.int64]
-    left_out: Mapping[str, int]
+    places: NDArray[np.int64]  # which row of the table each is, from 0 on
+    left_out: Mapping[str, int]  # how many rows were dropped, by the reason
 
 
 class Register(Protocol):

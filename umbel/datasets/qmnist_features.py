@@ -114,11 +114,6 @@ def learn(public: Images, kind: Kind, features: int) -> Map:
     """Learn from public images (rows, 28, 28) what makes so many features of that kind of images.
 
     Over the public images, features have mean square 1 on average.
-
-    Raises
-    ------
-    DatasetError
-        When there are too few images for so many features.
     """
     least = max(features, COMPONENTS) + 1
     if len(public) < least:
@@ -152,19 +147,12 @@ def read_public(images: Path, labels: Path) -> tuple[Images, NDArray[np.int64]]:
     """Read MNIST's test images and who wrote them.
 
     QMNIST has 60,000 test labels, of which the first 10,000 are those of MNIST's test images.
-
-    Raises
-    ------
-    DatasetError
-        When a file cannot be used or the two do not fit together.
     """
     table = qmnist.read_idx(labels, ">i4", (qmnist.COLUMNS,), PUBLIC_LABELS_URL)
     pictures = qmnist.read_idx(images, ">u1", (SIDE, SIDE), PUBLIC_IMAGES_URL)
     if len(pictures) > len(table):
-        raise DatasetError(
-            f"{images} has {len(pictures)} images and {labels} has {len(table)} labels; give the two test files",
-            code="data.lengths",
-        )
+        wrong = f"{images} has {len(pictures)} images and {labels} has {len(table)} labels"
+        raise DatasetError(f"{wrong}; give the two test files", code="data.lengths")
     return pictures.astype(np.uint8, copy=False), table[: len(pictures), qmnist.WRITER].astype(np.int64)
 
 
@@ -174,26 +162,15 @@ def deal(
     """Deal out the images of each writer to clients of so many rows.
 
     All clients of a writer train or all validate, and all are turned or none is. What is left of a writer's
-    images, fewer than `rows`, is left out.
-
-    Returns
-    -------
-    manifest, images, classes, offsets
-        As `writers.build` returns them, with these clients in place of writers.
-
-    Raises
-    ------
-    DatasetError
-        When no writer has so many images, of those that train or of those that validate.
+    images, fewer than `rows`, is left out. The results are those of `writers.build`, with these clients in place of
+    writers.
     """
     whole, images, classes, ends = build(found, qmnist.ABOUT, None, seed)
     per_writer = np.diff(ends) // rows
     train, clients = int(per_writer[: whole.train].sum()), int(per_writer.sum())
     if not 0 < train < clients:
-        raise DatasetError(
-            f"{NAME}: {train} training and {clients - train} validation clients of {rows} images; lower --rows",
-            code="data.too-few-clients",
-        )
+        wrong = f"{NAME}: {train} training and {clients - train} validation clients of {rows} images"
+        raise DatasetError(f"{wrong}; lower --rows", code="data.too-few-clients")
     turned = np.repeat(whole.groups, per_writer)
     # The rows of a writer lie together in random order: any run of them is a draw.
     begins = np.concatenate([ends[i] + rows * np.arange(often) for i, often in enumerate(per_writer)])

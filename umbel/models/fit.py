@@ -20,27 +20,13 @@ MOST_TOKENS = 1 << 24  # 32-bit numbers, as which a cohort holds its rows, count
 
 @dataclass(frozen=True)
 class Look:
-    """What a model shows when it is applied to rows of zeros.
+    """What a model shows when it is applied to rows of zeros."""
 
-    Attributes
-    ----------
-    tokens : bool
-        It takes whole numbers, as an embedding does, and no others.
-    draws : bool
-        It draws at random in training, as dropout does.
-    alone : bool
-        It scores a single row; batch normalisation without running statistics does not.
-    activations : int
-        How many numbers its layers put out for one row.
-    outputs : tuple of int
-        Shape of the outputs of one row.
-    """
-
-    tokens: bool
-    draws: bool
-    alone: bool
-    activations: int
-    outputs: tuple[int, ...]
+    tokens: bool  # it takes whole numbers, as an embedding does, and no others
+    draws: bool  # it draws at random in training, as dropout does
+    alone: bool  # it scores a single row; batch normalisation without running statistics does not
+    activations: int  # how many numbers its layers put out for one row
+    outputs: tuple[int, ...]  # shape of the outputs of one row
 
 
 @lru_cache(maxsize=16)

@@ -52,9 +52,8 @@ def library_of(name: str) -> Callable[..., nn.Module] | None:
     try:
         library = import_module(kind)
     except Exception as error:
-        raise ConfigError(
-            f"model {name!r} needs {kind}: {error}; pip install {kind}", code="config.missing-library"
-        ) from error
+        wrong = f"model {name!r} needs {kind}: {error}"
+        raise ConfigError(f"{wrong}; pip install {kind}", code="config.missing-library") from error
     if not re.fullmatch(r"[\w.-]+", model):
         raise ConfigError(f"model {name!r}: {model!r} is no model of {kind}", code="config.model-name")
     return partial(_BUILDERS[kind], library, model)
