@@ -85,15 +85,7 @@ def test_a_client_is_a_writer_and_is_turned_as_a_whole(files: tuple[Path, Path],
     assert rows_of(dataset, 2) == {4: (1, True)}
     assert rows_of(dataset, 3) == {2: (9, True), 5: (9, True)}
     assert dataset.offsets.tolist() == [0, 2, 5, 6, 8]
-
-
-def test_the_seed_decides(files: tuple[Path, Path], tmp_path: Path) -> None:
-    one, again, other = (
-        made(files, tmp_path / name, "--seed", seed) for name, seed in [("a", "1"), ("b", "1"), ("c", "2")]
-    )
-    assert_same(one, again)
-    assert "with seed 1." in one.manifest.provenance
-    assert not np.array_equal(one.features, other.features)
+    assert "with seed 5." in dataset.manifest.provenance
 
 
 def test_the_rows_of_a_client_are_in_random_order(tmp_path: Path) -> None:

@@ -124,12 +124,7 @@ def check(dataset: Dataset, source: Path) -> None:
 def shard(dataset: Dataset, first: int, step: int) -> Dataset:
     """Return the part of a dataset with the rows of clients ``first, first + step, ...``, for one machine of several.
 
-    A part keeps the manifest of the whole and the numbers of its clients.
-
-    Raises
-    ------
-    DatasetError
-        When there are not as many clients, training or in all, as there are parts.
+    A part keeps the manifest of the whole and the numbers of its clients. It has a training client at least.
     """
     manifest, offsets = dataset.manifest, dataset.offsets
     if manifest.part:

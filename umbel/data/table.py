@@ -155,13 +155,8 @@ def _read_csv(path: Path) -> pd.DataFrame:
 def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | None = None) -> Rows:
     """Check a table against a schema, and return its rows as numbers.
 
-    `source` is the table's name in errors; for `derive` see `read`.
-
-    Raises
-    ------
-    DatasetError
-        For the first column that does not fit; the text names the column, its first bad row, counted
-        from 1 below the head, and the fix.
+    `source` is the table's name in errors, which name the first column that does not fit, its first bad row, counted
+    from 1 below the head, and the fix; for `derive` see `read`.
     """
     frame = frame.reset_index(drop=True)
     left_out: dict[str, int] = {}

@@ -1,21 +1,16 @@
 """Recipe: handwritten digits as a few public features, for guarantees that are small and formal.
 
-The price n/nu of a guarantee grows with the number n of numbers that a client releases: 1.2 million
-for a network, 100 for a linear layer on 10 features. What makes the features of an image is learnt
-from images that no client holds, without their labels: MNIST's test images, whose writers did not
-write the training images. It is the same at all clients and never trained. There are three kinds of features:
+The price n/nu of a guarantee grows with the number n of numbers that a client releases: 1.2 million for a network, 100
+for a linear layer on 10 features. What makes the features of an image is learnt from MNIST's test images, without their
+labels: their writers did not write the training images. It is the same at all clients and never trained. The kinds:
 
 - ``pixels``: principal components of the grey values;
 - ``gradients``: principal components of histograms of the grey values' gradients;
-- ``neighbours``: where an image lies among the public ones. Each of these is joined to those that are most
-  like it by their gradients, and the smoothest functions on that graph are its features (the Laplacian
-  eigenmaps of Belkin and Niyogi, 2003); those of any other image are the mean over its neighbours.
-
-The last kind finds the ten digits nearly by itself: what is left for the clients is to say what they are
-called. It needs as many features as there are kinds of images, 10, or 20 where half are turned.
-
-A fourth kind, ``images``, writes the images themselves, dealt out to the same clients, so that whole networks
-can be trained beside the features: all else is the same, and nothing is then learnt from public images.
+- ``neighbours``: where an image lies among the public ones. Each of these is joined to those that are most like it by
+  their gradients, and the smoothest functions on that graph are its features (the Laplacian eigenmaps of Belkin and
+  Niyogi, 2003); those of any other image are the mean over its neighbours. These find the ten digits nearly alone. They
+  need as many features as there are kinds of images, 10, or 20 where half are turned;
+- ``images``: the images themselves, so that whole networks can be trained at the same clients.
 
 The training images of a writer are dealt out to clients of 30, three or four a writer. With ``--rows 80``
 each writer with so many images is one client, and a guarantee for a client is one for a writer.

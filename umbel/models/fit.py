@@ -31,12 +31,9 @@ class Look:
 
 @lru_cache(maxsize=16)
 def look(model: Model, shape: tuple[int, ...]) -> Look:
-    """Apply a model to rows of a shape, and return what it shows.
+    """Apply a model to rows of a shape, and return what it shows; raise where it does not take them.
 
-    Raises
-    ------
-    ModelError
-        When it does not take them; the text is for the end of a sentence.
+    The text of the error is for the end of a sentence.
     """
     rows = torch.zeros(2, *shape)
     activations = int(np.prod(shape))

@@ -41,10 +41,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
 def library_of(name: str) -> Callable[..., nn.Module] | None:
     """Return what builds ``library:model`` from its options; None where it is no library of these.
 
-    Raises
-    ------
-    ConfigError
-        When the library is not installed, or the name is one that it would look for elsewhere.
+    Raise `ConfigError` where the library is not installed, or would look for the name elsewhere.
     """
     kind, _, model = name.partition(":")
     if kind not in _BUILDERS:

@@ -35,20 +35,12 @@ class HowMany:
 
     @classmethod
     def for_run(cls, run: RunConfig) -> HowMany:
-        """Return one for a run, which chooses after a third of its rounds.
-
-        Raises
-        ------
-        ConfigError
-            When choices are so random that releases do not show the groups.
-        """
+        """Return one for a run, which chooses after a third of its rounds; raise where choices are too random."""
         least = math.log(run.most_hypotheses - 1)
         if 0 < run.choice_epsilon < least:
-            wrong = (
-                f'hypotheses = "auto" sees no groups: choice-epsilon = {run.choice_epsilon:g} makes most choices random'
-            )
+            cause = f"choice-epsilon = {run.choice_epsilon:g} makes most choices random"
             fix = f"set hypotheses, or choice-epsilon to 0 or at least {math.ceil(100 * least) / 100:g}"
-            raise ConfigError(f"{wrong}; {fix}", code="config.choice-epsilon")
+            raise ConfigError(f'hypotheses = "auto" sees no groups: {cause}; {fix}', code="config.choice-epsilon")
         return cls(max(1, run.rounds // 3))
 
     def look(
