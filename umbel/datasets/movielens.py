@@ -171,14 +171,9 @@ def main(
     name: Annotated[str, typer.Option(help="Name of the dataset.")] = "movielens",
     factors: Annotated[int, typer.Option(min=1, help="Latent factors of its model.")] = 8,
     min_ratings: Annotated[int, typer.Option(min=1, help="Users with fewer ratings are left out.")] = 10,
-    liked: Annotated[
-        float, typer.Option(min=0.5, max=5, help="The lowest rating that is a like; lower ones are dislikes.")
-    ] = LIKED,
+    liked: Annotated[float, typer.Option(min=0.5, max=5, help="The lowest rating that is a like.")] = LIKED,
     unrated: Annotated[
-        float,
-        typer.Option(
-            min=0, max=MOST_UNRATED, help="Items that a user did not rate to count as dislikes, for each one rated."
-        ),
+        float, typer.Option(min=0, max=MOST_UNRATED, help="Unrated items that count as dislikes, for each one rated.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of clients, and so of the split.")] = 0,
     out: Out = None,

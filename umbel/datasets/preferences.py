@@ -114,30 +114,17 @@ def _choose(count: int, log_weights: NDArray[np.float64], generator: np.random.G
 def main(
     clients: Annotated[int, typer.Option(min=2, help="Number of clients; the last 10 % validate.")] = 100,
     items: Annotated[int, typer.Option(min=1, help="Number of items.")] = 500,
-    factors: Annotated[
-        int, typer.Option(min=1, help="Latent factors, of the data and of the model that they are for.")
-    ] = 8,
+    factors: Annotated[int, typer.Option(min=1, help="Latent factors, of the data and of their model.")] = 8,
     rows: Annotated[int, typer.Option(min=1, help="Items that a client labels.")] = 40,
-    like_rate: Annotated[
-        float, typer.Option(help="Share of its items that a client likes, above 0 and below .5.")
-    ] = 0.2,
-    skew: Annotated[
-        float, typer.Option(min=0, help="Popular items are labelled more often: by rank**-skew. 0 for all alike.")
-    ] = 0.0,
+    like_rate: Annotated[float, typer.Option(help="Share of its items that a client likes, from 0 to .5.")] = 0.2,
+    skew: Annotated[float, typer.Option(min=0, help="Items are labelled by rank**-skew; 0 for all alike.")] = 0.0,
     spread: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Clients differ in rows: standard deviation of the logarithm. MovieLens has about 1; 0 for none.",
-        ),
+        float, typer.Option(min=0, help="Standard deviation of the logarithm of clients' rows; MovieLens has about 1.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the data.")] = 0,
     name: Annotated[str, typer.Option(help="Name of the dataset.")] = "preferences",
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder to write, or a LEAF JSON file where it ends in .json.", show_default="$UMBEL_HOME/data/NAME"
-        ),
+        Path | None, typer.Option(help="Folder, or LEAF JSON file (.json).", show_default="$UMBEL_HOME/data/NAME")
     ] = None,
 ) -> None:
     """Write made-up preferences for items as a dataset, one client a user."""

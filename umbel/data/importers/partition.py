@@ -26,12 +26,7 @@ class Partitioner(Protocol):
 
 @dataclass(frozen=True)
 class Uniform:
-    """Rows at random, as many for each client as for any other, or one more.
-
-    Attributes
-    ----------
-    clients, seed : int
-    """
+    """Rows at random, as many for each client as for any other, or one more."""
 
     clients: int
     seed: int = 0
@@ -62,7 +57,6 @@ class Dirichlet(_Skewed):
 
     Attributes
     ----------
-    clients, seed : int
     alpha : float
         Above 0; the smaller, the fewer classes a client has.
     """
@@ -91,7 +85,6 @@ class Quantity(_Skewed):
 
     Attributes
     ----------
-    clients, seed : int
     alpha : float
         Above 0; the smaller, the less even.
     """
