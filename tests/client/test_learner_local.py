@@ -17,17 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.helpers.cohorts import (
-    ENGINES,
-    InOrder,
-    Rows,
-    cohort_of,
-    draw_client,
-    engines,
-    generators,
-    learner_of,
-    sgd,
-)
+from tests.helpers.cohorts import ENGINES, InOrder, Rows, cohort_of, draw_client, engines, generators, learner_of, sgd
 from tests.helpers.models import draw_hypotheses, headed
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule

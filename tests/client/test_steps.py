@@ -10,16 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.helpers.cohorts import (
-    InOrder,
-    Rows,
-    assert_close,
-    cohort_of,
-    draw_client,
-    engines,
-    generators,
-    train,
-)
+from tests.helpers.cohorts import InOrder, Rows, assert_close, cohort_of, draw_client, engines, generators, train
 from tests.helpers.errors import raises
 from tests.helpers.models import draw_hypotheses
 from umbel import models

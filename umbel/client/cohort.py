@@ -143,16 +143,9 @@ class Schedule:
     A server says how many passes there are. Were all drawn at once, the memory for them would be
     passes times rows, and whether there is enough would tell the number of rows.
 
-    Attributes
-    ----------
-    lengths : ndarray of int64, shape (clients,)
-        How many rows of each client take part in a pass.
-    rows : ndarray of int64, shape (sum of lengths,)
-        These rows, one client's after the other's, as they are where nothing is drawn.
-    draws : dict from int to callable
-        For each client whose order is drawn, what draws it.
-    seeds : tuple of int
-        For each client, of what the network itself draws, as in dropout; empty where it draws nothing.
+    `lengths` (clients,) is how many rows of each client take part in a pass, and `rows` are these, one client's after
+    the other's. `draws` has what draws the order of a client, by its place. `seeds`, one a client, are of what the
+    network itself draws, as in dropout; there are none where it draws nothing.
     """
 
     update: LocalUpdate
@@ -163,11 +156,7 @@ class Schedule:
 
     @classmethod
     def draw(
-        cls,
-        cohort: Cohort,
-        update: LocalUpdate,
-        generators: Sequence[np.random.Generator],
-        seeded: bool = False,
+        cls, cohort: Cohort, update: LocalUpdate, generators: Sequence[np.random.Generator], seeded: bool = False
     ) -> Schedule:
         """Have the order of each client's rows drawn from its generator; it can be gone through once.
 

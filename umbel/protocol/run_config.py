@@ -79,8 +79,7 @@ class RunConfig(Settings):
         "", description='rmse, accuracy, right-sign, or package.module:function; "" for the model\'s own'
     )
     pretrained: str = Field(
-        "",
-        description="weights to start from, safetensors or state dict: a file's path, or one in $UMBEL_HOME/models",
+        "", description="weights to start from, safetensors or state dict: a file's path, or one in $UMBEL_HOME/models"
     )
     frozen: str = Field(
         "", description='parameters that are never trained and never sent, as patterns on names: "conv* fc1.*"'
@@ -106,8 +105,7 @@ class RunConfig(Settings):
     validation_clients_per_round: int = Field(0, ge=0, description="validation clients asked each time; 0 for all")
     validate_every: int = Field(1, ge=1, description="rounds from one validation to the next")
     validate_by: Literal["mean", "median"] = Field(
-        "mean",
-        description="over clients; a loss far from all others is pulled in; median where many sites may lie",
+        "mean", description="over clients; a loss far from all others is pulled in; median where many sites may lie"
     )
     min_releases: int = Field(1, ge=1, description="a round with fewer releases leaves the hypotheses as they are")
     restarts: int = Field(
