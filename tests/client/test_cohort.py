@@ -64,9 +64,8 @@ def test_tokens_reach_the_model_as_integers() -> None:
 
 
 def test_a_folder_on_disk_is_gathered_into_memory_of_its_own(tmp_path: Path) -> None:
-    write_dataset(
-        tmp_path / "small", DATASET.manifest, DATASET.features.astype(np.float32), DATASET.targets, DATASET.offsets
-    )
+    rows = DATASET.features.astype(np.float32), DATASET.targets
+    write_dataset(tmp_path / "small", DATASET.manifest, *rows, DATASET.offsets)
     dataset = open_dataset(tmp_path / "small")
     cohort = Cohort.gather(dataset, [0, 1, 2], CPU)
     cohort.features[:] = -1

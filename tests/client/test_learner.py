@@ -93,8 +93,11 @@ def test_the_lowest_loss_wins_ties_go_to_the_lowest_index_and_what_is_no_number_
 # --- both forms, and who else is there
 
 
+Case = tuple[Model, Arrays, NDArray[np.int64], list[Rows], LocalUpdate, int]
+
+
 @st.composite
-def cohorts(draw: st.DrawFn) -> tuple[Model, Arrays, NDArray[np.int64], list[Rows], LocalUpdate, int]:
+def cohorts(draw: st.DrawFn) -> Case:
     """Draw a ragged cohort and what it is asked.
 
     Hypothesis draws the sizes and a seed the numbers: at numbers in general position no ReLU and
@@ -114,15 +117,11 @@ def cohorts(draw: st.DrawFn) -> tuple[Model, Arrays, NDArray[np.int64], list[Row
 
 @settings(max_examples=30)
 @given(cohorts())
-def test_both_forms_give_the_same_numbers(
-    case: tuple[Model, Arrays, NDArray[np.int64], list[Rows], LocalUpdate, int],
-) -> None:
+def test_both_forms_give_the_same_numbers(case: Case) -> None:
     model, hypotheses, chosen, clients, update, seed = case
     cohort = cohort_of(*clients)
-    for batched, loop in zip(
-        score(model, hypotheses, cohort, "batched"), score(model, hypotheses, cohort, "loop"), strict=True
-    ):
-        np.testing.assert_allclose(batched, loop, **CLOSE)
+    scores = [score(model, hypotheses, cohort, engine) for engine in ("batched", "loop")]
+    np.testing.assert_allclose(scores[0], scores[1], **CLOSE)
     batched, loop = (
         train(model, hypotheses, chosen, cohort, update, generators(len(clients), seed), engine)
         for engine in ("batched", "loop")
@@ -132,9 +131,7 @@ def test_both_forms_give_the_same_numbers(
 
 @settings(max_examples=15)
 @given(cohorts())
-def test_a_client_gets_the_same_result_alone(
-    case: tuple[Model, Arrays, NDArray[np.int64], list[Rows], LocalUpdate, int],
-) -> None:
+def test_a_client_gets_the_same_result_alone(case: Case) -> None:
     model, hypotheses, chosen, clients, update, seed = case
     cohort = cohort_of(*clients)
     for engine in ("loop", "batched"):
@@ -162,10 +159,8 @@ def test_a_client_never_sees_the_rows_of_another(engine: str, huge: float, batch
     assert np.isfinite(alone["0.weight"]).all()
     assert_close({name: value[1:2] for name, value in together.items()}, alone)
 
-    losses, metrics = score(model, hypotheses, cohort_of(many, few, many), engine)
-    expected = score(model, hypotheses, cohort_of(few), engine)
-    np.testing.assert_allclose(losses[:, 1:2], expected[0], **CLOSE)
-    np.testing.assert_allclose(metrics[:, 1:2], expected[1], **CLOSE)
+    scores = np.stack(score(model, hypotheses, cohort_of(many, few, many), engine))
+    np.testing.assert_allclose(scores[:, :, 1:2], score(model, hypotheses, cohort_of(few), engine), **CLOSE)
 
 
 @pytest.mark.parametrize("batch_size", [0, 1, 2])
@@ -326,8 +321,7 @@ def test_chunks_do_not_change_the_numbers(
     monkeypatch.setattr(umbel.client.learner, "CPU_CHUNK_BYTES", chunk_bytes)
     assert_close(train(model, hypotheses, chosen, cohort, update, generators(5), engine), whole)
     assert (len(parts), sum(parts)) == (chunks, 5)
-    for ours, theirs in zip(score(model, hypotheses, cohort, engine), whole_scores, strict=True):
-        np.testing.assert_allclose(ours, theirs, **CLOSE)
+    np.testing.assert_allclose(score(model, hypotheses, cohort, engine), whole_scores, **CLOSE)
 
 
 # --- memory that is not enough
@@ -366,13 +360,11 @@ def test_a_chunk_for_which_memory_is_not_enough_is_computed_again_in_halves(engi
         loss = Short(tries, 11 if what == "train" else 0)
         model = short(loss)
         learner, start = learner_of(engine, model), draw_hypotheses(model, 2)
-        if what == "choose":
-            found: Any = {"": learner.choose(start, SIX)}
-        elif what == "score":
-            found = dict(enumerate(learner.score(start, SIX)))
-        else:
+        if what == "train":
             update, shuffles = LocalUpdate(4, 0.1, 2), streams(0, "shuffle", 1, range(6))
-            found = learner.train(start, np.arange(6) % 2, SIX, update, shuffles)[0]
+            found: Any = learner.train(start, np.arange(6) % 2, SIX, update, shuffles)[0]
+        else:
+            found = {what: np.asarray(getattr(learner, what)(start, SIX))}
         assert loss.tries == 0, "memory ran out as often as it should"
         return found
 
@@ -419,13 +411,10 @@ def test_a_client_for_whom_alone_memory_is_not_enough_is_told(engine: str) -> No
 def test_the_gpu_is_taken_if_there_is_one(name: str, there: bool, picked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     # Without frozen parameters nothing is sent to the device before there are rows.
-    assert learner_for(models.load("linear"), name).device == torch.device(picked)
-
-
-def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with raises(ConfigError, "config.no-device", '"cuda"', "PyTorch", '"auto"'):
-        learner_for(models.load("linear"), "cuda")
+    assert learner_for(LINEAR, name).device == torch.device(picked)
+    if not there:
+        with raises(ConfigError, "config.no-device", '"cuda"', "PyTorch", '"auto"'):
+            learner_for(LINEAR, "cuda")
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,8 @@ def test_each_client_has_an_optimizer_of_pytorchs(
 ) -> None:
     """Clients of fewer rows than others take fewer steps, and what an optimizer remembers counts their own."""
     start = draw_hypotheses(MODEL, 1)
-    run = RunConfig(
-        optimizer=name,  # type: ignore[arg-type]
-        optimizer_options=options,
-        clip_gradient=more.get("clip", 0.0),
-        proximal=more.get("proximal", 0.0),
-    )
+    entries = {"clip-gradient": more.get("clip", 0.0), "proximal": more.get("proximal", 0.0)}
+    run = RunConfig.parse(entries | {"optimizer": name, "optimizer-options": options})
     update = replace(UPDATE, descent=LocalOptimizer.of(run))
     trained = train(MODEL, start, [0, 0, 0], cohort_of(*RAGGED), update, [InOrder()] * 3, engine)
     first = {key: value[0] for key, value in start.items()}

@@ -179,25 +179,14 @@ def test_only_a_node_that_names_its_share_is_simulated() -> None:
 
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1, None])
 def test_a_node_of_another_version_is_refused(version: int | None) -> None:
-    record = Hosting(3, 1).to_record()
-    del record["version"]
-    if version is not None:
-        record["version"] = version
+    record = {**Hosting(3, 1).to_record(), "version": version}
     with raises(ProtocolError, "protocol.version", version, VERSION):
-        Hosting.from_record(record)
+        Hosting.from_record(MetricRecord({name: value for name, value in record.items() if value is not None}))
 
 
 @pytest.mark.parametrize(
     "counts",
-    [
-        {"train": -1},
-        {"validation": -1},
-        {"train": 3.0},
-        {"train": [3]},
-        {"train": None},
-        {"step": None},
-        {"first": 0.0},
-    ],
+    [{"train": -1}, {"validation": -1}, {"train": 3.0}, {"train": [3]}, {"step": None}, {"first": 0.0}],
 )
 def test_counts_that_cannot_be_are_refused(counts: dict[str, Any]) -> None:
     values = {name: value for name, value in {**Hosting(3, 1).to_record(), **counts}.items() if value is not None}

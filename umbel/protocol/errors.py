@@ -48,8 +48,8 @@ class UmbelError(Exception):
     exit_code: ClassVar[int] = 1
     """With which a command ends: 2 for a wrong request, 3 for data, 4 for a refusal by sites, 1 for the rest."""
 
-    def __init_subclass__(cls, *, kind: str = "", exit_code: int = 1) -> None:
-        cls.kind, cls.exit_code = kind or cls.kind, exit_code
+    def __init_subclass__(cls, *, kind: str = "", exit_code: int = 0) -> None:
+        cls.kind, cls.exit_code = kind or cls.kind, exit_code or cls.exit_code
 
     def __init__(self, text: str, *, code: str = "") -> None:
         super().__init__(text)
