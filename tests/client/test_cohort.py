@@ -98,15 +98,6 @@ def test_a_part_is_a_run_of_clients() -> None:
 # --- passes and minibatches
 
 
-def test_a_pass_is_a_step_or_an_epoch() -> None:
-    epochs, steps = LocalUpdate(2, 0.1, 3), LocalUpdate(2, 0.1, 3, local_steps=5)
-    assert (epochs.passes, steps.passes) == (2, 5)
-    assert [list(epochs.batches(rows)) for rows in (2, 3, 7)] == [[0], [0], [0, 3, 6]]
-    assert [list(steps.batches(rows)) for rows in (2, 3, 7)] == [[0], [0], [0]]
-    assert [epochs.size(rows) for rows in (2, 3, 7)] == [2, 3, 3]
-    assert LocalUpdate(1, 0.1, 0).size(7) == 7
-
-
 def orders(lengths: list[int], update: LocalUpdate, clients: list[int]) -> list[list[list[int]]]:
     """Return the rows of each client in the order of each pass."""
     schedule = Schedule.shuffled(np.array(lengths), update, streams(1, "shuffle", 1, clients))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +39,7 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.engines import learner_for
 from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.loop import LoopLearner
-from umbel.models import LOSSES, METRICS, Loss, Model
+from umbel.models import LOSSES, METRICS, Model
 from umbel.models.losses import squared_error
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays, flatten
@@ -218,64 +217,6 @@ def test_two_epochs_are_those_of_plain_pytorch(engine: str, batch_size: int, mod
 
 
 # --- minibatches
-
-# A linear model whose inputs are its rows, one-hot, and whose loss is its output: a step moves
-# theta_i by -s / b when row i is one of the b rows of the minibatch. So theta tells which
-# minibatches each row was in.
-WHICH_ROWS = Loss("output", lambda outputs, _targets: outputs.squeeze(-1), lambda mean: mean, lambda mean: mean)
-
-
-def shares(lengths: Sequence[int], update: LocalUpdate, engine: str, seed: int = 0) -> list[list[float]]:
-    """Return, for each client and each of its rows, the sum of the row's shares in all minibatches."""
-    widest = max(lengths)
-    model = model_of("which-rows", lambda: nn.Linear(widest, 1, bias=False), WHICH_ROWS, METRICS["rmse"])
-    cohort = cohort_of(*[(np.eye(rows, widest), np.zeros(rows)) for rows in lengths])
-    start = {"weight": np.zeros((1, 1, widest), np.float32)}
-    nowhere = np.zeros(len(lengths), np.int64)
-    moved = train(model, start, nowhere, cohort, update, generators(len(lengths), seed), engine)["weight"][:, 0]
-    np.testing.assert_array_equal([row[rows:].any() for row, rows in zip(moved, lengths, strict=True)], False)
-    return [(-row[:rows] / update.step_size).tolist() for row, rows in zip(moved, lengths, strict=True)]
-
-
-@engines
-@pytest.mark.parametrize("batch_size", range(8))
-def test_every_epoch_takes_every_row_once(engine: str, batch_size: int) -> None:
-    lengths, epochs = [7, 3, 1, 6], 3
-    for rows, mine in zip(lengths, shares(lengths, LocalUpdate(epochs, 1.0, batch_size), engine), strict=True):
-        size = min(batch_size or rows, rows)
-        smaller = rows % size
-        # Each epoch some rows, the last minibatch, count 1 / smaller, all others 1 / size.
-        total = epochs * (rows // size + bool(smaller))
-        assert sum(mine) == pytest.approx(total, rel=1e-5)
-        least = epochs / size
-        extra = (1 / smaller - 1 / size) if smaller else 1.0
-        times_last = (np.array(mine) - least) / extra
-        np.testing.assert_allclose(times_last, times_last.round(), atol=1e-4)
-        assert times_last.round().sum() == epochs * smaller
-
-
-@engines
-@pytest.mark.parametrize(("steps", "size", "batch_size"), [(1, 3, 3), (4, 3, 3), (1, 7, 7), (3, 7, 0), (3, 7, 99)])
-def test_a_step_takes_one_minibatch_of_different_rows(engine: str, steps: int, size: int, batch_size: int) -> None:
-    """And however short a client is, it takes as many steps as the others."""
-    lengths = [7, 3, 1]
-    update = LocalUpdate(5, 1.0, batch_size, local_steps=steps)  # the epochs play no part
-    for rows, mine in zip(lengths, shares(lengths, update, engine), strict=True):
-        own = min(size, rows)
-        times = np.array(mine) * own
-        np.testing.assert_allclose(times, times.round(), atol=1e-4)
-        assert times.round().sum() == steps * own
-        assert times.round().max() <= steps, "no row twice in a minibatch"
-
-
-@engines
-def test_each_step_draws_from_all_rows_again(engine: str) -> None:
-    """In three epochs' worth of steps most rows come up more or less often than three times."""
-    often = [np.round(2 * np.array(shares([6], LocalUpdate(0, 1.0, 2, 9), engine, seed)[0])) for seed in range(40)]
-    assert any((times != 3).any() for times in often)
-    # Each row is in a minibatch of 2 out of 6 with probability 1/3: of 40 * 9 minibatches in 120, give or
-    # take sqrt(360 * 2 / 9) = 9. False-alarm rate below 6 * 6e-7, five deviations.
-    assert np.abs(np.sum(often, axis=0) - 120).max() < 45
 
 
 @engines

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.helpers.cohorts import assert_close, cohort_of, generators
+from tests.helpers.cohorts import assert_close, cohort_of, generators, sgd
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from tests.helpers.models import TINY_CNN, draw_hypotheses
@@ -323,6 +323,16 @@ def test_running_statistics_are_each_clients_own() -> None:
         np.testing.assert_allclose(kept["1.running_var"][c], 0.9 + 0.1 * hidden.var(0, ddof=1), rtol=1e-5)
     assert kept["1.num_batches_tracked"].tolist() == [1, 1]
     assert not fresh["1.running_mean"].any(), "what was handed over is left as it was"
+
+
+def test_training_is_that_of_pytorch() -> None:
+    learner, update = tried(normalised()), LocalUpdate(2, 0.1, 0)
+    start, fresh = draw_hypotheses(learner.model, 1), learner.model.initial_local(generators(1))
+    cohort = cohort_of((ROWS, ROWS[:, 0]))
+    shared, own = learner.train(start, np.zeros(1, np.int64), cohort, update, generators(1), fresh)
+    first = {name: np.asarray(value[0]) for name, value in (start | fresh).items()}
+    expected = sgd(learner.model, first, (ROWS, ROWS[:, 0]), update)
+    assert_close({name: value[0] for name, value in (shared | own).items()}, expected)
 
 
 def test_frozen_statistics_stay_as_they_are() -> None:

@@ -59,10 +59,6 @@ class Cohort:
         targets = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64, copy=False)
         return cls(_send(features, device), _send(targets, device), lengths)
 
-    def of_tokens(self) -> Cohort:
-        """Return the cohort with whole numbers as features."""
-        return Cohort(self.features.long(), self.targets, self.lengths)
-
     def part(self, clients: slice) -> Cohort:
         """Return consecutive clients as a cohort, without a copy."""
         if clients.indices(len(self)) == (0, len(self), 1):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -219,7 +220,7 @@ class Learner(ABC):
         return look(self.model, tuple(cohort.features.shape[1:]))
 
     def _readable(self, cohort: Cohort) -> Cohort:
-        return cohort.of_tokens() if self._look(cohort).tokens else cohort
+        return replace(cohort, features=cohort.features.long()) if self._look(cohort).tokens else cohort
 
     def _tensors(self, arrays: Arrays) -> Parameters:
         # A copy, because what came in a message cannot be written to, and PyTorch has no such tensors.

@@ -51,11 +51,9 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
     if reason := misfit(model, dataset):
         raise ModelError(f"model {model.name!r} {reason}; name another model or repair the data", code="model.misfit")
     if hypotheses > 1 and _same(model):
-        raise ModelError(
-            f"model {model.name!r} starts the same each time, and {hypotheses} hypotheses could never be told apart; "
-            "let it draw some of its parameters, or set hypotheses = 1",
-            code="model.same-start",
-        )
+        told = f"model {model.name!r} starts the same each time, and {hypotheses} hypotheses would stay the same"
+        fix = "let it draw some of its parameters, or set hypotheses = 1"
+        raise ModelError(f"{told}; {fix}", code="model.same-start")
     cohort = _made_up(dataset, look(model, dataset.features.shape[1:]), model)
     with torch.random.fork_rng(devices=[]):
         _check_network(model, cohort.part(slice(1, 2)))

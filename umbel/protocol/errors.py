@@ -35,12 +35,7 @@ from typing import ClassVar, Self
 class UmbelError(Exception):
     """Anything that umbel itself finds wrong.
 
-    Parameters
-    ----------
-    text : str
-        What is wrong, and the fix.
-    code : str
-        Short and stable: the kind, a dot, and a few words with hyphens.
+    The text says what is wrong, and the fix. The code is the kind, a dot, and a few words with hyphens.
     """
 
     kind: ClassVar[str] = "umbel"

@@ -208,21 +208,16 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.min_releases > self.clients_per_round:
-            raise ValueError(
-                f"min-releases = {self.min_releases} is more than clients-per-round = {self.clients_per_round}; "
-                "lower it"
-            )
+            text = f"min-releases = {self.min_releases} exceeds clients-per-round = {self.clients_per_round}; lower it"
+            raise ValueError(text)
         if not self.clip_norm_bounded:
-            raise ValueError(
-                f"clip-norm-decay = {self.clip_norm_decay} makes the clip norm infinite in {self.rounds} rounds; "
-                "lower it"
-            )
+            made = f"makes the clip norm infinite in {self.rounds} rounds; lower it"
+            raise ValueError(f"clip-norm-decay = {self.clip_norm_decay} {made}")
         if self.noise_per is not NoisePer.VECTOR and self.clipping is Clipping.PUBLIC:
             raise ValueError(f'noise-per = "{self.noise_per}" works only with clipping = "update"; change one of them')
         if self.mechanism != LAPLACE and self.clipping is Clipping.UPDATE and self.noise_multiplier:
-            raise ValueError(
-                f'mechanism = "{self.mechanism}" bounds nothing with clipping = "update"; set clipping = "public"'
-            )
+            text = f'mechanism = "{self.mechanism}" bounds nothing with clipping = "update"; set clipping = "public"'
+            raise ValueError(text)
         if self.max_participations and self.max_node_share < 1:
             raise ValueError("max-participations and max-node-share do not go together; leave one of them out")
         if not (self.local_epochs or self.local_steps):

@@ -67,13 +67,7 @@ class _Spec:
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> Self:
-        """Check a ConfigRecord from the network, which must have every field, and return its spec.
-
-        Raises
-        ------
-        ProtocolError
-            When a field is missing, of the wrong type or out of range, or the spec names no round or no client.
-        """
+        """Check a ConfigRecord from the network, which must name every field, a round and a client; return its spec."""
         entries = dict(record.items())  # whose look-ups are much faster than a record's
         if missing := [name for name in cls._fields() if name not in entries]:
             raise ProtocolError(f"the task lacks {missing[0]}", code="protocol.missing-field")
@@ -252,19 +246,11 @@ class Hosting:
 
     @classmethod
     def from_record(cls, record: MetricRecord) -> Hosting:
-        """Check a node's reply and return what it says.
-
-        Raises
-        ------
-        ProtocolError
-            When the node speaks another version, or counts are missing or negative.
-        """
+        """Check a node's reply and return what it says; `ProtocolError` for another version, or impossible counts."""
         version = record.get(_VERSION)
         if type(version) is not int or version != VERSION:
-            raise ProtocolError(
-                f"speaks protocol {version!r}, this server speaks {VERSION}; install the same umbel everywhere",
-                code="protocol.version",
-            )
+            text = f"speaks protocol {version!r}, this server speaks {VERSION}; install the same umbel everywhere"
+            raise ProtocolError(text, code="protocol.version")
         values: dict[str, Any] = {entry.name: record.get(entry.name) for entry in fields(cls)}
         if any(type(value) is not int for value in values.values()) or min(values["train"], values["validation"]) < 0:
             raise ProtocolError(f"reports counts that cannot be: {values}", code="protocol.hosting")
