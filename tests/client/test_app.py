@@ -17,7 +17,7 @@ from umbel.client.app import app
 from umbel.data import BUNDLED, offsets_of, open_dataset, write_dataset
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.messages import query
-from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
+from umbel.protocol.tasks import VERSION, EvaluationSpec
 from umbel.simulation.grid import InProcessGrid
 
 Config = dict[str, Any]
@@ -123,17 +123,6 @@ def test_clients_of_the_other_role_and_strangers_are_refused(
     assert_refused(train(grid, *trained), reason, caplog)
     reason = f"clients [{scored[-1]}] are not validation clients of this node (100 to 199)"
     assert_refused(evaluate(grid, *scored), reason, caplog)
-
-
-@pytest.mark.parametrize("kind", ["train", "evaluate"])
-@pytest.mark.parametrize(
-    ("name", "task"), [("training", task_of()), ("evaluation", EvaluationSpec(1, (100,)))], ids=["train", "evaluate"]
-)
-def test_a_message_without_hypotheses_is_refused(
-    kind: str, name: str, task: TrainingSpec | EvaluationSpec, run_config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
-    content = RecordDict({name: task.to_record()})
-    assert_refused(ask(InProcessGrid(app, run_config), content, kind), "there is no ArrayRecord 'hypotheses'", caplog)
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])

@@ -201,11 +201,25 @@ def test_the_clients_whose_training_blows_up_are_the_same_in_both_forms(batch_si
 # --- against plain PyTorch
 
 
+class Viewing(nn.Module):
+    """A network written as in many a tutorial: it asks for a view of its convolution in the usual order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 2, 3), nn.Linear(32, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.fc(self.conv(images).relu().view(len(images), -1))
+        return logits
+
+
+VIEWING = model_of("viewing", Viewing, LOSSES["cross-entropy"], METRICS["accuracy"])
+NETWORKS = [models.load("linear", "mse"), models.load("mlp", "mse"), TINY_CNN, VIEWING]
+
+
 @engines
 @pytest.mark.parametrize("batch_size", [0, 1, 3])
-@pytest.mark.parametrize(
-    "model", [models.load("linear", "mse"), models.load("mlp", "mse"), TINY_CNN], ids=lambda m: m.name
-)
+@pytest.mark.parametrize("model", NETWORKS, ids=lambda m: m.name)
 def test_two_epochs_are_those_of_plain_pytorch(engine: str, batch_size: int, model: Model) -> None:
     rows = draw_client(model, 7, np.random.default_rng(0))
     update = LocalUpdate(2, 0.1, batch_size)
