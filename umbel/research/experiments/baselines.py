@@ -18,7 +18,7 @@ from scipy.stats import contingency
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, best_hypothesis
-from umbel.client.personal import personal
+from umbel.client.personal import of_each, personal
 from umbel.client.trial import try_out
 from umbel.data import Dataset
 from umbel.models.model import Model
@@ -97,7 +97,8 @@ def personalised(
     learner, support, query = _split(model, dataset)
     update = LocalUpdate(epochs or LOCAL_EPOCHS, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
     draws = partial(streams, run.seed, "shuffle", 0, range(len(support)))
-    own = personal(how, learner, hypotheses, learner.choose(hypotheses, support), support, update, draws)
+    start = of_each(hypotheses, learner.choose(hypotheses, support))
+    own = personal(how, learner, start, support, update, draws)
     return _summary(model, _own_metrics(learner, query, own, {}))
 
 
