@@ -59,7 +59,7 @@ def _paid_once_more(paid: NDArray[np.int64], paying: NDArray[np.int64]) -> NDArr
     """Return pairs (client, times) in which some clients have paid once more."""
     paying = paying if (paying[1:] > paying[:-1]).all() else np.unique(paying)
     clients, times = paid.T.copy()
-    place = np.searchsorted(clients, paying)
+    place = clients.searchsorted(paying)
     known = place < len(clients)
     known[known] = clients[place[known]] == paying[known]
     times[place[known]] += 1
