@@ -41,7 +41,7 @@ class Cohort:
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """First row of each client."""
-        return np.cumsum(self.lengths) - self.lengths
+        return self.lengths.cumsum() - self.lengths
 
     @classmethod
     def gather(cls, dataset: Dataset, clients: Sequence[int], device: torch.device) -> Cohort:
@@ -49,7 +49,7 @@ class Cohort:
         chosen = np.asarray(clients, dtype=np.int64)
         first = dataset.offsets[chosen]
         lengths = dataset.offsets[chosen + 1] - first
-        ends = np.cumsum(lengths)
+        ends = lengths.cumsum()
         rows = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - (ends - lengths), lengths)
         kind: Any = np.int64 if dataset.manifest.tokens else np.float32
         features: NDArray[Any] = np.asarray(dataset.features[rows], kind)
@@ -173,7 +173,7 @@ class Schedule:
         cls, lengths: NDArray[np.int64], update: LocalUpdate, generators: Sequence[np.random.Generator]
     ) -> Schedule:
         """Have the order of clients of so many rows drawn, those of a client together."""
-        starts, rows = np.cumsum(lengths) - lengths, np.arange(int(lengths.sum()))
+        starts, rows = lengths.cumsum() - lengths, np.arange(int(lengths.sum()))
         longer = np.flatnonzero(lengths > update.batch_size).tolist() if update.batch_size else []
         # Each generator is accessed once, since each access would restart it.
         draws = {c: partial(generators[c].permutation, rows[starts[c] : starts[c] + lengths[c]]) for c in longer}
@@ -204,7 +204,7 @@ class Schedule:
         A client that has fewer rows than others is padded, at share 0, with the first that it has in this step, so
         that padding blows up only where a row does. One that has none left in this step has 0.
         """
-        starts, lengths = (np.cumsum(self.lengths) - self.lengths)[:, None], self.lengths[:, None]
+        starts, lengths = (self.lengths.cumsum() - self.lengths)[:, None], self.lengths[:, None]
         passes = self.update.passes_over(self.lengths)
         order = self.rows.copy() if self.draws else self.rows
         for pass_ in range(int(passes.max(initial=0))):

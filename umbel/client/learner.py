@@ -166,11 +166,11 @@ class Learner(ABC):
         Sizes are estimated, and on a GPU others may take what was free. Where it is not enough, the run is computed
         again with half as many; more than that is not tried any more.
         """
-        ends, limit, begin = np.cumsum(sizes), self._chunk_bytes(), 0
+        ends, limit, begin = sizes.cumsum(), self._chunk_bytes(), 0
         while begin < len(cohort):
             check_time()
             size = min(limit, self._room)
-            fits = int(np.searchsorted(ends, ends[begin] - sizes[begin] + size, side="right"))
+            fits = int(ends.searchsorted(ends[begin] - sizes[begin] + size, side="right"))
             part, trouble = slice(begin, max(begin + 1, fits)), ""
             try:
                 compute(part)

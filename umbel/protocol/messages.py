@@ -71,8 +71,7 @@ def merged(messages: Iterable[Message]) -> list[Message]:
     for message in messages:
         first = by_node.setdefault(message.metadata.dst_node_id, message)
         if first is not message:
-            for name, record in message.content.items():
-                first.content.setdefault(name, record)
+            filled(first.content, {**message.content, **first.content})
     return list(by_node.values())
 
 

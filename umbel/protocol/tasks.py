@@ -281,8 +281,13 @@ def _check_site_release(spec: TrainingSpec) -> None:
 def _clients(clients: tuple[Any, ...]) -> None:
     if set(map(type, clients)) - {int}:
         raise _no_clients()
-    if min(clients, default=0) < 0 or len(set(clients)) < len(clients):
+    if not _different(clients):
         raise ProtocolError("each client may be asked once, counted from 0", code="protocol.clients")
+
+
+@lru_cache(maxsize=4)  # in a simulation server and node look at the same clients
+def _different(clients: tuple[int, ...]) -> bool:
+    return min(clients, default=0) >= 0 and len(set(clients)) == len(clients)
 
 
 def _no_clients() -> ProtocolError:
