@@ -20,12 +20,7 @@ Spec = TypeVar("Spec", TrainingSpec, EvaluationSpec)
 
 
 def check_approved(
-    site: Site,
-    run: str,
-    config: RunConfig,
-    n: int,
-    content: RecordDict | None = None,
-    hypotheses: Arrays | None = None,
+    site: Site, run: str, config: RunConfig, n: int, content: RecordDict | None = None, hypotheses: Arrays | None = None
 ) -> None:
     """Raise `Refused` where a site wants to be asked and has not approved what a message is part of.
 
