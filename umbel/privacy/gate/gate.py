@@ -128,7 +128,6 @@ class Passage:
 
     Attributes
     ----------
-    site : Site
     run : str
         Flower's number of the run, for the ledger.
     seed : int or None
@@ -137,7 +136,6 @@ class Passage:
         The node's own memory of the run, which never leaves it.
     entry : Entry
         Its line of the site's log.
-    clients : Clients
     hypotheses : dict of ndarray of float32, each (k, \*shape)
         What clients start from; empty where no client is asked to train.
 

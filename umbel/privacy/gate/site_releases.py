@@ -74,12 +74,7 @@ class SiteSanitiser:
     ) -> tuple[Arrays, list[float]]:
         r"""Return sums (k, \*shape) of the updates of clients that have paid, and their counts (k,), by hypothesis.
 
-        Parameters
-        ----------
-        trained, chosen
-            As of `umbel.privacy.gate.releases.Sanitiser.sanitised`.
-        sources : iterator of NoiseSource
-            One, for all noise of the release.
+        `sources` has one, for all noise of the release.
         """
         k, n = self.hypotheses.shape
         sums, counts = self.summed(trained, chosen)
