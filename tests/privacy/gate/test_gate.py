@@ -559,12 +559,14 @@ APART_TWO = np.array([[0.0, 0.0], [100.0, 100.0]])
 PRIVATE = {"clipping": "public", "clip_norm": 1.0, "noise_multiplier": 1.0, "choice_epsilon": 1.0}
 
 
-def obeys(own: int = 1, ignores: bool = False) -> Handler:
-    """A handler whose clients all fit one hypothesis best, and train what they are told to."""
+def obeys(seen: list[Any] | None = None, ignores: bool = False) -> Handler:
+    """A handler whose clients all fit hypothesis 1 best, and train what they are told to, which goes into `seen`."""
 
     def handler(msg: Message, context: Context) -> Message:
         assigned = assigned_in(msg.content)
-        chosen = np.full(len(assigned), own) if ignores else np.where(assigned < 0, own, assigned)
+        if seen is not None:
+            seen.append(assigned.tolist())
+        chosen = np.where((assigned < 0) | ignores, 1, assigned)
         return hands_over(APART_TWO[chosen], chosen.tolist())(msg, context)
 
     return handler
@@ -584,13 +586,8 @@ def test_the_gate_draws_which_hypothesis_a_client_trains(node_config: dict[str, 
 def test_a_site_draws_choices_from_its_own_entropy() -> None:
     """A server that knew them would know which clients are free. 60 of them draw alike twice with a chance of 1e-15."""
     seen: list[Any] = []
-
-    def handler(msg: Message, context: Context) -> Message:
-        seen.append(assigned_in(msg.content).tolist())
-        return obeys()(msg, context)
-
     for _ in range(2):
-        through_gate(request(APART_TWO, tuple(range(60)), **PRIVATE), of_node(OWN), handler)
+        through_gate(request(APART_TWO, tuple(range(60)), **PRIVATE), of_node(OWN), obeys(seen))
     assert seen[0] != seen[1]
 
 
@@ -619,12 +616,7 @@ def test_what_a_server_says_of_assignments_is_not_heard() -> None:
     content = request(APART_TWO, (4, 7), **PRIVATE | {"choice_epsilon": 0.0})
     content["assigned"] = ConfigRecord({"assigned": [0, 0]})
     seen: list[Any] = []
-
-    def handler(msg: Message, context: Context) -> Message:
-        seen.append(assigned_in(msg.content).tolist())
-        return obeys()(msg, context)
-
-    assert_left(through_gate(content, of_node(SIMULATED), handler), 2, ONE)
+    assert_left(through_gate(content, of_node(SIMULATED), obeys(seen)), 2, ONE)
     assert seen == [[-1, -1]]
 
 
