@@ -59,10 +59,6 @@ class Cohort:
         targets = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64, copy=False)
         return cls(_send(features, device), _send(targets, device), lengths)
 
-    def of_tokens(self) -> Cohort:
-        """Return the cohort with whole numbers as features."""
-        return Cohort(self.features.long(), self.targets, self.lengths)
-
     def part(self, clients: slice) -> Cohort:
         """Return consecutive clients as a cohort, without a copy."""
         if clients.indices(len(self)) == (0, len(self), 1):
@@ -143,16 +139,9 @@ class Schedule:
     A server says how many passes there are. Were all drawn at once, the memory for them would be
     passes times rows, and whether there is enough would tell the number of rows.
 
-    Attributes
-    ----------
-    lengths : ndarray of int64, shape (clients,)
-        How many rows of each client take part in a pass.
-    rows : ndarray of int64, shape (sum of lengths,)
-        These rows, one client's after the other's, as they are where nothing is drawn.
-    draws : dict from int to callable
-        For each client whose order is drawn, what draws it.
-    seeds : tuple of int
-        For each client, of what the network itself draws, as in dropout; empty where it draws nothing.
+    `lengths` (clients,) is how many rows of each client take part in a pass, and `rows` are these, one client's after
+    the other's. `draws` has what draws the order of a client, by its place. `seeds`, one a client, are of what the
+    network itself draws, as in dropout; there are none where it draws nothing.
     """
 
     update: LocalUpdate
@@ -163,11 +152,7 @@ class Schedule:
 
     @classmethod
     def draw(
-        cls,
-        cohort: Cohort,
-        update: LocalUpdate,
-        generators: Sequence[np.random.Generator],
-        seeded: bool = False,
+        cls, cohort: Cohort, update: LocalUpdate, generators: Sequence[np.random.Generator], seeded: bool = False
     ) -> Schedule:
         """Have the order of each client's rows drawn from its generator; it can be gone through once.
 
