@@ -22,10 +22,8 @@ from umbel.protocol.home import umbel_home, write_atomically
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Absent(UmbelError):
+class Absent(UmbelError, kind="peer"):
     """A peer cannot take part in a comparison of speed; the text says why."""
-
-    kind = "peer"
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import Result
+from typer import Typer
+from typer.testing import CliRunner
 
 import umbel
+from benchmarks import capacity, scale
+
+
+def invoked(main: Callable[..., None], *options: str) -> Result:
+    """Call a benchmark's command."""
+    app = Typer()
+    app.command()(main)
+    return CliRunner().invoke(app, [*options])
 
 
 @pytest.fixture
-def left_as_it_was() -> Iterator[None]:
-    """What a benchmark sets for its process is as before afterwards."""
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No processes apart, which import everything again; this one is left as it was."""
+    for module in (capacity, scale):
+        monkeypatch.setattr(module, "apart", lambda work, *args: work(*args))
     logger, threads = logging.getLogger("flwr"), torch.get_num_threads()
     level = logger.level
     yield

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from rich.table import Table
-from typer import Typer
-from typer.testing import CliRunner
 
 from benchmarks import capacity
 from benchmarks.capacity import CNN, HOSPITAL, PARTS, Costs, Round, Size, cost, forecast, memory_of
+from tests.benchmarks.conftest import invoked
 from umbel.client import learner
 from umbel.data import open_dataset
 from umbel.models import load_for
@@ -158,12 +157,6 @@ def test_the_quickest_of_turns_and_the_most_memory_count() -> None:
     assert one == Round({"noise": 1.0, "packing": 3.0}, 7.0)
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, left_as_it_was: None) -> None:
-    """No processes apart, which import everything anew; this one is left as it was."""
-    monkeypatch.setattr(capacity, "apart", lambda work, *args: work(*args))
-
-
 @pytest.mark.usefixtures("here")
 def test_a_round_is_timed_by_parts_that_are_all_of_it() -> None:
     one = capacity.play(Size("mlp", HOSPITAL, 5, 5, 4), 3)
@@ -178,16 +171,14 @@ def test_the_command_predicts_what_is_asked_and_compares(monkeypatch: pytest.Mon
         capacity, "FITTED", (Size("mlp", HOSPITAL, 3, 2, 4), Size("mlp", **few), Size("mlp", **few, epochs=3))
     )
     monkeypatch.setattr(capacity, "CHECKED", (Size("mlp", **{**few, "clients": 4}),))
-    app = Typer()
-    app.command()(capacity.main)
     asked = ["--parameters", "1000", "--clients-per-round", "12345", "--machines", "3", "--rounds", "3", "--price", "2"]
-    result = CliRunner().invoke(app, asked)
+    result = invoked(capacity.main, *asked)
     assert result.exit_code == 0, result.output
     assert "│  12,345 │" in result.output
     assert "3 x 1" in result.output
     assert "mlp, 4 clients, 2,000 parameters" in result.output
     assert "dollars" in result.output
-    assert CliRunner().invoke(app, ["--network", "lstm"]).exit_code == 2
-    assert CliRunner().invoke(app, ["--machines", "3"]).exit_code == 2, "of how many parameters?"
+    assert invoked(capacity.main, "--network", "lstm").exit_code == 2
+    assert invoked(capacity.main, "--machines", "3").exit_code == 2, "of how many parameters?"
     for bandwidth in ("0", "-1", "nan"):
-        assert CliRunner().invoke(app, ["--parameters", "9", f"--bandwidth={bandwidth}"]).exit_code == 2
+        assert invoked(capacity.main, "--parameters", "9", f"--bandwidth={bandwidth}").exit_code == 2

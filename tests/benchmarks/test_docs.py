@@ -9,10 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 TABLES = sorted((ROOT / "benchmarks" / "tables").glob("*.txt"))
-
-
-def test_there_are_tables() -> None:
-    assert TABLES
+assert TABLES
 
 
 @pytest.mark.parametrize("table", TABLES, ids=[table.stem for table in TABLES])

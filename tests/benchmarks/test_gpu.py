@@ -6,18 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 from benchmarks import gpu
+from tests.benchmarks.conftest import invoked
 from tests.helpers.fake_gpu import fake_gpu
-
-
-def run(*options: str) -> tuple[int, str]:
-    app = typer.Typer()
-    app.command()(gpu.main)
-    result = CliRunner().invoke(app, [*options])
-    return result.exit_code, result.output
 
 
 @pytest.fixture
@@ -30,8 +22,7 @@ def one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without a GPU")
 def test_without_a_gpu_it_says_so() -> None:
-    code, _ = run()
-    assert code == 1
+    assert invoked(gpu.main).exit_code == 1
 
 
 @pytest.mark.slow

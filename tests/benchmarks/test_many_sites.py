@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from typer import Typer
-from typer.testing import CliRunner
 
 from benchmarks import many_sites
 from benchmarks.light_nodes import FAILED, answer
+from tests.benchmarks.conftest import invoked
 from umbel.data import open_dataset
 from umbel.protocol.messages import keep_request, query, released_in, round_request, scores_in
 from umbel.protocol.records import pack
@@ -62,20 +61,15 @@ def test_a_real_site_serves_a_model_of_as_many_parameters(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("options", [["--nodes", "abc"], ["--nodes", "5,0"], ["--nodes=-5"], ["--nodes", ""]])
 def test_what_is_no_number_of_nodes_is_refused_at_once(options: list[str]) -> None:
-    app = Typer()
-    app.command()(many_sites.main)
-    result = CliRunner().invoke(app, [*options, "--real", ""])
+    result = invoked(many_sites.main, *options, "--real", "")
     assert result.exit_code == 2
     assert "number of nodes" in result.output
 
 
 def test_a_run_that_did_not_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = Typer()
-    app.command()(many_sites.main)
     for rounds, code in (([1.0, 2.0], 0), ([1.0], 1), ([], 1)):
         monkeypatch.setattr(many_sites, "measure", lambda *_, rounds=rounds: many_sites.Reading("5", rounds=rounds))
-        result = CliRunner().invoke(app, ["--nodes", "5", "--real", "", "--rounds", "3"])
-        assert result.exit_code == code
+        assert invoked(many_sites.main, "--nodes", "5", "--real", "", "--rounds", "3").exit_code == code
 
 
 def test_what_failed_is_counted_by_its_words(tmp_path: Path) -> None:
@@ -83,10 +77,7 @@ def test_what_failed_is_counted_by_its_words(tmp_path: Path) -> None:
     (tmp_path / "superlink.log").write_text(
         "\x1b[91mERROR\x1b[0m:     Failed to store object 0123456789abcdef: locked\nINFO:  all is well\n"
     )
-    assert many_sites.failures(tmp_path) == {
-        "ReadTimeout: timed out": 2,
-        "Failed to store object ...: locked": 1,
-    }
+    assert many_sites.failures(tmp_path) == {"ReadTimeout: timed out": 2, "Failed to store object ...: locked": 1}
 
 
 @pytest.mark.slow

@@ -55,11 +55,7 @@ def test_peers_get_umbels_network_for_images(tmp_path: Path) -> None:
     tasks.write_images(tmp_path / "images", clients=3, validation=1)
     brief = tasks.brief_of(
         run_config(
-            "femnist",
-            dataset=str(tmp_path / "images"),
-            rounds=1,
-            clients_per_round=2,
-            validation_clients_per_round=1,
+            "femnist", dataset=str(tmp_path / "images"), rounds=1, clients_per_round=2, validation_clients_per_round=1
         )
     )
     images = torch.from_numpy(brief.client(2)[0])

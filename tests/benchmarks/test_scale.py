@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer import Typer
-from typer.testing import CliRunner
 
 from benchmarks import scale
+from tests.benchmarks.conftest import invoked
 from umbel.data import open_dataset
 
 
@@ -64,18 +63,10 @@ def test_pages_count_as_mapped_when_they_were_read(tmp_path: Path) -> None:
     assert scale.mapped(tmp_path / "other") == 0
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, left_as_it_was: None) -> None:
-    """No processes apart, which import everything anew; this one is left as it was."""
-    monkeypatch.setattr(scale, "apart", lambda work, *args: work(*args))
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_the_command_prints_a_row_a_size() -> None:
-    app = Typer()
-    app.command()(scale.main)
-    result = CliRunner().invoke(app, ["--sizes", "1000", "--rounds", "3", "--times", "1"])
+    result = invoked(scale.main, "--sizes", "1000", "--rounds", "3", "--times", "1")
     assert result.exit_code == 0, result.output
     rows = [line.replace("  ", "")[:8] for line in result.output.splitlines()]
     assert [row for row in rows if row.startswith("│")] == ["│ 1,000 "] * 2

@@ -42,7 +42,7 @@ def test_what_python_imports_comes_when_it_is_asked_for() -> None:
         "print(umbel.from_dataframe.__module__, umbel.write_dataset.__module__, 'torch' in sys.modules)"
     )
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert told.stdout.strip() == "umbel.data.importers.frames umbel.data.folder False"
+    assert told.stdout.strip() == "umbel.data.importers.frames umbel.data.files False"
     for name in umbel.__all__:
         assert getattr(umbel, name).__name__ == name
     with pytest.raises(AttributeError, match="module 'umbel' has no attribute 'from_nothing'"):

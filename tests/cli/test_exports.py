@@ -85,12 +85,9 @@ def test_what_is_not_the_same_when_it_is_read_again_is_not_written(
     assert not list((tmp_path / "new").iterdir())
 
 
-def test_another_form_is_named(kept: Path, tmp_path: Path) -> None:
+def test_another_form_or_a_file_where_the_folder_should_be_is_named(kept: Path, tmp_path: Path) -> None:
     with raises(ConfigError, "config.unknown-format", "'pickle'", "state-dict, safetensors, onnx"):
         umbel.export(umbel.load(kept), tmp_path, "pickle")
-
-
-def test_a_file_where_the_folder_should_be_is_named(kept: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     with raises(ConfigError, "config.no-folder", "taken"):
         umbel.export(umbel.load(kept), tmp_path / "taken")

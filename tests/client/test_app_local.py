@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
 import umbel.client.app
@@ -28,7 +28,7 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import Site
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.records import from_array_record, to_array_record
+from umbel.protocol.records import to_array_record
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 
@@ -83,24 +83,19 @@ def test_a_node_trains_items_and_users_on_its_clients_rows(factors_config: Confi
         expected = items.copy()
         expected[numbers] -= 0.1 * slopes[:, None] * user
         np.testing.assert_allclose(moved[position], expected, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(
-            after[position], user - 0.1 * (slopes[:, None] * items[numbers]).mean(axis=0), rtol=1e-4, atol=1e-6
-        )
+        vector = user - 0.1 * (slopes[:, None] * items[numbers]).mean(axis=0)
+        np.testing.assert_allclose(after[position], vector, rtol=1e-4, atol=1e-6)
 
 
 def test_what_a_client_answers_does_not_depend_on_the_number_of_nodes(factors_config: Config) -> None:
-    found: list[list[NDArray[Any]]] = []
-    for nodes in (1, 7):
-        grid = InProcessGrid(app, factors_config, nodes)
-        mine: list[NDArray[Any]] = []
-        for number in (3, 17, 20):
-            changes = {"message_noise": 0.1, "noise_multiplier": 2.0}
-            mine.append(train(grid, number // nodes, node=number % nodes, **changes))
-            mine.append(kept(grid, [number], number % nodes)["user"])
-        found.append(mine)
-    for others in found[1:]:
-        for ours, theirs in zip(others, found[0], strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+    one, seven = (InProcessGrid(app, factors_config, nodes) for nodes in (1, 7))
+    changes = {"message_noise": 0.1, "noise_multiplier": 2.0}
+    for number in (3, 17, 20):
+        node = number % 7
+        np.testing.assert_array_equal(train(one, number, **changes), train(seven, number // 7, node=node, **changes))
+        np.testing.assert_array_equal(kept(one, [number])["user"], kept(seven, [number], node)["user"])
+        states = [context.state for context in seven.contexts.values()]
+        assert "umbel.local" in states[node], "in simulation they are in the node's state"
 
 
 @pytest.mark.parametrize("noise", [{}, {"noise_multiplier": 3.0}, {"message_noise": 0.1}], ids=str)
@@ -163,41 +158,41 @@ def test_message_noise_is_for_models_with_local_parameters(run_config: Config) -
     assert refused(ask(InProcessGrid(app, run_config), asked(hypotheses, step(0, message_noise=1.0))))
 
 
-def test_a_sites_own_data_get_message_noise_on_every_item(factors_config: Config, tmp_path: Path) -> None:
-    """The noise of the gate grows with it, and would not cover which items a client has labelled."""
-    write_dataset(
-        tmp_path / "own", PREFERENCES.manifest, PREFERENCES.features, PREFERENCES.targets, PREFERENCES.offsets
-    )
+@pytest.fixture
+def own_preferences(factors_config: Config, tmp_path: Path) -> InProcessGrid:
+    """A node that serves the preferences as a site's own data."""
+    rows = PREFERENCES.features, PREFERENCES.targets, PREFERENCES.offsets
+    write_dataset(tmp_path / "own", PREFERENCES.manifest, *rows)
     site = {"data-path": str(tmp_path / "own"), "ledger-path": str(tmp_path / "ledger.sqlite"), "role": "split"}
+    return InProcessGrid(app, factors_config | {"dataset": ""}, node_configs=[site])
+
+
+def test_a_sites_own_data_get_message_noise_on_every_item(
+    own_preferences: InProcessGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The noise of the gate grows with it, and would not cover which items a client has labelled."""
     seen: list[Arrays] = []
 
     def watch(*arguments: Any) -> Arrays:
         seen.append(noisy_messages(*arguments))
         return seen[-1]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(umbel.client.app, "noisy_messages", watch)
-        grid = InProcessGrid(app, factors_config | {"dataset": ""}, node_configs=[site])
-        train(grid, 3, message_noise=0.1, noise_multiplier=3.0)
+    monkeypatch.setattr(umbel.client.app, "noisy_messages", watch)
+    train(own_preferences, 3, message_noise=0.1, noise_multiplier=3.0)
     assert (seen[0]["items"][0] != ITEMS["items"]).any(axis=1).all()
 
 
 def test_training_that_nobody_has_paid_for_leaves_no_trace(
-    factors_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_preferences: InProcessGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a server could train a client's local parameters as often as it likes."""
-    write_dataset(
-        tmp_path / "own", PREFERENCES.manifest, PREFERENCES.features, PREFERENCES.targets, PREFERENCES.offsets
-    )
-    site = {"data-path": str(tmp_path / "own"), "ledger-path": str(tmp_path / "ledger.sqlite"), "role": "split"}
-    grid = InProcessGrid(app, factors_config | {"dataset": ""}, node_configs=[site])
     with monkeypatch.context() as patch:
         # As where another node that shares the ledger was first.
         patch.setattr(Ledger, "charge", lambda self, charge, clients, limits, at_least: [False] * len(clients))
-        ask(grid, asked({"items": ITEMS["items"][None]}, step(3, 4, noise_multiplier=3.0)))
-    assert not (tmp_path / "ledger.sqlite.local").exists() or not list((tmp_path / "ledger.sqlite.local").rglob("*.s*"))
-    train(grid, 3, noise_multiplier=3.0)
-    assert len(list((tmp_path / "ledger.sqlite.local").rglob("*.safetensors"))) == 1
+        ask(own_preferences, asked({"items": ITEMS["items"][None]}, step(3, 4, noise_multiplier=3.0)))
+    assert not list(tmp_path.glob("ledger.sqlite.local/**/*.s*"))
+    train(own_preferences, 3, noise_multiplier=3.0)
+    assert len(list(tmp_path.glob("ledger.sqlite.local/**/*.safetensors"))) == 1
 
 
 def test_newcomers_report_how_well_the_items_suit_them(factors_config: Config) -> None:
@@ -250,25 +245,6 @@ def test_heads_differ_between_clients_and_are_not_handed_to_the_gate(
     for number in np.concatenate([value.ravel() for value in (*heads.values(), *fresh.values())]):
         assert number.tobytes() not in sent
         assert np.float64(number).tobytes() not in sent
-
-
-@pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_in_simulation_heads_are_kept_in_the_nodes_state(engine: str, headed_config: Config) -> None:
-    model = model_in(headed_config)
-    found = []
-    for nodes in (1, 3):
-        grid = InProcessGrid(app, headed_config | {"engine": engine}, nodes)
-        for round in (1, 2):
-            content = asked(draw_hypotheses(model, 2), step(4 // nodes, round=round))
-            assert not ask(grid, content, node=4 % nodes).has_error()
-        states = [context.state for context in grid.contexts.values()]
-        assert ["umbel.local" in state for state in states] == [i == 4 % nodes for i in range(nodes)]
-        record = states[4 % nodes]["umbel.local"]
-        assert isinstance(record, ArrayRecord)
-        values = from_array_record(record)
-        assert values["clients"].tolist() == [4]
-        found.append(values)
-    np.testing.assert_allclose(found[0]["head.weight"], found[1]["head.weight"], rtol=1e-6)
 
 
 # --- at a site
@@ -342,10 +318,8 @@ def test_an_adapter_costs_a_site_its_own_numbers_alone(
     Ledger.create(ledger)
     task = step(0, 1, noise_multiplier=4.0, frozen_digest=model.frozen_digest)
     reply = ask(grid, asked(draw_hypotheses(model, 1), task))
-    assert {key: value.shape for key, value in releases(reply).items()} == {
-        "down.weight": (2, 2, 8),
-        "up.weight": (2, 3, 2),
-    }
+    shapes = {key: value.shape for key, value in releases(reply).items()}
+    assert shapes == {"down.weight": (2, 2, 8), "up.weight": (2, 3, 2)}
     accounts = Ledger(ledger).accounts()
     assert list(accounts) == [0, 1]
     assert [[release.n for release in account] for account in accounts.values()] == [[22], [22]]

@@ -64,9 +64,8 @@ def test_tokens_reach_the_model_as_integers() -> None:
 
 
 def test_a_folder_on_disk_is_gathered_into_memory_of_its_own(tmp_path: Path) -> None:
-    write_dataset(
-        tmp_path / "small", DATASET.manifest, DATASET.features.astype(np.float32), DATASET.targets, DATASET.offsets
-    )
+    rows = DATASET.features.astype(np.float32), DATASET.targets
+    write_dataset(tmp_path / "small", DATASET.manifest, *rows, DATASET.offsets)
     dataset = open_dataset(tmp_path / "small")
     cohort = Cohort.gather(dataset, [0, 1, 2], CPU)
     cohort.features[:] = -1
@@ -97,15 +96,6 @@ def test_a_part_is_a_run_of_clients() -> None:
 
 
 # --- passes and minibatches
-
-
-def test_a_pass_is_a_step_or_an_epoch() -> None:
-    epochs, steps = LocalUpdate(2, 0.1, 3), LocalUpdate(2, 0.1, 3, local_steps=5)
-    assert (epochs.passes, steps.passes) == (2, 5)
-    assert [list(epochs.batches(rows)) for rows in (2, 3, 7)] == [[0], [0], [0, 3, 6]]
-    assert [list(steps.batches(rows)) for rows in (2, 3, 7)] == [[0], [0], [0]]
-    assert [epochs.size(rows) for rows in (2, 3, 7)] == [2, 3, 3]
-    assert LocalUpdate(1, 0.1, 0).size(7) == 7
 
 
 def orders(lengths: list[int], update: LocalUpdate, clients: list[int]) -> list[list[list[int]]]:

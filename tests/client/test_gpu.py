@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -218,14 +219,13 @@ def test_a_run_is_that_of_the_cpu() -> None:
 
 def test_a_model_of_ones_own_is_that_of_the_cpu() -> None:
     case, update, clients = CASES[0], LocalUpdate(1, 0.1, 2), range(len(LENGTHS))
-    hypotheses, chosen = draw_hypotheses(case.model, 2), np.array([1, 0, 1])
+    start = draw_hypotheses(case.model, 3)
 
     def own(device: torch.device) -> Any:
         cohort = Cohort.gather(case.dataset, clients, device)
         learner = BatchedLearner(case.model, device)
-        return personal(
-            Personal.INTERPOLATE, learner, hypotheses, chosen, cohort, update, lambda: streams(0, "shuffle", 0, clients)
-        )
+        draws = partial(streams, 0, "shuffle", 0, clients)
+        return personal(Personal.INTERPOLATE, learner, start, cohort, update, draws)
 
     expected = own(CPU)
     with fake_gpu():

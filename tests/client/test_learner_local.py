@@ -17,17 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.helpers.cohorts import (
-    ENGINES,
-    InOrder,
-    Rows,
-    cohort_of,
-    draw_client,
-    engines,
-    generators,
-    learner_of,
-    sgd,
-)
+from tests.helpers.cohorts import ENGINES, InOrder, Rows, cohort_of, draw_client, engines, generators, learner_of, sgd
 from tests.helpers.models import draw_hypotheses, headed
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
@@ -58,15 +48,21 @@ def epochs(count: int, batch_size: int = 0, step_size: float = 0.25) -> LocalUpd
 
 
 def train(
-    engine: str, items: Any, users: Any, cohort: Cohort, update: LocalUpdate, loss: str = "log", seed: int = 0
+    engine: str,
+    items: Any,
+    users: Any,
+    cohort: Cohort,
+    update: LocalUpdate,
+    loss: str = "log",
+    seed: int = 0,
+    own: list[np.random.Generator] | None = None,
 ) -> tuple[Matrix, Matrix]:
-    """Return the items and the users' vectors that clients have trained."""
+    """Return the items and the users' vectors that clients have trained, each with its `own` generator."""
     items, users = np.asarray(items, np.float32), np.asarray(users, np.float32)
     learner = learner_of(engine, models.load(f"factors items={items.shape[0]} size={items.shape[1]}", loss))
     chosen = np.zeros(len(users), np.int64)
-    shared, local = learner.train(
-        {"items": items[None]}, chosen, cohort, update, generators(len(users), seed), {"user": users}
-    )
+    own = own or generators(len(users), seed)
+    shared, local = learner.train({"items": items[None]}, chosen, cohort, update, own, {"user": users})
     assert (list(shared), list(local)) == (["items"], ["user"])
     return shared["items"], local["user"]
 
@@ -188,13 +184,10 @@ def test_a_client_gets_the_same_result_alone(asked: list[Rows], update: LocalUpd
     for ours, theirs in zip(*together.values(), strict=True):
         np.testing.assert_allclose(ours, theirs, **CLOSE)
     for c, rows in enumerate(asked):
-        learner, own = learner_of("batched", models.load("factors items=12 size=8")), [generators(len(asked))[c]]
-        shared, local = learner.train(
-            {"items": ITEMS[None, :12]}, np.zeros(1, np.int64), labelled(rows), update, own,
-            {"user": users[c : c + 1]},
-        )  # fmt: skip
-        np.testing.assert_allclose(together["batched"][0][c], shared["items"][0], **CLOSE)
-        np.testing.assert_allclose(together["batched"][1][c], local["user"][0], **CLOSE)
+        own = [generators(len(asked))[c]]
+        alone = train("batched", ITEMS[:12], users[c : c + 1], labelled(rows), update, own=own)
+        for ours, theirs in zip(together["batched"], alone, strict=True):
+            np.testing.assert_allclose(ours[c], theirs[0], **CLOSE)
 
 
 @settings(max_examples=20)
@@ -222,13 +215,12 @@ def test_the_rows_of_one_client_do_not_reach_another_through_the_padding(engine:
 def test_each_client_is_scored_with_its_own_vector(engine: str) -> None:
     # Scores u.v of the two items: 1 and -2 for the first client, 2 and 1 for the second.
     learner = learner_of(engine, models.load("factors items=2 size=2", "margin"))
-    items = np.array([[[1, 0], [0, 1]], [[0, 0], [0, 0]]], np.float32)
-    users = np.array([[1, -2], [2, 1]], np.float32)
-    measured, metrics = learner.score({"items": items}, labelled(([0, 1], [1, 1]), ([1], [1])), {"user": users})
+    items = {"items": np.array([[[1, 0], [0, 1]], [[0, 0], [0, 0]]], np.float32)}
+    users, cohort = {"user": np.array([[1, -2], [2, 1]], np.float32)}, labelled(([0, 1], [1, 1]), ([1], [1]))
+    measured, metrics = learner.score(items, cohort, users)
     assert measured.tolist() == [[0.5, -1], [0, 0]]
     assert metrics.tolist() == [[0.5, 1], [0, 0]]
-    chosen = learner.choose({"items": items}, labelled(([0, 1], [1, 1]), ([1], [1])), {"user": users})
-    assert chosen.tolist() == [1, 0]
+    assert learner.choose(items, cohort, users).tolist() == [1, 0]
 
 
 # --- minibatches of as many liked items as others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 import safetensors.numpy
 from flwr.app import RecordDict
 from numpy.typing import NDArray
+from torch import nn
 
-from tests.helpers.models import headed
+from tests.helpers.models import Headed, headed
 from umbel import models
 from umbel.client.local import LocalParameters
 from umbel.models import Model
@@ -140,16 +142,12 @@ def test_a_runs_name_is_no_path(run: str, tmp_path: Path) -> None:
 
 def test_another_model_does_not_see_them(tmp_path: Path) -> None:
     def body(value: float) -> Model:
-        from torch import nn
-
-        from tests.helpers.models import Headed
-
         def build() -> nn.Module:
             network = Headed()
             nn.init.constant_(network.body.bias, value)
             return network
 
-        return Model("own", build, headed().loss, headed().metric, ("body.bias",), ("head.*",))
+        return replace(headed("body.bias"), network=build)
 
     values = {"head.weight": np.ones((1, 1, 3), np.float32), "head.bias": np.ones((1, 1), np.float32)}
     kept(where=site(tmp_path), model=body(1.0)).write([4], values, {"body.weight": np.zeros((1, 3, 2))})

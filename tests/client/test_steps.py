@@ -8,51 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tests.helpers.cohorts import (
-    InOrder,
-    Rows,
-    assert_close,
-    cohort_of,
-    draw_client,
-    engines,
-    generators,
-    train,
-)
+from tests.helpers.cohorts import InOrder, Rows, assert_close, cohort_of, draw_client, engines, generators, sgd, train
 from tests.helpers.errors import raises
 from tests.helpers.models import draw_hypotheses
 from umbel import models
 from umbel.client.cohort import LocalUpdate
 from umbel.models.optimizers import OPTIMIZERS, LocalOptimizer
-from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 
 Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
-MODEL = models.load("mlp")
+MODEL = models.load("mlp", "mse")
 RAGGED: list[Rows] = [draw_client(MODEL, rows, np.random.default_rng(rows)) for rows in (7, 3, 5)]
 UPDATE = LocalUpdate(local_epochs=2, step_size=0.05, batch_size=2)
-
-
-def by_pytorch(start: Arrays, rows: Rows, make: Make, clip: float = 0.0, proximal: float = 0.0) -> Arrays:
-    """Train one client of the mlp as a PyTorch tutorial would, minibatches in the rows' own order."""
-    network = MODEL.network()
-    network.load_state_dict({name: torch.tensor(value) for name, value in start.items()})
-    anchor = [value.detach().clone() for value in network.parameters()]
-    optimiser = make(network.parameters())
-    features, targets = torch.tensor(rows[0]).float(), torch.tensor(rows[1]).float().unsqueeze(1)
-    for _ in range(UPDATE.local_epochs):
-        for x, y in zip(features.split(2), targets.split(2), strict=True):
-            optimiser.zero_grad()
-            loss = (nn.functional.mse_loss(network(x), y) + 1e-12).sqrt()
-            for value, held in zip(network.parameters(), anchor, strict=True):
-                loss = loss + proximal / 2 * (value - held).square().sum()
-            loss.backward()
-            if clip:
-                nn.utils.clip_grad_norm_(network.parameters(), clip)
-            optimiser.step()
-    return {name: value.numpy() for name, value in network.state_dict().items()}
 
 
 @engines
@@ -73,16 +43,12 @@ def test_each_client_has_an_optimizer_of_pytorchs(
 ) -> None:
     """Clients of fewer rows than others take fewer steps, and what an optimizer remembers counts their own."""
     start = draw_hypotheses(MODEL, 1)
-    run = RunConfig(
-        optimizer=name,  # type: ignore[arg-type]
-        optimizer_options=options,
-        clip_gradient=more.get("clip", 0.0),
-        proximal=more.get("proximal", 0.0),
-    )
+    entries = {"clip-gradient": more.get("clip", 0.0), "proximal": more.get("proximal", 0.0)}
+    run = RunConfig.parse(entries | {"optimizer": name, "optimizer-options": options})
     update = replace(UPDATE, descent=LocalOptimizer.of(run))
     trained = train(MODEL, start, [0, 0, 0], cohort_of(*RAGGED), update, [InOrder()] * 3, engine)
     first = {key: value[0] for key, value in start.items()}
-    expected = [by_pytorch(first, rows, make, **more) for rows in RAGGED]
+    expected = [sgd(MODEL, first, rows, UPDATE, make=make, **more) for rows in RAGGED]
     assert_close(trained, {key: np.stack([one[key] for one in expected]) for key in trained}, rtol=1e-4, atol=1e-5)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.helpers.cohorts import assert_close, cohort_of, generators
+from tests.helpers.cohorts import assert_close, cohort_of, generators, sgd
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from tests.helpers.models import TINY_CNN, draw_hypotheses
@@ -191,15 +191,10 @@ def test_a_loss_of_the_wrong_shape_is_told() -> None:
 
 
 def test_hypotheses_that_start_the_same_are_refused() -> None:
-    def zeros() -> nn.Module:
-        layer = nn.Linear(2, 1)
-        nn.init.zeros_(layer.weight)
-        nn.init.zeros_(layer.bias)
-        return layer
-
+    same = of(lambda: nn.Linear(2, 1).apply(lambda layer: [nn.init.zeros_(one) for one in layer.parameters()]))
     with raises(ModelError, "model.same-start"):
-        try_out(of(zeros), data(), "cpu", hypotheses=2)
-    assert try_out(of(zeros), data(), "cpu", hypotheses=1)
+        try_out(same, data(), "cpu", hypotheses=2)
+    assert try_out(same, data(), "cpu", hypotheses=1)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e30])
@@ -234,12 +229,8 @@ def test_whole_numbers_go_to_an_embedding_as_they_are() -> None:
 def test_the_next_token_of_each_place_is_a_class() -> None:
     """Losses of a sequence are averaged: with even odds among 4 tokens each place costs log 4."""
 
-    class Next(nn.Embedding):
-        def __init__(self) -> None:
-            super().__init__(4, 4)
-
     tokens = np.array([[0, 1, 2], [3, 2, 1], [1, 1, 1]])
-    learner = tried(Next, data(tokens, (tokens + 1) % 4), loss="cross-entropy")
+    learner = tried(lambda: nn.Embedding(4, 4), data(tokens, (tokens + 1) % 4), loss="cross-entropy")
     cohort = cohort_of((tokens[:2], (tokens[:2] + 1) % 4), (tokens[2:], (tokens[2:] + 1) % 4))
     even = {"weight": np.zeros((1, 4, 4), np.float32)}
     shifted = {"weight": (100 * np.roll(np.eye(4), 1, axis=1)).astype(np.float32)[None]}
@@ -335,32 +326,20 @@ def test_running_statistics_are_each_clients_own() -> None:
 
 
 def test_training_is_that_of_pytorch() -> None:
-    learner = tried(normalised())
-    start = draw_hypotheses(learner.model, 1)
-    update = LocalUpdate(2, 0.1, 0)
-    fresh = learner.model.initial_local(generators(1))
+    learner, update = tried(normalised()), LocalUpdate(2, 0.1, 0)
+    start, fresh = draw_hypotheses(learner.model, 1), learner.model.initial_local(generators(1))
     cohort = cohort_of((ROWS, ROWS[:, 0]))
     shared, own = learner.train(start, np.zeros(1, np.int64), cohort, update, generators(1), fresh)
-    network = learner.model.network()
-    network.load_state_dict({name: torch.tensor(value[0]) for name, value in (start | fresh).items()})
-    optimiser = torch.optim.SGD(network.parameters(), 0.1)
-    for _ in range(2):
-        optimiser.zero_grad()
-        nn.functional.mse_loss(network(torch.from_numpy(ROWS)), torch.from_numpy(ROWS[:, :1])).backward()
-        optimiser.step()
-    assert_close(
-        {key: value[0] for key, value in (shared | own).items()},
-        {k: network.state_dict()[k].numpy() for k in shared | own},
-    )
+    first = {name: np.asarray(value[0]) for name, value in (start | fresh).items()}
+    expected = sgd(learner.model, first, (ROWS, ROWS[:, 0]), update)
+    assert_close({name: value[0] for name, value in (shared | own).items()}, expected)
 
 
 def test_frozen_statistics_stay_as_they_are() -> None:
     model = of(normalised(), frozen=("1.running_*", "1.num_*"))
     learner = try_out(model, data(), "cpu")
-    assert (model.local_shapes, set(model.frozen_values)) == (
-        {},
-        {"1.running_mean", "1.running_var", "1.num_batches_tracked"},
-    )
+    assert not model.local_shapes
+    assert set(model.frozen_values) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert type(learner) is BatchedLearner, "a row's outputs no longer hang on those beside it"
     trained_with(learner, [0, 1])
     assert model.frozen_values["1.running_mean"].tolist() == [0, 0, 0]
@@ -369,9 +348,8 @@ def test_frozen_statistics_stay_as_they_are() -> None:
 def test_a_minibatch_of_one_row_has_no_statistics_and_is_left_out() -> None:
     learner = tried(normalised())
     start, fresh = draw_hypotheses(learner.model, 1), learner.model.initial_local(generators(1))
-    shared, own = learner.train(
-        start, np.zeros(1, np.int64), cohort_of((ROWS[:1], ROWS[:1, 0])), UPDATE, generators(1), fresh
-    )
+    cohort = cohort_of((ROWS[:1], ROWS[:1, 0]))
+    shared, own = learner.train(start, np.zeros(1, np.int64), cohort, UPDATE, generators(1), fresh)
     assert_close(shared | own, start | fresh)
 
 

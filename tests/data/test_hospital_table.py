@@ -69,11 +69,8 @@ def test_one_hospital_is_one_client_that_trains(site: dict[str, str], run_config
     ("old", "new", "reason"),
     [
         ("Total Payments", "Total Payments (cents)", "lacks the columns ['Average Total Payments']"),
-        ("7000", "seven", "Average Total Payments in data row 2 is 'seven', not a number"),
         ("7000", "7.0", "Total Payments in data row 2 is '7.0', not from 500 to 500,000; is it in another unit?"),
-        ("7000", "700000", "Average Total Payments in data row 2 is '700000', not from 500 to 500,000"),
         ("2115", "0", "Provider Zip Code in data row 1 is '0', not from 1 to 99,999"),
-        ("2115", "2115.5", "Provider Zip Code in data row 1 is '2115.5', not a whole number"),
         ("2115", "96939", "no provider has a ZIP code that GeoNames knows"),
     ],
 )  # fmt: skip

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner, Result
 
@@ -21,6 +22,12 @@ from umbel.server.setup import Setup
 
 PROJECT = Path(__file__).resolve().parents[2]
 RECIPES = PROJECT / "umbel" / "datasets"
+DATA = PROJECT.parent / "shared" / "data"
+
+
+def needs(*files: Path) -> pytest.MarkDecorator:
+    """Skip a test where files of real data are missing."""
+    return pytest.mark.skipif(not all(map(Path.exists, files)), reason=f"needs {', '.join(map(str, files))}")
 
 
 class Recipe:

@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from tests.datasets.conftest import Recipe, assert_same_rows, experiment, image, rows_of
-from umbel.data import Manifest, open_dataset
+from tests.datasets.conftest import Recipe, assert_same_rows, image, rows_of
+from umbel.data import open_dataset
 
 recipe = Recipe("femnist")
 femnist, run, made, assert_refused = recipe.module, recipe.run, recipe.made, recipe.assert_refused
@@ -354,16 +354,3 @@ def test_rows_of_a_parquet_file_that_cannot_be_used_are_named(
     table[column] = values
     table.to_parquet(file := parquet / "data" / "train-1.parquet")
     assert_refused(run(tmp_path / "out", "--parquet", parquet), tmp_path / "out", f"{file}: {reason}")
-
-
-# --- the experiment
-
-
-def test_the_experiment_is_a_run_config(umbel_home: Path) -> None:
-    manifest = Manifest(
-        name="femnist", clients=3500, split={"train": 3150, "validation": 350}, model="cnn", loss="cross-entropy"
-    )
-    setup = experiment("femnist", umbel_home, manifest, 28, 28)
-    run = setup.config
-    assert (setup.model.name, setup.strategy.hypotheses) == ("cnn", 2)
-    assert (run.rounds, run.patience, run.validate_every, run.restarts) == (500, 5, 5, 1)

@@ -11,19 +11,12 @@ import pandas as pd
 import pgeocode
 import pytest
 
-from tests.datasets.conftest import Recipe
+from tests.datasets.conftest import DATA, Recipe, needs
 from tests.helpers.errors import raises
-from umbel.data import Dataset, Manifest, open_dataset, write_dataset
+from umbel.data import Dataset, open_dataset
 from umbel.protocol.errors import DatasetError
 
-PROJECT = Path(__file__).parents[2]
-DATA = PROJECT.parent / "shared" / "data"
 REAL_CSV, REAL_GEONAMES = DATA / "IPPS_FY2011.csv.gz", DATA / "geonames_US.txt.gz"
-needs_data = pytest.mark.skipif(
-    not (REAL_CSV.exists() and REAL_GEONAMES.exists()),
-    reason=f"needs {REAL_CSV.name} and {REAL_GEONAMES.name} in {DATA}",
-)
-
 
 recipe = Recipe("hospital")
 hospital, assert_refused = recipe.module, recipe.assert_refused
@@ -135,36 +128,29 @@ def test_the_seed_decides_who_trains_and_the_manifest_tells_units_source_and_lic
     assert dataset.features.dtype == dataset.targets.dtype == np.float32
 
 
-def test_the_order_of_rows_in_the_file_plays_no_part(csv: Path, geonames: Path, tmp_path: Path) -> None:
-    header, *rows = CSV.splitlines(keepends=True)
-    csv.write_text("".join([header, *reversed(rows)]))
-    run(csv, geonames, tmp_path / "out", "--zip", "padded")
-    assert_holds(open_dataset(tmp_path / "out"), [20002, 30003, 10001])
-
-
-def test_columns_are_found_under_the_names_of_other_exports(csv: Path, geonames: Path, tmp_path: Path) -> None:
-    header, rows = CSV.split("\n", 1)
-    names = [name.strip().replace(" ", "_").lower() for name in header.split(",")]
-    csv.write_text(",".join(names) + "\n" + rows)
-    assert run(csv, geonames, tmp_path / "out").exit_code == 0
-    assert_holds(open_dataset(tmp_path / "out"), [10001, 30003])
+HEAD, *ROWS = CSV.splitlines()
 
 
 @pytest.mark.filterwarnings("ignore:Length of header:pandas.errors.ParserWarning")
-def test_a_comma_at_the_end_of_each_row_moves_no_column(csv: Path, geonames: Path, tmp_path: Path) -> None:
-    header, *rows = CSV.splitlines()
-    csv.write_text("\n".join([header, *(f"{row}," for row in rows)]))
-    result = run(csv, geonames, tmp_path / "out")
-    assert result.exit_code == 0, result.stderr
-    assert_holds(open_dataset(tmp_path / "out"), [10001, 30003])
-
-
-def test_compressed_files_are_read(tmp_path: Path, csv: Path, geonames: Path) -> None:
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [HEAD, *reversed(ROWS)],
+        [",".join(name.strip().replace(" ", "_").lower() for name in HEAD.split(",")), *ROWS],
+        [HEAD, *(f"{row}," for row in ROWS)],
+    ],
+    ids=["order of rows", "names of other exports", "a comma too many"],
+)
+def test_what_plays_no_part_in_a_file_plain_or_compressed(
+    lines: list[str], csv: Path, geonames: Path, tmp_path: Path
+) -> None:
+    csv.write_text("\n".join(lines))
     for path in (csv, geonames):
         Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
-    result = run(Path(f"{csv}.gz"), Path(f"{geonames}.gz"), tmp_path / "out")
-    assert result.exit_code == 0, result.stderr
-    assert_holds(open_dataset(tmp_path / "out"), [10001, 30003])
+    for ending in ("", ".gz"):
+        result = run(Path(f"{csv}{ending}"), Path(f"{geonames}{ending}"), tmp_path / "out", "--zip", "padded")
+        assert result.exit_code == 0, result.stderr
+        assert_holds(open_dataset(tmp_path / "out"), [20002, 30003, 10001])
 
 
 def test_rows_of_a_later_chunk_count_and_are_named_by_their_place_in_the_file(
@@ -285,18 +271,10 @@ def test_providers_that_cannot_be_located_are_refused_together(csv: Path, geonam
     )
 
 
-def test_a_refusal_leaves_the_dataset_that_is_there(csv: Path, geonames: Path, tmp_path: Path) -> None:
-    manifest = Manifest(name="before", clients=1, split={"train": 1, "validation": 0})
-    write_dataset(tmp_path / "out", manifest, np.ones((1, 1)), np.ones(1), np.array([0, 1]))
-    csv.write_text(CSV.replace("7000", "n/a"))
-    assert run(csv, geonames, tmp_path / "out").exit_code == 3
-    assert open_dataset(tmp_path / "out").manifest == manifest
-
-
 # --- the real file
 
 
-@needs_data
+@needs(REAL_CSV, REAL_GEONAMES)
 @pytest.mark.parametrize(
     ("form", "clients", "rows", "train", "validation"),
     [("as-integer", 2947, 11_119, 2062, 885), ("padded", 3150, 11_911, 2205, 945)],

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.datasets.conftest import Recipe, assert_same, assert_same_rows
-from umbel.data import Dataset, open_dataset
+from umbel.data import Dataset
 
 recipe = Recipe("movielens")
 movielens, run, made, assert_refused = recipe.module, recipe.run, recipe.made, recipe.assert_refused
@@ -34,11 +34,7 @@ ROWS = [
 LEAST = ["--min-ratings", "2"]
 
 # By hand: items 8, 50, 1193 are 0, 1, 2; four stars and more are a like.
-CLIENTS = {
-    3: ([[0], [1]], [-1, 1]),
-    7: ([[1], [2]], [1, 1]),
-    20: ([[0], [2]], [1, -1]),
-}
+CLIENTS = {3: ([[0], [1]], [-1, 1]), 7: ([[1], [2]], [1, 1]), 20: ([[0], [2]], [1, -1])}
 
 
 def text(separator: str, rows: list[tuple[Any, ...]] = ROWS, header: str = "", end: str = "\n") -> str:
@@ -202,11 +198,6 @@ def test_lines_of_a_later_chunk_count_and_are_named_by_their_place_in_the_file(
     assert_refused(refused, tmp_path / "new", f"{file}, line {line}: the time is 'x', not a whole number")
 
 
-def test_without_a_folder_the_name_gives_it(ratings: Path, umbel_home: Path) -> None:
-    movielens.main(ratings, "films", 8, 2, 0)
-    assert open_dataset(umbel_home / "data" / "films").manifest.name == "films"
-
-
 # --- without a file
 
 
@@ -224,22 +215,23 @@ def test_without_a_file_ml_100k_is_downloaded_once(
     assert asked == []
 
 
-@pytest.mark.parametrize("error", [URLError("no network"), IncompleteRead(b"")])
-def test_a_download_that_fails_names_the_way_around(
-    error: Exception, tmp_path: Path, umbel_home: Path, connect: Callable[[Any], list[str]]
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (URLError("no network"), f"{movielens.URL} cannot be downloaded"),
+        (IncompleteRead(b""), f"{movielens.URL} cannot be downloaded"),
+        (slice(-9), "what came is not a whole ZIP archive"),
+        (slice(0), "what came is not a whole ZIP archive"),
+    ],
+)
+def test_a_download_that_fails_or_is_cut_short_names_the_way_around_and_keeps_nothing(
+    answer: Any, reason: str, tmp_path: Path, umbel_home: Path, connect: Callable[[Any], list[str]]
 ) -> None:
-    connect(error)
-    assert_refused(run(tmp_path / "out"), tmp_path / "out", f"{movielens.URL} cannot be downloaded", "--ratings FILE")
-    assert list((umbel_home / "downloads").iterdir()) == []
-
-
-@pytest.mark.parametrize("cut", [slice(-9), slice(0)])
-def test_an_archive_cut_short_is_not_kept(
-    cut: slice, tmp_path: Path, umbel_home: Path, connect: Callable[[Any], list[str]]
-) -> None:
-    archive = zipped(tmp_path / "sent.zip", {"ml-100k/u.data": FORMS["u.data"]})
-    connect(io.BytesIO(archive.read_bytes()[cut]))
-    assert_refused(run(tmp_path / "out"), tmp_path / "out", "what came is not a whole ZIP archive", "--ratings FILE")
+    if isinstance(answer, slice):
+        archive = zipped(tmp_path / "sent.zip", {"ml-100k/u.data": FORMS["u.data"]})
+        answer = io.BytesIO(archive.read_bytes()[answer])
+    connect(answer)
+    assert_refused(run(tmp_path / "out"), tmp_path / "out", reason, "--ratings FILE")
     assert list((umbel_home / "downloads").iterdir()) == []
 
 

@@ -51,14 +51,6 @@ def test_each_client_likes_that_share_of_its_items_and_those_of_the_highest_scor
         assert scores[labels == 1].min() > scores[labels == -1].max()
 
 
-def test_shapes_and_types() -> None:
-    features, targets, offsets, users, vectors = draw(clients=3, items=50, factors=2, rows=10)
-    assert (features.shape, features.dtype) == ((30, 1), np.int32)
-    assert (targets.shape, targets.dtype) == ((30,), np.int8)
-    assert (offsets.shape, offsets.dtype) == ((4,), np.int64)
-    assert (users.shape, vectors.shape) == ((3, 2), (50, 2))
-
-
 def test_a_client_is_the_same_however_many_there_are() -> None:
     few, many = draw(clients=3, skew=0.5, spread=0.5, seed=4), draw(clients=30, skew=0.5, spread=0.5, seed=4)
     rows = few[2][-1]
@@ -125,6 +117,7 @@ def test_the_folder_is_a_dataset_of_what_is_drawn(tmp_path: Path) -> None:
     np.testing.assert_array_equal(dataset.features, features, strict=True)
     np.testing.assert_array_equal(dataset.targets, targets, strict=True)
     np.testing.assert_array_equal(dataset.offsets, offsets, strict=True)
+    assert (dataset.features.dtype, dataset.targets.dtype) == (np.int32, np.int8)
 
 
 def test_the_output_counts_and_names_the_folder(tmp_path: Path) -> None:

@@ -10,21 +10,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.datasets.conftest import PROJECT, Recipe, assert_same, experiment
+from tests.datasets.conftest import DATA, Recipe, experiment, needs
 from tests.datasets.test_qmnist import idx
 from umbel import models
 from umbel.data import Dataset, Manifest
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.mechanisms import Laplace
 
-DATA = PROJECT.parent / "shared" / "data"
 REAL = {
     "--images": DATA / "train-images-idx3-ubyte.gz",
     "--labels": DATA / "qmnist-train-labels-idx2-int.gz",
     "--public-images": DATA / "t10k-images-idx3-ubyte.gz",
     "--public-labels": DATA / "qmnist-test-labels-idx2-int.gz",
 }
-needs_data = pytest.mark.skipif(not all(map(Path.exists, REAL.values())), reason=f"needs MNIST and QMNIST in {DATA}")
 
 recipe = Recipe("qmnist_features")
 module = recipe.module
@@ -53,10 +51,7 @@ def table(writers: Sequence[int], digits: Sequence[int]) -> NDArray[np.int32]:
 
 
 def write_files(
-    folder: Path,
-    public: NDArray[np.uint8] | None = None,
-    others: int = 3000,
-    writers: dict[int, int] = WRITERS,
+    folder: Path, public: NDArray[np.uint8] | None = None, others: int = 3000, writers: dict[int, int] = WRITERS
 ) -> dict[str, Path]:
     """Write the four files: writers' bars, digit 1 for a level one, and public ones with labels to spare."""
     names = [name for name, often in writers.items() for _ in range(often)]
@@ -275,15 +270,6 @@ def test_clients_that_are_writers_are_said_to_be(tmp_path: Path) -> None:
     assert "clients of 2 images: one client a writer." in dataset.manifest.provenance
 
 
-def test_the_seed_decides(files: dict[str, Path], tmp_path: Path) -> None:
-    one, again, other = (
-        made(files, tmp_path / name, "--features", "4", "--seed", seed)
-        for name, seed in [("a", "1"), ("b", "1"), ("c", "2")]
-    )
-    assert_same(one, again)
-    assert not np.array_equal(one.features, other.features)
-
-
 # --- what cannot be used
 
 
@@ -336,7 +322,7 @@ def test_the_experiment_is_a_run_config_at_eight(umbel_home: Path) -> None:
 # --- the real files
 
 
-@needs_data
+@needs(*REAL.values())
 @pytest.mark.slow
 def test_the_real_files_give_features_that_tell_digits_apart(tmp_path: Path) -> None:
     dataset = recipe.made(tmp_path / "out", *options_of(REAL))

@@ -106,13 +106,3 @@ def test_sizes_are_as_asked(tmp_path: Path) -> None:
     assert dataset.manifest.split == {"train": 2, "validation": 1}
     assert dataset.offsets.tolist() == [0, 4, 8, 12]
     assert "seed 3" in dataset.manifest.provenance
-
-
-def test_a_file_that_cannot_be_written_is_one_line_and_status_1(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    result = CliRunner().invoke(synthetic.app, ["--out", str(tmp_path / "file" / "out.json")])
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr.startswith("Error: ")
-    assert str(tmp_path / "file") in result.stderr
-    assert len(result.stderr.splitlines()) == 1

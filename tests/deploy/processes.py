@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import ssl
 import subprocess
 import sys
@@ -43,6 +42,7 @@ from umbel.protocol.flower import keep_secret
 from umbel.protocol.home import write_atomically
 from umbel.server.run_folder import RunFolder
 from umbel.simulation.launch import unpacked
+from umbel.simulation.superlink import free_port, tool
 
 APP = Path(__file__).resolve().parent.parent.parent
 CONNECTION = "deployment"
@@ -295,7 +295,7 @@ class Deployment:
         self.flwr("supernode", "register", f"{key}.pub", CONNECTION, "--name", name)
         options = ["--auth-supernode-private-key", str(key), *self._tls]
         environment = {"PYTHONPATH": str(TAMPERED)} if tampered else {}
-        program = [_tool("flower-supernode"), "--host", "127.0.0.1"] if flowers_own else [str(self._python), *NODE]
+        program = [tool("flower-supernode"), "--host", "127.0.0.1"] if flowers_own else [str(self._python), *NODE]
         self.nodes[name] = self._start_node(name, options, node_config, [*within, *program], environment)
         self.nodes[name].tamper({})
         return self.nodes[name]
@@ -324,7 +324,7 @@ class Deployment:
         """Start a SuperNode of Flower's with a key that the SuperLink does not know, or none, or without TLS."""
         options = [*(self._tls if tls else ["--insecure"]), "--max-retries", "3"]
         options += ["--auth-supernode-private-key", str(key)] if key else []
-        return self._start_node(name, options, {}, [_tool("flower-supernode")])
+        return self._start_node(name, options, {}, [tool("flower-supernode")])
 
     def write_key(self, name: str) -> Path:
         """Make a key that the SuperLink does not know yet."""
@@ -489,13 +489,6 @@ class Deployment:
         assert not self.processes(), "a process outlives its deployment"
 
 
-def free_port() -> int:
-    """Return a port that nobody uses now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def _kill(processes: list[psutil.Process]) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -507,8 +500,3 @@ def _command_line(process: psutil.Process) -> list[str]:
     with suppress(psutil.Error):
         return list(process.cmdline())
     return []
-
-
-def _tool(name: str) -> str:
-    """Return a command of this Python environment."""
-    return str(Path(sys.executable).parent / name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from flwr.supercore.grpc_health import run_health_server_grpc_no_tls
 
 from umbel.deploy.certs import make
 from umbel.deploy.health import healthy
+from umbel.simulation.superlink import free_port
 
 
 class Health(BaseHTTPRequestHandler):
@@ -37,12 +37,6 @@ def http_server(certs: Path | None = None) -> Iterator[int]:
         thread.start()
         yield server.server_port
         server.shutdown()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def test_http() -> None:

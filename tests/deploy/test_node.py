@@ -28,16 +28,11 @@ def test_what_would_run_the_servers_code_cannot_be_asked_for(option: str) -> Non
         node.start([option])
 
 
-def test_the_executor_ends_once_the_supernode_is_gone_whoever_takes_leave_of_it() -> None:
-    executor = subprocess.Popen(["sleep", "infinity"])
-    node._wait(executor, parent=os.getppid() + 1)
-    assert executor.returncode == -signal.SIGTERM
-
-
-def test_an_executor_that_ends_by_itself_is_waited_for() -> None:
-    executor = subprocess.Popen(["true"])
-    node._wait(executor, parent=os.getppid())
-    assert executor.returncode == 0
+@pytest.mark.parametrize(("command", "gone", "status"), [("sleep", True, -signal.SIGTERM), ("true", False, 0)])
+def test_the_executor_is_waited_for_and_ends_once_the_supernode_is_gone(command: str, gone: bool, status: int) -> None:
+    executor = subprocess.Popen([command, "infinity"])
+    node._wait(executor, parent=os.getppid() + gone)
+    assert executor.returncode == status
 
 
 def test_the_executor_imports_nothing_from_a_working_folder_that_hides_what_is_installed(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from umbel.data import open_dataset, shard, write_dataset
 from umbel.simulation.cluster import Machine
 from umbel.simulation.hosts import Host, Line, Lost, without_arrays
 from umbel.simulation.places import Place, look, places
+from umbel.simulation.superlink import free_port
 
 # A dead machine, at which nobody listens, is found soon; one that is only slow to answer is not taken for dead.
 _FAST = {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "300000"}
@@ -53,9 +53,7 @@ class Cluster:
 @contextmanager
 def cluster(folder: Path, homes: Sequence[Path] = ()) -> Iterator[Cluster]:
     """Start a Ray cluster of machines of one core, each with a ``UMBEL_HOME`` of its own where these are given."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     # In a scratch folder of its own, or others on this machine would take it for theirs; a short one,
     # because sockets lie in it.
     scratch = tempfile.mkdtemp(prefix="ray", dir="/tmp")

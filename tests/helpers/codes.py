@@ -27,6 +27,7 @@ KINDS = {
 }
 """The classes of errors, by name."""
 _BY_KIND = {kind.kind: kind for kind in KINDS.values()}
+_NEAR = 10  # lines before an error in which its text may be put together
 SHAPE = re.compile(r"([a-z]+)\.[a-z0-9]+(-[a-z0-9]+)*")
 
 _HEAD = """# Errors
@@ -88,7 +89,7 @@ def made(root: Path = ROOT) -> tuple[Made, ...]:
                 if (kind := _BY_KIND.get(code.partition(".")[0])) and SHAPE.fullmatch(code):
                     found[kind.__name__] = (*found.get(kind.__name__, ()), code)
             for kind_name, own in found.items() if node is not None else ():
-                text = _sentence(_value(call.args[0], nodes)) if call and call.args else ""
+                text = _sentence(call.args[0], nodes) if call and call.args else ""
                 room = inside.parts[1].removesuffix(".py")
                 places.append(Made(f"{inside}:{node.lineno}", room, kind_name, own, text))
     return tuple(places)
@@ -107,27 +108,38 @@ def _texts(value: ast.expr) -> Iterator[str]:
 
 
 def _value(value: ast.expr, nodes: Iterable[ast.AST]) -> ast.expr:
-    """Return what a name was last given in the lines before, if it was; else the value itself."""
+    """Return what a name was given in the few lines before, if it was; else the value itself."""
     if isinstance(value, ast.Name):
-        given = [one for one in nodes if isinstance(one, ast.Assign) and one.lineno < value.lineno]
-        named = [one for one in given if [getattr(target, "id", "") for target in one.targets] == [value.id]]
-        return max(named, key=lambda one: one.lineno).value if named else value
+        near = [one for one in nodes if isinstance(one, ast.Assign) and 0 < value.lineno - one.lineno <= _NEAR]
+        for one in sorted(near, key=lambda one: -one.lineno):
+            match one:
+                case ast.Assign(targets=[ast.Name(id=value.id)]):
+                    return one.value
+                case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                    for name, own in zip(names, values, strict=True):
+                        if getattr(name, "id", "") == value.id:
+                            return own
     return value
 
 
-def _sentence(value: ast.expr) -> str:
+def _sentence(value: ast.expr, nodes: Iterable[ast.AST]) -> str:
     """Return a text as far as the source says it: what is wrong, without the fix that follows a semicolon."""
-    match value:
-        case ast.Constant(value=str(text)):
-            said = text
-        case ast.JoinedStr(values=parts):
-            said = "".join(part.value if isinstance(part, ast.Constant) else "…" for part in parts)  # type: ignore[misc]
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            said = _sentence(left) + _sentence(right)
-        case _:
-            said = "…"
-    said = re.sub(r"[\s…]*…[\s…]*…", " …", " ".join(said.split(";")[0].split()))
+    said = " ".join(_said(value, nodes).split(";")[0].split())
+    said = re.sub(r"[\s…]*…[\s…]*…", " …", said)
     return re.sub(r"^(…: ?)+(?=.*\w)", "", said)  # where it is: a file, a key
+
+
+def _said(value: ast.expr, nodes: Iterable[ast.AST]) -> str:
+    match _value(value, nodes):
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(_said(part, nodes) for part in parts)
+        case ast.FormattedValue(value=inner, conversion=-1):
+            return _said(inner, nodes)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _said(left, nodes) + _said(right, nodes)
+    return "…"
 
 
 def page() -> str:

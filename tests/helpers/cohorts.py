@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,16 +101,27 @@ class InOrder(np.random.Generator):
         return x
 
 
-def sgd(model: Model, start: Arrays, rows: Rows, update: LocalUpdate, only: str = "") -> Arrays:
+def sgd(
+    model: Model,
+    start: Arrays,
+    rows: Rows,
+    update: LocalUpdate,
+    only: str = "",
+    make: Callable[[list[torch.Tensor]], torch.optim.Optimizer] | None = None,
+    clip: float = 0.0,
+    proximal: float = 0.0,
+) -> Arrays:
     """Train one client as a PyTorch tutorial would, minibatches in the rows' own order, by mse or cross-entropy.
 
-    It begins with all parameters that are not frozen, trains those whose names begin with `only`, and returns all.
+    It begins with all parameters that are not frozen, trains those whose names begin with `only`, and returns all. It
+    may `make` another optimizer, clip gradients, and hold parameters near where they began.
     """
     criterion = {"mse": nn.MSELoss(), "cross-entropy": nn.CrossEntropyLoss()}[model.loss.name]
     network = model.network()
     network.load_state_dict(model.frozen_values | {name: torch.from_numpy(value) for name, value in start.items()})
     trained = [value for name, value in network.named_parameters() if name in start and name.startswith(only)]
-    optimiser = torch.optim.SGD(trained, lr=update.step_size)
+    anchor = [value.detach().clone() for value in trained]
+    optimiser = make(trained) if make else torch.optim.SGD(trained, lr=update.step_size)
     features, targets = torch.from_numpy(rows[0]).float(), torch.from_numpy(rows[1])
     if targets.is_floating_point():
         targets = targets.float().unsqueeze(1)
@@ -118,7 +129,10 @@ def sgd(model: Model, start: Arrays, rows: Rows, update: LocalUpdate, only: str 
     for _ in range(update.local_epochs):
         for x, y in zip(features.split(size), targets.split(size), strict=True):
             optimiser.zero_grad()
-            criterion(network(x), y).backward()
+            far = sum((value - held).square().sum() for value, held in zip(trained, anchor, strict=True))
+            (criterion(network(x), y) + proximal / 2 * far).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(trained, clip)
             optimiser.step()
     state = network.state_dict()
     return {name: state[name].numpy() for name in start}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
 from flwr.app import Context
 
+from umbel.privacy.accounting.guarantee import DELTA, Guarantee, guarantee
 from umbel.privacy.gate.charges import paper_spent
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.protocol.home import umbel_home
+from umbel.protocol.release import Release
 
 
 def spent(ledger: Ledger | MemoryLedger, client: int) -> Fraction | float:
@@ -34,3 +36,10 @@ def all_spent(context: Context, clients: Iterable[int]) -> list[Fraction | float
     """Return what clients have spent."""
     ledger = ledger_of(context)
     return [spent(ledger, client) for client in clients]
+
+
+def proven(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee:
+    """Return what releases guarantee, which must be something."""
+    found = guarantee(releases, delta)
+    assert found is not None
+    return found

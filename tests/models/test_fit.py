@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,13 @@ def dataset(features: Any, targets: Any, lengths: Any = (2, 1), **entries: Any) 
     return Dataset(manifest(len(lengths), **entries), np.asarray(features), np.asarray(targets), offsets_of(lengths))
 
 
+def own(network: Callable[[], nn.Module], loss: str = "mse") -> Model:
+    return Model("own", network, LOSSES[loss], METRICS["accuracy" if "entropy" in loss else "rmse"])
+
+
 def classifier(loss: str = "cross-entropy") -> Model:
     """Return a model of three outputs for rows of two numbers."""
-    return Model("own", lambda: nn.Linear(2, 3), LOSSES[loss], METRICS["accuracy" if "entropy" in loss else "rmse"])
+    return own(lambda: nn.Linear(2, 3), loss)
 
 
 class Squeeze(nn.Module):
@@ -37,14 +43,6 @@ class Squeeze(nn.Module):
         return outputs.squeeze(-1)
 
 
-def squeezed() -> Model:
-    return Model("own", Squeeze, LOSSES["mse"], METRICS["rmse"])
-
-
-def flattened() -> Model:
-    return Model("own", lambda: nn.Sequential(nn.Linear(2, 3), nn.Flatten(0)), LOSSES["mse"], METRICS["rmse"])
-
-
 class SqueezeAll(Squeeze):
     """A network that loses the rows' axis where there is one row alone."""
 
@@ -53,11 +51,8 @@ class SqueezeAll(Squeeze):
         return outputs.squeeze()
 
 
-def squeezed_alone() -> Model:
-    return Model("own", SqueezeAll, LOSSES["mse"], METRICS["rmse"])
-
-
 ROWS = np.zeros((3, 2), np.float32)
+FLAT = partial(nn.Sequential, nn.Linear(2, 3), nn.Flatten(0))
 
 
 @pytest.mark.parametrize(
@@ -88,9 +83,13 @@ def test_data_that_fit(model: Model, targets: Any) -> None:
         (classifier(), [0, -1, 2], "knows the classes 0 to 2 alone"),
         (classifier("mse"), [0.5, 1.0, 2.0], "has 3 outputs, a target is of shape ()"),
         (classifier("mse"), np.zeros((3, 2)), "has 3 outputs, a target is of shape (2,)"),
-        (squeezed(), [0.5, 1.0, 2.0], "gives two rows outputs of shape (2,), not (2, outputs of a row); let it return"),
-        (squeezed_alone(), np.zeros((3, 3)), "gives one row outputs of shape (3,), not (1, 3); keep the rows' axis"),
-        (flattened(), [0.5, 1.0, 2.0], "gives two rows outputs of shape (6,), not (2, outputs of a row)"),
+        (
+            own(Squeeze),
+            [0.5, 1.0, 2.0],
+            "gives two rows outputs of shape (2,), not (2, outputs of a row); let it return",
+        ),
+        (own(SqueezeAll), np.zeros((3, 3)), "gives one row outputs of shape (3,), not (1, 3); keep the rows' axis"),
+        (own(FLAT), [0.5, 1.0, 2.0], "gives two rows outputs of shape (6,), not (2, outputs of a row)"),
         (classifier("margin"), [1, -1, 1], "with loss 'margin' needs one output, and labels of -1 and 1"),
     ],
 )
@@ -120,12 +119,7 @@ def test_all_clients_are_looked_at() -> None:
 )
 def test_a_vocabulary_must_be_known_to_the_model(size: int, reason: str) -> None:
     """No client has the last token: whether one fails must not tell which it has."""
-    model = Model(
-        "bag",
-        lambda: nn.Sequential(nn.Embedding(size, 2), nn.Flatten(), nn.Linear(6, 3)),
-        LOSSES["cross-entropy"],
-        METRICS["accuracy"],
-    )
+    model = own(lambda: nn.Sequential(nn.Embedding(size, 2), nn.Flatten(), nn.Linear(6, 3)), "cross-entropy")
     assert misfit(model, dataset(np.zeros((3, 3), np.int64), [0, 1, 2], tokens=5)).startswith(reason)
     assert bool(misfit(model, dataset(np.full((3, 3), 0.5), [0, 1, 2]))), "numbers are no tokens"
 

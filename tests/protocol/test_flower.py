@@ -297,17 +297,6 @@ def test_an_executor_without_a_task_looks_more_seldom(monkeypatch: pytest.Monkey
     assert waited == [0.0, pytest.approx(0.2), 1.0, 0.0]
 
 
-def test_what_the_app_reads_of_it_is_there() -> None:
-    from umbel.protocol.flower import ErrorCode, Run, SType, TaskIdentity, log
-
-    assert {ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.NODE_UNAVAILABLE} <= set(vars(ErrorCode).values())
-    assert SType.NUMPY == "numpy.ndarray"
-    assert Run.create_empty(run_id=7).run_id == 7
-    assert {"run_id", "node_id", "task_id"} <= {*dir(TaskIdentity), *dir(type(TaskIdentity))}
-    assert hasattr(TaskIdentity, "_run_id")
-    assert callable(log)
-
-
 def test_an_array_that_repeats_its_parts_is_not_taken() -> None:
     """20,000 repeats of 100 kB would take 2 GB of a process that is sent 100 kB."""
     code = """

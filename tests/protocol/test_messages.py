@@ -51,7 +51,7 @@ def test_what_is_asked_comes_in_a_record_of_its_kind_with_hypotheses(name: str) 
     with raises(ProtocolError, "protocol.records", name):
         (training_in if name == "training" else evaluation_in)(content)
     with raises(ProtocolError, "protocol.records", "hypotheses"):
-        hypotheses_in(RecordDict({"training": TRAINING.to_record()}))
+        hypotheses_in(content)
 
 
 def to(node: int, content: RecordDict) -> Message:
@@ -107,11 +107,8 @@ def test_what_a_run_has_found_travels_by_itself() -> None:
     assert_same_arrays(hypotheses_in(arrived), STACKED)
 
 
-def test_a_query_asks_for_the_version_spoken_here() -> None:
+def test_a_query_asks_for_the_version_spoken_here_or_names_none() -> None:
     assert version_in(over_the_wire(query())) == VERSION == 6
-
-
-def test_a_query_may_name_no_version() -> None:
     assert version_in(RecordDict({"version": ConfigRecord()})) is None
     with raises(ProtocolError, "protocol.records", "version"):
         version_in(RecordDict())

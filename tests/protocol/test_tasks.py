@@ -28,24 +28,13 @@ def changed(asked: Asked = TRAINING, **entries: Any) -> ConfigRecord:
 
 
 @given(st.one_of(trainings, evaluations))
-def test_what_is_asked_comes_back_from_its_record(asked: Asked) -> None:
-    assert type(asked).from_record(asked.to_record()) == asked
-
-
-@pytest.mark.parametrize("asked", [TRAINING, EVALUATION])
-def test_records_hold_plain_values_alone(asked: Asked) -> None:
-    assert {type(value) for value in asked.to_record().values()} <= {int, float, str, bool, list}
-
-
-def test_words_are_read_as_what_they_stand_for() -> None:
-    arrived = TrainingSpec.from_record(TRAINING.to_record())
-    assert arrived.clipping is Clipping.UPDATE
-    assert arrived.noise_per is NoisePer.VECTOR
-
-
-@pytest.mark.parametrize("asked", [TRAINING, EVALUATION])
-def test_entries_that_nobody_knows_are_not_read(asked: Asked) -> None:
-    assert type(asked).from_record(changed(asked, data_path="/etc/passwd")) == asked
+def test_what_is_asked_comes_back_from_plain_values_beside_which_others_are_not_read(asked: Asked) -> None:
+    record = asked.to_record()
+    assert {type(value) for value in record.values()} <= {int, float, str, bool, list}
+    arrived = type(asked).from_record(changed(asked, data_path="/etc/passwd"))
+    assert arrived == asked
+    if isinstance(arrived, TrainingSpec):
+        assert (type(arrived.clipping), type(arrived.noise_per)) == (Clipping, NoisePer)
 
 
 @pytest.mark.parametrize(
@@ -179,25 +168,14 @@ def test_only_a_node_that_names_its_share_is_simulated() -> None:
 
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1, None])
 def test_a_node_of_another_version_is_refused(version: int | None) -> None:
-    record = Hosting(3, 1).to_record()
-    del record["version"]
-    if version is not None:
-        record["version"] = version
+    record = {**Hosting(3, 1).to_record(), "version": version}
     with raises(ProtocolError, "protocol.version", version, VERSION):
-        Hosting.from_record(record)
+        Hosting.from_record(MetricRecord({name: value for name, value in record.items() if value is not None}))
 
 
 @pytest.mark.parametrize(
     "counts",
-    [
-        {"train": -1},
-        {"validation": -1},
-        {"train": 3.0},
-        {"train": [3]},
-        {"train": None},
-        {"step": None},
-        {"first": 0.0},
-    ],
+    [{"train": -1}, {"validation": -1}, {"train": 3.0}, {"train": [3]}, {"step": None}, {"first": 0.0}],
 )
 def test_counts_that_cannot_be_are_refused(counts: dict[str, Any]) -> None:
     values = {name: value for name, value in {**Hosting(3, 1).to_record(), **counts}.items() if value is not None}

@@ -163,7 +163,7 @@ def test_what_is_known_late_of_a_dead_host_does_not_cost_the_one_in_its_place(
     assert [reply.has_error() for reply in grid.pull_messages([second])] == [True]
     assert list(grid.get_node_ids()) == [100, 101]
     assert hosts.started == ["one", "one"], "which is not started once more, and forgets nothing"
-    assert [loss.node for loss in grid.losses] == [0, 1]
+    assert [node for node, _ in grid.losses] == [0, 1]
 
 
 def test_what_a_node_says_is_in_the_servers_log(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -268,41 +264,11 @@ def test_a_strategy_may_learn_in_a_way_of_its_own() -> None:
     assert rehearsal.strategy.state["total"].tolist() == [44, 36, 56]
 
 
-# --- in words
+# --- Flower's own loop
 
 
-def test_the_summary_says_what_will_be_done(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "flwr"):
-        Halves(Fleet(clients_per_round=12), hypotheses=3, radius=ClipSchedule(Clipping.PUBLIC)).summary()
-    assert caplog.messages == ["Halves: k = 3 hypotheses, 12 clients a round, clipping public"]
-
-
-# --- a strategy of one's own
-
-NEWCOMER = '''
-"""The median of each cluster, which a few bad releases cannot move."""
-import numpy as np
-
-from umbel.strategies.group_privacy import GroupPrivacy
-
-
-class Median(GroupPrivacy):
-    def combine(self, group, hypothesis, index):
-        return np.median(group, axis=0)
-'''
-
-
-@pytest.fixture
-def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a strategy in a file of a few lines, outside the app."""
-    (tmp_path / "umbel_test_newcomer.py").write_text(NEWCOMER)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield "umbel_test_newcomer:Median"
-    sys.modules.pop("umbel_test_newcomer", None)
-
-
-def test_flowers_own_start_runs_a_strategy(newcomer: str, run_config: dict[str, Any]) -> None:
-    run_config |= {"strategy": newcomer, "rounds": 3, "restarts": 1, "seed": 4}
+def test_flowers_own_start_runs_a_strategy(run_config: dict[str, Any]) -> None:
+    run_config |= {"strategy": "geometric-median", "rounds": 3, "restarts": 1, "seed": 4}
     by_umbel = run_app(run_config, InProcessGrid(umbel.client.app.app, run_config, nodes=2)).arrays("latest")
 
     setup = Setup.parse(run_config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -34,27 +35,22 @@ def test_a_point_between_two_centroids_goes_to_the_first() -> None:
     assert nearest(column(2), column(0, 0, 0)).tolist() == [0]
 
 
-def test_a_second_iteration_moves_a_label_on_a_line() -> None:
-    points, seeds = column(0, 2, 3, 10), column(0, 5)
-    # 3 is nearer to 5 than to 0; but the clusters {0, 2} and {3, 10} have the means 1 and 6.5,
-    # and 3 is nearer to 1. The means are then 5/3 and 10, and nothing moves any more.
-    assert nearest(points, seeds).tolist() == [0, 0, 1, 1]
-    assert seeded_kmeans(points, seeds).tolist() == [0, 0, 0, 1]
-
-
-def test_a_label_can_move_through_several_iterations() -> None:
-    # The border halfway between the means goes from 0.5 to 3.8, 6.3, 8.25 and 11.8.
-    assert seeded_kmeans(column(0, 1, 3, 6, 8, 20), column(0, 1)).tolist() == [0, 0, 0, 0, 0, 1]
-
-
-def test_a_centroid_without_points_stays_where_it_is() -> None:
-    # Library implementations would move the second centroid to the outlier, 49.
-    assert seeded_kmeans(column(0, 1, 49), column(0, 100)).tolist() == [0, 0, 0]
-
-
-def test_a_centroid_can_lose_its_points_to_its_neighbours() -> None:
-    # The middle centroid attracts 4 and 6, but its neighbours move to 3.5 and 6.5, which is nearer.
-    assert seeded_kmeans(column(3.5, 4, 6, 6.5), column(2.5, 5, 7.5)).tolist() == [0, 0, 2, 2]
+@pytest.mark.parametrize(
+    ("points", "centroids", "labels"),
+    [
+        # 3 is nearer to 5 than to 0; but the clusters {0, 2} and {3, 10} have the means 1 and 6.5,
+        # and 3 is nearer to 1. The means are then 5/3 and 10, and nothing moves any more.
+        ((0, 2, 3, 10), (0, 5), [0, 0, 0, 1]),
+        # The border halfway between the means goes from 0.5 to 3.8, 6.3, 8.25 and 11.8.
+        ((0, 1, 3, 6, 8, 20), (0, 1), [0, 0, 0, 0, 0, 1]),
+        # Without points a centroid stays. Library implementations would move the second one to the outlier, 49.
+        ((0, 1, 49), (0, 100), [0, 0, 0]),
+        # The middle centroid attracts 4 and 6, but its neighbours move to 3.5 and 6.5, which is nearer.
+        ((3.5, 4, 6, 6.5), (2.5, 5, 7.5), [0, 0, 2, 2]),
+    ],
+)
+def test_labels_on_a_line(points: tuple[float, ...], centroids: tuple[float, ...], labels: list[int]) -> None:
+    assert seeded_kmeans(column(*points), column(*centroids)).tolist() == labels
 
 
 def test_the_given_centroids_are_left_alone() -> None:

@@ -102,7 +102,7 @@ def plan(
 def _measured(config: str | Path) -> tuple[Task, RunConfig, float]:
     """Return the task of a configuration, the configuration, and how long a client's first update is."""
     # They take PyTorch, which a plan from numbers need not wait for.
-    from umbel.client.beforehand import first_update
+    from umbel.client.trial import first_update
     from umbel.server.rounds import draw_hypotheses
     from umbel.simulation.start import check, read_values
 

@@ -102,8 +102,8 @@ def export(run: Run, folder: Path, form: str = "safetensors") -> list[Path]:
     folder : Path
         Made where there is none.
     form : str
-        "state-dict" (.pt), "safetensors", or "onnx", which takes ``pip install umbel[onnx]`` and rows as the model
-        sees them: bytes scaled.
+        "state-dict" (.pt, for ``torch.load``), "safetensors", or "onnx", which takes ``pip install umbel[onnx]`` and
+        rows as the model sees them: bytes divided by 255.
 
     Raises
     ------

@@ -49,10 +49,8 @@ def query(msg: Message, context: Context) -> Message:
     """Say how many clients this node hosts."""
     version = version_in(msg.content)
     if version != VERSION:
-        raise ProtocolError(
-            f"the server speaks protocol {version!r}, this node {VERSION}; install the same umbel on both",
-            code="protocol.version",
-        )
+        text = f"the server speaks protocol {version!r}, this node {VERSION}; install the same umbel on both"
+        raise ProtocolError(text, code="protocol.version")
     node = Node.of(context.node_config, context.run_config)
     # A node that the server does not know of is asked for nothing.
     check_approved(node.site, str(context.run_id), RunConfig.of(context.run_config), node.model.num_parameters)

@@ -49,18 +49,7 @@ class Bundle:
 
 
 def reviewed(bundle: bytes, node_config: Mapping[str, Any]) -> str:
-    """Return why a site does not answer a bundle; empty where it does.
-
-    Parameters
-    ----------
-    node_config : mapping
-        The site's configuration, which may name bundles that it has reviewed.
-
-    Raises
-    ------
-    SiteError
-        When the site's configuration cannot be used, or nothing says what it has reviewed.
-    """
+    """Return why a site, whose configuration may name bundles, does not answer one; empty where it does."""
     own, named = Bundle.installed(), Site.of(node_config).policy.bundles
     if not (named or own):
         raise SiteError("this site has reviewed no bundle: set bundle in its configuration", code="site.no-bundle")

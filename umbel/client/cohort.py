@@ -41,7 +41,7 @@ class Cohort:
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """First row of each client."""
-        return np.cumsum(self.lengths) - self.lengths
+        return self.lengths.cumsum() - self.lengths
 
     @classmethod
     def gather(cls, dataset: Dataset, clients: Sequence[int], device: torch.device) -> Cohort:
@@ -49,7 +49,7 @@ class Cohort:
         chosen = np.asarray(clients, dtype=np.int64)
         first = dataset.offsets[chosen]
         lengths = dataset.offsets[chosen + 1] - first
-        ends = np.cumsum(lengths)
+        ends = lengths.cumsum()
         rows = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - (ends - lengths), lengths)
         kind: Any = np.int64 if dataset.manifest.tokens else np.float32
         features: NDArray[Any] = np.asarray(dataset.features[rows], kind)
@@ -58,10 +58,6 @@ class Cohort:
         targets = np.asarray(dataset.targets[rows])
         targets = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64, copy=False)
         return cls(_send(features, device), _send(targets, device), lengths)
-
-    def of_tokens(self) -> Cohort:
-        """Return the cohort with whole numbers as features."""
-        return Cohort(self.features.long(), self.targets, self.lengths)
 
     def part(self, clients: slice) -> Cohort:
         """Return consecutive clients as a cohort, without a copy."""
@@ -143,16 +139,9 @@ class Schedule:
     A server says how many passes there are. Were all drawn at once, the memory for them would be
     passes times rows, and whether there is enough would tell the number of rows.
 
-    Attributes
-    ----------
-    lengths : ndarray of int64, shape (clients,)
-        How many rows of each client take part in a pass.
-    rows : ndarray of int64, shape (sum of lengths,)
-        These rows, one client's after the other's, as they are where nothing is drawn.
-    draws : dict from int to callable
-        For each client whose order is drawn, what draws it.
-    seeds : tuple of int
-        For each client, of what the network itself draws, as in dropout; empty where it draws nothing.
+    `lengths` (clients,) is how many rows of each client take part in a pass, and `rows` are these, one client's after
+    the other's. `draws` has what draws the order of a client, by its place. `seeds`, one a client, are of what the
+    network itself draws, as in dropout; there are none where it draws nothing.
     """
 
     update: LocalUpdate
@@ -163,11 +152,7 @@ class Schedule:
 
     @classmethod
     def draw(
-        cls,
-        cohort: Cohort,
-        update: LocalUpdate,
-        generators: Sequence[np.random.Generator],
-        seeded: bool = False,
+        cls, cohort: Cohort, update: LocalUpdate, generators: Sequence[np.random.Generator], seeded: bool = False
     ) -> Schedule:
         """Have the order of each client's rows drawn from its generator; it can be gone through once.
 
@@ -188,7 +173,7 @@ class Schedule:
         cls, lengths: NDArray[np.int64], update: LocalUpdate, generators: Sequence[np.random.Generator]
     ) -> Schedule:
         """Have the order of clients of so many rows drawn, those of a client together."""
-        starts, rows = np.cumsum(lengths) - lengths, np.arange(int(lengths.sum()))
+        starts, rows = lengths.cumsum() - lengths, np.arange(int(lengths.sum()))
         longer = np.flatnonzero(lengths > update.batch_size).tolist() if update.batch_size else []
         # Each generator is accessed once, since each access would restart it.
         draws = {c: partial(generators[c].permutation, rows[starts[c] : starts[c] + lengths[c]]) for c in longer}
@@ -219,7 +204,7 @@ class Schedule:
         A client that has fewer rows than others is padded, at share 0, with the first that it has in this step, so
         that padding blows up only where a row does. One that has none left in this step has 0.
         """
-        starts, lengths = (np.cumsum(self.lengths) - self.lengths)[:, None], self.lengths[:, None]
+        starts, lengths = (self.lengths.cumsum() - self.lengths)[:, None], self.lengths[:, None]
         passes = self.update.passes_over(self.lengths)
         order = self.rows.copy() if self.draws else self.rows
         for pass_ in range(int(passes.max(initial=0))):

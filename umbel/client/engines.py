@@ -18,22 +18,10 @@ ENGINES: Mapping[str, type[Learner]] = {"loop": LoopLearner, "batched": BatchedL
 
 
 def learner_for(model: Model, device: str = "auto", engine: str = "auto") -> Learner:
-    """Return the learner of a model.
+    """Return the learner of a model on ``cpu``, ``cuda`` or ``auto`` (the GPU if there is one).
 
-    A batched convolution becomes a grouped one, which the CPU computes more slowly than one client
-    after the other; in every other case the batched form is faster.
-
-    Parameters
-    ----------
-    device : str
-        ``cpu``, ``cuda``, or ``auto``: the GPU if there is one.
-    engine : str
-        ``loop``, ``batched``, or ``auto``.
-
-    Raises
-    ------
-    ConfigError
-        When there is no such device here.
+    The engine is ``loop``, ``batched`` or ``auto``. A batched convolution becomes a grouped one, which the CPU computes
+    more slowly than one client after the other. In every other case the batched form is faster.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError('device = "cuda" but PyTorch sees no GPU here; set device = "auto"', code="config.no-device")

@@ -25,7 +25,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from logging import ERROR, INFO
@@ -50,18 +49,6 @@ _POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 _LATER = ("flwr.supernode.runtime.run_clientapp", "flwr.supercore.tls", "umbel.client.loop", "umbel.client.batched")
 
 
-@dataclass(frozen=True)
-class _Task:
-    """What a client process must know to fetch its message and to answer it."""
-
-    kind: str
-    address: str
-    token: str
-    insecure: bool
-    certificates: str | None
-    parent_pid: int
-
-
 class WarmProcess:
     """A process that has everything loaded, and forks for each task.
 
@@ -77,16 +64,9 @@ class WarmProcess:
 
     def launch(self, task: Any) -> None:
         """Have a child of the warm process answer the message of a task."""
-        request = _Task(
-            str(task.task_type),
-            task.runtime_api_address,
-            task.token,
-            task.insecure,
-            task.root_certificates_path,
-            os.getpid(),
-        )
+        how = task.runtime_api_address, task.token, task.insecure, task.root_certificates_path, os.getpid()
         try:
-            self._socket.send(json.dumps(asdict(request)).encode())
+            self._socket.send(json.dumps([str(task.task_type), *how]).encode())
         except OSError as error:
             # Somebody must start all of it again: without it the site would be online and answer nothing.
             log(ERROR, "the warm process is gone (%s); the executor ends", error)
@@ -111,7 +91,7 @@ def _serve(requests: socket.socket) -> NoReturn:
         child = os.fork()
         if child == 0:
             requests.close()
-            _work(_Task(**json.loads(request)), home)
+            _work(home, json.loads(request))
         homes[child] = home
     while homes:
         select.select([], [], [], _LOOK_S)
@@ -126,14 +106,15 @@ def _take_leave(homes: dict[int, str]) -> None:
             shutil.rmtree(homes.pop(child), ignore_errors=True)
 
 
-def _work(task: _Task, home: str) -> NoReturn:
-    """Answer a message in a process of its own, whose Flower home is empty."""
+def _work(home: str, task: list[Any]) -> NoReturn:
+    """Answer a message, as `run_task` is told, in a separate process whose Flower home is empty."""
     code = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         os.environ["FLWR_HOME"] = home
-        run_task(task.address, task.token, task.insecure, task.certificates, task.parent_pid, partial(load, task.kind))
+        kind, address, token, insecure, certificates, parent = task
+        run_task(address, token, insecure, certificates, parent, partial(load, kind))
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
@@ -148,15 +129,7 @@ def _work(task: _Task, home: str) -> NoReturn:
 
 
 def load(kind: str, bundle: bytes) -> Answer:
-    """Return what answers a message that came with a bundle: the site's own app, or a refusal.
-
-    Parameters
-    ----------
-    kind : str
-        Of the task.
-    bundle : bytes
-        As the server sent it; it is not unpacked.
-    """
+    """Return what answers a message that came with a bundle, and stays packed: the site's own app, or a refusal."""
 
     def answer(message: Message, context: Context) -> Message:
         try:

@@ -73,9 +73,8 @@ def _onnx(network: nn.Module, model: Model, dataset: Dataset | None) -> bytes:
         text = f"{error.name} is not installed: pip install umbel[onnx]"
         raise ConfigError(text, code="config.not-installed") from None
     if dataset is None:
-        raise ConfigError(
-            "ONNX takes a row to follow through the network: the run's dataset is not there", code="config.no-dataset"
-        )
+        text = "ONNX takes a row to follow through the network: the run's dataset is not there"
+        raise ConfigError(text, code="config.no-dataset")
     rows = _some_rows(model, dataset)
     named: dict[str, Any] = {"input_names": ["rows"], "output_names": ["outputs"], "dynamic_shapes": ({0: "rows"},)}
     try:
@@ -91,10 +90,8 @@ def _onnx(network: nn.Module, model: Model, dataset: Dataset | None) -> bytes:
         with torch.inference_mode():
             wanted = network(part).numpy()
         if not np.allclose(found, wanted, rtol=_TOLERANCE, atol=_TOLERANCE):
-            raise ModelError(
-                f"model {model.name!r} gives other outputs as ONNX than in PyTorch; nothing is written",
-                code="model.reads-otherwise",
-            )
+            text = f"model {model.name!r} gives other outputs as ONNX than in PyTorch; nothing is written"
+            raise ModelError(text, code="model.reads-otherwise")
     return content
 
 

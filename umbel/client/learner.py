@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -33,7 +34,10 @@ Scores = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Learner(ABC):
-    """What the clients of a cohort do with a model, on a device."""
+    r"""What the clients of a cohort do with a model, on a device.
+
+    Hypotheses are (k, \*shape) each. Local parameters, and what clients have trained, are (clients, \*shape) each.
+    """
 
     def __init__(self, model: Model, device: torch.device) -> None:
         self.model, self.device = model, device
@@ -51,18 +55,9 @@ class Learner(ABC):
         return best_hypothesis(self.score(hypotheses, cohort, local)[0])
 
     def score(self, hypotheses: Arrays, cohort: Cohort, local: Arrays | None = None) -> Scores:
-        r"""Return the loss and the metric of every hypothesis on every client's rows.
+        """Return losses and metrics (k, clients) of every hypothesis on every client's rows.
 
-        Parameters
-        ----------
-        hypotheses : dict of ndarray, each (k, \*shape)
-        local : dict of ndarray, each (clients, \*shape)
-            Local parameters, for a model that has some.
-
-        Returns
-        -------
-        losses, metrics : ndarray, shape (k, clients)
-            As reported (`umbel.models.losses.Score.report`), not as descended.
+        They are as reported (`umbel.models.losses.Score.report`), not as descended.
         """
         with torch.inference_mode():
             sums = self._sums(self._tensors(hypotheses), self._readable(cohort), self._tensors(local or {}))
@@ -73,15 +68,9 @@ class Learner(ABC):
         return losses, losses if same else metric.report(means[-1]).numpy()
 
     def score_newcomers(self, hypotheses: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Scores:
-        r"""Return loss and metric (k, clients) of clients that have no local parameters yet.
+        """Return loss and metric (k, clients) of clients whose local parameters are still fresh.
 
         Each fits its own to every hypothesis, on all its rows but every fifth, and is scored on those.
-
-        Parameters
-        ----------
-        hypotheses : dict of ndarray, each (k, \*shape)
-        fresh : dict of ndarray, each (clients, \*shape)
-            What local parameters start from.
         """
         seen, held_out = cohort.split()
         parts = []
@@ -99,21 +88,10 @@ class Learner(ABC):
         generators: Sequence[np.random.Generator],
         local: Arrays | None = None,
     ) -> tuple[Arrays, Arrays]:
-        r"""Train each client from its chosen hypothesis (Algorithm 1, line 6).
+        """Train each client from its chosen hypothesis (Algorithm 1, line 6); return shared and local parameters.
 
-        Parameters
-        ----------
-        hypotheses : dict of ndarray, each (k, \*shape)
-        chosen : ndarray of int, shape (clients,)
-        generators : sequence of Generator, one a client
-            Each shuffles its own client's rows, so that a client's result does not depend on who
-            else is in the cohort. Those of `umbel.privacy.gate.randomness.streams` begin again where a chunk does.
-        local : dict of ndarray, each (clients, \*shape)
-            Local parameters, for a model that has some.
-
-        Returns
-        -------
-        shared, local : dict of ndarray, each (clients, \*shape), float32
+        Each generator shuffles one client's rows, so that a client's result does not depend on who else is in the
+        cohort. Those of `umbel.privacy.gate.randomness.streams` begin again where a chunk does.
         """
         trained = self._train_some(hypotheses, chosen, cohort, update, generators, local or {}, None)
         return {name: trained[name] for name in hypotheses}, {name: trained[name] for name in local or {}}
@@ -158,14 +136,7 @@ class Learner(ABC):
         return trained
 
     def fit_local(self, hypothesis: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Arrays:
-        r"""Return the local parameters that suit clients' rows, the shared ones being as they are.
-
-        Parameters
-        ----------
-        hypothesis : dict of ndarray, each (1, \*shape)
-        fresh : dict of ndarray, each (clients, \*shape)
-            What they start from.
-        """
+        """Return the local parameters that suit clients' rows and a single hypothesis, from fresh ones."""
         if self.model.hooks.fit_local is not None:
             one = {name: value[0] for name, value in hypothesis.items()}
             features, targets = cohort.features.cpu().numpy(), cohort.targets.cpu().numpy()
@@ -195,11 +166,11 @@ class Learner(ABC):
         Sizes are estimated, and on a GPU others may take what was free. Where it is not enough, the run is computed
         again with half as many; more than that is not tried any more.
         """
-        ends, limit, begin = np.cumsum(sizes), self._chunk_bytes(), 0
+        ends, limit, begin = sizes.cumsum(), self._chunk_bytes(), 0
         while begin < len(cohort):
             check_time()
             size = min(limit, self._room)
-            fits = int(np.searchsorted(ends, ends[begin] - sizes[begin] + size, side="right"))
+            fits = int(ends.searchsorted(ends[begin] - sizes[begin] + size, side="right"))
             part, trouble = slice(begin, max(begin + 1, fits)), ""
             try:
                 compute(part)
@@ -249,7 +220,7 @@ class Learner(ABC):
         return look(self.model, tuple(cohort.features.shape[1:]))
 
     def _readable(self, cohort: Cohort) -> Cohort:
-        return cohort.of_tokens() if self._look(cohort).tokens else cohort
+        return replace(cohort, features=cohort.features.long()) if self._look(cohort).tokens else cohort
 
     def _tensors(self, arrays: Arrays) -> Parameters:
         # A copy, because what came in a message cannot be written to, and PyTorch has no such tensors.
@@ -262,12 +233,7 @@ class Steps:
     One optimizer has the parameters of all clients, and a separate memory for each. A client without a gradient does
     not change.
 
-    Parameters
-    ----------
-    clients : sequence of dict of Tensor
-        What each client trains; changed in place.
-    shared : collection of str
-        Names of those that the proximal term holds.
+    What each of `clients` trains is changed in place. The proximal term holds the `shared` parameters.
     """
 
     def __init__(

@@ -28,16 +28,9 @@ _KEPT_RUNS = 20  # a site keeps the local parameters of this many runs
 
 
 class LocalParameters:
-    """The local parameters of one model in one run.
+    """The local parameters of one model in the run of a name; `state` is the node's ``context.state``.
 
-    Parameters
-    ----------
-    state : RecordDict
-        The node's ``context.state``.
-    run : str
-        Name of the run.
-    seed : int or None
-        Of the first draw; None uses the operating system's entropy.
+    `seed` is that of the first draw; None uses the operating system's entropy.
     """
 
     def __init__(self, site: Site, state: RecordDict, model: Model, run: str, seed: int | None) -> None:
@@ -85,10 +78,8 @@ class LocalParameters:
         """
         if not values:
             return
-        sound = np.all(
-            [all_finite(value.reshape(len(clients), -1), axis=1) for value in (*values.values(), *shared.values())],
-            axis=0,
-        )
+        flat = [value.reshape(len(clients), -1) for value in (*values.values(), *shared.values())]
+        sound = np.all([all_finite(value, axis=1) for value in flat], axis=0)
         if not sound.any():
             return
         which = np.asarray(clients, np.int64)[sound]

@@ -53,21 +53,8 @@ class _Source:
 class Node:
     """A node's clients, counted from 0: those that train first, then those that report.
 
-    Attributes
-    ----------
-    site : Site
-        Where the node runs.
-    dataset : Dataset
-        The data it serves.
-    learner : Learner
-        What chooses, trains and scores here, for the network that the dataset is for.
-    training, validation : range
-        The dataset's numbers of the clients that train and that report. At a site that lets
-        training clients report with noise, they are the same.
-    run : RunConfig
-        What the server asks of the run as a whole.
-    descent : LocalOptimizer
-        How clients go down their gradients, as the run says.
+    `training` and `validation` are the dataset's numbers of the clients that train and that report. At a site that lets
+    training clients report with noise, they are the same.
     """
 
     site: Site
@@ -92,9 +79,8 @@ class Node:
         """
         policy, source = site.policy, _Source.of(site, run.dataset)
         if policy.reader and policy.role is Role.SPLIT:
-            raise SiteError(
-                "a table does not say who trains and who reports: set role to train or validation", code="site.role"
-            )
+            text = "a table does not say who trains and who reports: set role to train or validation"
+            raise SiteError(text, code="site.role")
         dataset = _open(source)
         manifest = dataset.manifest
         if not dataset.holds(site.first, site.step):
@@ -158,10 +144,8 @@ class Node:
         self.check(hypotheses, task.frozen_digest)
         self.training_clients(task.clients)
         if task.message_noise and not self.model.local_shapes:
-            raise ProtocolError(
-                f"noisy messages are for models with local parameters, not {self.model.name!r}",
-                code="protocol.message-noise",
-            )
+            text = f"noisy messages are for models with local parameters, not {self.model.name!r}"
+            raise ProtocolError(text, code="protocol.message-noise")
 
     def check(self, hypotheses: Arrays, frozen_digest: str | None = None) -> None:
         """Raise unless the hypotheses, and the server's frozen parameters, fit this node's model."""
@@ -174,10 +158,8 @@ class Node:
         shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
         # In the same order: what depends on it would differ between clients whose training fails and others.
         if list(shapes.items()) != list(self.model.shapes.items()):
-            raise ProtocolError(
-                f"hypotheses of shapes {shapes} do not fit model {self.model.name!r}: {self.model.shapes}",
-                code="protocol.shapes",
-            )
+            text = f"hypotheses of shapes {shapes} do not fit model {self.model.name!r}: {self.model.shapes}"
+            raise ProtocolError(text, code="protocol.shapes")
         if len({len(value) for value in hypotheses.values()}) != 1:
             raise ProtocolError("the hypotheses are not stacked arrays of one length", code="protocol.shapes")
 
@@ -186,10 +168,8 @@ class Node:
         stop = first + len(clients)
         if asked and not first <= min(asked) <= max(asked) < stop:
             strangers = [client for client in asked if not first <= client < stop]
-            raise ProtocolError(
-                f"clients {strangers} are not {role} clients of this node ({first} to {stop - 1})",
-                code="protocol.strangers",
-            )
+            text = f"clients {strangers} are not {role} clients of this node ({first} to {stop - 1})"
+            raise ProtocolError(text, code="protocol.strangers")
         return cast(list[ClientInDataset], counted(asked, clients.start - clients.step * first, clients.step))
 
 
@@ -244,10 +224,8 @@ def _stats(path: Path) -> list[os.stat_result]:
 def _open(source: _Source) -> Dataset:
     if not source.reader:
         if source.path.name.lower().endswith(_TABLES):
-            raise SiteError(
-                f"{source.path} is a table: name the function that reads it, as reader = package.module:function",
-                code="site.table",
-            )
+            text = f"{source.path} is a table: name the function that reads it, as reader = package.module:function"
+            raise SiteError(text, code="site.table")
         return open_dataset(source.path, part=True)
     if source.register is None:
         raise SiteError("only a site can serve a table: name it as data-path in its configuration", code="site.table")

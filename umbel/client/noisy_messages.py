@@ -22,21 +22,10 @@ def noisy_messages(
     sources: Iterable[NoiseSource],
     everywhere: bool,
 ) -> Arrays:
-    """Add noise to the rows of each array that changed, or to all of them.
+    """Return what clients trained (clients, \\*shape) from hypotheses (k, \\*shape) with noise of deviation sigma.
 
-    In the first case any noise shows which rows changed: in a recommender, the items that a client labelled.
-
-    Parameters
-    ----------
-    trained : dict of ndarray, each (clients, \\*shape)
-    hypotheses : dict of ndarray, each (k, \\*shape)
-        As the server sent them.
-    chosen : ndarray of int, shape (clients,)
-        Where each client started.
-    sigma : float
-        Standard deviation of each component.
-    everywhere : bool
-        Whether rows that did not change get noise as well.
+    It is on the rows of each array that changed, or on all of them. In the first case any noise shows which rows
+    changed: in a recommender, the items that a client labelled.
     """
     noisy = {name: value.copy() for name, value in trained.items()}
     for c, source in zip(range(len(chosen)), sources, strict=True):
@@ -44,7 +33,6 @@ def noisy_messages(
             rows = value[c : c + 1].reshape(value.shape[1] if value.ndim > 1 else 1, -1)
             before = hypotheses[name][chosen[c]].reshape(rows.shape)
             changed = np.full(len(rows), True) if everywhere else (rows != before).any(axis=1)
-            rows[changed] += sigma * source.standard_normal(int(changed.sum()) * rows.shape[1]).reshape(
-                -1, rows.shape[1]
-            )
+            drawn = source.standard_normal(int(changed.sum()) * rows.shape[1])
+            rows[changed] += sigma * drawn.reshape(-1, rows.shape[1])
     return noisy

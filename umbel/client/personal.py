@@ -49,32 +49,26 @@ def keep(node: Node, hypotheses: Arrays, kept: LocalParameters, folder: Path) ->
     if trained:
         local = kept.read(trained)
         cohort = Cohort.gather(node.dataset, trained, node.learner.device)
-        best = node.learner.choose(hypotheses, cohort, local)
-        own = _of_each(hypotheses, best) if local else _personal(node, hypotheses, best, cohort, trained)
-        _write(folder, trained, own | local)
+        best = of_each(hypotheses, node.learner.choose(hypotheses, cohort, local))
+        _write(folder, trained, (best if local else _personal(node, best, cohort, trained)) | local)
     if new:
         cohort = Cohort.gather(node.dataset, new, node.learner.device)
         losses, _ = node.learner.score_newcomers(hypotheses, cohort, kept.fresh(new), node.run.step_size)
-        _write(folder, new, _of_each(hypotheses, best_hypothesis(losses)))
+        _write(folder, new, of_each(hypotheses, best_hypothesis(losses)))
 
 
-def _personal(
-    node: Node, hypotheses: Arrays, best: NDArray[np.int64], cohort: Cohort, clients: Sequence[int]
-) -> Arrays:
+def _personal(node: Node, start: Arrays, cohort: Cohort, clients: Sequence[int]) -> Arrays:
     policy, run = node.site.policy, node.run
     update = LocalUpdate(
-        policy.personalise_epochs,
-        run.step_size,
-        run.batch_size,
-        max_examples=policy.max_examples,
-        descent=node.descent,
+        policy.personalise_epochs, run.step_size, run.batch_size, max_examples=policy.max_examples, descent=node.descent
     )
     # Round 0: rounds of training count from 1.
     draws = partial(streams, node.seed, "shuffle", 0, clients)
-    return personal(policy.personalise, node.learner, hypotheses, best, cohort, update, draws)
+    return personal(policy.personalise, node.learner, start, cohort, update, draws)
 
 
-def _of_each(hypotheses: Arrays, best: NDArray[np.int64]) -> Arrays:
+def of_each(hypotheses: Arrays, best: NDArray[np.int64]) -> Arrays:
+    """Return the hypothesis of each client, each (clients, \\*shape)."""
     return {name: value[best] for name, value in hypotheses.items()}
 
 
@@ -85,50 +79,28 @@ def _write(folder: Path, clients: Sequence[int], models: Arrays) -> None:
 
 
 def personal(
-    how: Personal,
-    learner: Learner,
-    hypotheses: Arrays,
-    chosen: NDArray[np.int64],
-    cohort: Cohort,
-    update: LocalUpdate,
-    generators: Generators,
+    how: Personal, learner: Learner, start: Arrays, cohort: Cohort, update: LocalUpdate, generators: Generators
 ) -> Arrays:
     r"""Return each client's own model, of a model without local parameters.
 
-    Parameters
-    ----------
-    hypotheses : dict of ndarray, each (k, \*shape)
-    chosen : ndarray of int, shape (clients,)
-        The hypothesis that fits each client best.
-
-    Returns
-    -------
-    dict of ndarray, each (clients, \*shape)
-        The hypothesis itself where training did not end in finite numbers.
+    It is the one that the client starts from (clients, \*shape) where training did not end in finite numbers.
     """
-    start = {name: value[chosen] for name, value in hypotheses.items()}
     if how is Personal.NO:
         return start
     tuned = _tuned(learner, start, cohort, update, generators)
     if how is Personal.FINE_TUNE:
         return tuned
-    return _mixed(start, tuned, best_shares(learner, hypotheses, chosen, cohort, update, generators))
+    return _mixed(start, tuned, best_shares(learner, start, cohort, update, generators))
 
 
 def best_shares(
-    learner: Learner,
-    hypotheses: Arrays,
-    chosen: NDArray[np.int64],
-    cohort: Cohort,
-    update: LocalUpdate,
-    generators: Generators,
+    learner: Learner, start: Arrays, cohort: Cohort, update: LocalUpdate, generators: Generators
 ) -> NDArray[np.float64]:
     """Return for each client the share, of `SHARES`, with the lowest loss on every fifth of its rows.
 
     What it mixes was trained on the others. It is 0, the hypothesis alone, for a client of a single row.
     """
     seen, held_out = cohort.split()
-    start = {name: value[chosen] for name, value in hypotheses.items()}
     tuned = _tuned(learner, start, seen, update, generators)
     best = np.zeros(len(cohort))
     for c in range(len(cohort)):

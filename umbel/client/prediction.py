@@ -67,13 +67,7 @@ def predictions(
 
 
 def read_run(run: Path, data: Dataset) -> tuple[Model, Arrays]:
-    """Return the model and the best hypotheses of a run, checked against the data that they are to be used on.
-
-    Raises
-    ------
-    DatasetError
-        When the folder holds no run, or its model does not take the data.
-    """
+    """Return the model and the best hypotheses of a run; `DatasetError` where they are missing or do not fit."""
     for file in ("config.toml", "hypotheses.safetensors"):
         if not (run / file).is_file():
             raise DatasetError(f"{run / file} is missing; give the folder of one run", code="data.missing-file")

@@ -18,13 +18,18 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.engines import learner_for
 from umbel.client.learner import Learner
 from umbel.data import Dataset
+from umbel.models import load
 from umbel.models.fit import Look, look, misfit, one_line
 from umbel.models.losses import SLOPES
 from umbel.models.model import Kind, Model, Parameters
-from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import ModelError
+from umbel.models.optimizers import LocalOptimizer
+from umbel.privacy.gate.randomness import streams
+from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.errors import DatasetError, ModelError
+from umbel.protocol.run_config import RunConfig
 
 _LENGTHS = (3, 2)  # rows of the made-up clients; unlike, so that one of them is padded
+_MEASURED = 200  # clients, by whose first updates a clip norm is guessed
 _STEP = LocalUpdate(local_epochs=1, step_size=0.01, batch_size=0)
 _SAME, _ROUNDING = 1e-3, 1e-6  # of a step, and of the numbers themselves: far below what another computation gives
 
@@ -33,15 +38,8 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
     """Return the learner that computes a model on data like a dataset's, after one trial step.
 
     It uses only the dataset's shapes and kinds of number, and `umbel.models.fit.misfit`: a refusal must not tell about
-    clients' data.
-
-    Parameters
-    ----------
-    device, engine : str
-        See `umbel.client.engines.learner_for`. With engine ``auto``, a model that cannot be computed in
-        batches is computed by the loop.
-    hypotheses : int
-        How many will be learnt at once, where that is known.
+    clients' data. With engine ``auto`` (`umbel.client.engines.learner_for`), the loop computes a model that cannot be
+    computed in batches. `hypotheses` is how many will be learnt at once, where that is known.
 
     Raises
     ------
@@ -53,11 +51,9 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
     if reason := misfit(model, dataset):
         raise ModelError(f"model {model.name!r} {reason}; name another model or repair the data", code="model.misfit")
     if hypotheses > 1 and _same(model):
-        raise ModelError(
-            f"model {model.name!r} starts the same each time, and {hypotheses} hypotheses could never be told apart; "
-            "let it draw some of its parameters, or set hypotheses = 1",
-            code="model.same-start",
-        )
+        told = f"model {model.name!r} starts the same each time, and {hypotheses} hypotheses would stay the same"
+        fix = "let it draw some of its parameters, or set hypotheses = 1"
+        raise ModelError(f"{told}; {fix}", code="model.same-start")
     cohort = _made_up(dataset, look(model, dataset.features.shape[1:]), model)
     with torch.random.fork_rng(devices=[]):
         _check_network(model, cohort.part(slice(1, 2)))
@@ -77,6 +73,31 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
     return loop if reason else picked
 
 
+def check_fit(data: Dataset) -> None:
+    """Raise `DatasetError` unless the model and the loss that a dataset names take it."""
+    manifest = data.manifest
+    if reason := misfit(load(manifest.model, manifest.loss), data):
+        text = f"model {manifest.model!r} {reason}; give another --model or --loss, or leave both out"
+        raise DatasetError(text, code="data.unfit-model")
+
+
+def first_update(run: RunConfig, model: Model, dataset: Dataset, hypotheses: Arrays) -> float:
+    """Return the median norm of a client's first update, over some training clients.
+
+    Nothing has been learnt before it, so that it is a first guess of the clip norm.
+    """
+    learner = try_out(model, dataset, run.device, run.engine)
+    some = range(0, dataset.manifest.train, -(-dataset.manifest.train // _MEASURED))
+    cohort = Cohort.gather(dataset, some, learner.device)
+    local = model.initial_local(streams(run.seed, "local", 0, some))
+    chosen = learner.choose(hypotheses, cohort, local)
+    steps = run.local_epochs, run.step_size, run.batch_size, run.local_steps
+    update = LocalUpdate(*steps, descent=LocalOptimizer.of(run))
+    trained, _ = learner.train(hypotheses, chosen, cohort, update, streams(run.seed, "shuffle", 1, some), local)
+    moved = flatten(trained, np.float64) - flatten(hypotheses, np.float64)[chosen]
+    return float(np.median(np.linalg.norm(moved, axis=1)))
+
+
 def _check_network(model: Model, cohort: Cohort) -> None:
     """Raise unless the network scores without chance, and a step of its loss reaches all that is to be trained."""
     name, rows, targets = model.name, cohort.features, cohort.targets
@@ -92,16 +113,12 @@ def _check_network(model: Model, cohort: Cohort) -> None:
         try:
             values = score.of_rows(first, targets)
         except Exception as error:
-            raise ModelError(
-                f"{score.name} cannot be computed of what model {name!r} gives: {one_line(error)}",
-                code="model.score",
-            ) from error
+            text = f"{score.name} cannot be computed of what model {name!r} gives: {one_line(error)}"
+            raise ModelError(text, code="model.score") from error
         if values.shape != targets.shape[:1]:
-            raise ModelError(
-                f"{score.name} gives values of shape {tuple(values.shape)} for {len(targets)} rows of model {name!r}; "
-                "return one a row",
-                code="model.score",
-            )
+            shape, count = tuple(values.shape), len(targets)
+            text = f"{score.name} of model {name!r} is of shape {shape} for {count} rows; return one a row"
+            raise ModelError(text, code="model.score")
     parameters = {key: value.detach().clone() for key, value in model.module.named_parameters()}
     trained = {key: value.requires_grad_() for key, value in parameters.items() if model.kinds[key] is not Kind.FROZEN}
     start, after, outputs = dict(model.module.named_buffers()), Parameters(), []
@@ -110,10 +127,10 @@ def _check_network(model: Model, cohort: Cohort) -> None:
         after = parameters | {key: value.clone() for key, value in start.items()}
         outputs.append(model.apply(after, rows, training=True))
     if not _alike(outputs[0], outputs[1]):
-        raise ModelError(
-            f"model {name!r} draws in training from a generator that is not PyTorch's own; use torch.rand and the like",
-            code="model.own-generator",
+        text = (
+            f"model {name!r} draws in training from a generator that is not PyTorch's own; use torch.rand and the like"
         )
+        raise ModelError(text, code="model.own-generator")
     changed = [
         key for key, value in start.items() if model.kinds[key] is Kind.FROZEN and not torch.equal(after[key], value)
     ]
@@ -127,18 +144,12 @@ def _check_network(model: Model, cohort: Cohort) -> None:
 
 
 def _check_gradients(model: Model, trained: Parameters, loss: Tensor) -> None:
-    name = model.name
+    name, told = model.name, f"loss {model.loss.name!r} of model {model.name!r}"
     if not torch.isfinite(loss):
-        raise ModelError(
-            f"loss {model.loss.name!r} of model {name!r} is {loss.item()} on made-up rows; "
-            "start from smaller weights, or take another loss",
-            code="model.not-finite",
-        )
+        text = f"{told} is {loss.item()} on made-up rows; start from smaller weights, or take another loss"
+        raise ModelError(text, code="model.not-finite")
     if not loss.requires_grad:
-        raise ModelError(
-            f"loss {model.loss.name!r} of model {name!r} has no gradient; take one that can be descended",
-            code="model.no-gradient",
-        )
+        raise ModelError(f"{told} has no gradient; take one that can be descended", code="model.no-gradient")
     gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     found = dict(zip(trained, gradients, strict=True))
     if idle := [key for key, gradient in found.items() if gradient is None]:
@@ -148,11 +159,8 @@ def _check_gradients(model: Model, trained: Parameters, loss: Tensor) -> None:
             code="model.no-gradient",
         )
     if odd := [key for key, gradient in found.items() if gradient is not None and not gradient.isfinite().all()]:
-        raise ModelError(
-            f"parameters {odd} of model {name!r} have a gradient that is not finite on made-up rows; "
-            "start from smaller weights",
-            code="model.not-finite",
-        )
+        text = f"parameters {odd} of model {name!r} have no finite gradient on made-up rows; start from smaller weights"
+        raise ModelError(text, code="model.not-finite")
 
 
 def _unlike_alone(model: Model, cohort: Cohort) -> str:
@@ -174,9 +182,8 @@ def _against_batches(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
     start = {key: value[None] for key, value in model.initial(0).items()}
     for key, value in expected.items():
         moved = np.abs(value - start.get(key, 0)).max(initial=0)
-        if not np.abs(found[key] - value).max(initial=0) <= _SAME * moved + _ROUNDING * (
-            1 + np.abs(value).max(initial=0)
-        ):
+        allowed = _SAME * moved + _ROUNDING * (1 + np.abs(value).max(initial=0))
+        if not np.abs(found[key] - value).max(initial=0) <= allowed:
             return f"is computed otherwise in batches than by itself, as seen in {key}"
     return ""
 

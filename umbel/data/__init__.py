@@ -15,9 +15,8 @@ clients that there are. Training clients come first, validation clients after th
 """
 
 from umbel.data.data import Dataset, check, held_out, offsets_of, shard
+from umbel.data.files import check_out, write_dataset, write_leaf
 from umbel.data.find import BUNDLED, digest_of, digest_of_rows, find_dataset, find_typed, open_dataset, read_manifest
-from umbel.data.folder import check_out, write_dataset
-from umbel.data.leaf import write_leaf
 from umbel.data.manifest import Manifest
 from umbel.data.schema import Column, Schema
 from umbel.protocol.errors import DatasetError

@@ -84,70 +84,47 @@ def check(dataset: Dataset, source: Path) -> None:
     manifest, offsets = dataset.manifest, dataset.offsets
     features, targets = dataset.features, dataset.targets
     if offsets.dtype.kind not in "iu" or offsets.shape != (manifest.clients + 1,):
-        raise DatasetError(
-            f"{source}: offsets must be {manifest.clients + 1} integers (clients + 1), got {offsets.dtype} of shape "
-            f"{offsets.shape}",
-            code="data.offsets",
-        )
+        wanted, found = f"{manifest.clients + 1} integers (clients + 1)", f"{offsets.dtype} of shape {offsets.shape}"
+        raise DatasetError(f"{source}: offsets must be {wanted}, got {found}", code="data.offsets")
+    shapes = f"features {features.shape} and targets {targets.shape}"
     if features.ndim < 1 or targets.ndim < 1 or len(features) != len(targets):
-        raise DatasetError(
-            f"{source}: features {features.shape} and targets {targets.shape} differ in rows", code="data.lengths"
-        )
+        raise DatasetError(f"{source}: {shapes} differ in rows", code="data.lengths")
     if offsets[0] != 0 or offsets[-1] != len(features):
         found = f"{offsets[0]} to {offsets[-1]}"
         raise DatasetError(f"{source}: offsets run from {found}, not 0 to {len(features)} rows", code="data.offsets")
     first, step = manifest.shard
     here = np.arange(manifest.clients) % step == first
     if len(bad := np.flatnonzero(here & (offsets[1:] <= offsets[:-1]))):
-        one = bad[0]
-        raise DatasetError(
-            f"{source}: client {one} has no rows (offsets {offsets[one]} to {offsets[one + 1]})",
-            code="data.empty-client",
-        )
+        span = f"offsets {offsets[bad[0]]} to {offsets[bad[0] + 1]}"
+        raise DatasetError(f"{source}: client {bad[0]} has no rows ({span})", code="data.empty-client")
     if len(bad := np.flatnonzero(~here & (offsets[1:] != offsets[:-1]))):
         raise DatasetError(f"{source}: client {bad[0]} is not of part {manifest.part}; shard again", code="data.part")
     if 0 in (*features.shape[1:], *targets.shape[1:]):
-        raise DatasetError(
-            f"{source}: rows of features {features.shape} or targets {targets.shape} are empty", code="data.empty-rows"
-        )
+        raise DatasetError(f"{source}: rows are empty in {shapes}", code="data.empty-rows")
     if len(dataset.names) not in (0, manifest.clients):
         found = f"{len(dataset.names)} names for {manifest.clients} clients"
         raise DatasetError(f"{source}: {found}; name each or none", code="data.names")
     for name, array, scale in (("features", features, manifest.feature_scale), ("targets", targets, 1.0)):
         if array.dtype.kind not in "iuf":
-            raise DatasetError(
-                f"{source}: {name} must be numbers, got {array.dtype}; umbel.from_dataframe numbers categories",
-                code="data.not-numbers",
-            )
+            fix = "umbel.from_dataframe numbers categories"
+            raise DatasetError(f"{source}: {name} must be numbers, got {array.dtype}; {fix}", code="data.not-numbers")
         if (row := _first_bad_row(array, scale)) is not None:
-            client = int(np.searchsorted(offsets, row, side="right")) - 1
-            raise DatasetError(
-                f"{source}: {name} of client {client}, row {row}, are not finite or too large; repair or remove it",
-                code="data.not-finite",
-            )
+            place = f"{name} of client {int(np.searchsorted(offsets, row, side='right')) - 1}, row {row}"
+            raise DatasetError(f"{source}: {place}, are not finite or too large; repair them", code="data.not-finite")
     if manifest.tokens:
         if features.dtype.kind not in "iu":
             raise DatasetError(f"{source}: tokens must be integers, got {features.dtype}", code="data.tokens")
         for start, part in _parts(features):
             strange = ((part < 0) | (part >= manifest.tokens)).reshape(len(part), -1).any(axis=1)
             if strange.any():
-                bad_row = start + int(strange.argmax())
-                raise DatasetError(
-                    f"{source}: row {bad_row} has a token outside 0 to {manifest.tokens - 1}; set tokens to the "
-                    "size of the vocabulary",
-                    code="data.tokens",
-                )
+                wrong = f"row {start + int(strange.argmax())} has a token outside 0 to {manifest.tokens - 1}"
+                raise DatasetError(f"{source}: {wrong}; set tokens to the vocabulary's size", code="data.tokens")
 
 
 def shard(dataset: Dataset, first: int, step: int) -> Dataset:
     """Return the part of a dataset with the rows of clients ``first, first + step, ...``, for one machine of several.
 
-    A part keeps the manifest of the whole and the numbers of its clients.
-
-    Raises
-    ------
-    DatasetError
-        When there are not as many clients, training or in all, as there are parts.
+    A part keeps the manifest of the whole and the numbers of its clients. It has a training client at least.
     """
     manifest, offsets = dataset.manifest, dataset.offsets
     if manifest.part:

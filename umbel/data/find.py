@@ -16,8 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from umbel.data.data import Dataset, check
-from umbel.data.folder import open_folder
-from umbel.data.leaf import open_leaf, read_json
+from umbel.data.files import open_folder, open_leaf, read_json
 from umbel.data.manifest import Manifest
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
@@ -35,14 +34,10 @@ def find_dataset(name: str) -> Path:
     if not name:
         raise DatasetError('no dataset given; set dataset = "NAME", or an absolute path', code="data.none")
     candidates = _candidates(name, os.environ.get("UMBEL_HOME"))
-    for candidate in candidates:
-        if os.path.exists(candidate):
-            return candidate
-    raise DatasetError(
-        f"no dataset {name!r}: looked for {' and '.join(map(str, candidates))}; umbel data list shows those there "
-        "are, and umbel data import or umbel data make makes one",
-        code="data.unknown",
-    )
+    if found := next(filter(os.path.exists, candidates), None):
+        return found
+    places, fix = " and ".join(map(str, candidates)), "list them by umbel data list, or make one by umbel data import"
+    raise DatasetError(f"no dataset {name!r}: looked for {places}; {fix}", code="data.unknown")
 
 
 def find_typed(name: str | Path) -> Path:
@@ -93,11 +88,8 @@ def open_dataset(path: Path, part: bool = False) -> Dataset:
     """
     dataset = open_folder(path) if path.is_dir() else open_leaf(path)
     if dataset.manifest.part and not part:
-        raise DatasetError(
-            f"{path} holds part {dataset.manifest.part} of a dataset, for one machine of a Ray cluster; this needs "
-            "the whole",
-            code="data.part",
-        )
+        wrong = f"{path} holds part {dataset.manifest.part} of a dataset, for one machine of a Ray cluster"
+        raise DatasetError(f"{wrong}; this needs the whole", code="data.part")
     check(dataset, path)
     return dataset
 

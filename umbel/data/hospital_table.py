@@ -30,11 +30,9 @@ def read(csv: Path, register: Register, geonames: str = "") -> Dataset:
     place its ZIP code, to which leading zeros are given back.
     """
     if not Path(geonames).is_absolute():
-        raise SiteError(
-            f"{csv} is a table, whose ZIP codes must be located: unpack US.zip of geonames.org at this site, and set "
-            f'reader-options to "geonames=/path/to/US.txt" in its node configuration',
-            code="site.no-geonames",
-        )
+        fix = 'set reader-options to "geonames=/path/to/US.txt" in its node configuration'
+        wrong = f"{csv} is a table, whose ZIP codes must be located: unpack US.zip of geonames.org at this site"
+        raise SiteError(f"{wrong}, and {fix}", code="site.no-geonames")
 
     def locate(charges: pd.DataFrame) -> pd.DataFrame:
         recipe = load_recipe("hospital")

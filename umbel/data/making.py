@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from umbel.data.folder import check_out
+from umbel.data.files import check_out
 from umbel.data.manifest import Manifest
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import DatasetError
@@ -42,16 +42,13 @@ def writing(out: Path | None, name: str) -> Iterator[Path]:
 
 
 def split_of(clients: int, percent: int, name: str, fix: str) -> dict[str, int]:
-    """Return a manifest's split, in which so many of a hundred clients train.
+    """Return a manifest's split, in which so many of a hundred clients train; raise if there are fewer than two.
 
-    Raises
-    ------
-    DatasetError
-        When there are fewer than two; the text begins with `name` and ends with `fix`.
+    The error's text begins with `name` and ends with `fix`.
     """
     if clients < 2:
-        text = f"{name}, and at least 2 are needed to train and validate; {fix}"
-        raise DatasetError(text, code="data.too-few-clients")
+        wrong = f"{name}, and at least 2 are needed to train and validate"
+        raise DatasetError(f"{wrong}; {fix}", code="data.too-few-clients")
     # In whole numbers, where no rounding can move the border.
     train = clients * percent // 100
     return {"train": train, "validation": clients - train}

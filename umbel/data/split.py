@@ -9,8 +9,8 @@ import numpy as np
 import typer
 
 from umbel.data.data import offsets_of
+from umbel.data.files import write_dataset
 from umbel.data.find import find_dataset, open_dataset
-from umbel.data.folder import write_dataset
 from umbel.data.manifest import Manifest
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import DatasetError

@@ -40,25 +40,13 @@ Derive = Callable[[pd.DataFrame], pd.DataFrame]
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a table as numbers.
-
-    Attributes
-    ----------
-    features : ndarray of float32, shape (rows, numbers of a row)
-    targets : ndarray, shape (rows,)
-        float32; int64 for the classes of a category; int8 of -1 and 1 for a boolean.
-    clients : list of int or str, length rows
-    places : ndarray of int64, shape (rows,)
-        Which row of the table each is, from 0 on.
-    left_out : mapping from str to int
-        How many rows were dropped, and why.
-    """
+    """The rows of a table as numbers: features (rows, numbers of a row), and the rest (rows,)."""
 
     features: NDArray[np.float32]
-    targets: NDArray[Any]
+    targets: NDArray[Any]  # float32; int64 for the classes of a category; int8 of -1 and 1 for a boolean
     clients: list[Client]
-    places: NDArray[np.int64]
-    left_out: Mapping[str, int]
+    places: NDArray[np.int64]  # which row of the table each is, from 0 on
+    left_out: Mapping[str, int]  # how many rows were dropped, by the reason
 
 
 class Register(Protocol):
@@ -94,10 +82,8 @@ def read(path: Path, register: Register, schema: str = "", derive: Derive | None
         names the file, the column, the row and the fix.
     """
     if not Path(schema).is_absolute():
-        raise SiteError(
-            f'{path} is a table without a schema: set reader-options = "schema=/path/to/schema.toml" for the node',
-            code="site.no-schema",
-        )
+        fix = 'set reader-options = "schema=/path/to/schema.toml" for the node'
+        raise SiteError(f"{path} is a table without a schema: {fix}", code="site.no-schema")
     what = Schema.read(Path(schema))
     rows = encode(read_table(path), what, path, derive)
     if not rows.clients:
@@ -106,10 +92,8 @@ def read(path: Path, register: Register, schema: str = "", derive: Derive | None
     known = register.read()
     present = set(rows.clients)
     if gone := [client for client in known if client not in present]:
-        raise DatasetError(
-            f"{path}: clients {gone} have taken part and are gone; put their rows back: the ledger counts by number",
-            code="data.gone-clients",
-        )
+        fix = "put their rows back: the ledger counts by number"
+        raise DatasetError(f"{path}: clients {gone} have taken part and are gone; {fix}", code="data.gone-clients")
     new = sorted(present - set(known), key=lambda client: (str(type(client)), client))
     order = [*known, *new]
     owner = pd.Index(order, dtype=object).get_indexer(pd.Index(rows.clients, dtype=object))
@@ -163,23 +147,16 @@ def _read_csv(path: Path) -> pd.DataFrame:
             frame = pd.read_csv(path, names=names, **options)
     for name in (name for name in frame.columns if name.startswith("\0")):
         if len(full := np.flatnonzero(frame.pop(name).fillna("").str.strip() != "")):
-            raise DatasetError(
-                f"{path}: data row {full[0] + 1} has a value in a column without a name; name the column",
-                code="data.missing-column",
-            )
+            wrong = f"data row {full[0] + 1} has a value in a column without a name"
+            raise DatasetError(f"{path}: {wrong}; name the column", code="data.missing-column")
     return frame
 
 
 def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | None = None) -> Rows:
     """Check a table against a schema, and return its rows as numbers.
 
-    `source` is the table's name in errors; for `derive` see `read`.
-
-    Raises
-    ------
-    DatasetError
-        For the first column that does not fit; the text names the column, its first bad row, counted
-        from 1 below the head, and the fix.
+    `source` is the table's name in errors, which name the first column that does not fit, its first bad row, counted
+    from 1 below the head, and the fix; for `derive` see `read`.
     """
     frame = frame.reset_index(drop=True)
     left_out: dict[str, int] = {}
@@ -233,11 +210,8 @@ def _numbers(frame: pd.DataFrame, column: Column, source: Any) -> NDArray[np.flo
         index = pd.Index(column.classes).get_indexer(pd.Index(texts))
         if column.other == "category":
             index = np.where(texts.isin(column.categories), index, len(column.categories))
-        refuse(
-            index < 0,
-            f"none of its categories {', '.join(column.categories)}",
-            f'repair that row, add the category to the schema, or set other = "category" to count it as {OTHER!r}',
-        )
+        fix = f'repair that row, add the category to the schema, or set other = "category" to count it as {OTHER!r}'
+        refuse(index < 0, f"none of its categories {', '.join(column.categories)}", fix)
         return np.eye(len(column.classes))[index] if column.encode == "one-hot" else index.astype(np.float64)[:, None]
     if column.type == "boolean":
         texts = as_texts(series).str.lower().replace({"1.0": "1", "0.0": "0"})
@@ -296,9 +270,8 @@ def check_columns(frame: pd.DataFrame, columns: Sequence[Column], source: Any) -
     """Raise `DatasetError` unless a table has all of the columns."""
     if absent := _absent(frame, columns):
         found = [str(name).strip() for name in frame.columns]
-        raise DatasetError(
-            f"{source} lacks the columns {absent}; it has {found}; rename one side's", code="data.missing-column"
-        )
+        wrong = f"{source} lacks the columns {absent}; it has {found}"
+        raise DatasetError(f"{wrong}; rename one side's", code="data.missing-column")
 
 
 def column_in(frame: pd.DataFrame, column: Column) -> pd.Series:
@@ -330,7 +303,5 @@ def _refuse(series: pd.Series, odd: Any, column: Column, source: Any, what: str,
     if len(bad):
         shown = "" if what == "missing" else f"{bad.iloc[0]!r}, "
         more = f" (and in {len(bad) - 1} more rows)" if len(bad) > 1 else ""
-        raise DatasetError(
-            f"{source}: {column.name} in data row {bad.index[0] + 1} is {shown}{what}{more}; {fix}",
-            code="data.missing-value" if what == "missing" else "data.bad-value",
-        )
+        wrong = f"{source}: {column.name} in data row {bad.index[0] + 1} is {shown}{what}{more}"
+        raise DatasetError(f"{wrong}; {fix}", code="data.missing-value" if what == "missing" else "data.bad-value")

@@ -59,13 +59,7 @@ def read_leaf(folder: Path) -> Handwriting:
     ``test`` (below ``data``, perhaps), whose rows of one user are put together. A user's ``x`` are lists of 784
     grey values in [0, 1], ``y`` the classes. Where LEAF split each user's rows between the two, users without any
     in ``train`` have lost most of theirs with a file that is not there: they are left out, and counted on stderr,
-    as users without any images are.
-
-    Raises
-    ------
-    DatasetError
-        When there is no such file, or one is not what LEAF writes, or two of one part name the same user. The text
-        names the file, the user and the fix.
+    as users without any images are. Two files of one part may not name the same user.
     """
     rows: list[tuple[str, NDArray[np.uint8], NDArray[np.int64]]] = []
     parts: dict[Path, dict[str, Path]] = {}
@@ -90,14 +84,7 @@ def read_leaf(folder: Path) -> Handwriting:
 
 
 def read_parquet(folder: Path) -> Handwriting:
-    """Read the Parquet files of the Hugging Face hub, also in folders of the folder, showing progress.
-
-    Raises
-    ------
-    DatasetError
-        When there is no such file, one cannot be read, or an image is not 28 by 28. The text names the file, the
-        row and the fix.
-    """
+    """Read the Parquet files of the Hugging Face hub, also in folders of the folder, showing progress."""
     files = _files(folder, "**/*.parquet", "--parquet")
     rows = [_count(file) for file in files]
     # Filled row by row: the images are large, and one copy of them is enough.
@@ -133,11 +120,9 @@ def download() -> Path:
         return Path(snapshot_download(repo_id=REPOSITORY, repo_type="dataset", allow_patterns="*.parquet"))
     except Exception as error:  # its HTTP client raises errors of many kinds
         reason = " ".join(str(error).split()).rstrip(".")
-        raise DatasetError(
-            f"{REPOSITORY} cannot be downloaded from the Hugging Face hub: {reason}; download "
-            "its Parquet files elsewhere and give --parquet FOLDER, or give LEAF's JSON files with --leaf FOLDER",
-            code="data.download",
-        ) from None
+        wrong = f"{REPOSITORY} cannot be downloaded from the Hugging Face hub: {reason}"
+        fix = "download its Parquet files elsewhere and give --parquet FOLDER, or give LEAF's with --leaf FOLDER"
+        raise DatasetError(f"{wrong}; {fix}", code="data.download") from None
 
 
 @app.command()

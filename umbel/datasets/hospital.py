@@ -77,16 +77,8 @@ class Zip(StrEnum):
 def read_charges(csv: Path) -> pd.DataFrame:
     """Read the rows of the four services of an IPPS file, plain or compressed (.gz, .zip), showing progress.
 
-    Returns
-    -------
-    DataFrame
-        One row a provider and service: ``service`` (index in `SERVICES`), ``provider`` (its id),
-        ``zip`` (as an integer), ``payment`` (dollars).
-
-    Raises
-    ------
-    DatasetError
-        When the file is no CSV, or is not as `COLUMNS` say. The text names the file, the column, the row and the fix.
+    A row is one of a provider and service: ``service`` (index in `SERVICES`), ``provider`` (its id), ``zip`` (as an
+    integer), ``payment`` (dollars).
     """
     service, parts = COLUMNS["service"], []
     for chunk in _chunks(csv):
@@ -105,11 +97,6 @@ def locate(zips: NDArray[np.int64], form: Zip, geonames: Path | None = None) -> 
     A code of several places lies at their mean, and an unknown one at NaN. `Zip.PADDED` looks up 02115 for the integer
     2115, `Zip.AS_INTEGER` looks up 2115, which is no ZIP code: places whose code begins with 0 are not found. Without
     the file `geonames`, plain or compressed, pgeocode downloads it.
-
-    Raises
-    ------
-    DatasetError
-        When the file is not one of GeoNames, or the download fails.
     """
     keys = [f"{code:05d}" if form is Zip.PADDED else str(code) for code in zips]
     places = _download(sorted(set(keys))) if geonames is None else _read_places(geonames)
@@ -122,27 +109,12 @@ def build(
 ) -> tuple[Manifest, NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
     """Turn located charges into a dataset.
 
-    Providers take the clients' places in random order, unless one is given; the first 70 % train. Rows
-    of a provider that could not be located are left out.
+    Charges are as from `read_charges`, and places as from `locate` for their rows. Providers take the clients' places
+    in random order, unless the ids of all located ones are given in an order; the first 70 % train. Rows of a provider
+    that could not be located are left out.
 
-    Parameters
-    ----------
-    charges, places, form
-        As `read_charges` returns them, and `locate` for their rows and this form.
-    seed : int
-    order : sequence of int, optional
-        The ids of all located providers, in the clients' order.
-
-    Returns
-    -------
-    manifest, features, targets, offsets
-        As in `umbel.data.Dataset`: a row (3,) is the service's index, longitude and latitude in the units of
-        `FEATURES`, and the target is in 10,000 dollars; a client's rows come by increasing service.
-
-    Raises
-    ------
-    DatasetError
-        When fewer than two providers could be located.
+    The results are as in `umbel.data.Dataset`: a row (3,) is the service's index, longitude and latitude in the units
+    of `FEATURES`, and the target is in 10,000 dollars; a client's rows come by increasing service.
     """
     located = np.flatnonzero(np.isfinite(places).all(axis=1))
     charges, places = charges.iloc[located], places[located]
@@ -261,11 +233,8 @@ def _download(keys: list[str]) -> pd.DataFrame:
 
         table: pd.DataFrame = pgeocode.Nominatim("us").query_postal_code(keys)
     except (ImportError, OSError, BadZipFile) as error:
-        raise DatasetError(
-            f"GeoNames cannot be downloaded by pgeocode: {error}; download US.zip from geonames.org elsewhere, unpack "
-            "it, and give --geonames US.txt",
-            code="data.download",
-        ) from None
+        fix = "download US.zip from geonames.org elsewhere, unpack it, and give --geonames US.txt"
+        raise DatasetError(f"GeoNames cannot be downloaded by pgeocode: {error}; {fix}", code="data.download") from None
     return table.set_index("postal_code")[["longitude", "latitude"]]
 
 

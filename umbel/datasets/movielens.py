@@ -67,15 +67,7 @@ app = command()
 def read_ratings(file: Path) -> pd.DataFrame:
     """Read the ratings of a MovieLens release: a file of `SEPARATORS`, under any name, or a ZIP that holds one.
 
-    Returns
-    -------
-    DataFrame
-        One row a line: ``user`` and ``item`` (their ids), ``rating`` (0 to 5), ``time`` (seconds).
-
-    Raises
-    ------
-    DatasetError
-        When the file is no such file, or a line of it is not a rating. The text names the file, the line and the fix.
+    A row is a line: ``user`` and ``item`` (their ids), ``rating`` (0 to 5), ``time`` (seconds).
     """
     with _opened(file) as (stream, source):
         first = stream.readline(_LONGEST_LINE).decode("utf-8", "replace").strip()
@@ -106,10 +98,8 @@ def download() -> Path:
             if not is_zipfile(new):
                 raise OSError("what came is not a whole ZIP archive")
         except (OSError, HTTPException) as error:
-            raise DatasetError(
-                f"{URL} cannot be downloaded: {error}; download it elsewhere and give --ratings FILE",
-                code="data.download",
-            ) from None
+            fix = "download it elsewhere and give --ratings FILE"
+            raise DatasetError(f"{URL} cannot be downloaded: {error}; {fix}", code="data.download") from None
         new.replace(file)
     return file
 
@@ -126,35 +116,13 @@ def build(
 ) -> tuple[Manifest, NDArray[np.int32], NDArray[np.int8], NDArray[np.int64]]:
     """Turn ratings into a dataset.
 
-    Of the ratings that a user gave an item, the latest counts. Users take the clients' places in
-    random order; the first 90 % train. Items are renumbered by increasing id.
+    Of the ratings that a user gave an item, the latest counts, and of equal times the later row. Users who rated fewer
+    than `min_ratings` items are left out. The others take the clients' places in random order; the first 90 % train.
+    Items are renumbered by increasing id. For each one rated, `unrated` items are drawn, alike, from those that a user
+    did not rate, and count as disliked (fewer where there are no more).
 
-    Parameters
-    ----------
-    ratings : DataFrame
-        As from `read_ratings`, in any order; of two equal times, the later row counts.
-    source, name : str
-        What was read, and the dataset's name, for the manifest.
-    factors : int
-        Latent factors of the model that it is for.
-    min_ratings : int
-        Users who rated fewer items are left out.
-    seed : int
-        Of the order of users, and of the items that they did not rate.
-    liked, unrated : float
-        The lowest rating that is a like; how many items a rated one are drawn, alike, from those that a user did not
-        rate, and count as disliked (fewer where there are no more).
-
-    Returns
-    -------
-    manifest, features, targets, offsets
-        As in `umbel.data.Dataset`: a row (1,) is the item's index, and the target is 1 for a like, else -1; a client's
-        rows come by increasing index.
-
-    Raises
-    ------
-    DatasetError
-        When fewer than two users are left.
+    The results are as in `umbel.data.Dataset`: a row (1,) is the item's index, and the target is 1 for a like, else -1;
+    a client's rows come by increasing index. `source` is named in the manifest as what was read.
     """
     # Stable: of equal times, the later row stays last.
     latest = ratings.iloc[np.argsort(ratings["time"].to_numpy(), kind="stable")]
@@ -203,14 +171,9 @@ def main(
     name: Annotated[str, typer.Option(help="Name of the dataset.")] = "movielens",
     factors: Annotated[int, typer.Option(min=1, help="Latent factors of its model.")] = 8,
     min_ratings: Annotated[int, typer.Option(min=1, help="Users with fewer ratings are left out.")] = 10,
-    liked: Annotated[
-        float, typer.Option(min=0.5, max=5, help="The lowest rating that is a like; lower ones are dislikes.")
-    ] = LIKED,
+    liked: Annotated[float, typer.Option(min=0.5, max=5, help="The lowest rating that is a like.")] = LIKED,
     unrated: Annotated[
-        float,
-        typer.Option(
-            min=0, max=MOST_UNRATED, help="Items that a user did not rate to count as dislikes, for each one rated."
-        ),
+        float, typer.Option(min=0, max=MOST_UNRATED, help="Unrated items that count as dislikes, for each one rated.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of clients, and so of the split.")] = 0,
     out: Out = None,
@@ -331,10 +294,8 @@ def _checked(lines: pd.DataFrame, source: str) -> pd.DataFrame:
         if len(bad := np.flatnonzero(~good)):
             value = lines[column].iloc[bad[0]]
             shown = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}…"
-            raise DatasetError(
-                f"{source}, line {lines.index[bad[0]]}: the {name} is {shown!r}, not {kind}; repair or remove it",
-                code="data.bad-value",
-            )
+            wrong = f"{source}, line {lines.index[bad[0]]}: the {name} is {shown!r}, not {kind}"
+            raise DatasetError(f"{wrong}; repair or remove it", code="data.bad-value")
         columns[name] = values.astype(np.float32 if name == "rating" else np.int64)
     return pd.DataFrame(columns)
 

@@ -50,38 +50,19 @@ def draw(
     seed: int = 0,
     spread: float = 0.0,
 ) -> Drawn:
-    """Draw the data.
+    """Draw features, targets, offsets, the users' vectors (clients, factors) and those of the items (items, factors).
 
-    Items are drawn from one generator and each client from another: client ``c`` is the same
-    however many clients there are.
+    A row (1,) is the item's index, and the target is 1 for a like, else -1; a client's rows come by increasing index.
+    Items are drawn from one generator and each client from another: client ``c`` is the same however many clients there
+    are. It likes ``round(like_rate * n)`` of its n items, those of the highest scores.
 
     Parameters
     ----------
-    clients, items, factors, rows : int
-        How many there are; the length d of the vectors of users and items; items that a client labels.
-    like_rate : float
-        A client likes ``round(like_rate * n)`` of its n items, those of the highest scores; above 0, below 1/2.
     skew : float
         Items are drawn with probability proportional to (index + 1)**-skew, without replacement; 0 for uniform.
-    seed : int
     spread : float
         Standard deviation of the logarithm of a client's number of rows, which is log-normal with mean `rows`, then
         kept from 20 to `items`; 0 for `rows` each.
-
-    Returns
-    -------
-    features, targets, offsets
-        As in `umbel.data.Dataset`: a row (1,) is the item's index, and the target is 1 for a like, else -1; a client's
-        rows come by increasing index.
-    users : ndarray of float64, shape (clients, factors)
-        The vector u of each client.
-    item_vectors : ndarray of float64, shape (items, factors)
-        The vector v of each item.
-
-    Raises
-    ------
-    DatasetError
-        When a number is out of its range, or the likes of a client round to none or to half of its items or more.
     """
     wrong = ""
     if min(clients, items, factors, rows) < 1:
@@ -106,11 +87,9 @@ def draw(
         count = min(max(count, min(rows, MIN_ROWS)), items)
         liked = round(like_rate * count)
         if not 0 < 2 * liked < count:
-            raise DatasetError(
-                f"client {client} would like {liked} of its {count} items, and Assumption 1 of the paper asks for some "
-                "and fewer than half; give another --like-rate, or more --rows",
-                code="data.options",
-            )
+            wrong = f"client {client} would like {liked} of its {count} items, not some and fewer than half"
+            fix = "give another --like-rate, or more --rows"
+            raise DatasetError(f"{wrong} (Assumption 1 of the paper); {fix}", code="data.options")
         chosen = _choose(count, log_weights, generator)
         labels = np.full(count, -1, np.int8)
         # A plain sum of products, which every platform rounds alike; a BLAS need not.
@@ -135,68 +114,44 @@ def _choose(count: int, log_weights: NDArray[np.float64], generator: np.random.G
 def main(
     clients: Annotated[int, typer.Option(min=2, help="Number of clients; the last 10 % validate.")] = 100,
     items: Annotated[int, typer.Option(min=1, help="Number of items.")] = 500,
-    factors: Annotated[
-        int, typer.Option(min=1, help="Latent factors, of the data and of the model that they are for.")
-    ] = 8,
+    factors: Annotated[int, typer.Option(min=1, help="Latent factors, of the data and of their model.")] = 8,
     rows: Annotated[int, typer.Option(min=1, help="Items that a client labels.")] = 40,
-    like_rate: Annotated[
-        float, typer.Option(help="Share of its items that a client likes, above 0 and below .5.")
-    ] = 0.2,
-    skew: Annotated[
-        float, typer.Option(min=0, help="Popular items are labelled more often: by rank**-skew. 0 for all alike.")
-    ] = 0.0,
+    like_rate: Annotated[float, typer.Option(help="Share of its items that a client likes, from 0 to .5.")] = 0.2,
+    skew: Annotated[float, typer.Option(min=0, help="Items are labelled by rank**-skew; 0 for all alike.")] = 0.0,
     spread: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Clients differ in rows: standard deviation of the logarithm. MovieLens has about 1; 0 for none.",
-        ),
+        float, typer.Option(min=0, help="Standard deviation of the logarithm of clients' rows; MovieLens has about 1.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the data.")] = 0,
     name: Annotated[str, typer.Option(help="Name of the dataset.")] = "preferences",
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder to write, or a LEAF JSON file where it ends in .json.", show_default="$UMBEL_HOME/data/NAME"
-        ),
+        Path | None, typer.Option(help="Folder, or LEAF JSON file (.json).", show_default="$UMBEL_HOME/data/NAME")
     ] = None,
 ) -> None:
     """Write made-up preferences for items as a dataset, one client a user."""
     with writing(out, name) as path:
         features, targets, offsets, _, _ = draw(clients, items, factors, rows, like_rate, skew, seed, spread)
         settings = f"seed {seed}, rows {rows}, like rate {like_rate:g}, skew {skew:g}, spread {spread:g}"
-        manifest = _manifest(name, clients, items, factors, settings)
-        _write(path, manifest, features, targets, offsets)
+        manifest = Manifest(
+            name=name,
+            model=f"factors items={items} size={factors}",
+            clients=clients,
+            split=split_of(clients, 90, f"{clients} clients", "raise --clients"),
+            units={"items": items},
+            provenance=(
+                f"Generated by datasets/preferences.py with {settings}: a client likes the items of highest score "
+                f"u . v among those it labels, u ~ N(0, I/{factors}), v ~ N(0, I)."
+            ),
+            licence="Apache-2.0 (generated data)",
+        )
+        if path.suffix == ".json":
+            names = [f"{part}-{i}" for part in ("train", "validation") for i in range(manifest.split[part])]
+            parts = (np.split(array, offsets[1:-1]) for array in (features, targets))
+            write_leaf(path, manifest, dict(zip(names, zip(*parts, strict=True), strict=True)))
+        else:
+            write_dataset(path, manifest, features, targets, offsets)
     likes = f"{len(targets)} rows, {(targets > 0).mean():.1%} of them likes"
     typer.echo(f"{counted(manifest)}, {items} items, {likes}")
     typer.echo(path)
-
-
-def _manifest(name: str, clients: int, items: int, factors: int, settings: str) -> Manifest:
-    return Manifest(
-        name=name,
-        model=f"factors items={items} size={factors}",
-        clients=clients,
-        split=split_of(clients, 90, f"{clients} clients", "raise --clients"),
-        units={"items": items},
-        provenance=(
-            f"Generated by datasets/preferences.py with {settings}: a client likes the items of highest score u . v "
-            f"among those it labels, u ~ N(0, I/{factors}), v ~ N(0, I)."
-        ),
-        licence="Apache-2.0 (generated data)",
-    )
-
-
-def _write(
-    path: Path, manifest: Manifest, features: NDArray[np.int32], targets: NDArray[np.int8], offsets: NDArray[np.int64]
-) -> None:
-    """Write a LEAF JSON file where the path ends in .json, and a folder elsewhere."""
-    if path.suffix != ".json":
-        write_dataset(path, manifest, features, targets, offsets)
-        return
-    names = [f"{part}-{i}" for part in ("train", "validation") for i in range(manifest.split[part])]
-    parts = (np.split(array, offsets[1:-1]) for array in (features, targets))
-    write_leaf(path, manifest, dict(zip(names, zip(*parts, strict=True), strict=True)))
 
 
 if __name__ == "__main__":

@@ -62,11 +62,6 @@ def read_idx(path: Path, dtype: str, shape: tuple[int, ...], url: str) -> NDArra
     """Read a file of MNIST's format IDX, plain or compressed (.gz), as it is stored: (rows, *shape).
 
     `dtype` is what it must hold, as NumPy writes it: ``">u1"`` or ``">i4"``; `url` is where to get it, for errors.
-
-    Raises
-    ------
-    DatasetError
-        When the file is missing, is not IDX, or holds something else. The text names the file and the fix.
     """
     if not path.is_file():
         raise DatasetError(f"{path} is not a file; download {url}", code="data.no-file")
@@ -78,39 +73,27 @@ def read_idx(path: Path, dtype: str, shape: tuple[int, ...], url: str) -> NDArra
     magic = bytes([0, 0, {">u1": 0x08, ">i4": 0x0C}[dtype], 1 + len(shape)])
     start = 4 + 4 * (1 + len(shape))
     if raw[:4] != magic or len(raw) < start:
-        raise DatasetError(
-            f"{path} must begin with {magic.hex(' ')}, got {raw[:4].hex(' ')}; download {url}", code="data.unreadable"
-        )
+        wrong = f"{path} must begin with {magic.hex(' ')}, got {raw[:4].hex(' ')}"
+        raise DatasetError(f"{wrong}; download {url}", code="data.unreadable")
     found = tuple(np.frombuffer(raw, ">u4", 1 + len(shape), offset=4).tolist())
     if found[1:] != shape:
         raise DatasetError(f"{path} holds rows of shape {found[1:]}, not {shape}; download {url}", code="data.shape")
     if (size := math.prod(found) * np.dtype(dtype).itemsize) != len(raw) - start:
-        raise DatasetError(
-            f"{path}: {len(raw) - start} bytes of data where {found[0]} rows need {size}; download {url} again",
-            code="data.lengths",
-        )
+        wrong = f"{path}: {len(raw) - start} bytes of data where {found[0]} rows need {size}"
+        raise DatasetError(f"{wrong}; download {url} again", code="data.lengths")
     return np.frombuffer(raw, dtype, offset=start).reshape(found)
 
 
 def read_digits(images: Path, labels: Path) -> Handwriting:
-    """Read MNIST images with their QMNIST labels; row ``i`` of one file belongs to row ``i`` of the other.
-
-    Raises
-    ------
-    DatasetError
-        When a file cannot be used or the two do not fit together.
-    """
+    """Read MNIST images with their QMNIST labels; row ``i`` of one file belongs to row ``i`` of the other."""
     # Labels first: they are small.
     table = read_idx(labels, ">i4", (COLUMNS,), LABELS_URL)
     pixels = read_idx(images, ">u1", (SIDE, SIDE), IMAGES_URL)
     if len(pixels) != len(table):
-        raise DatasetError(
-            f"{images} has {len(pixels)} images and {labels} has {len(table)} labels; give the two training files",
-            code="data.lengths",
-        )
-    return Handwriting(
-        pixels.astype(np.uint8, copy=False), check_classes(table[:, CLASS], CLASSES, labels), table[:, WRITER]
-    )
+        wrong = f"{images} has {len(pixels)} images and {labels} has {len(table)} labels"
+        raise DatasetError(f"{wrong}; give the two training files", code="data.lengths")
+    classes = check_classes(table[:, CLASS], CLASSES, labels)
+    return Handwriting(pixels.astype(np.uint8, copy=False), classes, table[:, WRITER])
 
 
 @app.command()

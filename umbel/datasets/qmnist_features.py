@@ -1,21 +1,16 @@
 """Recipe: handwritten digits as a few public features, for guarantees that are small and formal.
 
-The price n/nu of a guarantee grows with the number n of numbers that a client releases: 1.2 million
-for a network, 100 for a linear layer on 10 features. What makes the features of an image is learnt
-from images that no client holds, without their labels: MNIST's test images, whose writers did not
-write the training images. It is the same at all clients and never trained. There are three kinds of features:
+The price n/nu of a guarantee grows with the number n of numbers that a client releases: 1.2 million for a network, 100
+for a linear layer on 10 features. What makes the features of an image is learnt from MNIST's test images, without their
+labels: their writers did not write the training images. It is the same at all clients and never trained. The kinds:
 
 - ``pixels``: principal components of the grey values;
 - ``gradients``: principal components of histograms of the grey values' gradients;
-- ``neighbours``: where an image lies among the public ones. Each of these is joined to those that are most
-  like it by their gradients, and the smoothest functions on that graph are its features (the Laplacian
-  eigenmaps of Belkin and Niyogi, 2003); those of any other image are the mean over its neighbours.
-
-The last kind finds the ten digits nearly by itself: what is left for the clients is to say what they are
-called. It needs as many features as there are kinds of images, 10, or 20 where half are turned.
-
-A fourth kind, ``images``, writes the images themselves, dealt out to the same clients, so that whole networks
-can be trained beside the features: all else is the same, and nothing is then learnt from public images.
+- ``neighbours``: where an image lies among the public ones. Each of these is joined to those that are most like it by
+  their gradients, and the smoothest functions on that graph are its features (the Laplacian eigenmaps of Belkin and
+  Niyogi, 2003); those of any other image are the mean over its neighbours. These find the ten digits nearly alone. They
+  need as many features as there are kinds of images, 10, or 20 where half are turned;
+- ``images``: the images themselves, so that whole networks can be trained at the same clients.
 
 The training images of a writer are dealt out to clients of 30, three or four a writer. With ``--rows 80``
 each writer with so many images is one client, and a guarantee for a client is one for a writer.
@@ -114,11 +109,6 @@ def learn(public: Images, kind: Kind, features: int) -> Map:
     """Learn from public images (rows, 28, 28) what makes so many features of that kind of images.
 
     Over the public images, features have mean square 1 on average.
-
-    Raises
-    ------
-    DatasetError
-        When there are too few images for so many features.
     """
     least = max(features, COMPONENTS) + 1
     if len(public) < least:
@@ -152,19 +142,12 @@ def read_public(images: Path, labels: Path) -> tuple[Images, NDArray[np.int64]]:
     """Read MNIST's test images and who wrote them.
 
     QMNIST has 60,000 test labels, of which the first 10,000 are those of MNIST's test images.
-
-    Raises
-    ------
-    DatasetError
-        When a file cannot be used or the two do not fit together.
     """
     table = qmnist.read_idx(labels, ">i4", (qmnist.COLUMNS,), PUBLIC_LABELS_URL)
     pictures = qmnist.read_idx(images, ">u1", (SIDE, SIDE), PUBLIC_IMAGES_URL)
     if len(pictures) > len(table):
-        raise DatasetError(
-            f"{images} has {len(pictures)} images and {labels} has {len(table)} labels; give the two test files",
-            code="data.lengths",
-        )
+        wrong = f"{images} has {len(pictures)} images and {labels} has {len(table)} labels"
+        raise DatasetError(f"{wrong}; give the two test files", code="data.lengths")
     return pictures.astype(np.uint8, copy=False), table[: len(pictures), qmnist.WRITER].astype(np.int64)
 
 
@@ -174,26 +157,15 @@ def deal(
     """Deal out the images of each writer to clients of so many rows.
 
     All clients of a writer train or all validate, and all are turned or none is. What is left of a writer's
-    images, fewer than `rows`, is left out.
-
-    Returns
-    -------
-    manifest, images, classes, offsets
-        As `writers.build` returns them, with these clients in place of writers.
-
-    Raises
-    ------
-    DatasetError
-        When no writer has so many images, of those that train or of those that validate.
+    images, fewer than `rows`, is left out. The results are those of `writers.build`, with these clients in place of
+    writers.
     """
     whole, images, classes, ends = build(found, qmnist.ABOUT, None, seed)
     per_writer = np.diff(ends) // rows
     train, clients = int(per_writer[: whole.train].sum()), int(per_writer.sum())
     if not 0 < train < clients:
-        raise DatasetError(
-            f"{NAME}: {train} training and {clients - train} validation clients of {rows} images; lower --rows",
-            code="data.too-few-clients",
-        )
+        wrong = f"{NAME}: {train} training and {clients - train} validation clients of {rows} images"
+        raise DatasetError(f"{wrong}; lower --rows", code="data.too-few-clients")
     turned = np.repeat(whole.groups, per_writer)
     # The rows of a writer lie together in random order: any run of them is a draw.
     begins = np.concatenate([ends[i] + rows * np.arange(often) for i, often in enumerate(per_writer)])

@@ -42,14 +42,7 @@ app = command()
 def make(
     seed: int = 0, clients: int = 100, validation_clients: int = 100, samples: int = 10
 ) -> tuple[Manifest, Clients]:
-    """Draw training and validation clients of `samples` rows each, all from one generator.
-
-    Returns
-    -------
-    manifest : Manifest
-    clients : dict of str to (x, y)
-        Training clients first; x has shape (samples, 2) and y has shape (samples,), both without unit.
-    """
+    """Draw x (samples, 2) and y (samples,) of training clients, then of validation clients, all from one generator."""
     generator = np.random.default_rng(seed)
     names = [f"train-{i}" for i in range(clients)] + [f"validation-{i}" for i in range(validation_clients)]
     data: Clients = {}

@@ -63,21 +63,11 @@ class About:
 def build(
     found: Handwriting, about: About, rows: int | None = None, seed: int = 0
 ) -> tuple[Manifest, NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Turn handwriting into a dataset.
+    """Turn handwriting into a dataset; the order of its rows plays no part.
 
     Writers take the clients' places in random order; the first 90 % train. Of each, `rows` at most are kept, drawn at
-    random. The order of the rows given plays no part.
-
-    Returns
-    -------
-    manifest, features, targets, offsets
-        As in `umbel.data.Dataset`: a row is an image (28, 28) of bytes, and the target its class; a client's rows come
-        in random order.
-
-    Raises
-    ------
-    DatasetError
-        When there are fewer than two writers.
+    random. The results are as in `umbel.data.Dataset`: a row is an image (28, 28) of bytes, and the target its class; a
+    client's rows come in random order.
     """
     # Sorted, so that the result does not depend on the order of the rows.
     names, writer = np.unique(found.writers, return_inverse=True)

@@ -12,9 +12,10 @@ import ipaddress
 import os
 import re
 import secrets
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from cryptography import x509
@@ -28,6 +29,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import CertificateError
 
+T = TypeVar("T")
 CA_DAYS, SERVER_DAYS, RENEW_DAYS = 3650, 365, 30
 OWN_NAMES = ("localhost", "superlink")  # by which the server's own machine and the executor beside it know it
 
@@ -195,11 +197,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = load_key(file.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as error:
-        text = f"{file} cannot be read as a private key: {error}"
-        raise CertificateError(text, code="certificate.unreadable") from None
+    key = _read(file, lambda content: load_key(content, password=None))
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         text = f"{file} is no elliptic-curve key; use the one that was made here"
         raise CertificateError(text, code="certificate.unreadable")
@@ -207,10 +205,14 @@ def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _read_certificate(file: Path) -> x509.Certificate:
+    return _read(file, x509.load_pem_x509_certificate)
+
+
+def _read(file: Path, load: Callable[[bytes], T]) -> T:
     try:
-        return x509.load_pem_x509_certificate(file.read_bytes())
-    except (OSError, ValueError) as error:
-        text = f"{file} cannot be read as a certificate: {error}"
+        return load(file.read_bytes())
+    except (OSError, ValueError, TypeError) as error:
+        text = f"{file} cannot be read as a key or certificate: {error}"
         raise CertificateError(text, code="certificate.unreadable") from None
 
 

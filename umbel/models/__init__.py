@@ -95,7 +95,7 @@ def load(
     frozen, local : str
         Patterns on names of parameters, separated by spaces (`Model`).
     pretrained : str
-        File of weights to start from (`umbel.models.weights.find_weights`); empty to draw them.
+        File of weights to start from (`umbel.models.model.find_weights`); empty to draw them.
     usual_loss : str
         The loss of a ``torch.nn.Module`` if `loss` is empty.
 

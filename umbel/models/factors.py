@@ -170,14 +170,9 @@ def baselines(dataset: Dataset) -> dict[str, float]:
 
     They are scored on the rows of validation clients on which `Learner.score_newcomers` scores a model. A rule
     knows the labels of all training clients and, of each validation client, those that it fits its own vector to.
-    What a client's rate or an item's cannot decide is taken to be liked.
-
-    Returns
-    -------
-    dict from str to float
-        Means over validation clients, each counting once: ``all liked``, ``user's majority``, ``item's
-        majority``, and ``item and user bias``, the mean and what item and user stray from it, each shrunk
-        (Koren, 2009, Eq. 1).
+    What a client's rate or an item's cannot decide is taken to be liked. The results are means over validation clients,
+    each counting once; ``item and user bias`` is the mean and what item and user stray from it, each shrunk (Koren,
+    2009, Eq. 1).
     """
     manifest, offsets = dataset.manifest, dataset.offsets
     items = np.asarray(dataset.features)[:, 0].astype(np.int64)

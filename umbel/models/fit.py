@@ -20,37 +20,20 @@ MOST_TOKENS = 1 << 24  # 32-bit numbers, as which a cohort holds its rows, count
 
 @dataclass(frozen=True)
 class Look:
-    """What a model shows when it is applied to rows of zeros.
+    """What a model shows when it is applied to rows of zeros."""
 
-    Attributes
-    ----------
-    tokens : bool
-        It takes whole numbers, as an embedding does, and no others.
-    draws : bool
-        It draws at random in training, as dropout does.
-    alone : bool
-        It scores a single row; batch normalisation without running statistics does not.
-    activations : int
-        How many numbers its layers put out for one row.
-    outputs : tuple of int
-        Shape of the outputs of one row.
-    """
-
-    tokens: bool
-    draws: bool
-    alone: bool
-    activations: int
-    outputs: tuple[int, ...]
+    tokens: bool  # it takes whole numbers, as an embedding does, and no others
+    draws: bool  # it draws at random in training, as dropout does
+    alone: bool  # it scores a single row; batch normalisation without running statistics does not
+    activations: int  # how many numbers its layers put out for one row
+    outputs: tuple[int, ...]  # shape of the outputs of one row
 
 
 @lru_cache(maxsize=16)
 def look(model: Model, shape: tuple[int, ...]) -> Look:
-    """Apply a model to rows of a shape, and return what it shows.
+    """Apply a model to rows of a shape, and return what it shows; raise where it does not take them.
 
-    Raises
-    ------
-    ModelError
-        When it does not take them; the text is for the end of a sentence.
+    The text of the error is for the end of a sentence.
     """
     rows = torch.zeros(2, *shape)
     activations = int(np.prod(shape))

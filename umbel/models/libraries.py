@@ -41,10 +41,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
 def library_of(name: str) -> Callable[..., nn.Module] | None:
     """Return what builds ``library:model`` from its options; None where it is no library of these.
 
-    Raises
-    ------
-    ConfigError
-        When the library is not installed, or the name is one that it would look for elsewhere.
+    Raise `ConfigError` where the library is not installed, or would look for the name elsewhere.
     """
     kind, _, model = name.partition(":")
     if kind not in _BUILDERS:
@@ -52,9 +49,8 @@ def library_of(name: str) -> Callable[..., nn.Module] | None:
     try:
         library = import_module(kind)
     except Exception as error:
-        raise ConfigError(
-            f"model {name!r} needs {kind}: {error}; pip install {kind}", code="config.missing-library"
-        ) from error
+        wrong = f"model {name!r} needs {kind}: {error}"
+        raise ConfigError(f"{wrong}; pip install {kind}", code="config.missing-library") from error
     if not re.fullmatch(r"[\w.-]+", model):
         raise ConfigError(f"model {name!r}: {model!r} is no model of {kind}", code="config.model-name")
     return partial(_BUILDERS[kind], library, model)

@@ -166,8 +166,9 @@ def load_metric(name: str) -> Score:
 
 def _named(known: dict[str, S], name: str, what: str) -> S:
     if name not in known:
+        fix = f"choose from {', '.join(known)} or give package.module:function"
         raise ModelError(
-            f"unknown loss or metric {name!r}; choose from {', '.join(known)} or give package.module:function",
+            f"unknown loss or metric {name!r}; {fix}",
             code="model.unknown-loss" if what == "loss" else "model.unknown-metric",
         )
     return known[name]

@@ -17,8 +17,12 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cached_property
 from logging import INFO
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import safetensors
+import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -26,9 +30,9 @@ from torch.func import functional_call
 
 from umbel.models.hooks import Arrays, Hooks
 from umbel.models.losses import Loss, Score
-from umbel.models.weights import find_weights, read_weights, sha256_of
 from umbel.protocol.errors import ModelError
 from umbel.protocol.flower import log
+from umbel.protocol.home import umbel_home
 
 Parameters = dict[str, Tensor]
 
@@ -80,7 +84,7 @@ class Model:
         Patterns on names, as ``backbone.*``, of parameters that are frozen or local, in addition to those
         of the network itself. A parameter that the network makes local stays so.
     pretrained : str
-        File of weights to start from (`umbel.models.weights.find_weights`); empty to draw all. What the file
+        File of weights to start from (`find_weights`); empty to draw all. What the file
         lacks, or has in another shape, is drawn.
     """
 
@@ -143,7 +147,9 @@ class Model:
     @cached_property
     def frozen_digest(self) -> str:
         """SHA-256 of the frozen parameters and their names, and of the file of weights; empty if there are none."""
-        digest = hashlib.sha256(sha256_of(find_weights(self.pretrained)).encode() if self.pretrained else b"")
+        digest = hashlib.sha256()
+        if self.pretrained:
+            digest.update(hashlib.sha256(find_weights(self.pretrained).read_bytes()).hexdigest().encode())
         for name, value in self.frozen_values.items():
             digest.update(f"{name} {tuple(value.shape)} ".encode())
             digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -245,31 +251,51 @@ def check(model: Model) -> None:
     every = [one for names in model.names.values() for one in names]
     for kind, patterns in (("frozen", model.frozen), ("local", model.local)):
         if idle := [pattern for pattern in patterns if not any(fnmatchcase(key, pattern) for key in every)]:
-            raise ModelError(
-                f"{kind} = {idle[0]!r} matches no parameter of model {name!r}; it has {', '.join(every)}",
-                code="model.no-match",
-            )
+            wrong = f"{kind} = {idle[0]!r} matches no parameter of model {name!r}"
+            raise ModelError(f"{wrong}; it has {', '.join(every)}", code="model.no-match")
     frozen = {key for key, names in model.names.items() if _matches(names, model.frozen)}
     if both := [key for key, names in model.names.items() if key in frozen and _matches(names, model.local)]:
-        raise ModelError(
-            f"parameters {both} of model {name!r} are both frozen and local; choose one", code="model.two-kinds"
-        )
+        wrong = f"parameters {both} of model {name!r} are both frozen and local"
+        raise ModelError(f"{wrong}; choose one", code="model.two-kinds")
     if model.pretrained:
         found = model._starts(module)
         missing = [key for key, names in model.names.items() if not found.keys() & {*names}]
         if not found or (lost := [key for key in missing if key in model.frozen_values and key in values]):
-            none = f"frozen parameters {lost}" if found else "parameters"
-            raise ModelError(
-                f"pretrained = {model.pretrained!r} has none of the {none} of model {name!r} in the right shape; it "
-                f"has {', '.join(model.names)}",
-                code="model.pretrained",
-            )
+            none = f"{f'frozen parameters {lost}' if found else 'parameters'} of model {name!r} in the right shape"
+            wrong = f"pretrained = {model.pretrained!r} has none of the {none}"
+            raise ModelError(f"{wrong}; the model has {', '.join(model.names)}", code="model.pretrained")
         log(INFO, "Model %s starts from %s, but for %s", name, model.pretrained, ", ".join(missing) or "nothing")
     if not model.shapes:
-        raise ModelError(
-            f"model {name!r} has no shared parameters left; let frozen and local match fewer of {', '.join(every)}",
-            code="model.nothing-shared",
-        )
+        fix = f"let frozen and local match fewer of {', '.join(every)}"
+        raise ModelError(f"model {name!r} has no shared parameters left; {fix}", code="model.nothing-shared")
+
+
+def find_weights(name: str) -> Path:
+    """Return the file of a name, an absolute path or one under ``$UMBEL_HOME/models``, or raise `ModelError`."""
+    path = umbel_home() / "models" / Path(name).expanduser()
+    if not path.is_file():
+        raise ModelError(f"pretrained = {name!r}: there is no file {path}; put it there", code="model.pretrained")
+    return path
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, or of a state dict that ``torch.save`` wrote; no code in it is run.
+
+    Anything else is a `ModelError`.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = safetensors.torch.load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a file may hold anything
+        told = " ".join(str(error).split())[:200]
+        raise ModelError(f"{path} cannot be read as weights: {told}", code="model.pretrained") from error
+    if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
+        found = found["state_dict"]
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ModelError(f"{path} holds no state dict; save model.state_dict()", code="model.pretrained")
+    return dict(found)
 
 
 def _tensors(network: nn.Module) -> Parameters:

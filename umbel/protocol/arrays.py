@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ class Packed(Arrays):
     def matrix(self) -> NDArray[Any]:
         """The matrix; `ValueError` when arrays have been put in or taken out."""
         now = tuple(self.values())
-        if len(now) != len(self._columns) or any(a is not b for a, b in zip(now, self._columns, strict=True)):
+        if len(now) != len(self._columns) or not all(map(is_, now, self._columns)):
             raise ValueError("these arrays are no longer the columns of one matrix")
         return self._matrix
 

@@ -35,18 +35,16 @@ from typing import ClassVar, Self
 class UmbelError(Exception):
     """Anything that umbel itself finds wrong.
 
-    Parameters
-    ----------
-    text : str
-        What is wrong, and the fix.
-    code : str
-        Short and stable: the kind, a dot, and a few words with hyphens.
+    The text says what is wrong, and the fix. The code is the kind, a dot, and a few words with hyphens.
     """
 
     kind: ClassVar[str] = "umbel"
     """The first part of the code."""
     exit_code: ClassVar[int] = 1
     """With which a command ends: 2 for a wrong request, 3 for data, 4 for a refusal by sites, 1 for the rest."""
+
+    def __init_subclass__(cls, *, kind: str = "", exit_code: int = 0) -> None:
+        cls.kind, cls.exit_code = kind or cls.kind, exit_code or cls.exit_code
 
     def __init__(self, text: str, *, code: str = "") -> None:
         super().__init__(text)
@@ -72,111 +70,69 @@ def told(line: str, prefix: str = "") -> UmbelError | None:
     return kinds[found["kind"]](prefix + found["text"], code=found["code"])
 
 
-class ConfigError(UmbelError):
+class ConfigError(UmbelError, kind="config", exit_code=2):
     """The run config cannot be run."""
 
-    kind = "config"
-    exit_code = 2
 
-
-class ModelError(UmbelError):
+class ModelError(UmbelError, kind="model", exit_code=2):
     """A model, or its loss, cannot be used."""
 
-    kind = "model"
-    exit_code = 2
 
-
-class DatasetError(UmbelError):
+class DatasetError(UmbelError, kind="data", exit_code=3):
     """The data cannot be used."""
 
-    kind = "data"
-    exit_code = 3
 
-
-class ProtocolError(UmbelError):
+class ProtocolError(UmbelError, kind="protocol"):
     """A message does not follow the protocol."""
 
-    kind = "protocol"
 
-
-class FleetError(UmbelError):
+class FleetError(UmbelError, kind="nodes", exit_code=4):
     """The nodes that a run needs are missing."""
 
-    kind = "nodes"
-    exit_code = 4
 
-
-class SiteError(UmbelError):
+class SiteError(UmbelError, kind="site", exit_code=2):
     """A node is not set up to serve data."""
 
-    kind = "site"
-    exit_code = 2
 
-
-class LedgerError(UmbelError):
+class LedgerError(UmbelError, kind="ledger"):
     """A site's ledger cannot be used."""
 
-    kind = "ledger"
 
-
-class LogError(UmbelError):
+class LogError(UmbelError, kind="log"):
     """A site's log cannot be used."""
 
-    kind = "log"
 
-
-class Refused(UmbelError):
+class Refused(UmbelError, kind="refused", exit_code=4):
     """A site refuses a task; the text is for the node's own log."""
 
-    kind = "refused"
-    exit_code = 4
 
-
-class OutOfTime(UmbelError):
+class OutOfTime(UmbelError, kind="time"):
     """A node has used up the time that its site allows for a message."""
 
-    kind = "time"
 
-
-class LaunchError(UmbelError):
+class LaunchError(UmbelError, kind="launch"):
     """A simulation does not start, or its run fails."""
 
-    kind = "launch"
 
-
-class ClusterError(UmbelError):
+class ClusterError(UmbelError, kind="cluster"):
     """A Ray cluster cannot be joined, or its machines lack something that a run needs."""
 
-    kind = "cluster"
 
-
-class SweepError(UmbelError):
+class SweepError(UmbelError, kind="sweep", exit_code=2):
     """A sweep cannot start."""
 
-    kind = "sweep"
-    exit_code = 2
 
-
-class NotApplicableError(UmbelError):
+class NotApplicableError(UmbelError, kind="attack", exit_code=2):
     """An attack does not fit the model."""
 
-    kind = "attack"
-    exit_code = 2
 
-
-class CertificateError(UmbelError):
+class CertificateError(UmbelError, kind="certificate"):
     """Certificates or keys cannot be made or used."""
 
-    kind = "certificate"
 
-
-class GuardError(UmbelError):
+class GuardError(UmbelError, kind="guard"):
     """The guard in front of the server cannot be set up."""
 
-    kind = "guard"
 
-
-class DemoError(UmbelError):
+class DemoError(UmbelError, kind="demo"):
     """The demonstration cannot continue."""
-
-    kind = "demo"

@@ -99,7 +99,7 @@ def filled(record: R, entries: Mapping[str, Any]) -> R:
 def encoded(dtype: str, shape: tuple[int, ...], data: bytes) -> Array:
     """Return an array in numpy's format, as ``Array(dtype, shape, SType.NUMPY, data)`` does without its checks."""
     array = Array.__new__(Array)
-    array.dtype, array.shape, array.stype, array.data = dtype, shape, SType.NUMPY, data
+    array.__dict__.update(dtype=dtype, shape=shape, stype=SType.NUMPY, data=data, _is_dirty=True)
     return array
 
 

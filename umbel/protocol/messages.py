@@ -71,8 +71,7 @@ def merged(messages: Iterable[Message]) -> list[Message]:
     for message in messages:
         first = by_node.setdefault(message.metadata.dst_node_id, message)
         if first is not message:
-            for name, record in message.content.items():
-                first.content.setdefault(name, record)
+            filled(first.content, {**message.content, **first.content})
     return list(by_node.values())
 
 
@@ -130,11 +129,9 @@ def _task_in(content: RecordDict, name: str, kind: type[D]) -> D | None:
     record = content.get(name)
     if record is None:
         return None
-    return (
-        held_in(content, name, kind)
-        if isinstance(record, Held)
-        else kind.from_record(record_in(content, name, ConfigRecord))
-    )
+    if isinstance(record, Held):
+        return held_in(content, name, kind)
+    return kind.from_record(record_in(content, name, ConfigRecord))
 
 
 # --- what the gate asks its handler, within a node
@@ -143,11 +140,7 @@ def _task_in(content: RecordDict, name: str, kind: type[D]) -> D | None:
 def training_only(hypotheses: Arrays, task: TrainingSpec, assigned: NDArray[np.int64]) -> RecordDict:
     """Return a message that asks for training and nothing else, of what has been checked already.
 
-    Parameters
-    ----------
-    hypotheses : dict of ndarray, each (k, \\*shape)
-    assigned : ndarray of int, one for each client
-        The hypothesis that the client trains, or -1 for the one that fits it best.
+    `assigned` (clients,) is the hypothesis that each client trains, or -1 for the one that fits it best.
     """
     return filled(RecordDict(), {_HYPOTHESES: Held(hypotheses), _TRAINING: Held(task), _ASSIGNED: Held(assigned)})
 
@@ -198,14 +191,8 @@ def training_reply(
 def site_reply(sums: Arrays, counts: Sequence[float], released: Sequence[int]) -> RecordDict:
     """Return the part of a round's reply that holds a site's sums.
 
-    Parameters
-    ----------
-    sums : dict of ndarray, each (k, \\*shape)
-        The sum of the updates of each hypothesis, with noise.
-    counts : sequence of float, length k
-        How many clients trained each, with noise where there is more than one.
-    released : sequence of int
-        1 for each asked client that took part, 0 for each that did not.
+    They are the sum of the updates of each hypothesis (k, \\*shape), and how many clients trained each, with noise.
+    `released` is 1 for each asked client that took part, 0 for each that did not.
     """
     record = MetricRecord({"clients": list(released), "counts": list(counts)})
     return RecordDict({_ARRAYS: pack(sums), _RELEASED: record})
@@ -262,10 +249,7 @@ def _flags(record: MetricRecord, asked: int) -> NDArray[np.bool_]:
 def number_released(content: RecordDict, asked: int, rows: int | None = None) -> int:
     """Return how many of the asked clients a reply says released; 0 for one that says something else.
 
-    Parameters
-    ----------
-    rows : int, optional
-        Of its matrix: k where a site was asked for sums, and by default one a client that released.
+    Its matrix must have that many `rows`: k where a site was asked for sums, by default one a client that released.
     """
     record = content.get(_RELEASED)
     flags = record.get("clients") if isinstance(record, MetricRecord) else None

@@ -22,14 +22,9 @@ def pause(waited: float, shortest: float = 0.01, longest: float = 0.5) -> float:
 
 
 class Pace:
-    """How long the SuperNode waits in place of what Flower would wait.
+    """How long the SuperNode waits in place of what Flower would wait, in seconds of a clock.
 
-    Parameters
-    ----------
-    longest : float
-        What Flower waits between two looks for a message; it waits less for a reply.
-    clock : callable
-        Seconds.
+    `longest` is what Flower waits between two looks for a message; it waits less for a reply.
     """
 
     def __init__(self, longest: float = 3.0, clock: Callable[[], float] = time.monotonic) -> None:

@@ -58,10 +58,7 @@ def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
 def from_array_record(record: ArrayRecord) -> Arrays:
     """Return Flower's record as named arrays, which share the record's memory and cannot be written to.
 
-    Raises
-    ------
-    ProtocolError
-        When an array is not in numpy's format, holds objects, or is shorter than it says.
+    `ProtocolError` for an array that is not in numpy's format, holds objects, or is shorter than it says.
     """
     arrays = {}
     for name, value in record.items():
@@ -86,13 +83,7 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
 
 
 def unpack(record: ArrayRecord) -> Packed:
-    """Return what `pack` made a record of, as views of its memory that cannot be written to.
-
-    Raises
-    ------
-    ProtocolError
-        When the record is anything else.
-    """
+    """Return what `pack` made a record of, as views that cannot be written to; `ProtocolError` for anything else."""
     if len(record) != 1:
         raise ProtocolError(f"there are {len(record)} arrays where one matrix should be", code="protocol.arrays")
     ((name, array),) = record.items()

@@ -52,14 +52,8 @@ class Sums:
         Of the updates of each site's clients by hypothesis, with noise.
     counts : ndarray, shape (s, k)
         How many of its clients trained each, as it says: with noise, and between 0 and all of them.
-    clients : ndarray of int, shape (m,)
-        Who took part at all sites, counted over the dataset.
-    asked : int
-        How many clients were.
-    lost_nodes : int
-        Nodes that did not answer, or not as they should.
-    outside : ndarray of int
-        Clients of sites that were left out because a sum is longer than theirs can be; they have paid as well.
+    clients, asked, lost_nodes, outside
+        As in `Releases`; outside are clients of sites of which a sum is longer than theirs can be.
     """
 
     sums: NDArray[np.float64]

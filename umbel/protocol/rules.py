@@ -56,20 +56,9 @@ class Settings(BaseModel):
 
     @classmethod
     def parse(cls, entries: Mapping[str, Any], source: str = "") -> Self:
-        """Check entries and return the settings in them.
+        """Check entries, by their names in kebab-case, and return the settings in them.
 
-        Parameters
-        ----------
-        entries : mapping
-            By their names outside, in kebab-case.
-        source : str
-            Put before the text of an error, as the name of a file.
-
-        Raises
-        ------
-        UmbelError
-            Of the kind that the class says, for the first entry that cannot be used; the text
-            names the entry and the fix.
+        The first entry that cannot be used raises `error`, which names it and the fix, after the name of the `source`.
         """
         entries = cls.current(entries)
         try:

@@ -81,8 +81,7 @@ class RunConfig(Settings):
         "", description='rmse, accuracy, right-sign, or package.module:function; "" for the model\'s own'
     )
     pretrained: str = Field(
-        "",
-        description="weights to start from, safetensors or state dict: a file's path, or one in $UMBEL_HOME/models",
+        "", description="weights to start from, safetensors or state dict: a file's path, or one in $UMBEL_HOME/models"
     )
     frozen: str = Field(
         "", description='parameters that are never trained and never sent, as patterns on names: "conv* fc1.*"'
@@ -108,8 +107,7 @@ class RunConfig(Settings):
     validation_clients_per_round: int = Field(0, ge=0, description="validation clients asked each time; 0 for all")
     validate_every: int = Field(1, ge=1, description="rounds from one validation to the next")
     validate_by: Literal["mean", "median"] = Field(
-        "mean",
-        description="over clients; a loss far from all others is pulled in; median where many sites may lie",
+        "mean", description="over clients; a loss far from all others is pulled in; median where many sites may lie"
     )
     min_releases: int = Field(1, ge=1, description="a round with fewer releases leaves the hypotheses as they are")
     restarts: int = Field(
@@ -212,21 +210,16 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.min_releases > self.clients_per_round:
-            raise ValueError(
-                f"min-releases = {self.min_releases} is more than clients-per-round = {self.clients_per_round}; "
-                "lower it"
-            )
+            text = f"min-releases = {self.min_releases} exceeds clients-per-round = {self.clients_per_round}; lower it"
+            raise ValueError(text)
         if not self.clip_norm_bounded:
-            raise ValueError(
-                f"clip-norm-decay = {self.clip_norm_decay} makes the clip norm infinite in {self.rounds} rounds; "
-                "lower it"
-            )
+            made = f"makes the clip norm infinite in {self.rounds} rounds; lower it"
+            raise ValueError(f"clip-norm-decay = {self.clip_norm_decay} {made}")
         if self.noise_per is not NoisePer.VECTOR and self.clipping is Clipping.PUBLIC:
             raise ValueError(f'noise-per = "{self.noise_per}" works only with clipping = "update"; change one of them')
         if self.mechanism != LAPLACE and self.clipping is Clipping.UPDATE and self.noise_multiplier:
-            raise ValueError(
-                f'mechanism = "{self.mechanism}" bounds nothing with clipping = "update"; set clipping = "public"'
-            )
+            text = f'mechanism = "{self.mechanism}" bounds nothing with clipping = "update"; set clipping = "public"'
+            raise ValueError(text)
         if self.max_participations and self.max_node_share < 1:
             raise ValueError("max-participations and max-node-share do not go together; leave one of them out")
         if not (self.local_epochs or self.local_steps):

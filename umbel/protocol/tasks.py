@@ -67,13 +67,7 @@ class _Spec:
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> Self:
-        """Check a ConfigRecord from the network, which must have every field, and return its spec.
-
-        Raises
-        ------
-        ProtocolError
-            When a field is missing, of the wrong type or out of range, or the spec names no round or no client.
-        """
+        """Check a ConfigRecord from the network, which must name every field, a round and a client; return its spec."""
         entries = dict(record.items())  # whose look-ups are much faster than a record's
         if missing := [name for name in cls._fields() if name not in entries]:
             raise ProtocolError(f"the task lacks {missing[0]}", code="protocol.missing-field")
@@ -114,7 +108,7 @@ class TrainingSpec(_Spec):
     One object from the run config to the noise: `umbel.protocol.run_config.RunConfig.training` makes a template
     without round and clients, the strategy replaces what it decides (`HypothesisStrategy.task`),
     `umbel.server.nodes.fleet` fills in round and clients, and the gate sanitises by it
-    (`umbel.privacy.gate.releases.Sanitiser`).
+    (`umbel.privacy.gate.releases.Sanitiser`). What is not listed here is the run config's key of that name.
 
     Attributes
     ----------
@@ -122,19 +116,11 @@ class TrainingSpec(_Spec):
         Round, from 1; 0 in a template.
     clients : tuple of ClientOnNode
         The asked clients, each at most once; empty in a template.
-    local_epochs, batch_size : int
-        E and B of Algorithm 1; a batch size of 0 takes all of a client's rows at once.
-    step_size : float
-        s of Algorithm 1.
-    noise_multiplier : float
-        The paper's nu: noise per unit of clip norm; 0 asks for an unsanitised release.
     clipping : Clipping
         ``update``: the noise is for the norm of the client's own update, at least `clip_norm`.
         ``public``: the client clips its update to `clip_norm`, and the noise is for that.
     clip_norm : float
         ``public``: the norm to which the client clips. ``update``: the smallest radius.
-    noise_per : NoisePer
-        The unit that gets noise by itself, within its own radius.
     disclose_choice : bool
         Ask clients for the hypothesis they chose (IFCA); refused by any site that sanitises.
     local_steps : int
@@ -148,8 +134,6 @@ class TrainingSpec(_Spec):
         parameters by it.
     frozen_digest : str
         Of the model's frozen parameters, which do not travel; empty if there are none.
-    mechanism : str
-        The law of the noise, by name (`umbel.privacy.mechanisms.load`).
     choice_epsilon : float
         Epsilon of the mechanism that hides which hypothesis a client chose: randomised response, or the noise
         on a site's counts; 0 asks for the paper's open choice.
@@ -183,27 +167,21 @@ class TrainingSpec(_Spec):
     def __post_init__(self) -> None:
         _as_floats(self, "step_size", "noise_multiplier", "clip_norm", "message_noise", "choice_epsilon", "explore")
         self._check_asked()
-        _whole("local-epochs", self.local_epochs, 0)
-        _whole("local-steps", self.local_steps, 0)
-        _whole("batch-size", self.batch_size, 0)
-        _positive("step-size", self.step_size)
-        _not_negative("noise-multiplier", self.noise_multiplier)
-        _not_negative("message-noise", self.message_noise)
-        _not_negative("choice-epsilon", self.choice_epsilon)
+        for name in ("local_epochs", "local_steps", "batch_size"):
+            _whole(name.replace("_", "-"), getattr(self, name), 0)
+        _finite(self, "step_size", "clip_norm", above_0=True)
+        _finite(self, "noise_multiplier", "message_noise", "choice_epsilon")
         if self.choice_epsilon > MAX_CHOICE_EPSILON:
             raise _range(f"choice-epsilon must be at most {MAX_CHOICE_EPSILON}, got {self.choice_epsilon}")
-        object.__setattr__(self, "clipping", _one_of("clipping", Clipping, self.clipping))
-        _positive("clip-norm", self.clip_norm)
-        object.__setattr__(self, "noise_per", _one_of("noise-per", NoisePer, self.noise_per))
+        for name, kind in (("clipping", Clipping), ("noise_per", NoisePer), ("release_by", ReleaseBy)):
+            object.__setattr__(self, name, _one_of(name.replace("_", "-"), kind, getattr(self, name)))
         if self.noise_per is not NoisePer.VECTOR and self.clipping is Clipping.PUBLIC:
-            raise ProtocolError(
-                f"noise-per {self.noise_per} works only with clipping update; a public clip norm is for the whole "
-                "vector",
-                code="protocol.noise-per-clipping",
+            text = (
+                f"noise-per {self.noise_per} goes only with clipping update: a public clip norm is of the whole vector"
             )
+            raise ProtocolError(text, code="protocol.noise-per-clipping")
         if not 0 <= self.explore <= 1:
             raise _range(f"explore must be between 0 and 1, got {self.explore}")
-        object.__setattr__(self, "release_by", _one_of("release-by", ReleaseBy, self.release_by))
         if self.release_by is ReleaseBy.SITE:
             _check_site_release(self)
         _short("the run's name", self.run)
@@ -240,7 +218,7 @@ class EvaluationSpec(_Spec):
     def __post_init__(self) -> None:
         _as_floats(self, "step_size")
         self._check_asked()
-        _positive("step-size", self.step_size)
+        _finite(self, "step_size", above_0=True)
         _short("the run's name", self.run)
 
 
@@ -268,19 +246,11 @@ class Hosting:
 
     @classmethod
     def from_record(cls, record: MetricRecord) -> Hosting:
-        """Check a node's reply and return what it says.
-
-        Raises
-        ------
-        ProtocolError
-            When the node speaks another version, or counts are missing or negative.
-        """
+        """Check a node's reply and return what it says; `ProtocolError` for another version, or impossible counts."""
         version = record.get(_VERSION)
         if type(version) is not int or version != VERSION:
-            raise ProtocolError(
-                f"speaks protocol {version!r}, this server speaks {VERSION}; install the same umbel everywhere",
-                code="protocol.version",
-            )
+            text = f"speaks protocol {version!r}, this server speaks {VERSION}; install the same umbel everywhere"
+            raise ProtocolError(text, code="protocol.version")
         values: dict[str, Any] = {entry.name: record.get(entry.name) for entry in fields(cls)}
         if any(type(value) is not int for value in values.values()) or min(values["train"], values["validation"]) < 0:
             raise ProtocolError(f"reports counts that cannot be: {values}", code="protocol.hosting")
@@ -311,8 +281,13 @@ def _check_site_release(spec: TrainingSpec) -> None:
 def _clients(clients: tuple[Any, ...]) -> None:
     if set(map(type, clients)) - {int}:
         raise _no_clients()
-    if min(clients, default=0) < 0 or len(set(clients)) < len(clients):
+    if not _different(clients):
         raise ProtocolError("each client may be asked once, counted from 0", code="protocol.clients")
+
+
+@lru_cache(maxsize=4)  # in a simulation server and node look at the same clients
+def _different(clients: tuple[int, ...]) -> bool:
+    return min(clients, default=0) >= 0 and len(set(clients)) == len(clients)
 
 
 def _no_clients() -> ProtocolError:
@@ -336,14 +311,12 @@ def _as_floats(spec: Any, *names: str) -> None:
         object.__setattr__(spec, name, float(getattr(spec, name)) + 0.0)
 
 
-def _not_negative(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise _range(f"{name} must be a finite number of at least 0, got {value}")
-
-
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise _range(f"{name} must be a finite number above 0, got {value}")
+def _finite(spec: Any, *names: str, above_0: bool = False) -> None:
+    for name in names:
+        value = getattr(spec, name)
+        if not (math.isfinite(value) and (value > 0 if above_0 else value >= 0)):
+            rule = "above 0" if above_0 else "of at least 0"
+            raise _range(f"{name.replace('_', '-')} must be a finite number {rule}, got {value}")
 
 
 def _one_of(name: str, kind: Any, value: str) -> Any:

@@ -50,20 +50,10 @@ def _shown(row: Row, how: str | Callable[[Row], str]) -> str:
 
 @dataclass(frozen=True)
 class Page:
-    """What one experiment or attack leaves behind.
+    """What one experiment or attack leaves behind: a title and sections for people, and rows of the CSV `file`.
 
-    Attributes
-    ----------
-    title, sections
-        For people.
-    rows, file
-        Of the CSV file, which has the keys of all rows, and its name.
-    document : mapping or None
-        Of ``config.toml``; None for no such file.
-    draw : callable or None
-        Draws figures into the folder.
-    aside : str
-        Printed below the tables, and not written.
+    The CSV file has the keys of all rows. The `document` is that of ``config.toml``, None for no such file; `draw`
+    draws figures into the folder; `aside` is printed below the tables, and not written.
     """
 
     title: str
@@ -179,11 +169,12 @@ _STYLE: dict[Any, Any] = {
 def figure(
     folder: Path, name: str, rows: int = 1, columns: int = 1, size: tuple[float, float] = (6, 4)
 ) -> Iterator[Any]:
-    """Give the axes, shape (rows, columns), of a figure that is saved as ``NAME.svg`` and ``NAME.png`` in the end."""
+    """Give the axes (rows, columns), or the only one, of a figure that is saved as ``NAME.svg`` and ``.png``."""
     # Ids in an SVG are random unless they are salted.
     with matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}):
         drawing = Figure(figsize=size, layout="constrained")
-        yield drawing.subplots(rows, columns, squeeze=False)
+        axes = drawing.subplots(rows, columns, squeeze=False)
+        yield axes if axes.size > 1 else axes[0, 0]
         for ending, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
             buffer = io.BytesIO()
             drawing.savefig(buffer, format=ending, dpi=150, metadata=metadata)

@@ -26,14 +26,6 @@ from umbel.simulation.places import Place, deal
 
 
 @dataclass(frozen=True)
-class Loss:
-    """A simulated node that was lost with its host."""
-
-    node: int  # counted from 0
-    machine: str
-
-
-@dataclass(frozen=True)
 class _Sent:
     message: Message
     place: Place
@@ -53,7 +45,7 @@ class RayGrid(SimulatedGrid):
         homes = deal(hosts.places(), nodes)
         super().__init__(partitions(len(homes)))
         self.homes = dict(zip(self.node_configs, homes, strict=True))  # by a node's id where it lives
-        self.losses: list[Loss] = []
+        self.losses: list[tuple[int, str]] = []  # which node, counted from 0, was lost on which machine
         self._hosts = hosts
         # All of them at once: each imports PyTorch first.
         self._started = {place: hosts.start(place) for place in dict.fromkeys(homes)}
@@ -132,8 +124,7 @@ class RayGrid(SimulatedGrid):
         self._hosts.lost(sent.place)
         for node in [node for node, home in self.homes.items() if home == sent.place]:
             self._homeless.add(node)
-            number = int(self.node_configs[node]["partition-id"])
-            self.losses.append(Loss(number, sent.place.machine.name))
+            self.losses.append((int(self.node_configs[node]["partition-id"]), sent.place.machine.name))
 
     def _fail(self, message: Message, reason: str) -> None:
         self._take(message, Message(Error(ErrorCode.NODE_UNAVAILABLE, reason), reply_to=message))
@@ -155,7 +146,7 @@ class Losses(Observer):
         """Write to the log which were lost in this round."""
         assert isinstance(run.grid, RayGrid), "on a cluster alone"
         new, self._seen = run.grid.losses[self._seen :], len(run.grid.losses)
-        for loss in new:
+        for node, machine in new:
             lost = (
                 "what their own policy limits (UMBEL_MAX_PARTICIPATIONS, UMBEL_BUDGET, ...) they count anew, unless "
                 "UMBEL_LEDGER_PATH names a ledger on disk there"
@@ -163,7 +154,7 @@ class Losses(Observer):
             if run.setup.model.local_shapes:
                 lost += ", and their local parameters begin anew"
             text = (
-                f"In round {run.state.history[-1].number} simulated node {loss.node} was lost on {loss.machine}. Its "
+                f"In round {run.state.history[-1].number} simulated node {node} was lost on {machine}. Its "
                 f"clients are left out until it is back, on a machine that has their data; then {lost}."
             )
             log(WARNING, "%s", text)

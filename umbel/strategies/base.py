@@ -36,7 +36,7 @@ from umbel.protocol.arrays import (
 from umbel.protocol.flower import log
 from umbel.protocol.plugins import NoOptions
 from umbel.protocol.records import to_array_record
-from umbel.protocol.release import Clipping, ClipSchedule, ReleaseBy
+from umbel.protocol.release import ClipSchedule, ReleaseBy
 from umbel.protocol.releases import Releases, Scores, Sums
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
@@ -264,7 +264,8 @@ class HypothesisStrategy(Strategy):
 
     def task(self, round: int, template: TrainingSpec) -> TrainingSpec:
         """Return what all clients of a round are asked: the run's template, with what the strategy decides."""
-        return _decided(template, self.radius.mode, self.radius.at(round), self.discloses_choice, self.release_by)
+        clip: dict[str, Any] = {"clipping": self.radius.mode, "clip_norm": self.radius.at(round)}
+        return _decided(template, **clip, disclose_choice=self.discloses_choice, release_by=self.release_by)
 
     @final
     def aggregate_train(
@@ -298,12 +299,8 @@ class HypothesisStrategy(Strategy):
 
 
 @lru_cache(maxsize=4)
-def _decided(
-    template: TrainingSpec, clipping: Clipping, clip_norm: float, disclose_choice: bool, release_by: ReleaseBy
-) -> TrainingSpec:
-    return replace(
-        template, clipping=clipping, clip_norm=clip_norm, disclose_choice=disclose_choice, release_by=release_by
-    )
+def _decided(template: TrainingSpec, **decisions: Any) -> TrainingSpec:
+    return replace(template, **decisions)
 
 
 def moved_to(moved: Matrix, sent: Arrays, round: int) -> Arrays | None:

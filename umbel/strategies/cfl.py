@@ -103,12 +103,7 @@ class ClusteredFL(HypothesisStrategy):
 def bipartition(updates: Matrix) -> tuple[NDArray[np.bool_], float]:
     """Return the two parts of updates (m, n) between which the largest cosine a is smallest, for m of at least 2.
 
-    Returns
-    -------
-    second : ndarray of bool, shape (m,)
-        Who is in the part without the first client.
-    gap : float
-        sqrt((1 - a) / 2).
+    The first result says who (m,) is in the part without the first client, the second is sqrt((1 - a) / 2).
     """
     alike = cosines(updates)
     # They take a moment, for which runs of other strategies need not wait.

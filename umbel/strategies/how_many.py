@@ -35,30 +35,16 @@ class HowMany:
 
     @classmethod
     def for_run(cls, run: RunConfig) -> HowMany:
-        """Return one for a run, which chooses after a third of its rounds.
-
-        Raises
-        ------
-        ConfigError
-            When choices are so random that releases do not show the groups.
-        """
+        """Return one for a run, which chooses after a third of its rounds; raise where choices are too random."""
         least = math.log(run.most_hypotheses - 1)
         if 0 < run.choice_epsilon < least:
-            text = (
-                f'hypotheses = "auto" cannot see groups where choice-epsilon = {run.choice_epsilon:g} has fewer than '
-                f"half of the clients train what fits them; set hypotheses, or choice-epsilon to 0 or at least "
-                f"{math.ceil(100 * least) / 100:g}"
-            )
-            raise ConfigError(text, code="config.choice-epsilon")
+            cause = f"choice-epsilon = {run.choice_epsilon:g} makes most choices random"
+            fix = f"set hypotheses, or choice-epsilon to 0 or at least {math.ceil(100 * least) / 100:g}"
+            raise ConfigError(f'hypotheses = "auto" sees no groups: {cause}; {fix}', code="config.choice-epsilon")
         return cls(max(1, run.rounds // 3))
 
     def look(
-        self,
-        state: dict[str, NDArray[Any]],
-        round: int,
-        moved: Matrix,
-        hypotheses: Matrix,
-        labels: Labels,
+        self, state: dict[str, NDArray[Any]], round: int, moved: Matrix, hypotheses: Matrix, labels: Labels
     ) -> Matrix:
         """Return the next hypotheses (l, n): those that moved (k, n), or in the round of the choice fewer.
 
@@ -93,14 +79,8 @@ def merged(sums: Matrix, counts: Labels, start: Matrix) -> Labels:
     """Return for each hypothesis which of the new ones it becomes, from 0 on; -1 for one that is dropped.
 
     Hypotheses are one where the mean distance between those of two groups (average linkage) is less than three tenths
-    of the longest way that one has come.
-
-    Parameters
-    ----------
-    sums, counts : ndarray, shapes (k, n) and (k,)
-        Of the releases of each hypothesis in the last rounds.
-    start : ndarray, shape (k, n)
-        Where the hypotheses started.
+    of the longest way that one has come from its `start` (k, n). The sums (k, n) and counts (k,) of the releases of the
+    last rounds tell where each is now.
     """
     kinds = np.full(len(counts), -1, np.int64)
     used = np.flatnonzero(counts >= max(1, _FEWEST * counts.sum()))

@@ -47,19 +47,12 @@ def respawned(
     releases: Vectors,
     labels: Labels,
 ) -> Matrix:
-    """Return the next hypotheses (k, n): those that moved, where no hypothesis has been idle for too long.
+    """Return the next hypotheses (k, n): those that moved, where no hypothesis has been idle for `after` rounds.
 
-    Parameters
-    ----------
-    state : dict of ndarray
-        The strategy's; kept there are the rounds that each hypothesis has been idle, and what as many rounds as `after`
-        have told of whether its releases are of two kinds.
-    after : int
-        A hypothesis is reborn after so many rounds in a row without training: it had less than a quarter of its
-        share of the releases, and none of them near it. A few that stray to it from afar are no use of it, and a small
-        group of clients is.
-    round, moved, hypotheses, releases, labels
-        As for `umbel.strategies.base.HypothesisStrategy.reshape`.
+    Idle is one with less than a quarter of its share of the releases, and none of them near it. A few that stray to it
+    from afar are no use of it, and a small group of clients is. The strategy's `state` keeps for how long each has been
+    idle, and what the last rounds have told of whether its releases are of two kinds. The rest is as for
+    `umbel.strategies.base.HypothesisStrategy.reshape`.
     """
     k, share = len(hypotheses), len(labels) / len(hypotheses)
     counts = np.bincount(labels, minlength=k)
@@ -123,17 +116,11 @@ def _sides(releases: Vectors, hypotheses: Matrix, labels: Labels, least: float) 
 
 
 class Halves(NamedTuple):
-    """The two sides of m updates along their principal axis.
+    """The two sides of m updates along their principal axis: who (m,) is on that without the first client.
 
-    Attributes
-    ----------
-    second : ndarray of bool, shape (m,)
-        Who is on the side without the first client.
-    gap : float
-        From the largest to the second eigenvalue of the centred cosines, as a part of the way from there to the
-        smallest one that is not zero by centring.
-    dimensions : float
-        In how many directions at right angles the updates differ apart from that axis, all of them counting alike.
+    The gap is from the largest to the second eigenvalue of the centred cosines, as a part of the way from there to the
+    smallest one that is not zero by centring. The dimensions are the directions at right angles in which the updates
+    differ apart from that axis, all of them counting alike.
     """
 
     second: NDArray[np.bool_]

@@ -100,13 +100,7 @@ class Stock(GroupPrivacy):
 
 @lru_cache
 def adapted(name: str) -> type[Stock]:
-    """Return the strategy for a class in ``flwr.serverapp.strategy``, or ``package.module:Class``.
-
-    Raises
-    ------
-    ConfigError
-        When there is none, or what it needs does not exist here.
-    """
+    """Return the strategy for a class in ``flwr.serverapp.strategy``, or ``package.module:Class``."""
     found = import_by_name(name) if ":" in name else getattr(flower, name, None)
     if not (isinstance(found, type) and issubclass(found, Strategy)) or inspect.isabstract(found):
         known = {one: getattr(flower, one) for one in flower.__all__ if one not in _UNFIT}
@@ -180,18 +174,15 @@ class _TwoNodes(Grid):
         self._looks = 0
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes' ids."""
         self._looks += 1
         if self._looks > self._LOOKS:
             raise _unfit("waits for more than two nodes; a release is a reply here, and min-releases bounds them")
         return [1, 2]
 
     def get_nodes(self) -> Iterable[Any]:
-        """Return nothing: nothing else is known of the nodes."""
         return []
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return none."""
         return []
 
     def set_run(self, run: Run) -> None:
@@ -199,11 +190,9 @@ class _TwoNodes(Grid):
 
     @property
     def run(self) -> Run:
-        """Refuse."""
         raise _unfit("looks at the run, which it is not shown")
 
     def push_messages(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse."""
         raise _unfit("makes or sends messages")
 
     create_message = send_and_receive = push_messages

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tests.helpers.datasets import manifest
 from umbel.cli.main import app
-from umbel.client.beforehand import first_update
+from umbel.client.trial import first_update
 from umbel.data import offsets_of, write_dataset
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import run_config

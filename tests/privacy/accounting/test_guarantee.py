@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.ledgers import proven
 from tests.privacy.mechanisms.reference import Masses, add, delta_of, epsilon_of, laplace_cdf, rounded_down
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.guarantee import amount, gap, guarantee, in_words, pure_cost, pure_spent, within_budget
@@ -46,8 +47,7 @@ def test_a_report_costs_n_over_nu_since_the_radius_is_the_diagonal_of_all_report
 def test_releases_of_all_kinds_add_up() -> None:
     report = Release(Kind.REPORT, 2, 4.0, Clipping.PUBLIC)
     assert pure_spent({private(): 3, report: 2}) == Fraction(96, 10) + 1
-    found = guarantee({private(): 3, report: 2})
-    assert found is not None
+    found = proven({private(): 3, report: 2})
     assert found.pure == pytest.approx(10.6)
     assert found.epsilon <= found.pure
 
@@ -72,14 +72,12 @@ def test_one_release_without_a_guarantee_leaves_none_at_all(release: Release, wh
 
 def test_who_released_nothing_has_spent_nothing() -> None:
     for releases in ({}, {private(): 0}, {OPEN: 0}):
-        found = guarantee(releases)
-        assert found is not None
+        found = proven(releases)
         assert (found.pure, found.epsilon) == (0.0, 0.0)
 
 
 def test_at_delta_noise_and_choice_are_composed_as_two_losses() -> None:
-    found = guarantee({private(): 4}, 1e-5)
-    assert found is not None
+    found = proven({private(): 4}, 1e-5)
     losses = {Laplace(10.0).loss(11, 2): 4, RandomisedResponse(1.0, 5): 4}
     assert found.epsilon == compose(losses, 1e-5)
     assert found.epsilon < found.pure
@@ -89,16 +87,14 @@ def test_the_figures_of_planning() -> None:
     """nu = 10 without the choice: 2.2 a participation, and at delta 1e-5 1.93, 3.32, 5.41, 8.61 for 1, 2, 4, 8."""
     release = private(hypotheses=1, choice_epsilon=0.0)
     for times, epsilon in ((1, 1.93), (2, 3.32), (4, 5.41), (8, 8.61)):
-        found = guarantee({release: times}, 1e-5)
-        assert found is not None
+        found = proven({release: times}, 1e-5)
         assert found.epsilon == pytest.approx(epsilon, abs=0.01)
 
 
 def test_gaussian_noise_has_no_pure_epsilon_and_composes_exactly() -> None:
     """Four releases of nu = 4 two radii apart are one of mu = 2 * 2/4 = 1."""
     release = private(1_206_590, 4.0, mechanism="gaussian", hypotheses=1, choice_epsilon=0.0)
-    found = guarantee({release: 4}, 1e-5)
-    assert found is not None
+    found = proven({release: 4}, 1e-5)
     assert found.pure == math.inf
     assert found.epsilon == pytest.approx(compose({GaussianLoss(1.0): 1}, 1e-5), rel=1e-9)
     assert in_words(found) == ("none", amount(found.epsilon))
@@ -156,10 +152,8 @@ def least_budget(
 
 def test_what_a_server_picks_counts_as_the_least_noise_that_the_site_accepts() -> None:
     """Ten releases of nu = 20 where 10 would have been accepted cost what ten of nu = 10 do, if that is less."""
-    least = guarantee({private(nu=10.0, hypotheses=2): 10}, 1e-5)
-    own = guarantee({private(nu=20.0): 10}, 1e-5)
-    assert least is not None
-    assert own is not None
+    least = proven({private(nu=10.0, hypotheses=2): 10}, 1e-5)
+    own = proven({private(nu=20.0): 10}, 1e-5)
     assert own.epsilon < least_budget({private(nu=20.0): 10}) == pytest.approx(least.epsilon, abs=0.011)
 
 
@@ -249,8 +243,7 @@ def test_where_training_clients_report_a_quarter_is_set_apart_for_reports() -> N
     """Whichever of the two comes first."""
     report = Release(Kind.REPORT, 2, 4.0, Clipping.PUBLIC)
     gaussian = private(1000, 4.0, mechanism="gaussian", hypotheses=1, choice_epsilon=0.0)
-    alone = guarantee({gaussian: 4}, 1e-5)
-    assert alone is not None
+    alone = proven({gaussian: 4}, 1e-5)
     for account in ({gaussian: 4, report: 1}, {report: 1, gaussian: 4}):
         assert least_budget(account, 4.0, reports=True) == pytest.approx(alone.epsilon / 0.75, abs=0.011)
         assert least_budget(account, 4.0) == 10**4, "a site whose clients do not report sets nothing apart"
@@ -276,8 +269,7 @@ def test_no_budget_is_less_than_what_was_released_and_the_pure_sum_always_is_one
     kinds: list[tuple[int, float, float]], times: int
 ) -> None:
     account = {private(n, nu, choice_epsilon=epsilon): times for n, nu, epsilon in kinds}
-    found = guarantee(account, 1e-5)
-    assert found is not None
+    found = proven(account, 1e-5)
     assert within_budget(account, Fraction(pure_spent(account)), 1e-5, 5.0, 1.0)
     assert not within_budget(account, Fraction(found.epsilon * (1 - 1e-6)), 1e-5, 5.0, 1.0)
 

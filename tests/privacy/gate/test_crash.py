@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.datasets import save_plane
 from tests.helpers.forks import forks
 from tests.helpers.ledgers import participations
-from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.privacy.gate.ledger import Ledger
 
 CLIENTS = 3
@@ -55,12 +55,7 @@ def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    generator = np.random.default_rng(0)
-    features = generator.uniform(-1, 1, (10 * CLIENTS, 2)).astype(np.float32)
-    manifest = Manifest(
-        name="own", clients=CLIENTS, split={"train": CLIENTS, "validation": 0}, model="linear", loss="mse"
-    )
-    write_dataset(tmp_path / "own", manifest, features, features[:, 0], offsets_of([10] * CLIENTS))
+    save_plane(tmp_path / "own", CLIENTS, loss="mse")
     return tmp_path
 
 

@@ -15,11 +15,20 @@ DRAWS = {1: 40_000, 2: 40_000, 3: 60_000}
 FALSE_ALARM = 1e-6
 
 
-def releases(update: NDArray[np.float64], nu: float, radius: float, mode: str, seed: int) -> NDArray[np.float64]:
-    """Return many releases of one update, from the mechanism itself."""
+RADIUS = 0.5
+
+
+def releases(update: NDArray[np.float64], nu: float, seed: int) -> NDArray[np.float64]:
+    """Return many releases of one update within the public radius, from the mechanism itself."""
     [generator] = streams(seed, "audit", 0, [0])
     draws = DRAWS[len(update)]
-    return sanitise(np.tile(update, (draws, 1)), nu, radius, mode, [generator] * draws)
+    return sanitise(np.tile(update, (draws, 1)), nu, RADIUS, "public", [generator] * draws)
+
+
+def proves(n: int, nu: float, length: float = RADIUS / 2) -> float:
+    """Return what releases of an update of that length and of its opposite prove."""
+    axis = np.eye(1, n)[0]
+    return lower_bound(releases(length * axis, nu, 1), releases(-length * axis, nu, 2), axis)
 
 
 def lower_bound(first: NDArray[np.float64], second: NDArray[np.float64], statistic: NDArray[np.float64]) -> float:
@@ -47,27 +56,16 @@ def proved(a: NDArray[np.float64], b: NDArray[np.float64], thresholds: NDArray[n
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_a_public_radius_keeps_what_it_states(n: int) -> None:
     """Updates one radius apart are told apart by at most n / nu; nu = n, so by at most 1."""
-    radius, axis = 0.5, np.eye(1, n)[0]
-    first = releases(radius / 2 * axis, float(n), radius, "public", 1)
-    second = releases(-radius / 2 * axis, float(n), radius, "public", 2)
-    epsilon = lower_bound(first, second, axis)
-    assert epsilon <= 1.0
-    assert epsilon > 0.5, "or the audit would not notice anything"
+    assert 0.5 < proves(n, nu=n) <= 1.0, "with less the audit would not notice anything"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 3])
 def test_the_audit_catches_a_mechanism_with_half_the_noise(n: int) -> None:
-    radius, axis = 0.5, np.eye(1, n)[0]
-    first = releases(radius / 2 * axis, n / 2, radius, "public", 1)
-    second = releases(-radius / 2 * axis, n / 2, radius, "public", 2)
-    assert lower_bound(first, second, axis) > 1.0
+    assert proves(n, nu=n / 2) > 1.0
 
 
 @pytest.mark.slow
 def test_clipping_keeps_any_two_updates_within_two_radii() -> None:
     """However long the updates are, they cost at most 2 n / nu apart."""
-    axis = np.eye(1, 2)[0]
-    first = releases(1e6 * axis, 2.0, 0.5, "public", 1)
-    second = releases(-1e6 * axis, 2.0, 0.5, "public", 2)
-    assert 1.0 < lower_bound(first, second, axis) <= 2.0
+    assert 1.0 < proves(2, nu=2.0, length=1e6) <= 2.0

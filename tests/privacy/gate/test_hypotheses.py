@@ -21,44 +21,25 @@ def hypotheses(*rows: Any, name: str = "items") -> Arrays:
     return {name: np.array(rows, np.float32)}
 
 
-@pytest.mark.parametrize("value", [0.0, -7.5, [1.0, -2.0]])
-def test_rows_that_are_all_alike_are_degenerate(value: Any) -> None:
-    assert degenerate(hypotheses(np.broadcast_to(value, (3, 2)))) == "items"
-
-
-def test_one_degenerate_hypothesis_among_others_is_found() -> None:
-    assert degenerate(hypotheses(GOOD, np.zeros((3, 2)))) == "items"
-    assert degenerate(hypotheses(GOOD, GOOD + 1)) == ""
-
-
-def test_the_array_is_named() -> None:
-    arrays = hypotheses(GOOD, name="first") | hypotheses(np.ones((3, 2)), name="second")
-    assert degenerate(arrays) == "second"
-
-
-def test_two_rows_alike_among_others_are_not_degenerate() -> None:
-    assert degenerate(hypotheses([[1, 2], [1, 2], [1, 3]])) == ""
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (1, 4)])
-def test_numbers_biases_and_single_rows_may_be_constant(shape: tuple[int, ...]) -> None:
-    """As biases of zero are in many a fresh network."""
-    assert degenerate({"part": np.zeros((2, *shape), np.float32)}) == ""
-
-
-@pytest.mark.parametrize("shape", [(4, 1), (5, 2, 3, 3)])
-def test_matrices_of_one_column_and_convolutions_may_not(shape: tuple[int, ...]) -> None:
-    assert degenerate({"part": np.full((2, *shape), 0.5, np.float32)}) == "part"
-
-
-def test_jitter_steps_over_it() -> None:
-    """It is a tripwire: a little noise on the zeros is enough, and as good for the attack."""
-    jitter = 1e-3 * np.random.default_rng(0).standard_normal((3, 2))
-    assert degenerate(hypotheses(jitter)) == ""
-
-
-def test_jitter_too_small_to_matter_does_not() -> None:
-    assert degenerate(hypotheses(1e-8 * GOOD)) == "items"
+@pytest.mark.parametrize(
+    ("arrays", "found"),
+    [
+        *((hypotheses(np.broadcast_to(row, (3, 2))), "items") for row in (0.0, -7.5, [1.0, -2.0])),
+        (hypotheses(GOOD, np.zeros((3, 2))), "items"),  # one among others
+        (hypotheses(GOOD, GOOD + 1), ""),
+        (hypotheses(GOOD, name="first") | hypotheses(np.ones((3, 2)), name="second"), "second"),
+        (hypotheses([[1, 2], [1, 2], [1, 3]]), ""),  # two rows alike among others
+        # Numbers, single rows and biases may be constant: biases of zero are in many a fresh network.
+        *(({"part": np.zeros((2, *shape), np.float32)}, "") for shape in ((), (3,), (1, 4))),
+        # Matrices of one column, and convolutions, may not.
+        *(({"part": np.full((2, *shape), 0.5, np.float32)}, "part") for shape in ((4, 1), (5, 2, 3, 3))),
+        # Jitter steps over the tripwire, and is as good for the attack; unless it is too small to matter.
+        (hypotheses(1e-3 * np.random.default_rng(0).standard_normal((3, 2))), ""),
+        (hypotheses(1e-8 * GOOD), "items"),
+    ],
+)
+def test_an_array_whose_rows_are_all_alike_in_a_hypothesis_is_degenerate(arrays: Arrays, found: str) -> None:
+    assert degenerate(arrays) == found
 
 
 @pytest.mark.parametrize("name", [*models.MODELS, "factors items=20 size=4"])

@@ -148,12 +148,7 @@ def test_no_value_of_the_data_is_written_down(handler: Any, log: SiteLog, own: d
 
 @pytest.mark.parametrize(
     ("error", "told"),
-    [
-        (Refused("too much"), True),
-        (ProtocolError("no"), True),
-        (DatasetError("row 3"), False),
-        (OSError("x"), False),
-    ],
+    [(Refused("too much"), True), (ProtocolError("no"), True), (DatasetError("row 3"), False), (OSError("x"), False)],
 )
 def test_only_reasons_that_come_from_the_message_or_the_set_up_are_told(error: Exception, told: bool) -> None:
     entry = Entry()

@@ -22,7 +22,7 @@ from scipy import stats
 
 from tests.cli.commands.test_approvals import Site
 from tests.helpers.errors import raises
-from tests.helpers.ledgers import ledger_of
+from tests.helpers.ledgers import ledger_of, proven
 from tests.helpers.messages import (
     SIMULATED,
     Handler,
@@ -84,6 +84,10 @@ def hands_over(hypotheses: Any, updates: Any, chosen: Any) -> Handler:
         return Message(local_result(stacked(trained, layout(start.shape[1])), np.asarray(chosen)[:there]), reply_to=msg)
 
     return handler
+
+
+STAY = hands_over(BOTH, np.zeros((12, 1)), [0] * 12)
+"""The handler of twelve clients that stay with the first of both."""
 
 
 @dataclass(frozen=True)
@@ -236,8 +240,7 @@ def test_a_laplace_release_of_one_hypothesis_has_the_law_of_a_clients() -> None:
 
 def test_a_laplace_release_of_several_is_dominated_by_what_a_pure_epsilon_allows() -> None:
     """One release at delta: delta = (e^a - e^epsilon) / (e^a + 1) of a choice among two with a = 3/2."""
-    found = guarantee({release(4): 1}, 0.1)
-    assert found is not None
+    found = proven({release(4): 1}, 0.1)
     assert found.pure == 1.5
     assert found.epsilon == pytest.approx(math.log(math.exp(1.5) - 0.1 * (math.exp(1.5) + 1)), rel=1e-6)
 
@@ -247,8 +250,7 @@ def test_a_gaussian_release_covers_the_choice_at_no_price(k: int) -> None:
     one = release(k, "gaussian", 0.0, nu=4.0)
     assert one.formal
     assert gap(one) == ""
-    found = guarantee({one: 3}, 1e-5)
-    assert found is not None
+    found = proven({one: 3}, 1e-5)
     assert found.pure == math.inf
     loss = GaussianLoss(2 / 4 * math.sqrt(3))
     assert loss.delta(np.array([found.epsilon]))[0] == pytest.approx(1e-5, rel=1e-3)
@@ -267,8 +269,7 @@ def test_laplace_counts_without_a_price_are_an_open_choice() -> None:
 
 def test_servers_that_pick_as_they_go_are_taken_to_pick_what_tells_most() -> None:
     account = {release(3, choice_epsilon=0.1, nu=60.0): 5, release(2, choice_epsilon=0.2, nu=60.0): 5}
-    worst = guarantee({release(2, choice_epsilon=0.3, nu=30.0): 10}, 1e-5)
-    assert worst is not None
+    worst = proven({release(2, choice_epsilon=0.3, nu=30.0): 10}, 1e-5)
     pure = Fraction(5 * 2) * Fraction(6, 60) + Fraction(3, 2)
     least = min(pure, Fraction(worst.epsilon))
     assert within_budget(account, least, 1e-5, 30.0, 0.3)
@@ -498,8 +499,7 @@ def test_who_approves_a_run_of_a_site_that_releases_sums_alone_approves_its_sums
     [digest] = site.waiting
     told = site.run("list")
     # nu = 5 at a distance of 2 radii, whatever is chosen.
-    least = guarantee({Release(Kind.SITE, 2, 5.0, Clipping.PUBLIC, mechanism="gaussian", hypotheses=2): 1})
-    assert least is not None
+    least = proven({Release(Kind.SITE, 2, 5.0, Clipping.PUBLIC, mechanism="gaussian", hypotheses=2): 1})
     assert f"at delta 1e-05: {least.epsilon:.4g};" in told
     site.run("approve", digest)
     assert not refused(site.sums())
@@ -548,7 +548,7 @@ def test_at_equal_epsilon_m_clients_leave_a_root_of_m_less_noise(mechanism: str,
 def test_every_client_that_takes_part_pays_the_whole_price() -> None:
     context = of_node(TRUSTED)
     content = request(BOTH, 12, choice_epsilon=0.5)
-    what_left(through_gate(content, context, hands_over(BOTH, np.zeros((12, 1)), [0] * 12)), 12, 2, 1)
+    what_left(through_gate(content, context, STAY), 12, 2, 1)
     [account] = {tuple(account.items()) for account in accounts(context, 12)}
     [(paid, times)] = account
     assert (paid.kind, paid.hypotheses, paid.choice_epsilon, times) == (Kind.SITE, 2, 0.5, 1)
@@ -566,7 +566,7 @@ def test_where_fewer_than_the_least_can_pay_nobody_does(able: int, node_log: io.
     spent = Charge("earlier", 1, release(2, nu=6.0))
     ledger.charge(spent, range(able, 12))
     content = request(BOTH, 12, choice_epsilon=0.5)
-    reply = through_gate(content, context, hands_over(BOTH, np.zeros((12, 1)), [0] * 12))
+    reply = through_gate(content, context, STAY)
     paid = [sum(account.values()) for account in accounts(context, 12)]
     if able < 10:
         assert refused(reply)
@@ -599,7 +599,7 @@ def test_a_crash_in_the_noise_is_paid_for_and_releases_nothing(monkeypatch: pyte
     monkeypatch.setattr(Laplace, "noise", crash)
     context = of_node(TRUSTED)
     content = request(BOTH, 12, choice_epsilon=0.5)
-    assert refused(through_gate(content, context, hands_over(BOTH, np.zeros((12, 1)), [0] * 12)))
+    assert refused(through_gate(content, context, STAY))
     assert [sum(account.values()) for account in accounts(context, 12)] == [1] * 12
 
 
@@ -642,7 +642,7 @@ def test_a_site_refuses_and_charges_nobody(what: str, node_log: io.StringIO) -> 
     new_ledger()
     context = of_node(config)
     content = request(BOTH, 12, **{"choice_epsilon": 0.5} | changes)
-    reply = through_gate(content, context, hands_over(BOTH, np.zeros((12, 1)), [0] * 12))
+    reply = through_gate(content, context, STAY)
     assert refused(reply)
     assert f"[refused.{code}]" in node_log.getvalue()
     assert accounts(context, 12) == [{}] * 12
@@ -665,7 +665,7 @@ def test_a_gaussian_choice_needs_no_price_whatever_the_site_accepts_of_one() -> 
     new_ledger()
     context = of_node(TRUSTED | {"max-choice-epsilon": 0.1, "budget": 20, "delta": 1e-5})
     content = request(BOTH, 12, mechanism="gaussian", choice_epsilon=0.0)
-    what_left(through_gate(content, context, hands_over(BOTH, np.zeros((12, 1)), [0] * 12)), 12, 2, 1)
+    what_left(through_gate(content, context, STAY), 12, 2, 1)
 
 
 def test_a_mechanism_of_ones_own_sums_one_hypothesis_and_must_say_how_it_hides_several() -> None:

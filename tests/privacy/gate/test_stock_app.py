@@ -110,7 +110,7 @@ def test_what_is_frozen_goes_back_as_it_came_and_costs_nothing() -> None:
 
 def test_a_pattern_that_matches_nothing_is_a_slip_of_the_pen(node_log: io.StringIO) -> None:
     assert refused(Node(Gate(1.0, 1.0, frozen="backbon.*"), unchanged).send(asks(PAIR)))
-    assert "no array of the message is called 'backbon.*'" in node_log.getvalue()
+    assert "no array is called 'backbon.*'" in node_log.getvalue()
 
 
 # --- the law of the noise, and its price

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.helpers.ledgers import proven
 from tests.helpers.models import write_module
 from umbel.privacy import mechanisms
-from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.mechanisms import Mechanism
 from umbel.simulation.in_process import play, run_config
 
@@ -41,7 +41,6 @@ def test_a_run_counts_it(own: str) -> None:
     changes = {"mechanism": own, "clipping": "public", "choice_epsilon": 1.0, "noise_multiplier": 2.0}
     config = run_config("synthetic", max_participations=3, rounds=2, restarts=1, **changes)
     run = play(config)
-    found = guarantee({run.setup.release: 3}, 1e-5)
-    assert found is not None
+    found = proven({run.setup.release: 3}, 1e-5)
     assert found.pure == 6
     assert 5.9 < found.epsilon <= 6

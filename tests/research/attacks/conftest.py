@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from flwr.app import Message
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
+from tests.helpers.datasets import manifest
 from umbel.client.app import app
+from umbel.data import offsets_of, write_dataset
 from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model, Parameters
 from umbel.server.history import State
@@ -25,6 +27,18 @@ from umbel.simulation.grid import InProcessGrid
 Config = dict[str, Any]
 
 SHAPE = (4, 4)
+
+
+def write_strokes(folder: Path, name: str) -> Path:
+    """Write images of strokes on white paper, 10 rows for each of 40 clients."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(200, 256, (400, 28, 28)).astype(np.uint8)
+    for image in images:
+        row, column = rng.integers(2, 18, 2)
+        image[row : row + 8, column : column + 3] = rng.integers(0, 120)
+    own = manifest(40, name=name, feature_scale=1 / 255)
+    write_dataset(folder, own, images, rng.integers(0, 10, 400), offsets_of([10] * 40))
+    return folder
 
 
 def chain(*layers: nn.Module) -> Model:
@@ -77,32 +91,21 @@ def prepared(
     return Run(setup, grid, state or State(start, start), named(setup), folder=folder)
 
 
+def passed_on(name: str) -> Any:
+    """A method that calls the same of the grid behind."""
+    return lambda self, *args, **kwargs: getattr(self._grid, name)(*args, **kwargs)
+
+
 class RelayGrid(Grid):
     """Stands in front of the in-process grid as a SuperLink does: messages go through, nodes' state is out of sight."""
 
     in_process = True
 
+    run = property(lambda self: self._grid.run)
+    set_run, create_message, get_node_ids = map(passed_on, ("set_run", "create_message", "get_node_ids"))
+    push_messages, pull_messages, send_and_receive = map(
+        passed_on, ("push_messages", "pull_messages", "send_and_receive")
+    )
+
     def __init__(self, grid: InProcessGrid) -> None:
         self._grid = grid
-
-    def set_run(self, run: Any) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self._grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self._grid.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self._grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._grid.pull_messages(message_ids)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return self._grid.send_and_receive(messages, timeout=timeout)

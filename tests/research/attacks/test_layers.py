@@ -48,15 +48,17 @@ def test_a_network_that_is_one_layer_has_no_prefix() -> None:
     assert parameter("fc", "bias") == "fc.bias"
 
 
-def test_a_network_without_a_fully_connected_layer_is_named() -> None:
-    model = chain(nn.Unflatten(1, (1, 4)), nn.Conv2d(1, 3, 4), nn.Flatten())
-    with raises(NotApplicableError, "attack.no-dense-layer", "chain"):
-        dense_layers(model, drawn(model), SHAPE)
-
-
-def test_a_layer_that_sees_every_row_of_an_image_has_no_gradient_of_rank_one() -> None:
-    model = chain(nn.Linear(4, 2), nn.Flatten())
-    with raises(NotApplicableError, "attack.no-dense-layer", "4 vectors"):
+@pytest.mark.parametrize(
+    ("layers", "part"),
+    [
+        ((nn.Unflatten(1, (1, 4)), nn.Conv2d(1, 3, 4), nn.Flatten()), "chain"),
+        ((nn.Linear(4, 2), nn.Flatten()), "4 vec"),
+    ],
+    ids=["no dense layer", "one that sees every row of an image"],
+)
+def test_networks_without_a_gradient_of_rank_one_are_refused(layers: tuple[nn.Module, ...], part: str) -> None:
+    model = chain(*layers)
+    with raises(NotApplicableError, "attack.no-dense-layer", part):
         dense_layers(model, drawn(model), SHAPE)
 
 

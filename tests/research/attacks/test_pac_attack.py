@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +44,6 @@ from umbel.simulation.in_process import run_config
 
 from .conftest import Config, RelayGrid, prepared
 
-Findings = list[dict[str, Any]]
-
 COLUMNS = ["attack", "noise_multiplier", "client", "interactions", "error", "by_rate", "by_items", "spent"]
 ERRORS = COLUMNS[4:7]
 N = 800  # parameters of 100 items of 8 factors
@@ -66,14 +63,9 @@ class Attacked:
     """A run that is over."""
 
     def __init__(
-        self,
-        config: Config,
-        nodes: int = 1,
-        policy: Mapping[str, Any] = {},
-        folder: RunFolder | None = None,
-        relayed: bool = False,
+        self, config: Config, nodes: int = 1, folder: RunFolder | None = None, relayed: bool = False, **policy: Any
     ) -> None:
-        places = [{"partition-id": i, "num-partitions": nodes} | dict(policy) for i in range(nodes)]
+        places = [{"partition-id": i, "num-partitions": nodes} | policy for i in range(nodes)]
         self.grid = ListeningGrid(app, config, node_configs=places)
         run = prepared(config, RelayGrid(self.grid) if relayed else self.grid, folder)
         run_rounds(run)
@@ -97,14 +89,8 @@ class Attacked:
         return self.strategy
 
     @property
-    def findings(self) -> Findings:
+    def findings(self) -> list[dict[str, Any]]:
         return self.attack.findings
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        section = self.attack.section()
-        assert section is not None
-        return section.paragraphs
 
     @property
     def victims(self) -> list[int]:
@@ -119,16 +105,9 @@ class Attacked:
 @pytest.fixture
 def attack_config(run_config: Config) -> Config:
     """The run config of an attack with `OPTIONS`."""
-    return (
-        run_config
-        | {
-            "strategy": "umbel.research.attacks.pac_attack:PacAttack", "dataset": "preferences", "rounds": 1000,
-            "restarts": 1,
-            "validate-every": 1000, "local-epochs": 0, "local-steps": 1, "clients-per-round": 20,
-            "noise-multiplier": 0.0, "clip-norm-floor": 1e-6,
-        }
-        | options()
-    )  # fmt: skip
+    attack = {"strategy": "umbel.research.attacks.pac_attack:PacAttack", "dataset": "preferences", "rounds": 1000}
+    steps = {"local-epochs": 0, "local-steps": 1, "clients-per-round": 20, "validate-every": 1000, "restarts": 1}
+    return run_config | attack | steps | {"noise-multiplier": 0.0, "clip-norm-floor": 1e-6} | options()
 
 
 # --- what an attack makes of updates, by hand
@@ -201,11 +180,8 @@ def test_the_attack_is_measured_ever_more_seldom() -> None:
 
 def test_what_was_needed_is_when_the_error_became_and_stayed_low() -> None:
     errors = {7: [0.3, 0.05, 0.0], 8: [0.0, 0.3, 0.04], 9: [0.0, 0.0, 0.06], 4: [None, None, None]}
-    rows = [
-        {"client": client, "interactions": t, "error": error}
-        for client, own in errors.items()
-        for t, error in enumerate(own, start=1)
-    ]
+    found = ((client, t, error) for client, own in errors.items() for t, error in enumerate(own, start=1))
+    rows = [dict(zip(("client", "interactions", "error"), one, strict=True)) for one in found]
     assert needed(rows, 0.05) == {7: 2, 8: 3, 9: None, 4: None}
 
 
@@ -219,12 +195,11 @@ def test_without_noise_all_local_parameters_are_stolen_in_a_few_interactions(
 ) -> None:
     played = Attacked(attack_config | unit | options(attack=attack))
     assert len(played.victims) == 5
-    for client in played.victims:
-        row = played.last(client, 0.0)
+    for row in (played.last(client, 0.0) for client in played.victims):
         assert row["error"] <= 0.05
         assert row["interactions"] <= 8
         assert row["spent"] is None, "no number bounds what it gave away"
-    assert "5 of 5" in played.remarks[0]
+    assert "5 of 5" in played.attack.remarks[0]
     assert played.state.stopped == "the attack is over"
 
 
@@ -311,7 +286,7 @@ def test_a_seed_gives_the_same_findings_whatever_the_number_of_nodes(attack_conf
 def test_a_budget_caps_the_interactions(attack_config: Config, policy: Config, run: Config, maximum: int) -> None:
     """Of all noise multipliers together; at the first, n / nu = 400 a participation, or an epsilon of 2 n / nu."""
     config = attack_config | options(after=0, multipliers="2,4") | {"noise-multiplier": 2.0} | run
-    played = Attacked(config, policy=policy)
+    played = Attacked(config, **policy)
     ledger = MemoryLedger(next(iter(played.grid.contexts.values())).state)
     for client in played.victims:
         assert played.last(client, 2.0)["interactions"] == maximum
@@ -341,7 +316,7 @@ def test_a_tripwire_stops_zeros_and_repeats_but_not_who_knows_of_it(
     attack_config: Config, attack: str, interactions: int
 ) -> None:
     config = attack_config | options(attack=attack, error=0.0, multipliers="2")
-    played = Attacked(config, policy={"tripwire": True})
+    played = Attacked(config, tripwire=True)
     assert {played.last(client, 2.0)["interactions"] for client in played.victims} == {interactions}
 
 
@@ -354,8 +329,8 @@ def test_a_run_leaves_a_table_and_a_section(attack_config: Config, tmp_path: Pat
     table = pd.read_csv(tmp_path / "run" / "findings.csv")
     assert list(table) == COLUMNS
     assert table.astype(object).where(table.notna(), None).to_dict("records") == played.findings
-    assert played.attack.section() == Section("What the server stole", played.remarks)
-    assert "zero, no noise" in played.remarks[0]
+    assert played.attack.section() == Section("What the server stole", tuple(played.attack.remarks))
+    assert "zero, no noise" in played.attack.remarks[0]
 
 
 # --- the truth

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from umbel.data import Manifest, offsets_of, open_dataset, write_dataset
 from umbel.protocol.errors import ConfigError, DatasetError, FleetError
@@ -44,8 +45,7 @@ def made(count: int, seed: int, rows: int = SERVICES) -> Hospitals:
 
 
 def manifest_of(train: int, validation: int, model: str = "mlp") -> Manifest:
-    split = {"train": train, "validation": validation}
-    return Manifest(name="clinics", clients=train + validation, split=split, model=model, loss="rmse", units=UNITS)
+    return manifest(train, validation, name="clinics", model=model, loss="rmse", units=UNITS)
 
 
 def write_clinics(folder: Path, train: int = 40, validation: int = 60, model: str = "mlp", lost: int = 0) -> Path:
@@ -53,8 +53,8 @@ def write_clinics(folder: Path, train: int = 40, validation: int = 60, model: st
     hospitals, count = made(train + validation, 0), train + validation
     features, payments = hospitals.features.reshape(-1, 3)[lost:], hospitals.payments.reshape(-1)[lost:]
     offsets = offsets_of([SERVICES - lost, *[SERVICES] * (count - 1)])
-    manifest = manifest_of(train, validation, model)
-    write_dataset(folder, manifest, features.astype(np.float32), payments.astype(np.float32), offsets)
+    own = manifest_of(train, validation, model)
+    write_dataset(folder, own, features.astype(np.float32), payments.astype(np.float32), offsets)
     return folder
 
 
@@ -68,11 +68,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def data() -> Data:
     """300 victims and 300 known hospitals, of one row and of all."""
-    return Data(
-        manifest_of(300, 300),
-        {rows: made(300, 1, rows) for rows in (1, SERVICES)},
-        {rows: made(300, 2, rows) for rows in (1, SERVICES)},
-    )
+    return Data(manifest_of(300, 300), *({rows: made(300, seed, rows) for rows in (1, SERVICES)} for seed in (1, 2)))
 
 
 def plain(name: str) -> Mode:
@@ -260,13 +256,10 @@ def test_clients_are_sorted_by_their_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("train", "validation", "model", "code"),
-    [(20, 10, "mlp", "data.too-few-clients"), (20, 30, "linear", "data.not-hospitals")],
+    ("validation", "model", "code"), [(10, "mlp", "data.too-few-clients"), (30, "linear", "data.not-hospitals")]
 )
-def test_data_that_cannot_be_audited_are_told(
-    tmp_path: Path, train: int, validation: int, model: str, code: str
-) -> None:
-    path = write_clinics(tmp_path / "clinics", train, validation, model)
+def test_data_that_cannot_be_audited_are_told(tmp_path: Path, validation: int, model: str, code: str) -> None:
+    path = write_clinics(tmp_path / "clinics", 20, validation, model)
     with raises(DatasetError, code, "umbel data make hospital"):
         Data.of(open_dataset(path), 0)
 
@@ -294,14 +287,8 @@ def test_the_command_prints_and_writes_and_a_seed_reproduces(tmp_path: Path, mon
     one, two = ((out / "table.csv").read_bytes() for out in outs)
     assert one == two
     said = (outs[1] / "table.md").read_text()
-    for text in (
-        "Clients of 1 row (10 attacked)",
-        "Clients of 3 rows",
-        "public model",
-        "dollars",
-        "no noise",
-        "formal",
-    ):
+    parts = "public model", "dollars", "no noise", "formal"
+    for text in ("Clients of 1 row (10 attacked)", "Clients of 3 rows", *parts):
         assert text in output
         assert text in said
     assert "An attack that fails proves nothing" in output

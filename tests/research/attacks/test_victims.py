@@ -23,14 +23,10 @@ class Answers:
         return [{"weight": torch.tensor([float(self.given), 10.0])}]
 
 
-def test_releases_are_averaged() -> None:
-    (found,), answered = averaged(Answers(99), 4)
-    assert (found["weight"].tolist(), answered) == ([2.5, 10.0], 4)
-
-
-def test_a_budget_ends_it() -> None:
-    (found,), answered = averaged(Answers(2), 4)
-    assert (found["weight"].tolist(), answered) == ([1.5, 10.0], 2)
+@pytest.mark.parametrize(("until", "mean", "times"), [(99, 2.5, 4), (2, 1.5, 2)], ids=["all", "a budget ends it"])
+def test_releases_are_averaged(until: int, mean: float, times: int) -> None:
+    (found,), answered = averaged(Answers(until), 4)
+    assert (found["weight"].tolist(), answered) == ([mean, 10.0], times)
 
 
 def test_a_gate_that_never_answers_is_an_error() -> None:

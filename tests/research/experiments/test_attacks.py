@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from tests.research.attacks.conftest import write_strokes
 from tests.research.experiments.conftest import read_csv
-from umbel.data import BUNDLED, Manifest, offsets_of, write_dataset
+from umbel.data import BUNDLED
 from umbel.research.attacks import images as on_images
 from umbel.research.attacks import reconstruct
 from umbel.research.attacks.images import ATTACKS, GUESSING, Finding
@@ -31,13 +31,7 @@ def test_the_attacks_command(umbel_home: Path, in_process: list[str], monkeypatc
     monkeypatch.setattr(reconstruct, "invert_first_layer", partial(reconstruct.invert_first_layer, iterations=2))
     monkeypatch.setattr(reconstruct, "deep_leakage", partial(reconstruct.deep_leakage, iterations=5))
     monkeypatch.setattr(on_images, "invert_first_layer", lambda *_: torch.zeros(on_images.SHAPE))
-    rng = np.random.default_rng(0)
-    images = np.full((400, 28, 28), 255, np.uint8)
-    for image in images:
-        row, column = rng.integers(2, 18, 2)
-        image[row : row + 8, column : column + 3] = rng.integers(0, 120)
-    manifest = Manifest(name="femnist", clients=40, split={"train": 40, "validation": 0}, feature_scale=1 / 255)
-    write_dataset(umbel_home / "data" / "femnist", manifest, images, rng.integers(0, 10, 400), offsets_of([10] * 40))
+    write_strokes(umbel_home / "data" / "femnist", "femnist")
     shutil.copy(BUNDLED / "preferences.json", umbel_home / "data" / "movielens")
     done = CliRunner().invoke(app, ["attacks", "--quick"])
     assert done.exit_code == 0, done.output
@@ -52,11 +46,7 @@ def test_the_attacks_command(umbel_home: Path, in_process: list[str], monkeypatc
     assert rows["identify-nu0-seed2000", "spectral", "0"]["stolen"] == "2 of 2"
     page = (folder / "table.md").read_text()
     assert "| 0 | spectral | 2 of 2 |" in page
-    assert page.splitlines()[:3] == [
-        "# What releases show",
-        "",
-        "**A quick look** (`--quick`): fewer runs, and shorter ones. Its numbers are not results.",
-    ]
+    assert page.startswith("# What releases show\n\n**A quick look** (`--quick`): ")
 
 
 def test_every_attack_is_made_for_each_seed(tmp_path: Path) -> None:
@@ -67,9 +57,8 @@ def test_every_attack_is_made_for_each_seed(tmp_path: Path) -> None:
 
 
 def test_what_seeds_find_is_added_up(tmp_path: Path) -> None:
-    specs = [
-        spec for spec in attacks.specs(tmp_path, seeds=2) if spec.name.startswith(("all-membership", "identify-nu1"))
-    ]
+    wanted = "all-membership", "identify-nu1"
+    specs = [spec for spec in attacks.specs(tmp_path, seeds=2) if spec.name.startswith(wanted)]
 
     def made_up(name: str, seed: int) -> list[dict[str, Any]]:
         if name.startswith("all"):
@@ -80,9 +69,8 @@ def test_what_seeds_find_is_added_up(tmp_path: Path) -> None:
         row = {"attack": "spectral", "stolen": f"{90 + seed} of 100", "sign by rate": 1, "by items": None}
         return [row | {"nu": 1.0, "enough": 1.0 + 2 * seed, "against": 60 + seed}]
 
-    results = [
-        Result(spec, {"found": made_up(spec.name, spec.config["seed"] - 2000)}, tmp_path / spec.name) for spec in specs
-    ]
+    found = [made_up(spec.name, spec.config["seed"] - 2000) for spec in specs]
+    results = [Result(spec, {"found": one}, tmp_path / spec.name) for spec, one in zip(specs, found, strict=True)]
     attacks.tables(results, tmp_path)
     page = (tmp_path / "table.md").read_text()
     assert "| membership | 20 of 40 | 39 of 40 (ε ≥ 1) |" in page

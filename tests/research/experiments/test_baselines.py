@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from umbel import models
 from umbel.client.cohort import Cohort
 from umbel.client.engines import learner_for
-from umbel.data import Dataset, Manifest, offsets_of
+from umbel.data import Dataset, offsets_of
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.run_config import RunConfig
@@ -70,15 +72,15 @@ def test_the_worst_decile_is_the_tenth_that_fares_worst() -> None:
     assert worst_decile(np.array([3.0]), higher_is_better=True) == 3.0
 
 
+of_linear = partial(manifest, model="linear", loss="mse")
+
+
 def dataset(**entries: Any) -> Dataset:
     """Two training clients that nobody looks at, then FIRST and SECOND as validation clients."""
     clients = [FIRST, FIRST, FIRST, SECOND]
     x = np.array([row for rows, _ in clients for row in rows], np.float32)
     y = np.array([value for _, values in clients for value in values], np.float32)
-    manifest = Manifest(
-        name="pair", clients=4, split={"train": 2, "validation": 2}, model="linear", loss="mse", **entries
-    )
-    return Dataset(manifest, x, y, offsets_of(len(values) for _, values in clients))
+    return Dataset(of_linear(2, 2, **entries), x, y, offsets_of(len(values) for _, values in clients))
 
 
 def test_hypotheses_are_measured_against_all_that_is_known_of_the_data() -> None:
@@ -95,8 +97,7 @@ def test_hypotheses_are_measured_against_all_that_is_known_of_the_data() -> None
 
 
 def test_clients_of_a_single_row_have_nothing_to_hold_out() -> None:
-    manifest = Manifest(name="single", clients=2, split={"train": 0, "validation": 2}, model="linear", loss="mse")
-    data = Dataset(manifest, np.eye(2, dtype=np.float32), np.array([1, 0], np.float32), offsets_of([1, 1]))
+    data = Dataset(of_linear(0, 2), np.eye(2, dtype=np.float32), np.array([1, 0], np.float32), offsets_of([1, 1]))
     found = measure(LINEAR, data, hypotheses((1, 0)), STEP)
     assert found["mean"] == pytest.approx(0, abs=1e-6)
     assert found["held_out"]["clients"] == 0
@@ -109,15 +110,14 @@ def test_a_client_that_trains_by_itself_learns_from_half_of_its_rows() -> None:
     generator = np.random.default_rng(0)
     x = generator.uniform(-1, 1, (40, 2)).astype(np.float32)
     y = (x @ np.array([[5.0, 6.0], [4.0, -4.5]], np.float32).T)[np.arange(40), np.arange(40) // 20]
-    manifest = Manifest(name="alone", clients=2, split={"train": 0, "validation": 2}, model="linear", loss="mse")
-    data = Dataset(manifest, x, y.astype(np.float32), offsets_of([20, 20]))
+    data = Dataset(of_linear(0, 2), x, y.astype(np.float32), offsets_of([20, 20]))
     alone = local_only(LINEAR, data, run)
     # 50 epochs of ten rows take each client most of the way from about 7 to 0, whatever the other holds.
     assert alone["mean"] < 1.5
     assert local_only(LINEAR, data, run) == alone, "the same seed gives the same result"
     # Rows that are held out play no part in training: other targets there leave the support's fit as it is.
     held_out = np.arange(40) % 2 == 1
-    shifted = Dataset(manifest, x, np.where(held_out, y + 100, y).astype(np.float32), data.offsets)
+    shifted = Dataset(data.manifest, x, np.where(held_out, y + 100, y).astype(np.float32), data.offsets)
     assert local_only(LINEAR, shifted, run)["mean"] == pytest.approx(100, rel=0.05)
 
 
@@ -125,35 +125,25 @@ def test_a_client_makes_the_hypothesis_its_own_on_half_of_its_rows() -> None:
     # y = 2 x; trained on the first, third and fifth row, where it goes half of the way to 2, measured on the others.
     x = np.tile(np.array([[1.0, 0.0]], np.float32), (6, 1))
     y = np.full(6, 2.0, np.float32)
-    manifest = Manifest(name="own", clients=1, split={"train": 0, "validation": 1}, model="linear", loss="mse")
-    data = Dataset(manifest, x, y, offsets_of([6]))
+    data = Dataset(of_linear(0, 1), x, y, offsets_of([6]))
     run = RunConfig(step_size=0.25, batch_size=0)
-    found = {
-        how: personalised(LINEAR, data, hypotheses((1, 0), (-5, 0)), run, how, epochs=1)["mean"] for how in Personal
-    }
-    assert found == {
-        Personal.NO: pytest.approx(1), Personal.FINE_TUNE: pytest.approx(0.5), Personal.INTERPOLATE: pytest.approx(0.5)
-    }  # fmt: skip
+    start, wanted = hypotheses((1, 0), (-5, 0)), {Personal.NO: 1, Personal.FINE_TUNE: 0.5, Personal.INTERPOLATE: 0.5}
+    for how, mean in wanted.items():
+        assert personalised(LINEAR, data, start, run, how, epochs=1)["mean"] == pytest.approx(mean)
 
 
 def likes(*clients: list[int]) -> Dataset:
     """Return validation clients who label the items 0 to 4, in this order."""
-    manifest = Manifest(
-        name="likes",
-        clients=len(clients),
-        split={"train": 0, "validation": len(clients)},
-        model="factors items=5 size=2",
-    )
+    own = manifest(0, len(clients), model="factors items=5 size=2")
     items = np.tile(np.arange(5, dtype=np.float32), len(clients))[:, None]
-    return Dataset(manifest, items, np.concatenate(clients).astype(np.float32), offsets_of([5] * len(clients)))
+    return Dataset(own, items, np.concatenate(clients).astype(np.float32), offsets_of([5] * len(clients)))
 
 
 def test_of_a_model_with_local_parameters_clients_are_measured_on_rows_they_did_not_fit() -> None:
     # Who likes items 0 and 1, and not 2 and 3, is predicted to like item 4.
     items = np.array([[1, 0], [1, 0], [-1, 0], [-1, 0], [1, 0]], np.float32)
-    found = measure(
-        models.load("factors items=5 size=2"), likes([1, 1, -1, -1, 1], [1, 1, -1, -1, -1]), {"items": items[None]}, 1
-    )
+    model, data = models.load("factors items=5 size=2"), likes([1, 1, -1, -1, 1], [1, 1, -1, -1, -1])
+    found = measure(model, data, {"items": items[None]}, 1)
     assert (found["mean"], found["worst_decile"], found["clients"]) == (0.5, 0.0, 2)
     assert found["held_out"]["clients"] == 0
     assert found["chosen"] == [2]
@@ -163,10 +153,7 @@ def test_a_client_that_trains_by_itself_trains_its_local_parameters_too() -> Non
     # All that tells the two clients' rows apart is in the layer that each has of its own.
     x = np.random.default_rng(1).uniform(0.5, 1, (40, 3)).astype(np.float32)
     y = np.where(np.arange(40) < 20, 3, -3).astype(np.float32)
-    data = Dataset(
-        Manifest(name="two", clients=2, split={"train": 0, "validation": 2}, model="mlp", loss="rmse"),
-        x, y, offsets_of([20, 20]),
-    )  # fmt: skip
+    data = Dataset(manifest(0, 2, model="mlp", loss="rmse"), x, y, offsets_of([20, 20]))
     model = models.load("mlp", local="2.*")
     assert set(model.local_shapes) == {"2.weight", "2.bias"}
     assert local_only(model, data, RunConfig(step_size=0.1))["mean"] < 0.5

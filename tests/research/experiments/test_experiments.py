@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.helpers.datasets import manifest
 from tests.research.experiments.conftest import read_csv
-from umbel.data import Manifest, offsets_of, write_dataset
+from umbel.data import offsets_of, write_dataset
 from umbel.research.experiments import baselines, handwriting, hospital, synthetic
 from umbel.research.experiments.__main__ import app
 from umbel.research.experiments.runs import Finished, Spec, finish
@@ -48,30 +50,12 @@ def unfair(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- hospital
 
 
-@pytest.fixture
-def hospitals(umbel_home: Path) -> Path:
-    """A small dataset with the shape and the units of the hospitals."""
-    generator = np.random.default_rng(0)
-    x = generator.uniform(-1, 1, (800, 3)).astype(np.float32)
-    y = generator.uniform(0.3, 1, 800).astype(np.float32)
-    units = {"target": {"name": "payment", "unit": "dollars", "scale": 10_000.0}}
-    split = {"train": 150, "validation": 250}
-    manifest = Manifest(name="hospital", clients=400, split=split, model="mlp", loss="rmse", units=units)
-    write_dataset(umbel_home / "data" / "hospital", manifest, x, y, offsets_of([2] * 400))
-    return umbel_home
-
-
 def test_the_hospital_grid_is_the_papers_for_either_loss(hospitals: Path, tmp_path: Path) -> None:
     specs = hospital.specs(tmp_path)
     grid = [spec.config for spec in specs if spec.config["strategy"] == "group-privacy"]
     assert len(grid) == 480
-    assert {(c["loss"], c["hypotheses"], c["noise-multiplier"], c["seed"]) for c in grid} == {
-        (loss, k, nu, seed)
-        for loss in ("", "mse")
-        for k in (1, 3, 5, 7)
-        for nu in (0, 0.1, 1, 2, 3, 5)
-        for seed in range(2000, 2010)
-    }
+    found = {(c["loss"], c["hypotheses"], c["noise-multiplier"], c["seed"]) for c in grid}
+    assert found == {*product(("", "mse"), (1, 3, 5, 7), (0, 0.1, 1, 2, 3, 5), range(2000, 2010))}
     sizes = ("clients-per-round", "validation-clients-per-round", "patience")
     assert {tuple(config[name] for name in sizes) for config in grid} == {(100, 200, 30)}
     assert len({spec.name for spec in specs}) == len(specs)
@@ -118,9 +102,8 @@ def test_the_hospital_command(hospitals: Path, monkeypatch: pytest.MonkeyPatch) 
     assert done.exit_code == 0, done.output
     folder = hospitals / "experiments" / "hospital-quick"
     assert done.stdout.strip() == str(folder / "table.md")
-    assert {"table.csv", "table.md", "config.toml", "figure-3.svg", "figure-3.png", "figure-4.png"} <= set(
-        os.listdir(folder)
-    )
+    files = {"table.csv", "table.md", "config.toml", "figure-3.svg", "figure-3.png", "figure-4.png"}
+    assert files <= set(os.listdir(folder))
     assert [(row["loss"], row["k"], row["nu"]) for row in read_csv(folder)] == [
         (loss, k, nu) for loss in ("rmse", "mse") for k in "15" for nu in "03"
     ]
@@ -259,12 +242,9 @@ def test_bad_runs_are_left_out_of_the_synthetic_tables(
 def test_table_2s_grid(tmp_path: Path) -> None:
     specs = handwriting.specs(tmp_path)
     grid = [s.config for s in specs if s.config["strategy"] == "group-privacy" and s.config["hypotheses"] == 2]
-    assert {(c["loss"], c["noise-multiplier"], c["seed"]) for c in grid} == {
-        (loss, nu, seed)
-        for loss in ("cross-entropy", "rmse")
-        for nu in (0, 0.001, 0.01, 0.1, 1, 3, 5, 10, 15)
-        for seed in range(2000, 2003)
-    }
+    nus = 0, 0.001, 0.01, 0.1, 1, 3, 5, 10, 15
+    found = {(c["loss"], c["noise-multiplier"], c["seed"]) for c in grid}
+    assert found == {*product(("cross-entropy", "rmse"), nus, range(2000, 2003))}
     assert {spec.config["dataset"] for spec in handwriting.specs(tmp_path, dataset="femnist")} == {"femnist"}
     assert len({spec.name for spec in specs}) == len(specs)
 
@@ -313,11 +293,9 @@ def test_an_accuracy_is_compared_with_the_printed_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_the_qmnist_command(umbel_home: Path) -> None:
-    generator = np.random.default_rng(0)
-    split = {"train": 6, "validation": 2}
-    manifest = Manifest(name="qmnist", clients=8, split=split, model="cnn10", feature_scale=1 / 255, groups=[0, 1] * 4)
-    images = generator.integers(0, 256, (32, 28, 28), np.uint8)
-    write_dataset(umbel_home / "data" / "qmnist", manifest, images, np.arange(32) % 10, offsets_of([4] * 8))
+    own = manifest(6, 2, name="qmnist", model="cnn10", feature_scale=1 / 255, groups=[0, 1] * 4)
+    images = np.random.default_rng(0).integers(0, 256, (32, 28, 28), np.uint8)
+    write_dataset(umbel_home / "data" / "qmnist", own, images, np.arange(32) % 10, offsets_of([4] * 8))
     done = CliRunner().invoke(app, ["qmnist", "--quick", "--rounds", "1"])
     assert done.exit_code == 0, done.output
     folder = umbel_home / "experiments" / "qmnist-quick"

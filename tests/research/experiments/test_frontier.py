@@ -6,12 +6,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.helpers.datasets import manifest
 from tests.research.experiments.conftest import read_csv
-from umbel.data import offsets_of, write_dataset
 from umbel.models import MODELS
 from umbel.privacy.accounting.guarantee import guarantee, pure_cost
 from umbel.protocol.release import Clipping, Kind, Release
@@ -48,7 +45,7 @@ def test_a_handwriting_config_costs_the_epsilon_in_its_name(epsilon: int) -> Non
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_run_has_a_name_and_a_configuration_of_its_own(name: str, hospitals: None, tmp_path: Path) -> None:
+def test_every_run_has_a_name_and_a_configuration_of_its_own(name: str, hospitals: Path, tmp_path: Path) -> None:
     specs = frontier.specs(tmp_path, seeds=2, task=name)
     assert len({spec.name for spec in specs}) == len(specs)
     assert {spec.config["seed"] for spec in specs} == {2000, 2001}
@@ -58,17 +55,7 @@ def test_every_run_has_a_name_and_a_configuration_of_its_own(name: str, hospital
     assert {arm for _, arm, _ in (spec.arm for spec in specs)} >= {SITE, ONE, HEURISTIC, PLAIN}
 
 
-@pytest.fixture
-def hospitals(umbel_home: Path) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.uniform(-1, 1, (400, 3)).astype(np.float32)
-    y = np.abs(x @ np.array([[1.0], [2.0], [-1.0]], np.float32)) + 1
-    units = {"target": {"unit": "dollars", "scale": 10_000}}
-    own = manifest(140, 60, model="mlp", loss="rmse", units=units)
-    write_dataset(umbel_home / "data" / "hospital", own, x, y, offsets_of([2] * 200))
-
-
-def test_the_table_tells_guarantees_and_none_where_there_is_none(hospitals: None, tmp_path: Path) -> None:
+def test_the_table_tells_guarantees_and_none_where_there_is_none(hospitals: Path, tmp_path: Path) -> None:
     short = {"rounds": 2, "clients-per-round": 60}
     specs = frontier.specs(tmp_path, seeds=1, quick=True)
     results = [Result(spec, frontier.play(spec.config | short).measures, tmp_path) for spec in specs]

@@ -56,26 +56,24 @@ def test_what_is_done_is_not_done_again(in_process: list[str], tmp_path: Path) -
     assert [result.measures for result in second[:2]] == [result.measures for result in first]
 
 
-@pytest.mark.parametrize("other", ["configuration", "code"])
-def test_what_is_made_in_another_way_is_done_again(
+@pytest.mark.parametrize("other", ["configuration", "code", "data", "result"])
+def test_what_is_torn_or_made_in_another_way_is_done_again(
     other: str, in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweep(SPECS[:1], tmp_path)
+    data = tmp_path / "data.json"
+    data.write_bytes(find_dataset("synthetic").read_bytes())
+    spec = Spec("seed0", SPECS[0].config | {"dataset": str(data)})
+    (result,) = sweep([spec], tmp_path)
     if other == "code":
         monkeypatch.setattr(umbel.research.experiments.sweep, "_digest", lambda *_: "changed")
+    elif other == "data":
+        data.write_text(data.read_text().replace("Sec. 5.1", "Section 5.1"))
+        umbel.research.experiments.sweep._fingerprint.cache_clear()
+    elif other == "result":
+        file = result.folder / "result.json"
+        file.write_text(file.read_text()[: file.stat().st_size // 2])
     changes = {"noise-multiplier": 1.0} if other == "configuration" else {}
-    sweep([Spec("seed0", SPECS[0].config | changes)], tmp_path)
-    assert in_process == ["seed0", "seed0"]
-
-
-def test_other_data_are_done_again(in_process: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "data.json"
-    path.write_bytes(find_dataset("synthetic").read_bytes())
-    spec = Spec("seed0", SPECS[0].config | {"dataset": str(path)})
-    sweep([spec], tmp_path)
-    path.write_text(path.read_text().replace("Sec. 5.1", "Section 5.1"))
-    umbel.research.experiments.sweep._fingerprint.cache_clear()
-    sweep([spec], tmp_path)
+    sweep([Spec("seed0", spec.config | changes)], tmp_path)
     assert in_process == ["seed0", "seed0"]
 
 
@@ -113,14 +111,6 @@ def test_so_is_the_module_that_does_the_runs() -> None:
 
 def test_the_code_that_makes_results_is_there() -> None:
     assert all((ROOT / name).exists() for name in umbel.research.experiments.sweep._CODE)
-
-
-def test_a_torn_result_is_done_again(in_process: list[str], tmp_path: Path) -> None:
-    (result,) = sweep(SPECS[:1], tmp_path)
-    whole = (result.folder / "result.json").read_text()
-    (result.folder / "result.json").write_text(whole[: len(whole) // 2])
-    sweep(SPECS[:1], tmp_path)
-    assert in_process == ["seed0", "seed0"]
 
 
 def fragile(config: Mapping[str, Any]) -> Finished:

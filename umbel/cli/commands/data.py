@@ -207,7 +207,7 @@ def import_(
             loss=loss,
         )
         if model or loss:
-            from umbel.client.beforehand import check_fit  # imports PyTorch, which what is suggested can do without
+            from umbel.client.trial import check_fit  # imports PyTorch, which what is suggested can do without
 
             check_fit(data.dataset)
         data.write(folder)

@@ -14,18 +14,8 @@ from umbel.server.runs import find_run
 app = typer.Typer(add_completion=False)
 
 
-class Format(StrEnum):
-    """What a hypothesis is written as."""
-
-    STATE_DICT = "state-dict"
-    """For ``torch.load`` and ``load_state_dict``: NAME.pt."""
-    SAFETENSORS = "safetensors"
-    """The same without code in it, for many programs: NAME.safetensors."""
-    ONNX = "onnx"
-    """The network with its weights, for programs without PyTorch: NAME.onnx.
-
-    It takes rows as the model sees them: images that are kept as bytes, divided by 255.
-    """
+Format = StrEnum("Format", {"STATE_DICT": "state-dict", "SAFETENSORS": "safetensors", "ONNX": "onnx"})
+"""What a hypothesis is written as; see `umbel.cli.runs.export`."""
 
 
 @app.command()

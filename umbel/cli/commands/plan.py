@@ -18,6 +18,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def command(
+    context: typer.Context,
     config: Annotated[
         str,
         typer.Argument(
@@ -48,20 +49,7 @@ def command(
 ) -> None:
     """Print what a run would cost its clients, or what noise a wanted guarantee takes, before anything is run."""
     with errors_in_one_line():
-        planned = plan(
-            config,
-            parameters=parameters,
-            hypotheses=hypotheses,
-            clients=clients,
-            clients_per_round=clients_per_round,
-            mechanism=mechanism,
-            noise_multiplier=noise_multiplier,
-            rounds=rounds,
-            target_epsilon=target_epsilon,
-            participations=participations,
-            choice_epsilon=choice_epsilon,
-            delta=delta,
-        )
+        planned = plan(**context.params)
     _show(planned)
 
 

@@ -3,11 +3,10 @@
 Each function returns a `ClientData`, whose ``write("mine")`` makes what ``dataset = "mine"`` finds.
 """
 
-from umbel.data.importers.arrays import from_arrays
+from umbel.data.importers.arrays import from_arrays, from_image_folder
 from umbel.data.importers.client_data import ClientData
 from umbel.data.importers.frames import from_dataframe
 from umbel.data.importers.hub import from_datasets
-from umbel.data.importers.images import from_image_folder
 from umbel.data.importers.partition import Dirichlet, Partitioner, Quantity, Uniform
 
 __all__ = [

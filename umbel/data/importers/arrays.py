@@ -1,12 +1,14 @@
-"""From arrays to a dataset."""
+"""From arrays, or a folder of images, to a dataset."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from PIL import Image, UnidentifiedImageError
 
 from umbel.data.importers.client_data import ClientData, split_into_clients
 from umbel.data.importers.partition import Partitioner
@@ -78,6 +80,62 @@ def from_arrays(
     return split_into_clients(x, y, owners, notes=notes, **entries, **options, model=model, loss=loss or own_loss)
 
 
+def from_image_folder(
+    folder: Path | str,
+    *,
+    client: Partitioner | None = None,
+    size: tuple[int, int] | None = None,
+    colour: bool | None = None,
+    **options: Any,
+) -> ClientData:
+    """Read images as bytes, a class a folder.
+
+    Parameters
+    ----------
+    folder : Path or str
+        ``CLIENT/CLASS/IMAGE``, or ``CLASS/IMAGE`` with a partitioner.
+    client : Partitioner, optional
+        Assigns images to clients.
+    size : (int, int), optional
+        Height and width to bring images to; without it they must have one size.
+    colour : bool, optional
+        Whether images are read as (3, height, width) of red, green and blue, or as (height, width) of
+        grey; by default as the first one is.
+    **options
+        See `umbel.from_arrays`.
+
+    Raises
+    ------
+    DatasetError
+        When there are no images, one cannot be read, or they differ in size.
+    """
+    root = Path(folder).expanduser()
+    levels = "CLASS/IMAGE" if client else "CLIENT/CLASS/IMAGE"
+    files = sorted(file for file in root.glob("/".join("*" * (levels.count("/") + 1))) if _is_image(file))
+    if not files:
+        fix = "" if client else "; or give a partitioner"
+        raise DatasetError(f"{root} has no images as {levels}{fix}", code="data.no-rows")
+    images: list[np.ndarray[Any, Any]] = []
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                colour = image.mode not in ("1", "L", "I;16") if colour is None else colour
+                pixels = image.convert("RGB" if colour else "L")
+        except (OSError, UnidentifiedImageError) as error:
+            raise DatasetError(f"{file} cannot be read as an image: {error}", code="data.unreadable") from None
+        pixels = pixels if size is None else pixels.resize((size[1], size[0]))
+        if images and (pixels.height, pixels.width) != images[0].shape[:2]:
+            found = f"{pixels.height} x {pixels.width} and {images[0].shape[0]} x {images[0].shape[1]} pixels"
+            wrong = f"{file} and {files[0]} differ in size, {found}"
+            raise DatasetError(f"{wrong}; give size=(height, width)", code="data.shape")
+        images.append(np.asarray(pixels))
+    stacked = np.stack(images)
+    features = np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)) if colour else stacked
+    targets = np.array([file.parent.name for file in files], dtype=object)
+    owners = client or np.array([file.parent.parent.name for file in files], dtype=object)
+    return from_arrays(features, targets, client=owners, **options)
+
+
 def labels(targets: NDArray[Any], classes: Sequence[str] = ()) -> tuple[NDArray[Any], str, list[str]]:
     """Return targets as a dataset keeps them, the loss that suits them, and the names of classes."""
     if targets.dtype == bool:
@@ -93,12 +151,9 @@ def labels(targets: NDArray[Any], classes: Sequence[str] = ()) -> tuple[NDArray[
         targets = targets.astype(np.int64)
         if targets.size and (targets.min() < 0 or (classes and targets.max() >= len(classes))):
             odd = targets.min() if targets.min() < 0 else targets.max()
-            span = f"from 0 to {len(classes) - 1}" if classes else "from 0"
-            raise DatasetError(
-                f"{odd} is not a class. Classes are integers {span}; give numbers as floats, and labels of -1 and 1 "
-                "as booleans",
-                code="data.classes",
-            )
+            wrong = f"{odd} is not a class. Classes are integers from 0{f' to {len(classes) - 1}' if classes else ''}"
+            fix = "give numbers as floats, and labels of -1 and 1 as booleans"
+            raise DatasetError(f"{wrong}; {fix}", code="data.classes")
         return targets, "cross-entropy", list(classes)
     return targets.astype(np.float32), "mse", []
 
@@ -124,22 +179,21 @@ def _numbers(features: NDArray[Any], tokens: int | bool | None) -> NDArray[Any]:
     """Return features as a dataset keeps them: bytes of images and tokens as they are, others as float32."""
     kind, shape = features.dtype.kind, features.shape
     if kind not in "biuf":
-        raise DatasetError(
-            f"features must be numbers, got {features.dtype}; for texts see umbel.from_dataframe",
-            code="data.not-numbers",
-        )
+        wrong = f"features must be numbers, got {features.dtype}"
+        raise DatasetError(f"{wrong}; for texts see umbel.from_dataframe", code="data.not-numbers")
     if features.ndim < 2:
         raise DatasetError(f"features must be rows of numbers, got shape {shape}; reshape it", code="data.shape")
     if features.dtype == np.uint8 and features.ndim >= 3 and not tokens:
         return features
     if kind in "iu" and tokens is None:
-        raise DatasetError(
-            "features are whole numbers: say tokens=SIZE OF THE VOCABULARY (or True) if they are tokens, which stay "
-            "integers, or tokens=False if they are numbers",
-            code="data.tokens",
-        )
+        fix = "say tokens=SIZE OF THE VOCABULARY (or True) if they are tokens, or tokens=False if they are numbers"
+        raise DatasetError(f"features are whole numbers: {fix}", code="data.tokens")
     if kind in "iu" and tokens is not False:
         return features
     if tokens and kind not in "iu":
         raise DatasetError(f"tokens must be whole numbers, got features of {features.dtype}", code="data.tokens")
     return features.astype(np.float32)
+
+
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in Image.registered_extensions() and not file.name.startswith(".")

@@ -100,10 +100,8 @@ def split_into_clients(
     Features and targets are (rows, ...), and `owners` the client of each row. For the rest see `umbel.from_dataframe`.
     """
     if not len(features) == len(targets) == len(owners):
-        raise DatasetError(
-            f"features {features.shape}, targets {targets.shape} and clients of {len(owners)} rows differ in rows",
-            code="data.lengths",
-        )
+        found = f"features {features.shape}, targets {targets.shape} and clients of {len(owners)} rows"
+        raise DatasetError(f"{found} differ in rows", code="data.lengths")
     owner, known = pd.factorize(np.array([str(one) for one in owners], dtype=object), sort=True)
     names = known.tolist()
     order = np.random.default_rng(seed).permutation(len(names)).tolist()
@@ -116,10 +114,8 @@ def split_into_clients(
     taken |= set(validates)
     trains = [client for client in rest if client not in taken]
     if not trains:
-        raise DatasetError(
-            f"of {len(names)} clients {len(validates)} validate, {len(tests)} test and none trains; set smaller shares",
-            code="data.split",
-        )
+        wrong = f"of {len(names)} clients {len(validates)} validate, {len(tests)} test and none trains"
+        raise DatasetError(f"{wrong}; set smaller shares", code="data.split")
     lengths = np.bincount(owner, minlength=len(names))
     starts = np.cumsum(lengths) - lengths
     by_client = np.argsort(owner, kind="stable")

@@ -84,10 +84,8 @@ def from_dataframe(
     given = {name: dict(column) for name, column in (columns or {}).items()}
     if schema is not None:
         if features or columns or target is not None or isinstance(client, str) or missing != "refuse":
-            raise DatasetError(
-                "a schema says all of client, target, features, columns and missing: give it, or those",
-                code="data.schema-clash",
-            )
+            wrong = "a schema says all of client, target, features, columns and missing"
+            raise DatasetError(f"{wrong}: give it, or those", code="data.schema-clash")
         what = schema if isinstance(schema, Schema) else Schema.read(Path(schema))
         what = suggest(Schema(**what.model_dump() | {key: value for key, value in entries.items() if value}))
         if what.client is None and client is None:
@@ -98,10 +96,8 @@ def from_dataframe(
             raise DatasetError("name the client's and the target's column, or give a schema", code="data.no-target")
         if features is not None and len(features) == 1 and _is_sequence(frame, features[0]):
             if columns or standardise or missing != "refuse":
-                raise DatasetError(
-                    f"{features[0]} holds sequences: leave out columns, standardise and missing",
-                    code="data.schema-clash",
-                )
+                fix = "leave out columns, standardise and missing"
+                raise DatasetError(f"{features[0]} holds sequences: {fix}", code="data.schema-clash")
             return _sequences(frame, features[0], target, client, split | entries)
         column = None if isinstance(client, Partitioner) else client
         what = _infer(frame, column, target, features, given, source, {"missing": missing} | entries)
@@ -239,9 +235,8 @@ def _guess(series: pd.Series, name: str, source: Any) -> str:
     if pd.api.types.is_bool_dtype(series):
         return "boolean"
     if pd.api.types.is_datetime64_any_dtype(series):
-        raise DatasetError(
-            f"{source}: {name} holds dates; make a number of it, as days since one, or leave it out", code="data.dates"
-        )
+        fix = "make a number of it, as days since one, or leave it out"
+        raise DatasetError(f"{source}: {name} holds dates; {fix}", code="data.dates")
     there = series[~missing_in(series)]
     numbers = as_numbers(there)
     if set(np.unique(numbers)) == {0.0, 1.0}:
@@ -257,11 +252,9 @@ def _found(series: pd.Series, column: Column, source: Any) -> list[str]:
     texts = as_texts(series[~missing_in(series)], column.pattern)
     found: list[str] = sorted(texts.unique().tolist(), key=_natural)
     if len(found) > MOST_CATEGORIES:
-        raise DatasetError(
-            f"{source}: {column.name} has {len(found)} different texts, as {found[0]!r}, too many for categories; "
-            "leave the column out, list its categories, or write numbers with a decimal point and no unit",
-            code="data.categories",
-        )
+        wrong = f"{source}: {column.name} has {len(found)} different texts, as {found[0]!r}, too many for categories"
+        fix = "leave the column out, list its categories, or write numbers with a decimal point and no unit"
+        raise DatasetError(f"{wrong}; {fix}", code="data.categories")
     return found or ["?"]
 
 

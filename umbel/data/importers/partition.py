@@ -26,12 +26,7 @@ class Partitioner(Protocol):
 
 @dataclass(frozen=True)
 class Uniform:
-    """Rows at random, as many for each client as for any other, or one more.
-
-    Attributes
-    ----------
-    clients, seed : int
-    """
+    """Rows at random, as many for each client as for any other, or one more."""
 
     clients: int
     seed: int = 0
@@ -62,7 +57,6 @@ class Dirichlet(_Skewed):
 
     Attributes
     ----------
-    clients, seed : int
     alpha : float
         Above 0; the smaller, the fewer classes a client has.
     """
@@ -80,11 +74,8 @@ class Dirichlet(_Skewed):
                 own[of_class] = _by_share(self._shares(generator), len(of_class))
             if len(np.unique(own)) == self.clients:
                 return own
-        raise DatasetError(
-            f"{_TRIES} draws left a client without a row; ask for fewer than {self.clients} clients, or for an alpha "
-            f"above {self.alpha:g}",
-            code="data.partition",
-        )
+        fix = f"ask for fewer than {self.clients} clients, or for an alpha above {self.alpha:g}"
+        raise DatasetError(f"{_TRIES} draws left a client without a row; {fix}", code="data.partition")
 
 
 class Quantity(_Skewed):
@@ -94,7 +85,6 @@ class Quantity(_Skewed):
 
     Attributes
     ----------
-    clients, seed : int
     alpha : float
         Above 0; the smaller, the less even.
     """

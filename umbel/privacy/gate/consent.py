@@ -20,28 +20,12 @@ Spec = TypeVar("Spec", TrainingSpec, EvaluationSpec)
 
 
 def check_approved(
-    site: Site,
-    run: str,
-    config: RunConfig,
-    n: int,
-    content: RecordDict | None = None,
-    hypotheses: Arrays | None = None,
+    site: Site, run: str, config: RunConfig, n: int, content: RecordDict | None = None, hypotheses: Arrays | None = None
 ) -> None:
     """Raise `Refused` where a site wants to be asked and has not approved what a message is part of.
 
-    A run is approved with its run config. A message that asks for anything else than that says waits by
-    itself, so that what was approved is what is done.
-
-    Parameters
-    ----------
-    site : Site
-    run : str
-        Flower's number of the run.
-    config : RunConfig
-    n : int
-        Number of shared parameters, of which the price depends.
-    content, hypotheses : RecordDict and dict of ndarray, optional
-        Of a round's message.
+    A run is approved with its run config, for `n` shared parameters, on which the price depends. A round's message
+    whose content asks for anything else than that says waits by itself, so that what was approved is what is done.
     """
     if site.simulated or site.policy.approve is not Approval.ASK:
         return

@@ -45,14 +45,9 @@ C = TypeVar("C", bound=int)
 
 @dataclass(frozen=True)
 class LocalResult:
-    r"""What clients have trained; it never leaves the node as it is.
+    r"""What clients have trained, in the order asked; it never leaves the node as it is.
 
-    Attributes
-    ----------
-    arrays : dict of ndarray of float32, each (clients, \*shape)
-        Shared parameters of each client, in the order asked.
-    chosen : ndarray of int64, shape (clients,)
-        The hypothesis from which each started.
+    `arrays` has the shared parameters, each (clients, \*shape), and `chosen` (clients,) where each client started.
     """
 
     arrays: Arrays
@@ -61,16 +56,10 @@ class LocalResult:
 
 @dataclass(frozen=True)
 class LocalReport:
-    """What clients report; it has no noise yet.
+    """What clients report, in the order asked: loss and metric (2, clients), which have no noise yet.
 
-    Attributes
-    ----------
-    scores : ndarray, shape (2, clients)
-        Loss and metric of each client, in the order asked.
-    clients : tuple of ClientOnNode
-        The clients where they also train, counted among those that train; else empty.
-    trains : bool
-        Whether they also train, so that their reports need noise.
+    Reports of clients that also train (`trains`) need noise. Only then `clients` says who they are, counted among
+    those that train.
     """
 
     scores: NDArray[np.float64]
@@ -128,7 +117,6 @@ class Passage:
 
     Attributes
     ----------
-    site : Site
     run : str
         Flower's number of the run, for the ledger.
     seed : int or None
@@ -137,7 +125,6 @@ class Passage:
         The node's own memory of the run, which never leaves it.
     entry : Entry
         Its line of the site's log.
-    clients : Clients
     hypotheses : dict of ndarray of float32, each (k, \*shape)
         What clients start from; empty where no client is asked to train.
 

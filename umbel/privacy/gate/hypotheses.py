@@ -42,9 +42,7 @@ def _fault(hypotheses: Arrays, policy: Policy) -> str:
 def check_honest(hypotheses: Arrays, state: RecordDict) -> None:
     """Raise `Refused` for hypotheses that an honest server would not send; remember them in the node's state."""
     if name := degenerate(hypotheses):
-        raise Refused(
-            f"all rows of hypotheses {name!r} are alike; no honest server sends that", code="refused.tripwire"
-        )
+        raise Refused(f"all rows of hypotheses {name!r} are alike; no honest server sends it", code="refused.tripwire")
     if repeated(hypotheses, state):
         raise Refused("the server sent the same hypotheses before", code="refused.tripwire")
 

@@ -177,11 +177,7 @@ def _hash(before: bytes, *content: Any) -> bytes:
 
 def _append(connection: sqlite3.Connection, books: _Books, charge: Charge, clients: list[ClientInDataset]) -> _Books:
     """Write a charge of each client; return how the ledger then stands."""
-    at, what, clip_norm = (
-        datetime.now(UTC).isoformat(timespec="seconds"),
-        written(charge.release),
-        charge.release.radius,
-    )
+    at, what, clip_norm = datetime.now(UTC).isoformat("T", "seconds"), written(charge.release), charge.release.radius
     number, hash, releases, totals = books.charges, books.hash, dict(books.releases), dict(books.totals)
     release = next((known for known, text in releases.items() if text == what), len(releases) + 1)
     if release not in releases:

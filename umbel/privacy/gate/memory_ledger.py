@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Charge, Limits, read, written
 from umbel.protocol.clients import ClientInDataset
+from umbel.protocol.flower import filled
 
 _RECORD = "umbel.ledger"
 
@@ -32,10 +33,10 @@ class MemoryLedger:
     ) -> list[bool]:
         """Charge each client that can pay, and return which those are; none where fewer than `at_least` can."""
         paying = limits.paying(clients, self.account, charge.release, at_least)
-        paid = [client for client, pays in zip(clients, paying, strict=True) if pays]
+        paid = np.array(clients, np.int64)[paying]
         key = written(charge.release)
-        self._record[key] = _paid_once_more(self._paid(key), np.array(paid, np.int64)).tobytes()
-        self._state[_RECORD] = self._record
+        filled(self._record, {key: _paid_once_more(self._paid(key), paid).tobytes()})
+        filled(self._state, {_RECORD: self._record})
         return paying
 
     def account(self, client: ClientInDataset) -> Account:
@@ -58,7 +59,7 @@ def _paid_once_more(paid: NDArray[np.int64], paying: NDArray[np.int64]) -> NDArr
     """Return pairs (client, times) in which some clients have paid once more."""
     paying = paying if (paying[1:] > paying[:-1]).all() else np.unique(paying)
     clients, times = paid.T.copy()
-    place = np.searchsorted(clients, paying)
+    place = clients.searchsorted(paying)
     known = place < len(clients)
     known[known] = clients[place[known]] == paying[known]
     times[place[known]] += 1

@@ -160,7 +160,7 @@ class _Handler:
 
     def _ask_handler(self, content: RecordDict, kind: type[T]) -> T:
         """Return what the handler answers to a part of the message; raise if that is an error."""
-        content[_NODE] = Held(self.node)
+        content = filled(content, {_NODE: Held(self.node)})
         reply = self.call_next(with_content(self.msg, content), self.context)
         if reply.has_error():
             raise Refused("the handler replied an error", code="refused.handler")

@@ -294,9 +294,7 @@ class Policy(Settings):
             ("local-steps", task.local_steps, self.max_local_steps),
         ):
             if asked > most:
-                raise Refused(
-                    f"the server asks for {key} = {asked}; this site accepts {most:g} at most", code="refused.work"
-                )
+                raise Refused(f"the server asks for {key} = {asked}; the site's most is {most:g}", code="refused.work")
         if task.disclose_choice and not self.allow_unsanitised:
             raise Refused("the server asks which hypothesis each client chose", code="refused.disclose-choice")
 

@@ -99,14 +99,7 @@ class SecureGenerator:
 def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) -> Sequence[np.random.Generator]:
     """Return a generator for each client, counted over the whole dataset; not for noise, see `noise`.
 
-    Parameters
-    ----------
-    seed : int or None
-        Of the run, 0 or more; None draws from the operating system's entropy.
-    purpose : str
-        Draws for different purposes are independent.
-    round : int
-    clients : iterable of int
+    Draws for different purposes are independent. Without a seed they come from the operating system's entropy.
     """
     if seed is None:
         return [np.random.Generator(np.random.PCG64()) for _ in clients]

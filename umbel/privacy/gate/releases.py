@@ -62,15 +62,8 @@ def check_noise(mechanism: Mechanism, n: int, radius: float) -> None:
 def grid_step(noise: float, resolution: float) -> float:
     """Return the step of a grid that everybody can compute.
 
-    It is a power of two, at most 1/`NOISE_STEPS` of the noise at the least radius, but not below the resolution.
-
-    Parameters
-    ----------
-    noise : float
-        Standard deviation of a component of the noise that the least radius gives, which is public;
-        never that of the norm of an update.
-    resolution : float
-        See `resolution`.
+    It is a power of two, at most 1/`NOISE_STEPS` of the noise, but not below the resolution. The noise is the standard
+    deviation of a component at the least radius, which is public; never that of the norm of an update.
     """
     return max(2.0 ** math.floor(math.log2(noise / NOISE_STEPS)), resolution)
 
@@ -223,14 +216,9 @@ class Sanitiser:
         return train_release(self.task, self.hypotheses, self.radius)
 
     def sanitised(self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]) -> Packed:
-        r"""Return the releases of clients that have paid.
+        r"""Return the releases of clients that have paid, from what each trained, (clients, \*shape), and chose.
 
-        Parameters
-        ----------
-        trained : dict of ndarray, each (clients, \*shape)
-        chosen : ndarray of int, shape (clients,)
-            Where each client started.
-        sources : iterator of NoiseSource, one a client
+        `sources` has one for each client.
         """
         n, mode = self.hypotheses.shape[1], self.task.clipping
         shapes = {name: value.shape[1:] for name, value in trained.items()}

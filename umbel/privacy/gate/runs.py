@@ -53,15 +53,7 @@ class Request:
 
 
 class Runs(Store):
-    """What a node of a site remembers.
-
-    Parameters
-    ----------
-    path : Path
-        The site's store.
-    node : str
-        Which of the nodes that share the store this is.
-    """
+    """What a node of a site remembers; `node` says which of those that share the store it is."""
 
     def __init__(self, path: Path, node: str = "") -> None:
         super().__init__(path)
@@ -109,16 +101,9 @@ class Runs(Store):
     def end(self, run: str, name: str, hypotheses: Arrays, evaluates: bool) -> None:
         """Note that a run has told what it found; raise `Refused` where it cannot be what that run found.
 
-        A run's best hypotheses are some that were evaluated, so that a site whose clients report has seen
-        them. One whose clients only train may not have been asked in that round: it knows the run alone.
-
-        Parameters
-        ----------
-        run, name : str
-            Flower's number, and the run's own name, by which it goes on after an interruption under another number.
-        hypotheses : dict of ndarray
-        evaluates : bool
-            Whether the node's clients report.
+        A run's best hypotheses are some that were evaluated, so that a node whose clients report (`evaluates`) has
+        seen them. One whose clients only train may not have been asked in that round: it knows the run alone, by
+        Flower's number or by its own name, by which it goes on after an interruption under another number.
         """
         with self._transaction(write=True) as connection:
             known = connection.execute(

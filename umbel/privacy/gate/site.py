@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +34,7 @@ DATA_PATH = "data-path"
 # What Flower puts into the node configuration of a simulated node, and may put into another's.
 _PARTITION = ("partition-id", "num-partitions")
 _PREFIX = "UMBEL_"
+_OURS = re.compile(_PREFIX, re.IGNORECASE).match
 _NO_ENTRIES = ("UMBEL_HOME", TRUST)
 
 _KNOWN = {*Policy.names(), *(old for old, new in SETTINGS.items() if new in Policy.names())}
@@ -194,8 +196,8 @@ class Site:
 def _environment() -> dict[str, Any]:
     """Return the entries that the environment sets."""
     entries: dict[str, Any] = {}
-    for name in os.environ:
-        if name[: len(_PREFIX)].upper() != _PREFIX or name in _NO_ENTRIES:
+    for name in filter(_OURS, os.environ):
+        if name in _NO_ENTRIES:
             continue
         # What is written otherwise would be no limit, or of two limits one.
         if name != name.upper() or "-" in name:

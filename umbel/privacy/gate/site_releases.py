@@ -29,16 +29,8 @@ from umbel.protocol.tasks import TrainingSpec
 class SiteSanitiser:
     """What a site makes of its clients' updates together, where a task asks for their sums.
 
-    Attributes
-    ----------
-    task : TrainingSpec
-    hypotheses : ndarray, shape (k, n)
-    mechanism : Mechanism or None
-        None where no noise is asked for.
-    radius : float
-        The clip norm: the task's, or the site's floor if that is larger.
-    count_radius : float
-        That of each count, in clients; 0 where counts get no noise.
+    As in `umbel.privacy.gate.releases.Sanitiser`, but that the radius is not raised further than to the site's floor.
+    `count_radius` is that of each count, in clients; 0 where counts get no noise.
     """
 
     task: TrainingSpec
@@ -74,12 +66,7 @@ class SiteSanitiser:
     ) -> tuple[Arrays, list[float]]:
         r"""Return sums (k, \*shape) of the updates of clients that have paid, and their counts (k,), by hypothesis.
 
-        Parameters
-        ----------
-        trained, chosen
-            As of `umbel.privacy.gate.releases.Sanitiser.sanitised`.
-        sources : iterator of NoiseSource
-            One, for all noise of the release.
+        `sources` has one, for all noise of the release.
         """
         k, n = self.hypotheses.shape
         sums, counts = self.summed(trained, chosen)

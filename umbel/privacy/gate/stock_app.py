@@ -179,9 +179,7 @@ class Gate:
         frozen = {pattern: {name for name in sent if fnmatchcase(name, pattern)} for pattern in self._frozen}
         for pattern, names in frozen.items():
             if not names:
-                raise Refused(
-                    f"no array of the message is called {pattern!r}, as umbel.Gate's frozen says", code="refused.arrays"
-                )
+                raise Refused(f"no array is called {pattern!r}, as umbel.Gate's frozen says", code="refused.arrays")
         released = [name for name in sent if name not in set().union(*frozen.values())]
         for name in released:
             dtype = sent[name].dtype

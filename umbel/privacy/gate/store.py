@@ -132,9 +132,7 @@ class Store:
             with _connected(self.path, write) as connection:
                 yield connection
         except (sqlite3.OperationalError, UnicodeEncodeError) as error:
-            raise LedgerError(
-                f"the ledger {self.path} cannot be read or written: {error}", code="ledger.unusable"
-            ) from error
+            raise LedgerError(f"the ledger {self.path} cannot be used: {error}", code="ledger.unusable") from error
         except (sqlite3.Error, *_FAULTS) as error:
             raise self._damaged(error) from error
 

@@ -41,17 +41,9 @@ def undisclosed(
     together, one's rows change the last digits of another's update, and training that a server makes
     chaotic turns last digits into first ones: then one client's release would tell of another.
 
-    Parameters
-    ----------
-    site : Site
-    clients : int
-    compute : callable
-        Returns arrays of some of the clients, one a row.
-    nothing : callable
-        Returns the rows of clients that could not be computed.
-    needed : bool
-        Whether to protect clients: not those that report their loss without noise. In simulation no
-        client is protected, and an error is raised.
+    `compute` returns arrays of some of the clients, one a row, and `nothing` the rows of all that could not be
+    computed. Clients that report their loss without noise are not `needed` to be protected. They are not protected
+    in simulation either: there an error is raised.
     """
     seconds = site.policy.max_seconds
     if site.simulated or not needed:

@@ -11,7 +11,7 @@ import typer
 from click.core import ParameterSource
 
 from umbel.privacy.accounting.guarantee import DELTA, site_release
-from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.cli import command_group, errors_in_one_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.release import LAPLACE
@@ -20,14 +20,7 @@ from umbel.research.attacks.audit import findings
 from umbel.research.attacks.rows import audit as rows
 from umbel.research.output import Page, Section
 
-# Without locals: they hold clients' data.
-app = typer.Typer(
-    add_completion=False,
-    suggest_commands=False,
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
-    help="Attack releases, to see what they show. An attack that fails proves nothing.",
-)
+app = command_group("Attack releases, to see what they show. An attack that fails proves nothing.")
 
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every draw.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for tables.", show_default="$UMBEL_HOME/audits/ATTACK-…")]
@@ -169,10 +162,8 @@ def audit_command(
                 site_release(release) if by_site else release, participations, report_noise_multiplier
             )
         elif given := [name for name in _OF_ONE_SETTING if context.get_parameter_source(name) is _COMMANDLINE]:
-            raise ConfigError(
-                f"--{given[0].replace('_', '-')} is of one setting: give both --parameters and --noise-multiplier",
-                code="config.incomplete-setting",
-            )
+            text = f"--{given[0].replace('_', '-')} is of one setting: give both --parameters and --noise-multiplier"
+            raise ConfigError(text, code="config.incomplete-setting")
         found = [findings.audit(setting, canaries, seed, delta, confidence) for setting in settings]
     title = f"Claimed epsilon, and shown at a confidence of {confidence:.4g}"
     Page(title, [Section("", "", findings.columns(delta), [one.cells() for one in found])], []).show()

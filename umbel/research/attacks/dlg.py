@@ -27,16 +27,10 @@ _TINY = 1e-300  # in place of the square of a gradient of 0
 
 @dataclass(frozen=True)
 class Match:
-    """The best of what was found.
+    """The best of what was found, in float64.
 
-    Attributes
-    ----------
-    image : Tensor, shape ``shape``, float64
-        As optimised; pixels may lie outside of [0, 1].
-    label : Tensor, shape (classes,), float64
-        Probability of each class.
-    distance : float
-        What no multiple of its gradient explains of the one given, as a share of the latter's square: 1 - cos^2.
+    Pixels of the `image` may lie outside of [0, 1]; `label` (classes,) has the probability of each class. `distance` is
+    what no multiple of its gradient explains of the one given, as a share of the latter's square: 1 - cos^2.
     """
 
     image: Tensor
@@ -53,25 +47,13 @@ def deep_leakage(
     restarts: int = 2,
     iterations: int = 300,
 ) -> Match:
-    """Look for one image by gradient matching; in float64, since L-BFGS lives on small differences.
+    """Look for one image of a shape by gradient matching; in float64, since L-BFGS lives on small differences.
 
-    Contrast needs no assumption: it is the gradient's own.
-
-    Parameters
-    ----------
-    model : Model
-        Its network must be twice differentiable (no ReLU, no max pooling), or little is to be expected.
-    parameters, gradient : dict of Tensor
-        What the client started from, and the gradient there of one image's cross entropy, with or without noise.
-    shape : tuple of int
-        Of the image.
-    generator : torch.Generator
-        Draws the starts: image and logits of the label from N(0, 1).
-    restarts : int
-        Starts, of which the best counts: by turns with the squared distance and with the cosine. Fewer are made
-        when one has found an exact match.
-    iterations : int
-        L-BFGS iterations a start at most.
+    Contrast needs no assumption: it is the gradient's own. The network must be twice differentiable (no ReLU, no max
+    pooling), or little is to be expected. `gradient` is that of one image's cross entropy at the parameters, with or
+    without noise. The generator draws the starts, image and logits of the label, from N(0, 1). Of so many `restarts`
+    the best counts, by turns with the squared distance and with the cosine; an exact match ends them. Each has so many
+    `iterations` of L-BFGS at most.
     """
     start = {name: value.detach().double().requires_grad_() for name, value in parameters.items()}
     target = {name: value.detach().double() for name, value in gradient.items()}

@@ -81,18 +81,11 @@ def defences(after: int) -> list[Defence]:
 
 @dataclass(frozen=True)
 class Stolen:
-    """What an attack on one client came to.
+    """What an attack on one client came to; errors and `spent` as in the findings of `pac_attack.PacAttack`.
 
-    Attributes
-    ----------
-    likes : float
-        p, the share of liked items among the client's own.
-    error, by_rate, by_items, spent : float or None
-        As in the findings of `umbel.research.attacks.pac_attack.PacAttack`.
-    enough : int or None
-        Interactions from which on the error was low enough; None when it never was.
-    bound : int or None
-        Interactions that suffice without noise by Theorem 1; None where it says nothing.
+    `likes` is p, the share of liked items among the client's own; `enough` the interactions from which on the error was
+    low enough, None when it never was; `bound` those that suffice without noise by Theorem 1, None where it says
+    nothing.
     """
 
     client: int
@@ -243,16 +236,9 @@ def audit(
 def attack(dataset: str, policy: Mapping[str, Any], options: Mapping[str, Any], **changes: Any) -> list[Stolen]:
     """Attack a dataset's clients in this process, at one noise multiplier.
 
-    Parameters
-    ----------
-    dataset : str
-        Name or path.
-    policy : mapping
-        Entries of the site's policy.
-    options : mapping
-        Of the attack (`umbel.research.attacks.pac_attack.AttackOptions`); its ``multipliers`` are one.
-    **changes
-        Of ``configs/pac-attack.toml``; of ``configs/recommender.toml`` where the model has biases.
+    `policy` has entries of the site's policy, and `options` those of the attack (`pac_attack.AttackOptions`), whose
+    ``multipliers`` are one. The rest are changes of ``configs/pac-attack.toml``, or of ``configs/recommender.toml``
+    where the model has biases.
     """
     data = _preferences(dataset)
     text = " ".join(f"{name}={value}" for name, value in options.items())

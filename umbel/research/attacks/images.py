@@ -29,7 +29,6 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, DatasetError, NotApplicableError
 from umbel.research.attacks import membership
 from umbel.research.attacks.audit.bounds import lower_bound
-from umbel.research.attacks.choice import apart, started_from
 from umbel.research.attacks.dlg import deep_leakage
 from umbel.research.attacks.layers import label_given_image
 from umbel.research.attacks.quality import FULL_PSNR, psnr
@@ -59,18 +58,10 @@ _KNOWN = 64  # rows of others that the attacker has
 
 @dataclass(frozen=True)
 class Setting:
-    """What is attacked.
+    """What is attacked: a dataset of 28x28 images, and so many `images`, each of another client.
 
-    Attributes
-    ----------
-    dataset : str
-        Name or path of one of 28x28 images.
-    model, smooth_model : str
-        Of all attacks, and of DLG, for which it should be twice differentiable.
-    images : int
-        Clients that are attacked for an image.
-    attacks : tuple of str
-        Keys of `ATTACKS`; all where empty. The choice does not change what each finds.
+    `smooth_model` is that of DLG, which should be twice differentiable. Of `attacks`, keys of `ATTACKS`, none stands
+    for all; the choice does not change what each finds.
     """
 
     dataset: str
@@ -98,18 +89,10 @@ _DLG_ITERATIONS = 100
 
 @dataclass(frozen=True)
 class Finding:
-    """What one attack finds in one mode of release.
+    """What one attack finds in one mode of release, or by `GUESSING`.
 
-    Attributes
-    ----------
-    mode : str
-        Of release, or `GUESSING`.
-    right, of : int
-        How often it is right, or shows an image; of 0 where it cannot be made, as the note says.
-    low, high : float
-        A 95 % interval (Clopper and Pearson) on that share, over victims.
-    psnr : float or None
-        In dB, mean over images.
+    It is so often `right`, or shows an image, `of` so many; of 0 where it cannot be made, as the note says. `low` and
+    `high` are a 95 % interval (Clopper and Pearson) on that share, over victims; `psnr` is in dB, mean over images.
     """
 
     attack: str
@@ -163,9 +146,8 @@ class Scene:
         train = dataset.manifest.train
         self._half, end = int(dataset.offsets[train // 2]), int(dataset.offsets[train])
         if min(self._half, end - self._half) < _KNOWN:
-            raise DatasetError(
-                f"the attacks take {2 * _KNOWN} training rows at least, {_KNOWN} in each half", code="data.too-few-rows"
-            )
+            text = f"the attacks take {2 * _KNOWN} training rows at least, {_KNOWN} in each half"
+            raise DatasetError(text, code="data.too-few-rows")
         own = self.generator("known").permutation(np.arange(self._half, end))[:_KNOWN]
         self.known, self.known_labels = self.images(own), self.labels(own)
         self.average: Images = self.known.double().mean(dim=0).numpy()
@@ -402,24 +384,16 @@ def _members(scene: Scene) -> Iterator[Finding]:
 
 
 def _choices(scene: Scene) -> Iterator[Finding]:
-    """Which of two hypotheses a client chooses.
-
-    Raises
-    ------
-    NotApplicableError
-        When all images that the attacker knows are of one class.
-    """
+    """Which of two hypotheses a client chooses; `NotApplicableError` when the images known are of one class."""
     count, model = _COINS * scene.setting.images, scene.model
     folder, rows = scene.clients("choices", count, 1)
     border = int(scene.known_labels.median()) + 1
     if not bool((scene.known_labels >= border).any()):
         border = int(scene.known_labels.max())
     if not bool((scene.known_labels < border).any()):
-        raise NotApplicableError(
-            "the images known are of one class, and the choice is between lower and upper classes",
-            code="attack.one-class",
-        )
-    hypotheses, name = apart(model, scene.start, SHAPE, border)
+        text = "the images known are of one class, and the choice is between lower and upper classes"
+        raise NotApplicableError(text, code="attack.one-class")
+    hypotheses, name = membership.apart(model, scene.start, SHAPE, border)
     fits = _best(model, hypotheses, scene.images(rows[::SITE, 0]), scene.labels(rows[::SITE, 0]))
     usual = int(_best(model, hypotheses, scene.known, scene.known_labels).mean() > 0.5)
     pair = {key: np.stack([one[key].numpy() for one in hypotheses]) for key in hypotheses[0]}
@@ -430,7 +404,7 @@ def _choices(scene: Scene) -> Iterator[Finding]:
         for i in range(count):
             clients = range(i * SITE, (i + 1) * SITE) if mode.by_site else [i * SITE]
             released, counts = node.ask(mode, pair, clients, **asked(mode))
-            found += [int(counts[1] > counts[0])] if mode.by_site else started_from(released[name]).tolist()
+            found += [int(counts[1] > counts[0])] if mode.by_site else membership.started_from(released[name]).tolist()
         yield Finding.count("choice", mode.name, int((fits == np.array(found)).sum()), count)
 
 
@@ -457,15 +431,10 @@ ATTACKS: Mapping[str, Callable[[Scene], Iterator[Finding]]] = {
 
 
 def overview(setting: Setting) -> list[Finding]:
-    """Make every attack in every mode.
+    """Make every attack in every mode, on one thread, so that the digits do not depend on the number of cores.
 
-    One thread computes, so that the digits do not depend on the number of cores.
-
-    Raises
-    ------
-    UmbelError
-        Before any work, when something about the setting cannot be; `FleetError` when the gate refuses what it should
-        allow, as it does where the environment holds a stricter policy.
+    Raises `UmbelError` before any work when something about the setting cannot be, and `FleetError` when the gate
+    refuses what it should allow, as it does where the environment holds a stricter policy.
     """
     path = find_typed(setting.dataset)
     dataset = open_dataset(path)
@@ -473,9 +442,8 @@ def overview(setting: Setting) -> list[Finding]:
         check_images(path, dataset, models.load(name, LOSS))
     torch.set_num_threads(1)
     if unknown := set(setting.attacks) - ATTACKS.keys():
-        raise ConfigError(
-            f"unknown attack {min(unknown)!r}; choose from {', '.join(ATTACKS)}", code="config.unknown-attack"
-        )
+        text = f"unknown attack {min(unknown)!r}; choose from {', '.join(ATTACKS)}"
+        raise ConfigError(text, code="config.unknown-attack")
     steps = {name: step for name, step in ATTACKS.items() if name in (setting.attacks or ATTACKS)}
     found: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="umbel-attacks-") as scratch:

@@ -38,17 +38,13 @@ def inputs_of_layers(model: Model) -> Iterator[dict[str, Tensor]]:
 def dense_layers(model: Model, parameters: Parameters, shape: tuple[int, ...]) -> list[str]:
     """Return the names of the fully connected layers in the order in which they run on one image of `shape`.
 
-    Raises
-    ------
-    NotApplicableError
-        When there is none, or one of them sees more than one vector for an image.
+    Raises `NotApplicableError` when there is none, or one of them sees more than one vector for an image.
     """
     with inputs_of_layers(model) as seen, torch.no_grad():
         model.apply(parameters, torch.zeros(1, *shape, dtype=next(iter(parameters.values())).dtype))
     if not seen:
-        raise NotApplicableError(
-            f"model {model.name!r} has no fully connected layer (torch.nn.Linear)", code="attack.no-dense-layer"
-        )
+        text = f"model {model.name!r} has no fully connected layer (torch.nn.Linear)"
+        raise NotApplicableError(text, code="attack.no-dense-layer")
     for name, inputs in seen.items():
         if inputs.numel() != inputs.shape[-1]:
             raise NotApplicableError(
@@ -67,10 +63,7 @@ def parameter(name: str, kind: str) -> str:
 def bias_label(model: Model, parameters: Parameters, gradient: Parameters, shape: tuple[int, ...]) -> int:
     """Return the class that the gradient of the last bias shows, which is that of the output itself.
 
-    Raises
-    ------
-    NotApplicableError
-        When no fully connected layer puts out the classes, or the one that does has no bias.
+    Raises `NotApplicableError` when no fully connected layer puts out the classes, or the one that does has no bias.
     """
     _, bias = _last_layer(model, parameters, gradient, shape)
     return int(biased(model, bias).argmin())
@@ -79,23 +72,18 @@ def bias_label(model: Model, parameters: Parameters, gradient: Parameters, shape
 def biased(model: Model, bias: Tensor | None) -> Tensor:
     """Return the bias of the last fully connected layer; raise `NotApplicableError` when it has none."""
     if bias is None:
-        raise NotApplicableError(
-            f"the last fully connected layer of model {model.name!r} has no bias", code="attack.no-bias"
-        )
+        text = f"the last fully connected layer of model {model.name!r} has no bias"
+        raise NotApplicableError(text, code="attack.no-bias")
     return bias
 
 
 def label_given_image(model: Model, parameters: Parameters, gradient: Parameters, image: Tensor) -> int:
     """Return the class that the last layer's whole gradient shows, given a guess at the image.
 
-    The layer's gradient is delta, that of its output, times its input with a 1 for the bias. Where the
-    input x is known, delta is read off all columns at once, by least squares: G (x, 1) / |(x, 1)|^2. A
-    poor guess does, since much of what goes into a last layer is the same for all images.
-
-    Raises
-    ------
-    NotApplicableError
-        When no fully connected layer puts out the classes.
+    The layer's gradient is delta, that of its output, times its input with a 1 for the bias. Where the input x is
+    known, delta is read off all columns at once, by least squares: G (x, 1) / |(x, 1)|^2. A poor guess does, since much
+    of what goes into a last layer is the same for all images. Raises `NotApplicableError` when no fully connected layer
+    puts out the classes.
     """
     weight, bias = _last_layer(model, parameters, gradient, tuple(image.shape))
     with inputs_of_layers(model) as seen, torch.no_grad():
@@ -113,8 +101,6 @@ def _last_layer(
     weight = gradient[parameter(last, "weight")]
     classes = model.apply(parameters, next(iter(parameters.values())).new_zeros(1, *shape)).shape[-1]
     if len(weight) != classes:
-        raise NotApplicableError(
-            f"the last fully connected layer of model {model.name!r} does not put out the classes",
-            code="attack.no-class-layer",
-        )
+        text = f"the last fully connected layer of model {model.name!r} does not put out the classes"
+        raise NotApplicableError(text, code="attack.no-class-layer")
     return weight, gradient.get(parameter(last, "bias"))

@@ -57,20 +57,12 @@ Vector = NDArray[np.float64]
 class Leak:
     """What one attack gave away; None where the model has nothing of the kind.
 
-    Attributes
-    ----------
-    choice : bool or None
-        Whether the hypothesis nearest to the release is the one that fits the client best, also where
-        the client may have trained another to hide that.
-    norm : float or None
-        How far off the server's estimate of the update's norm is, relative to it.
-    update : float or None
-        Cosine of the angle between the update as released and as it was.
-    labels : float or None
-        Correlation between the change of the last bias and how often each class occurs.
-    predictions, signed : float or None
-        Share of items on which the estimate of a recommender's local vector agrees with the client's own: under the
-        better of both signs, which one known preference tells, and under that of `sign_by_rate`; None where it is open.
+    `choice` says whether the hypothesis nearest to the release is the one that fits the client best, also where the
+    client may have trained another to hide that; `norm` how far off the server's estimate of the update's norm is,
+    relative to it. `update` is the cosine between the update as released and as it was, and `labels` the correlation
+    between the change of the last bias and how often each class occurs. `predictions` and `signed` are the share of
+    items on which the estimate of a recommender's local vector agrees with the client's own: under the better of both
+    signs, which one known preference tells, and under that of `sign_by_rate`; None where it is open.
     """
 
     round: int
@@ -106,20 +98,15 @@ class LeakMeter(Observer):
         """Draw the client, and read what an earlier part of the run found."""
         dataset = run.setup.open_dataset()
         if dataset is None or not run.fleet.roster(run.grid).simulated:
-            raise ConfigError(
-                "observers: the leak meter is for simulation; leave it out where sites have data of their own",
-                code="config.simulation-only",
-            )
+            text = "observers: the leak meter is for simulation; leave it out where sites have data of their own"
+            raise ConfigError(text, code="config.simulation-only")
         self._dataset: Dataset = dataset
         self.client = int(sample([run.setup.config.seed, _SAMPLE_CLIENT], dataset.manifest.train, 1)[0])
         model = run.setup.model
         self._sign = pac_attack.sign_by_rate(model, pac_attack.lean_of(dataset))
-        attacked = pac_attack.factors_of(model) and run.strategy.hypotheses == 1
-        self._estimate = (
-            pac_attack.Estimate(pac_attack.factors_of(model), spectral=True, biases=pac_attack.has_biases(model))
-            if attacked
-            else None
-        )
+        factors, biases = pac_attack.factors_of(model), pac_attack.has_biases(model)
+        attacked = factors and run.strategy.hypotheses == 1
+        self._estimate = pac_attack.Estimate(factors, True, biases) if attacked else None
         self._run = run
         self.leaks: list[Leak] = []
         if run.folder is not None and (file := run.folder.path / _FILE).exists():

@@ -1,4 +1,6 @@
-"""Was this row among a client's? A malicious server sends a hypothesis that this row moves the other way.
+"""Two questions that a malicious server asks of a client, by the hypotheses that it sends.
+
+Was this row among the client's? The hypothesis is one that this row moves the other way.
 
 One unit of the layer before the last is on for the candidate and off for the rows that the server knows. Another is
 on for all rows, and its weights move by what all rows have in common: one way for a row that the first unit is off
@@ -8,6 +10,11 @@ the client's update is with and without the candidate, the server finds by shado
 made-up clients of rows that it knows. It guesses by the side of their midpoint on which the release lies, a likelihood
 ratio for noise that is the same in all directions. (A trap of one unit: Nguyen et al., *Active membership inference
 attack under local differential privacy in federated learning*, AISTATS 2023.)
+
+Which of two hypotheses fits the client? They are alike but for the last bias: one leans to the classes below a border
+and the other to those from there on, so that the choice tells on which side a client's labels lie. A number that is
+added to all last biases changes no prediction; it differs by so much that a release shows where its client started,
+whatever the noise.
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ from torch import Tensor
 
 from umbel.models.model import Model, Parameters
 from umbel.protocol.errors import NotApplicableError
-from umbel.research.attacks.layers import dense_layers, inputs_of_layers, parameter
+from umbel.research.attacks.layers import biased, dense_layers, inputs_of_layers, parameter
 from umbel.research.attacks.small_batch import rectified
 
 Vector = NDArray[np.float64]
@@ -29,6 +36,8 @@ _LEAN = 20.0  # of the outputs to one class, for all rows but the candidate
 _WEIGHT = 100.0  # after the unit that is on for the candidate
 _QUIET = 2.0**-10  # what the unit puts out that is on for all: hardly anything, so that its own weights move most
 _PULL, _PUSH = 2.0**5, 2.0**13  # after it: how hard other rows move its weights, and how hard the candidate
+_TILT = 1.0  # of the biases to one side of the border
+_APART = 64.0  # between the last biases of two hypotheses; exact in 32 bits
 _LIFT = 5.0  # of the biases before the two layers, which all rows then have in common
 
 
@@ -39,12 +48,7 @@ def trap(
 
     The last two layers of the model are fully connected, with ReLU between them, and have biases; the weights of the
     layers before stay. `label` is the class of the candidate (\*shape); the server knows `images` (images, \*shape) of
-    other clients.
-
-    Raises
-    ------
-    NotApplicableError
-        When the model has no such layers, or the candidate is among the images.
+    other clients. Raises `NotApplicableError` when the model has no such layers, or the candidate is among the images.
     """
     shape = tuple(candidate.shape)
     layers = dense_layers(model, parameters, shape)
@@ -54,10 +58,8 @@ def trap(
         before, last = (parameters[parameter(layer, "weight")] for layer in layers[-2:])
         fits = last.shape[1] == before.shape[0] and rectified(model, parameters, layers[-2], shape)
     if not fits:
-        raise NotApplicableError(
-            f"model {model.name!r} does not end in two fully connected layers with biases and ReLU between them",
-            code="attack.no-two-layers",
-        )
+        text = f"model {model.name!r} does not end in two fully connected layers with biases and ReLU between them"
+        raise NotApplicableError(text, code="attack.no-two-layers")
     weight1, bias1, weight2, bias2 = names
     moved = {name: value.clone() for name, value in parameters.items()}
     leaves = (name for name, module in model.module.named_modules() if not list(module.children()))
@@ -77,9 +79,8 @@ def trap(
     aim /= reach
     classes = len(moved[bias2])
     if classes < _CLASSES:
-        raise NotApplicableError(
-            f"the trap takes {_CLASSES} classes, model {model.name!r} has {classes}", code="attack.too-few-classes"
-        )
+        text = f"the trap takes {_CLASSES} classes, model {model.name!r} has {classes}"
+        raise NotApplicableError(text, code="attack.too-few-classes")
     # Classes that others hardly have: a row of the first would undo what the candidate does, one of the second nothing.
     rare = torch.bincount(labels, minlength=classes).argsort(stable=True).tolist()
     fired, rest = [one for one in rare if one != label][:2]
@@ -134,3 +135,25 @@ def score(update: Vector, without: Vector, with_: Vector, others: int = 0) -> fl
     not have the candidate.
     """
     return float((update - others * without - (without + with_) / 2) @ (with_ - without))
+
+
+def apart(model: Model, parameters: Parameters, shape: tuple[int, ...], border: int) -> tuple[list[Parameters], str]:
+    """Return the two hypotheses, made from these parameters, and the name of the bias in which they differ.
+
+    `shape` is that of a row, and `border` the first class that the second leans to. Raises `NotApplicableError` when
+    the last fully connected layer has no bias.
+    """
+    name = parameter(dense_layers(model, parameters, shape)[-1], "bias")
+    found = []
+    for side in (0, 1):
+        bias = biased(model, parameters.get(name)).clone()
+        bias[border:] += _TILT * side
+        bias[:border] += _TILT * (1 - side)
+        found.append({**parameters, name: bias + _APART * (2 * side - 1)})
+    return found, name
+
+
+def started_from(released: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return which of the two clients trained, by the bias (m, classes) in their releases."""
+    started: NDArray[np.int64] = (released.mean(axis=1) > 0).astype(np.int64)
+    return started

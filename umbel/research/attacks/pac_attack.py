@@ -51,21 +51,13 @@ Lean = Literal["dislikes", "likes", "unknown"]
 
 
 class Estimate:
-    """What a server works out of one client's local parameters from its updates.
+    """What a server works out of one client's local parameters, a vector of so many factors, from its updates.
 
-    The sign of what it finds is a guess, that most labels are negative (Assumption 1), unless items have
-    biases: these move by what is left of the labels, up for liked items, so that they tell it.
-
-    Parameters
-    ----------
-    factors : int
-        d, the length of the client's vector.
-    spectral : bool
-        Read the direction in which updates are longest (the top singular vector), since those of all items point along
-        the client's vector, one way or the other; their sum tells the sign alone. Otherwise their sum tells all
-        (Protocol 2, line 4), and is mostly noise where a client likes about half of its items.
-    biases : bool
-        Whether each item's update ends with that of its bias.
+    The sign of what it finds is a guess, that most labels are negative (Assumption 1), unless items have `biases`,
+    which end their updates: these move by what is left of the labels, up for liked items, so that they tell it. A
+    `spectral` estimate is the direction in which updates are longest (the top singular vector), since those of all
+    items point along the client's vector, one way or the other; their sum tells the sign alone. Otherwise their sum
+    tells all (Protocol 2, line 4), and is mostly noise where a client likes about half of its items.
     """
 
     def __init__(self, factors: int, spectral: bool, biases: bool = False) -> None:
@@ -250,15 +242,12 @@ class PacAttack(Recommender, Observer):
         """Refuse models of another kind, and runs that the attack does not fit into."""
         super().check(run, model)
         if not factors_of(model):
-            raise ConfigError(
-                f"strategy {run.strategy!r} is for models factors, not {model.name!r}", code="config.strategy-model"
-            )
+            text = f"strategy {run.strategy!r} is for models factors, not {model.name!r}"
+            raise ConfigError(text, code="config.strategy-model")
         if min(self.options.multipliers) < run.noise_multiplier:
             # The run's own accounts go by it.
-            raise ConfigError(
-                f"strategy-options: multipliers go below noise-multiplier = {run.noise_multiplier:g}; lower that",
-                code="config.multipliers",
-            )
+            text = f"strategy-options: multipliers go below noise-multiplier = {run.noise_multiplier:g}; lower that"
+            raise ConfigError(text, code="config.multipliers")
         if run.resume:
             raise ConfigError('an attack cannot be resumed; set resume = ""', code="config.attack-resume")
         if run.patience:

@@ -33,15 +33,10 @@ def psnr(image: Image, original: Image) -> float:
 
 
 def ssim(image: Image, original: Image) -> float:
-    """Return the mean structural similarity, at most 1.
+    """Return the mean structural similarity over all windows in an image, at most 1; `ValueError` below 11x11 pixels.
 
-    Wang, Bovik, Sheikh and Simoncelli, *Image quality assessment*, IEEE Transactions on Image
-    Processing 13 (2004), Eq. 13 and Sec. III-C: the mean over all windows that lie within the image.
-
-    Raises
-    ------
-    ValueError
-        When an image is smaller than the window, 11x11.
+    Wang, Bovik, Sheikh and Simoncelli, *Image quality assessment*, IEEE Transactions on Image Processing 13 (2004), Eq.
+    13 and Sec. III-C.
     """
     if min(np.shape(image)) < _WINDOW:
         raise ValueError(f"structural similarity needs images of at least {_WINDOW}x{_WINDOW}, got {np.shape(image)}")

@@ -35,20 +35,10 @@ _GREYS = [i / 20 for i in range(1, 20)]
 def leading_input(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, float]:
     """Return the direction of a fully connected layer's input, by its gradient, and how noisy it is.
 
-    The sign is such that the 1 of the bias comes out positive. Without a bias the inputs are taken to
-    be mostly positive, as they are after ReLU or sigmoid and in images.
-
-    Parameters
-    ----------
-    weight : Tensor, shape (m, n)
-    bias : Tensor, shape (m,), or None
-
-    Returns
-    -------
-    direction : Tensor, shape (n + 1,) with a bias, else (n,), float64
-        The top right singular vector, of length 1; 0 for a gradient of 0.
-    noise : float
-        The noise's share of its square, 0 to 1, as the other singular values tell it.
+    Of the gradients of weight (m, n) and bias (m,), which may be None, it is the top right singular vector (n + 1,), or
+    (n,) without a bias, of length 1, in float64; 0 for a gradient of 0. The noise is its share of the vector's square,
+    0 to 1, as the other singular values tell it. The sign is such that the 1 of the bias comes out positive. Without a
+    bias the inputs are taken to be mostly positive, as they are after ReLU or sigmoid and in images.
     """
     gradient = torch.cat([weight, *([] if bias is None else [bias[:, None]])], dim=1).double()
     _, values, vectors = torch.linalg.svd(gradient, full_matrices=False)
@@ -65,26 +55,12 @@ def leading_input(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, float]:
 def invert_first_layer(
     model: Model, parameters: Parameters, gradient: Parameters, shape: tuple[int, ...], iterations: int = _ITERATIONS
 ) -> Tensor:
-    """Return the image that the first fully connected layer's gradient shows.
+    """Return the image of a shape, pixels in [0, 1], that the first fully connected layer's gradient shows.
 
-    The scale is fixed by the bias: the entry of (x, 1) that belongs to it is 1. Without a bias it is
-    fixed by the earlier layers' own biases and the pixels' range alone.
-
-    Parameters
-    ----------
-    model : Model
-        Any network with a ``torch.nn.Linear`` that sees one vector an image.
-    parameters, gradient : dict of Tensor
-        What the client started from, and the gradient there of one image's loss, with or without noise.
-    shape : tuple of int
-        Of the image, whose pixels lie in [0, 1].
-    iterations : int
-        Of L-BFGS, at most.
-
-    Raises
-    ------
-    NotApplicableError
-        When there is no such layer.
+    The scale is fixed by the bias: the entry of (x, 1) that belongs to it is 1. Without a bias it is fixed by the
+    earlier layers' own biases and the pixels' range alone. `gradient` is that of one image's loss at the parameters,
+    with or without noise; `iterations` are of L-BFGS, at most. Raises `NotApplicableError` when the network has no
+    ``torch.nn.Linear`` that sees one vector an image.
     """
     first = dense_layers(model, parameters, shape)[0]
     direction, noise = leading_input(gradient[parameter(first, "weight")], gradient.get(parameter(first, "bias")))

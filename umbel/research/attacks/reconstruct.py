@@ -49,24 +49,11 @@ Images = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Setting:
-    """What is audited.
+    """What is audited: a dataset, and a model that is trained under cross entropy.
 
-    Attributes
-    ----------
-    dataset : str
-        Name or path.
-    model : str
-        A key of `models.MODELS` or ``package.module:factory``; trained under cross entropy.
-    noise_multipliers : tuple of float
-        nu, one after the other; the noise of a client has the same direction in all.
-    per_layer : bool
-        Noise each layer by itself, as in the paper, instead of the whole vector.
-    images : int
-        Clients that are attacked, each with one image.
-    restarts : int
-        Starts of DLG.
-    releases : int
-        How often each client is asked at each noise multiplier; the mean of what it releases is attacked.
+    The noise of a client has the same direction at all noise multipliers; `per_layer` is noise on each layer by itself,
+    as in the paper, instead of on the whole vector. So many `images` are attacked, each of another client, with so many
+    `restarts` of DLG, in the mean of so many `releases` of the client.
     """
 
     dataset: str
@@ -81,15 +68,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Secret:
-    """What the attacker is after.
+    """What the attacker is after: images (images, 28, 28), pixels in [0, 1], and their labels (images,).
 
-    Attributes
-    ----------
-    images : ndarray, shape (images, 28, 28)
-        Pixels in [0, 1].
-    labels : ndarray, shape (images,)
-    average : ndarray, shape (28, 28)
-        The mean of the images of all other clients, the guess without a release.
+    `average` (28, 28) is the mean of the images of all other clients, the guess without a release.
     """
 
     images: Images
@@ -99,18 +80,10 @@ class Secret:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one attack made of all releases at one noise multiplier.
+    """What one attack, `DLG`, `RANK_ONE` or `LAST_BIAS`, made of all releases at one noise multiplier.
 
-    Attributes
-    ----------
-    attack : str
-        `DLG`, `RANK_ONE` or `LAST_BIAS`.
-    images : ndarray, shape (images, 28, 28), or None
-        Pixels in [0, 1]; None for an attack on the label alone.
-    seconds : float
-        An image.
-    obstacle : str
-        Why the attack cannot be made here; empty if it can.
+    The `images` (images, 28, 28) have pixels in [0, 1]; None for an attack on the label alone. `seconds` are for an
+    image. The `obstacle` says why the attack cannot be made here; empty if it can.
     """
 
     noise_multiplier: float
@@ -133,13 +106,9 @@ class Audit:
 def audit(setting: Setting) -> Audit:
     """Probe the clients at each noise multiplier and attack what they release.
 
-    One thread computes, so that the digits do not depend on the number of cores.
-
-    Raises
-    ------
-    UmbelError
-        Before any work, when something about the setting cannot be; `FleetError` when the gate
-        refuses, as it does where the environment holds a stricter policy.
+    One thread computes, so that the digits do not depend on the number of cores. Raises `UmbelError` before any work
+    when something about the setting cannot be, and `FleetError` when the gate refuses, as it does where the environment
+    holds a stricter policy.
     """
     for nu in setting.noise_multipliers:
         TrainingSpec(1, tuple(map(ClientOnNode, range(setting.images))), 1, STEP, 1, nu)
@@ -179,16 +148,14 @@ def check_images(path: Path, dataset: Dataset, model: Model) -> None:
     if features.shape[1:] != SHAPE:
         raise DatasetError(f"{path}: features of shape {features.shape[1:]}, no {SHAPE} images", code="data.not-images")
     if targets.dtype.kind not in "iu" or targets.ndim != 1:
-        raise DatasetError(
-            f"{path}: targets are {targets.dtype} of shape {targets.shape[1:]}, no classes", code="data.not-classes"
-        )
+        text = f"{path}: targets are {targets.dtype} of shape {targets.shape[1:]}, no classes"
+        raise DatasetError(text, code="data.not-classes")
     try:
         with torch.inference_mode():
             classes = model.module(torch.zeros(1, *SHAPE)).shape[-1]
     except (RuntimeError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"model {model.name!r} does not take {SHAPE} images: {error}", code="model.input-shape"
-        ) from None
+        text = f"model {model.name!r} does not take {SHAPE} images: {error}"
+        raise ModelError(text, code="model.input-shape") from None
     if targets.min() < 0 or targets.max() >= classes:
         raise ModelError(
             f"model {model.name!r} knows the classes 0 to {classes - 1}, {path} has {targets.min()} to "

@@ -39,16 +39,11 @@ _NEW = 0.05  # of a direction's length, that lies outside of those found before
 
 @dataclass(frozen=True)
 class Rows:
-    """What a gradient shows of the rows that it was computed on.
+    """What a gradient shows of the b rows that it was computed on.
 
-    Attributes
-    ----------
-    inputs : Tensor, shape (b, n + 1), float64
-        Directions of a layer's inputs, each with a 1 for the bias: of length 1, the last number positive.
-    noise : tuple of float, b numbers
-        The noise's share of the square of each, 0 to 1.
-    agreement : tuple of float, b numbers
-        The share of units that are on or off for a row as its input says; from `SURE` on the attacker knows.
+    `inputs` (b, n + 1), float64, are directions of a layer's inputs, each with a 1 for the bias: of length 1, the last
+    number positive. `noise` is the noise's share of the square of each, 0 to 1, and `agreement` the share of units that
+    are on or off for a row as its input says; from `SURE` on the attacker knows.
     """
 
     inputs: Tensor
@@ -64,39 +59,23 @@ def rows_in(
     generator: torch.Generator,
     most: int = 16,
 ) -> Rows:
-    """Return the inputs of the first fully connected layer for each row of a batch.
+    """Return the inputs of the first fully connected layer, with bias and ReLU, for each row of a batch.
 
-    Parameters
-    ----------
-    model : Model
-        Its first ``torch.nn.Linear`` has a bias and ReLU after it.
-    parameters, gradient : dict of Tensor
-        What the client started from, and the gradient there of the batch's mean loss, with or without noise.
-    shape : tuple of int
-        Of a row.
-    generator : torch.Generator
-        Draws directions to start from.
-    most : int
-        Rows that are looked for at most.
+    `gradient` is that of the batch's mean loss at the parameters, with or without noise; `shape` that of a row. The
+    generator draws directions to start from; so many rows are looked for at `most`.
 
-    Raises
-    ------
-    NotApplicableError
-        When there is no such layer; when noise, or more rows than `most`, leave no low rank; when fewer directions
-        than rows are sparse, as where units are on for all rows or for none. Where rows are alike in label and units,
-        or several steps were taken, what comes back may be wrong; its agreement tells.
+    Raises `NotApplicableError` when there is no such layer; when noise, or more rows than `most`, leave no low rank;
+    when fewer directions than rows are sparse, as where units are on for all rows or for none. Where rows are alike in
+    label and units, or several steps were taken, what comes back may be wrong; its agreement tells.
     """
     layer = dense_layers(model, parameters, shape)[0]
     weight, bias = gradient[parameter(layer, "weight")], gradient.get(parameter(layer, "bias"))
     if bias is None:
-        raise NotApplicableError(
-            f"layer {layer!r} of model {model.name!r} has no bias, which tells the scale of rows", code="attack.no-bias"
-        )
+        text = f"layer {layer!r} of model {model.name!r} has no bias, which tells the scale of rows"
+        raise NotApplicableError(text, code="attack.no-bias")
     if not rectified(model, parameters, layer, shape):
-        raise NotApplicableError(
-            f"layer {layer!r} of model {model.name!r} has no ReLU after it, whose zeros tell rows",
-            code="attack.no-relu",
-        )
+        text = f"layer {layer!r} of model {model.name!r} has no ReLU after it, whose zeros tell rows"
+        raise NotApplicableError(text, code="attack.no-relu")
     product = torch.cat([weight, bias[:, None]], dim=1).double()
     units, values, right = torch.linalg.svd(product, full_matrices=False)
     rank, deviation = _rank(values, product.shape)
@@ -109,10 +88,8 @@ def rows_in(
     units, values, right = units[:, :rank], values[:rank], right[:rank]
     found = _sparse(units, values, deviation, generator)
     if len(found) < rank:
-        raise NotApplicableError(
-            f"{len(found)} of {rank} rows can be told apart by the units that are on for them",
-            code="attack.no-sparse-rows",
-        )
+        text = f"{len(found)} of {rank} rows can be told apart by the units that are on for them"
+        raise NotApplicableError(text, code="attack.no-sparse-rows")
     apart = torch.stack(found)
     mixing = torch.linalg.inv(apart.T)
     inputs = mixing @ (values[:, None] * right)

@@ -57,18 +57,10 @@ CLIP_NORM = 0.1
 
 @dataclass(frozen=True)
 class Mode:
-    """A mode of release.
+    """A mode of release, with the entries of the site's policy that let it through.
 
-    Attributes
-    ----------
-    choice_epsilon : float
-        0 for an open choice.
-    releases : int
-        Of each client that are attacked together.
-    others_known : bool
-        Of a site's sums, whether the server knows all clients but the one that it attacks.
-    policy : mapping
-        Entries of the site's policy.
+    A choice-epsilon of 0 is an open choice. So many `releases` of each client are attacked together. With
+    `others_known` the server knows all clients of a site's sums but the one that it attacks.
     """
 
     name: str
@@ -146,17 +138,8 @@ class Victims:
     ) -> tuple[Arrays, NDArray[np.float64]]:
         r"""Return what clients release of hypotheses, each array (k, \*shape); `asked` are more entries of the task.
 
-        Returns
-        -------
-        arrays : dict of ndarray
-            Each (m, \*shape), a row a client; where a site releases, each (k, \*shape), the sums.
-        counts : ndarray, shape (k,)
-            Of a site's sums; empty where clients release.
-
-        Raises
-        ------
-        FleetError
-            When the gate refuses.
+        The arrays are each (m, \*shape), a row a client, with empty counts; where a site releases, its sums, each (k,
+        \*shape), and counts (k,). Raises `FleetError` when the gate refuses.
         """
         self._round += 1
         task = TrainingSpec(
@@ -272,23 +255,12 @@ def sent(mode: Mode, hypothesis: Arrays) -> Arrays:
 
 
 def averaged(ask: Callable[[], Sequence[Parameters]], times: int) -> tuple[list[Parameters], int]:
-    """Ask clients again and again; return the mean of what each answers, and how often they answer.
+    """Ask clients so many times; return the mean of the gradients that each shows, and how often they answer.
 
-    Noise is drawn afresh each time and the update is the same, so T releases turn nu into nu / sqrt(T), for T n / nu
-    of the paper's budget. Only a limit on what a client spends stops it. With a guarantee, T releases within one
-    budget show no more than one release that spends it all, since each has sqrt(T) times the noise.
-
-    Parameters
-    ----------
-    ask : callable
-        Returns the gradient that each client shows, with fresh noise.
-    times : int
-        How often clients are asked, unless the gate refuses before.
-
-    Raises
-    ------
-    FleetError
-        When the gate refuses the first time.
+    Noise is drawn afresh each time and the update is the same, so T releases turn nu into nu / sqrt(T), for T n / nu of
+    the paper's budget. Only a limit on what a client spends stops it; `FleetError` when the gate refuses the first
+    time. With a guarantee, T releases within one budget show no more than one release that spends it all, since each
+    has sqrt(T) times the noise.
     """
     total = [dict(one) for one in ask()]
     answered = 1

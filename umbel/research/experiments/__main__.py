@@ -17,7 +17,7 @@ import click
 import typer
 
 from umbel.data import find_dataset
-from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.cli import command_group, errors_in_one_line
 from umbel.protocol.home import umbel_home
 from umbel.research.experiments import (
     attacks,
@@ -34,14 +34,7 @@ from umbel.research.experiments.runs import finish
 from umbel.research.experiments.sweep import FIRST_SEED, sweep
 from umbel.research.experiments.tables import good, trained
 
-# Without locals: they hold clients' data.
-app = typer.Typer(
-    add_completion=False,
-    suggest_commands=False,
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
-    help="The papers' experiments, and the frontier.",
-)
+app = command_group("The papers' experiments, and the frontier.")
 
 Seeds = Annotated[int | None, typer.Option(min=1, help="Runs of each kind.", show_default="as in the paper")]
 First = Annotated[int, typer.Option("--first-seed", min=0, help="Their seeds begin here.")]

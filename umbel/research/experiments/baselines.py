@@ -18,7 +18,7 @@ from scipy.stats import contingency
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, best_hypothesis
-from umbel.client.personal import personal
+from umbel.client.personal import of_each, personal
 from umbel.client.trial import try_out
 from umbel.data import Dataset
 from umbel.models.model import Model
@@ -48,13 +48,10 @@ def measure(model: Model, dataset: Dataset, hypotheses: Arrays, step_size: float
     Of a model with local parameters each client first fits its own, with steps of `step_size`, and is measured on rows
     that it did not fit; ``held_out`` then counts no client.
 
-    Returns
-    -------
-    dict
-        ``mean`` and ``worst_decile`` of the model's metric over clients; ``held_out``, the same held out; ``chosen``,
-        how many clients pick each hypothesis; ``rand_index``, the adjusted Rand index of the choices against the
-        manifest's groups, None where these are unknown; ``to_truth``, the distance from each true parameter vector to
-        the nearest hypothesis, empty where it is unknown.
+    The dict has ``mean`` and ``worst_decile`` of the model's metric over clients; ``held_out``, the same held out;
+    ``chosen``, how many clients pick each hypothesis; ``rand_index``, the adjusted Rand index of the choices against
+    the manifest's groups, None where these are unknown; ``to_truth``, the distance from each true parameter vector to
+    the nearest hypothesis, empty where it is unknown.
     """
     manifest, learner = dataset.manifest, try_out(model, dataset)
     cohort, held_out = validation_cohort(dataset, learner), np.zeros(0)
@@ -100,7 +97,8 @@ def personalised(
     learner, support, query = _split(model, dataset)
     update = LocalUpdate(epochs or LOCAL_EPOCHS, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
     draws = partial(streams, run.seed, "shuffle", 0, range(len(support)))
-    own = personal(how, learner, hypotheses, learner.choose(hypotheses, support), support, update, draws)
+    start = of_each(hypotheses, learner.choose(hypotheses, support))
+    own = personal(how, learner, start, support, update, draws)
     return _summary(model, _own_metrics(learner, query, own, {}))
 
 

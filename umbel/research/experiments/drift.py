@@ -148,20 +148,14 @@ def _rows(
 def play(config: Mapping[str, Any]) -> Finished:
     """Do the phases one after the other, on nodes that keep their ledgers.
 
-    Parameters
-    ----------
-    config : mapping
-        A run config and `SPARE`. Its dataset is a folder with the data of each step, and it starts from `FRESH` or
-        `BEFORE`. Each step has another seed, made of the config's: the same would draw the same noise again.
+    The config is a run config and `SPARE`. Its dataset is a folder with the data of each step, and it starts from
+    `FRESH` or `BEFORE`. Each step has another seed, made of the config's: the same would draw the same noise again.
 
-    Returns
-    -------
-    Finished
-        Its `measures` hold for each round ``error``, the mean RMSE of the validation clients under its first
-        hypotheses; ``least``, that of the true parameters; and how often clients have released by its end: ``most``
-        and ``mean`` of those that are there from the start, ``newcomers`` for the busiest newcomer. Then ``price`` and
-        ``pure``, the paper's budget and the pure epsilon of a participation (None without one); ``epsilon`` of the
-        busiest client in the end, at `DELTA`; and ``charged``, how often the node's ledger charged each client.
+    The measures hold for each round ``error``, the mean RMSE of the validation clients under its first hypotheses;
+    ``least``, that of the true parameters; and how often clients have released by its end: ``most`` and ``mean`` of
+    those that are there from the start, ``newcomers`` for the busiest newcomer. Then ``price`` and ``pure``, the
+    paper's budget and the pure epsilon of a participation (None without one); ``epsilon`` of the busiest client in the
+    end, at `DELTA`; and ``charged``, how often the node's ledger charged each client.
     """
     torch.set_num_threads(1)
     config, spare = dict(config), config[SPARE]

@@ -143,8 +143,7 @@ def _row(task: Task, arm: str, label: str, runs: Sequence[Result], scale: float)
 
 
 def _picture(task: Task, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    with figure(folder, "frontier", size=(7, 4)) as axes:
-        ax = axes[0, 0]
+    with figure(folder, "frontier", size=(7, 4)) as ax:
         formal = [arm for arm in (CLIENT, ONE, SITE) if any(row["arm"] == arm for row in rows)]
         for i, arm in enumerate(formal):
             points = sorted((row["epsilon"], row["mean"], row["mean_sd"]) for row in rows if row["arm"] == arm)

@@ -152,8 +152,7 @@ def _collapse(arms: Mapping[tuple[Any, ...], Sequence[Result]]) -> list[Section]
 
 def _figure(rows: Sequence[Row], folder: Path) -> None:
     """Draw Table 2: accuracy by noise multiplier, measured and printed."""
-    with figure(folder, "table-2", size=(7, 4)) as axes:
-        ax = axes[0, 0]
+    with figure(folder, "table-2", size=(7, 4)) as ax:
         for i, loss in enumerate(LOSSES):
             own = [row for row in rows if (row["loss"], row["k"]) == (loss, 2)]
             for name, how in (("accuracy", {}), ("printed", {"linestyle": ":", "markerfacecolor": "none"})):

@@ -229,8 +229,7 @@ def _fairness(runs: Mapping[tuple[int, float], Sequence[Result]], dollars: float
 
 def _figure_3(grid: Grid, folder: Path, name: str) -> None:
     nus = sorted({nu for _, nu in grid})
-    with figure(folder, name, size=(7, 4)) as axes:
-        ax = axes[0, 0]
+    with figure(folder, name, size=(7, 4)) as ax:
         for i, nu in enumerate(nus):
             points = [(k, row["rmse"], row["rmse_sd"]) for (k, own), row in grid.items() if own == nu]
             x, centre, deviation = (np.array(column) for column in zip(*points, strict=True))
@@ -246,8 +245,7 @@ def _figure_4(result: Result, clients: int, folder: Path) -> None:
     price = float(spent["paper_budget"].iloc[0] / spent["participations"].iloc[0])
     counts = np.bincount(spent["participations"])
     counts[0] += clients - len(spent)
-    with figure(folder, "figure-4") as axes:
-        ax = axes[0, 0]
+    with figure(folder, "figure-4") as ax:
         ax.bar(np.arange(len(counts)) * price, counts, width=0.8 * price, color=COLOURS[0])
         ax.set(xlabel="paper's budget of a client, participations × n/ν", ylabel=f"clients, {clients} in all")
         ax.set_title(f"k = {config['hypotheses']}, ν = {config['noise-multiplier']:g}, seed {config['seed']}")

@@ -101,22 +101,11 @@ def attack(
     seed: int,
     release: Callable[[NDArray[np.float32]], NDArray[Any]] | None = None,
 ) -> Iterator[tuple[int, list[Estimate], NDArray[np.float32]]]:
-    """Attack all clients at once, without end.
+    """Attack all clients at once, without end; the first four arguments are those of `interactions`.
 
-    Parameters
-    ----------
-    clients, update, seed
-        As for `interactions`.
-    zero : bool
-        Whether the server sends zeros, or else the honest items for the spectral attack.
-    release : callable, optional
-        Returns the clients' releases of their updates (m, I, d); by default these as they are.
-
-    Yields
-    ------
-    int, list of Estimate, ndarray
-        The number of the interaction, from 1 on; the server's estimate of each client, the same list every time; and
-        each client's vector (m, d).
+    With `zero` the server sends zeros, otherwise the honest items for the spectral attack. `release` returns the
+    clients' releases of their updates (m, I, d), by default these as they are. Yields the number of the interaction,
+    from 1 on; the server's estimate of each client, the same list every time; and each client's vector (m, d).
     """
     estimates = [Estimate(FACTORS, spectral=not zero) for _ in clients.local]
     for t, (trained, sent, local) in enumerate(interactions(clients, update, zero, seed), 1):
@@ -394,8 +383,7 @@ def _proposition_1(clients: Trials, seed: int) -> Part:
 
 def _figure(rows: Sequence[dict[str, Value]], folder: Path) -> None:
     """Draw how many interactions it takes to steal a vector by noise multiplier."""
-    with figure(folder, "interactions", size=(6, 4)) as axes:
-        ax = axes[0, 0]
+    with figure(folder, "interactions", size=(6, 4)) as ax:
         for i, (name, unit) in enumerate(dict.fromkeys((r["attack"], r["noise_per"]) for r in rows)):
             own = [r for r in rows if (r["attack"], r["noise_per"]) == (name, unit) and r["half"]]
             ax.plot([r["nu"] for r in own], [r["half"] for r in own], **series(i), label=f"{name}, noise per {unit}")

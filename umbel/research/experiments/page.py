@@ -111,10 +111,7 @@ def mark_as_quick(folder: Path) -> None:
 def take(name: str, folder: Path, docs: Path = DOCS) -> None:
     """Copy an experiment's tables and what made them to where the page finds them.
 
-    Raises
-    ------
-    ConfigError
-        When the experiment has no place on the page, or has not been done in this folder.
+    Raises `ConfigError` when the experiment has no place on the page, or has not been done in this folder.
     """
     if name not in SOURCES:
         text = f"the page has no experiment {name!r}; name some of {', '.join(SOURCES)}"
@@ -136,16 +133,11 @@ def write(docs: Path = DOCS) -> Path:
 
 
 def render(docs: Path = DOCS) -> str:
-    """Return the page as it should be.
+    """Return the page as it should be; raise `ConfigError` when its text asks for what no experiment has made.
 
-    In its text, ``{{ table(experiment, heading) }}`` is the table under a heading, or with more arguments its rows
-    that begin with these words; ``{{ text(experiment, heading) }}`` is what else stands there, and
-    ``{{ made(experiment) }}`` says in a line what made them.
-
-    Raises
-    ------
-    ConfigError
-        When the text asks for what no experiment has made.
+    In its text, ``{{ table(experiment, heading) }}`` is the table under a heading, or with more arguments its rows that
+    begin with these words; ``{{ text(experiment, heading) }}`` is what else stands there, and ``{{ made(experiment)
+    }}`` says in a line what made them.
     """
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     results = _Results(docs / _RESULTS)

@@ -29,23 +29,15 @@ FEDAVG = "fedavg"
 
 
 def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
-    """Write the report of a run from what it left behind, and return its path.
+    """Write the report of a run, by its name or its folder, from what it left behind, and return its path.
 
     Of a simulation whose dataset is on this machine, the report also says which hypotheses fit the validation clients,
     and how the run serves them on rows held out. Of sites' own data the server knows neither.
 
-    Parameters
-    ----------
-    run : str or Path
-        A run's name, or its folder.
-    against : sequence of str or Path
-        Runs to compare it with, seeds together. ``"fedavg"`` and ``"local-only"`` stand for these baselines, made here
-        from the run's config, where its dataset is on this machine: FedAvg takes about as long as the run did.
-
-    Raises
-    ------
-    ConfigError
-        When a folder holds no run that has finished a round, or a run is of other data.
+    It compares the run with those that `against` names, seeds together. ``"fedavg"`` and ``"local-only"`` stand for
+    these baselines, made here from the run's config, where its dataset is on this machine: FedAvg takes about as long
+    as the run did. Raises `ConfigError` when a folder holds no run that has finished a round, or a run is of other
+    data.
     """
     folder, setup, view = _open(run)
     others = [_baseline(setup) if one == FEDAVG else _open(one)[2] for one in against if one != LOCAL_ONLY]

@@ -84,21 +84,14 @@ class Trace(Observer):
 def finish(config: Mapping[str, Any], nodes: int = 1) -> Finished:
     """Do a run of a whole run config, its clients dealt out among simulated nodes, and measure it.
 
-    One thread computes, so that the digits do not depend on the number of cores.
+    One thread computes, so that the digits do not depend on the number of cores. `FleetError` when the node of the
+    simulation refuses; its reason is in the log.
 
-    Returns
-    -------
-    Finished
-        Its `measures` are ``rounds``, ``stopped``, ``best_round``, ``best_loss`` (the lowest validation loss),
-        ``median_budget`` and ``max_budget`` (the paper's, over training clients; None without noise),
-        ``max_participations``; the guarantee of the client that took part most often as ``pure_epsilon`` and
-        ``epsilon`` (at `umbel.privacy.accounting.guarantee.DELTA`; None without one); and for the ``best`` and the
-        ``last`` hypotheses what `umbel.research.experiments.baselines.measure` returns.
-
-    Raises
-    ------
-    FleetError
-        When the node of the simulation refuses; its reason is in the log.
+    The measures are ``rounds``, ``stopped``, ``best_round``, ``best_loss`` (the lowest validation loss),
+    ``median_budget`` and ``max_budget`` (the paper's, over training clients; None without noise),
+    ``max_participations``; the guarantee of the client that took part most often as ``pure_epsilon`` and ``epsilon``
+    (at `umbel.privacy.accounting.guarantee.DELTA`; None without one); and for the ``best`` and the ``last`` hypotheses
+    what `umbel.research.experiments.baselines.measure` returns.
     """
     torch.set_num_threads(1)
     if config["strategy"] == LOCAL_ONLY:
@@ -134,10 +127,8 @@ def finish(config: Mapping[str, Any], nodes: int = 1) -> Finished:
 def _dataset(setup: Setup) -> Dataset:
     dataset = setup.open_dataset()
     if dataset is None:
-        raise ConfigError(
-            "an experiment measures on the validation clients of a dataset; name one in dataset",
-            code="config.no-dataset",
-        )
+        text = "an experiment measures on the validation clients of a dataset; name one in dataset"
+        raise ConfigError(text, code="config.no-dataset")
     return dataset
 
 

@@ -231,8 +231,7 @@ def _figure_2(result: Result, folder: Path, name: str) -> None:
         times[clients] += 1
         cluster[clients] = trace["groups"][here]  # a client's is that of its last release
         highest[:, column] = [price * times[cluster == j].max(initial=0) for j in range(len(highest))]
-    with figure(folder, name) as axes:
-        ax = axes[0, 0]
+    with figure(folder, name) as ax:
         for j, line in enumerate(highest):
             ax.step(rounds, line, where="post", color=COLOURS[j], linestyle=("-", "--")[j % 2], label=f"cluster {j}")
         ax.set(xlabel="round", ylabel="highest privacy leakage of a client", ylim=(0, None))

@@ -44,16 +44,9 @@ def what_a_client_gets(
 ) -> Section:
     """Compare runs by what `umbel.research.experiments.baselines` measured on validation clients.
 
-    Parameters
-    ----------
-    metric : str
-        Its name and unit, for the text.
-    arms, own : iterable of (str, sequence of Result)
-        The runs to compare, each name with its seeds; and those in which clients make a hypothesis their own.
-    alone : sequence of Result
-        Clients that train by themselves.
-    digits, scale
-        Digits after the point, of measured numbers times `scale`.
+    `metric` is its name and unit, for the text. Each name comes with its seeds: in `arms` the runs to compare, in `own`
+    those in which clients make a hypothesis their own; `alone` are clients that train by themselves. Numbers are shown
+    times `scale`, with so many digits after the point.
     """
 
     def shown(values: Iterable[dict[str, float]], name: str) -> str:

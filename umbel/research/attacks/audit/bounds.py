@@ -58,18 +58,11 @@ def lower_bound(canaries: int, guesses: int, right: int, delta: float = 0.0, con
 
 
 def best_guesses(scores: NDArray[np.float64], canaries: int, delta: float = 0.0, confidence: float = 0.95) -> int:
-    """Return of how many canaries to guess the coin, by the scores of others, the pilots.
+    """Return of how many of the canaries to guess the coin, by others' scores (pilots,); far from 0 is sure.
 
     Where the mechanism is as claimed, and a score s the log likelihood ratio of a coin, the surer guess is right with
     probability 1 / (1 + e^-|s|). So without a look at any coin it is known how many of the surest are right on average,
     and what bound that gives.
-
-    Parameters
-    ----------
-    scores : ndarray, shape (pilots,)
-        The further from 0, the surer.
-    canaries : int
-        Of how many there are to be guesses.
     """
     pilots = len(scores)
     right = np.cumsum(special.expit(np.abs(scores)[surest(scores, pilots)]))

@@ -38,19 +38,11 @@ _COINS, _DIRECTIONS = 101, 102
 class Setting:
     """What is audited: what each canary gives away.
 
-    Attributes
-    ----------
-    release : Release or None
-        Of a trained model, or of a site's sums, each time; None where canaries do not train.
-    report_noise_multiplier : float
-        Above 0, canaries also report with noise each time.
-    times : int
-        How often each takes part; all of it is scored together.
-    random : bool
-        Whether the updates of each canary point in a direction of its own, which the auditor knows, and not along
-        the last parameter.
-    moves : bool
-        Whether the two data sets lead to different updates; otherwise at most to different choices.
+    It is the `release` of a trained model, or of a site's sums, each time (None where canaries do not train), and above
+    a `report_noise_multiplier` of 0 a report with noise. A canary takes part so many `times`, which are scored
+    together. At `random` the updates of each point in a direction of its own, which the auditor knows, otherwise along
+    the last parameter. With `moves` the two data sets lead to different updates, otherwise at most to different
+    choices.
     """
 
     name: str

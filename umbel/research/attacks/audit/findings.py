@@ -49,16 +49,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Bound:
-    """What is claimed, and what canaries show.
+    """What is claimed at a delta, infinite for no claim, and the lower bound that canaries show by right guesses.
 
-    Attributes
-    ----------
-    claimed : float
-        Epsilon at that delta; infinite where none is claimed.
-    shown : float
-        The lower bound on it.
-    chance : float
-        Bounds how probable so many right guesses are if the claim is true.
+    `chance` bounds how probable so many right guesses are if the claim is true.
     """
 
     delta: float
@@ -111,10 +104,8 @@ def audit(
     the gate's as well; the confidence that of each lower bound.
     """
     if not 0 < delta < 1 or not 0 < confidence < 1:
-        raise ConfigError(
-            f"delta and confidence must lie between 0 and 1, got {delta:g} and {confidence:g}",
-            code="config.out-of-range",
-        )
+        text = f"delta and confidence must lie between 0 and 1, got {delta:g} and {confidence:g}"
+        raise ConfigError(text, code="config.out-of-range")
     if canaries < _FEWEST:
         raise ConfigError(f"an audit takes at least {_FEWEST} canaries, got {canaries}", code="config.too-few-canaries")
     seen = watch(setting, affordable(setting, canaries), seed)

@@ -42,18 +42,11 @@ _APART = 100.0  # between hypotheses, in deviations of a component of the noise:
 
 
 class TrainingPair:
-    """Canaries that train.
+    """Canaries that train; each gives away a release, and with `moves` the two data sets lead to different updates.
 
     Those that release their own models are likely to show which hypothesis they started from. In a site's release each
     is in a site with another client, whose data the auditor knows. With one hypothesis its two updates are two clip
     norms apart in one sum; with several it moves two sums by one clip norm each, and two counts by one client each.
-
-    Parameters
-    ----------
-    release : Release
-        What each gives away.
-    moves : bool
-        Whether the two data sets lead to different updates, or at most to different choices.
     """
 
     def __init__(self, release: Release, moves: bool) -> None:

@@ -123,20 +123,11 @@ _GATE, _ATTACK = 1, 2  # streams of the seed
 class Finding:
     """How well one quantity of clients of one kind is found in one mode.
 
-    Attributes
-    ----------
-    noise_multiplier : float or None
-        None for a guess without a release.
-    releases, rows : int
-        Of each client.
-    claimed : str
-        Pure epsilon by the node's ledger; "none" where nothing is guaranteed, empty for a guess.
-    relative, low, high : float
-        Root mean square error over that of guessing the mean, with a 95 % bootstrap interval over clients.
-    error : float
-        Root mean square error in `unit`; of a place the length of the error.
-    right : float or None
-        Share of services that are guessed right.
+    `releases` and `rows` are of each client; for a guess without a release the noise multiplier is None. `claimed` is
+    pure epsilon by the node's ledger, "none" where nothing is guaranteed, empty for a guess. `relative` is the root
+    mean square error over that of guessing the mean, `low` and `high` its 95 % bootstrap interval over clients. `error`
+    is the root mean square error in `unit`, of a place the length of the error; `right` the share of services that are
+    guessed right.
     """
 
     mode: str
@@ -157,20 +148,13 @@ class Finding:
 def audit(dataset: str = "hospital", clients: int = CLIENTS, seed: int = 0) -> list[Finding]:
     """Attack so many hospitals of each kind of a dataset, a name or path, at most, in all modes.
 
-    One thread computes, so that the digits do not depend on the number of cores.
-
-    Raises
-    ------
-    DatasetError
-        When the dataset is not there, or holds no such rows; it says how to make it.
-    FleetError
-        When the gate refuses, as it does under a stricter policy in the environment.
+    One thread computes, so that the digits do not depend on the number of cores. Raises `DatasetError`, which says how
+    to make the dataset, when it is not there or holds no such rows, and `FleetError` when the gate refuses, as it does
+    under a stricter policy in the environment.
     """
     if clients < SITE:
-        raise ConfigError(
-            f"the audit takes at least {SITE} clients, which a site's sums are of; got {clients}",
-            code="config.too-few-clients",
-        )
+        text = f"the audit takes at least {SITE} clients, which a site's sums are of; got {clients}"
+        raise ConfigError(text, code="config.too-few-clients")
     try:
         path = find_typed(dataset)
     except DatasetError as error:
@@ -276,14 +260,14 @@ def design_for(mode: Mode, known: Hospitals, quantity: str, generator: Generator
 def designs(mode: Mode, known: Hospitals, quantity: str) -> Iterator[tuple[Probe, Law]]:
     """Yield what a server can ask once that aims at a quantity, and how the releases come about."""
     formal = mode.choice_epsilon > 0
-    for column in probes.aims(quantity):
+    for column in probes.AIMS[quantity]:
         value = probes.aimed_at(known, column)
         for k, spread in _BY_SITE if mode.by_site else _FORMAL if formal else [(OPEN, 1.0)]:
             centres = np.quantile(value, (np.arange(k) + 0.5) / k)
             centres = np.median(value) + spread * (centres - np.median(value))
             apart = np.abs(value[:, None] - centres)
             reach = float(np.quantile(apart if formal else apart.min(axis=1), 0.95))
-            probe = probes.probe_for(quantity, column, centres, _EPOCHS, max(reach, 1e-3))
+            probe = probes.probe_for(column, centres, _EPOCHS, max(reach, 1e-3))
             updates, chosen = train(probe, known.some(slice(0, _TRIED)))
             norms = np.linalg.norm(updates, axis=-1)
             for factor in (_RADII[:2] if mode.by_site else _RADII) if mode.public else (None,):
@@ -386,7 +370,7 @@ def _digit_by_digit(mode: Mode, known: Hospitals, asked: Hospitals, node: Victim
     least = services if rows > 1 else np.full(1, known.features[..., 0].min() - width)
     base = float(np.median(known.payments))
     noise = Laplace(mode.noise_multiplier).deviation(N) * _FLOOR
-    columns = [column for quantity in _quantities(rows) if quantity != PAYMENT for column in probes.aims(quantity)]
+    columns = [column for quantity in _quantities(rows) if quantity != PAYMENT for column in probes.AIMS[quantity]]
     usual = [known.payments[:, i:].mean(axis=1) for i in range(rows)]
     usual += [known.features[:, 0, column] for column in columns]
     found = np.empty((len(asked), len(usual)))

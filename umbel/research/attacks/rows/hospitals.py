@@ -40,11 +40,7 @@ _BLUR_PLACE, _BLUR_PAYMENT = 0.1, 0.05
 class Hospitals:
     """Hospitals of equally many rows, in stored units.
 
-    Attributes
-    ----------
-    features : ndarray, shape (m, rows, 3)
-        Service, longitude, latitude.
-    payments : ndarray, shape (m, rows)
+    The features (m, rows, 3) are service, longitude and latitude; payments are (m, rows).
     """
 
     features: Matrix
@@ -97,15 +93,12 @@ class Data:
         """Sort the clients of a dataset; raise `DatasetError` for one that has no such rows."""
         manifest, name = dataset.manifest, dataset.manifest.name
         if dataset.features.shape[1:] != (FEATURES,) or dataset.targets.ndim != 1 or manifest.model != "mlp":
-            raise DatasetError(
-                f"{name}: no rows of service, longitude, latitude and payment; {HOW}", code="data.not-hospitals"
-            )
+            text = f"{name}: no rows of service, longitude, latitude and payment; {HOW}"
+            raise DatasetError(text, code="data.not-hospitals")
         services = np.unique(dataset.features[:, 0])
         if not 2 <= len(services) <= 50:
-            raise DatasetError(
-                f"{name}: its first column has {len(services)} values and is no service; {HOW}",
-                code="data.not-hospitals",
-            )
+            text = f"{name}: its first column has {len(services)} values and is no service; {HOW}"
+            raise DatasetError(text, code="data.not-hospitals")
         generator = np.random.default_rng(seed)
         train, everybody = manifest.train, manifest.clients
         victims = _by_rows(dataset, generator.permutation(train), services, generator)

@@ -47,14 +47,8 @@ class Law:
 def log_likelihood(law: Law, hypotheses: Matrix, releases: Matrix, updates: Matrix, best: Chosen) -> Matrix:
     """Return the log likelihood (m, c) of each candidate by each client's release, up to a constant of each client.
 
-    Parameters
-    ----------
-    law : Law
-    hypotheses, releases : ndarray, shapes (k, n) and (m, n)
-    updates : ndarray, shape (c, k, n)
-        Of the candidates from each hypothesis, not clipped.
-    best : ndarray of int, shape (c,)
-        The hypothesis that fits each best.
+    Hypotheses are (k, n) and releases (m, n). The updates (c, k, n) of the candidates from each hypothesis are not
+    clipped; `best` (c,) is the hypothesis that fits each best.
     """
     (k, n), nu = hypotheses.shape, law.noise_multiplier
     moved, clip_norms = law.clipped(updates), law.clip_norms(updates)
@@ -74,18 +68,10 @@ def log_likelihood(law: Law, hypotheses: Matrix, releases: Matrix, updates: Matr
 def site_log_likelihood(
     law: Law, sums: Matrix, counts: Matrix, updates: Matrix, best: Chosen, others: Matrix, chosen: Matrix
 ) -> Matrix:
-    """Return the log likelihood (c,) of each candidate as one client of a site, by the site's release.
+    """Return the log likelihood (c,) of each candidate as a client of a site, by its sums (k, n) and counts (k,).
 
-    Parameters
-    ----------
-    law : Law
-    sums, counts : ndarray, shapes (k, n) and (k,)
-    updates, best : ndarray
-        See `log_likelihood`.
-    others : ndarray, shape (draws, k, n)
-        Sums of clipped updates of made-up other clients; the likelihood is their mean.
-    chosen : ndarray, shape (draws, k)
-        How many of these others chose each hypothesis.
+    Updates and `best` are as for `log_likelihood`. `others` (draws, k, n) are sums of clipped updates of made-up other
+    clients, of whom `chosen` (draws, k) chose each hypothesis; the likelihood is their mean.
     """
     (k, n), moved = sums.shape, law.clipped(updates)
     rate = n / (law.noise_multiplier * law.clip_norm)

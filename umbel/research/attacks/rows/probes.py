@@ -8,7 +8,6 @@ weight in the second layer, which can hold a number that tells hypotheses apart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,16 +173,15 @@ def fit_rows(probe: Probe, updates: Matrix, candidates: Hospitals, rounds: int =
     return hospitals(point)
 
 
-def probe_for(quantity: str, direction: int, centres: Matrix, epochs: int, reach: float) -> Probe:
-    """Return the probe that aims at a quantity; of a place, at the column `direction`."""
-    if quantity == PAYMENT:
+AIMS = {SERVICE: (0,), PLACE: (1, 2), PAYMENT: (FEATURES,)}
+"""The columns that a probe for a quantity can aim at; behind those of features, the mean payment."""
+
+
+def probe_for(column: int, centres: Matrix, epochs: int, reach: float) -> Probe:
+    """Return the probe that aims at a column."""
+    if column == FEATURES:
         return payment_probe(centres, epochs, reach)
-    return feature_probe(0 if quantity == SERVICE else direction, centres, epochs, reach)
-
-
-def aims(quantity: str) -> Sequence[int]:
-    """Return the columns that a probe for a quantity can aim at."""
-    return {SERVICE: (0,), PLACE: (1, 2), PAYMENT: (FEATURES,)}[quantity]
+    return feature_probe(column, centres, epochs, reach)
 
 
 def aimed_at(hospitals: Hospitals, column: int) -> Matrix:
