@@ -218,6 +218,9 @@ def fit(rounds: Mapping[Size, Round]) -> Costs:
             # The smallest sizes say what is fixed of either network.
             mine = [s for s in rounds if part not in OF_A_NETWORK or network == s.network or s.parameters == HOSPITAL]
             took = np.array([rounds[s].memory if part == "memory" else rounds[s].seconds[part] for s in mine])
+            took = np.maximum(
+                took, max(1e-6 * took.max(), 1e-9)
+            )  # a small size may have taken no more than others before
             table = np.array([[QUANTITIES[name](s) for name in names] for s in mine])
             scale = np.maximum(np.abs(table).max(axis=0), 1e-300)
             costs[part, network] = (nnls(table / scale / took[:, None], np.ones(len(mine)))[0] / scale).tolist()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.table import Table
 
@@ -109,6 +110,13 @@ def test_the_fit_finds_what_rounds_were_made_of() -> None:
     for part in PARTS:
         assert cost(found, part, other) == pytest.approx(cost(made, part, other), rel=1e-3), part
     assert all(one >= 0 for each in found.values() for one in each)
+
+
+def test_a_size_that_took_no_more_than_the_one_before_is_no_fault() -> None:
+    """Memory that is there already is not taken again, and a clock may not have moved."""
+    parts = [part for part in PARTS if part != "memory"]
+    nothing = {size: Round(dict.fromkeys(parts, 0.0), 0.0) for size in capacity.FITTED}
+    assert np.isfinite([one for each in capacity.fit(nothing).values() for one in each]).all()
 
 
 def test_nothing_is_fitted_to_what_is_checked() -> None:
