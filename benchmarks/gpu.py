@@ -29,6 +29,7 @@ from benchmarks.parts import PARTS, by_parts
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.networks import network
 from benchmarks.peers.tasks import brief_of, write_images
+from umbel.protocol.plugins import trust
 from umbel.simulation.in_process import run_config
 
 NETWORK = "benchmarks.gpu:cifar_network"
@@ -112,6 +113,7 @@ def rounds_like_cifar(
 ) -> None:
     """Time whole rounds of pfl-research's CIFAR10 benchmark, on noise in its shape."""
     rng, split = np.random.default_rng(0), {"train": clients, "validation": 1}
+    trust(NETWORK)
     manifest = umbel.Manifest(name="cifar", clients=clients + 1, split=split, model=NETWORK, loss="cross-entropy")
     images = rng.standard_normal(((clients + 1) * rows, 3, 32, 32), np.float32)
     umbel.write_dataset(

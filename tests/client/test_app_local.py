@@ -28,6 +28,7 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import Site
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.plugins import trust
 from umbel.protocol.records import to_array_record
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
@@ -309,6 +310,7 @@ def test_an_adapter_costs_a_site_its_own_numbers_alone(
 ) -> None:
     """Four lines of a user's, and n is 22 of 49."""
     name = write_module(tmp_path, monkeypatch, ADAPTED) + ":Adapted"
+    trust(name)
     path, ledger = tmp_path / "own", tmp_path / "ledger.sqlite"
     rows = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
     own = manifest(2, model=name, loss="cross-entropy")

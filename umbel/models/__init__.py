@@ -210,10 +210,10 @@ def _from_factory(name: str, loss: Loss | None) -> Model:
 def _factory(path: str) -> Callable[..., Any]:
     """Return the factory ``package.module:factory``: a class of modules, or a function of that very package."""
     found: Any = import_by_name(path)
-    if isinstance(found, type) and issubclass(found, nn.Module | Model):
-        return cast(Callable[..., Any], found)
+    makes = found.func if isinstance(found, partial) else found
     package = path.partition(":")[0].partition(".")[0]
-    if isinstance(found, FunctionType) and found.__module__.partition(".")[0] == package:
+    is_module = isinstance(makes, type) and issubclass(makes, nn.Module | Model)
+    if is_module or (isinstance(makes, FunctionType) and makes.__module__.partition(".")[0] == package):
         return cast(Callable[..., Any], found)
     raise ModelError(
         f"model {path!r} is no class of torch.nn.Module, and no function that {package!r} defines", code="model.factory"

@@ -238,11 +238,11 @@ def test_a_laplace_release_of_one_hypothesis_has_the_law_of_a_clients() -> None:
     assert guarantee({site: 7}) == guarantee({replace(site, kind=Kind.TRAIN): 7})
 
 
-def test_a_laplace_release_of_several_is_dominated_by_what_a_pure_epsilon_allows() -> None:
-    """One release at delta: delta = (e^a - e^epsilon) / (e^a + 1) of a choice among two with a = 3/2."""
+def test_a_laplace_release_of_several_costs_less_than_what_its_pure_epsilon_allows() -> None:
+    """A choice among two with a = 3/2 has delta = (e^a - e^epsilon) / (e^a + 1), and is the worst of that epsilon."""
     found = proven({release(4): 1}, 0.1)
     assert found.pure == 1.5
-    assert found.epsilon == pytest.approx(math.log(math.exp(1.5) - 0.1 * (math.exp(1.5) + 1)), rel=1e-6)
+    assert found.epsilon < math.log(math.exp(1.5) - 0.1 * (math.exp(1.5) + 1))
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
