@@ -1,4 +1,4 @@
-"""A dataset or a run that somebody was sent is data: what it names is not run, whatever command looks at it."""
+"""A dataset or a run that somebody was sent is data: no command runs what it names."""
 
 from __future__ import annotations
 

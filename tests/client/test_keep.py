@@ -85,7 +85,7 @@ def test_each_client_gets_the_hypothesis_that_fits_it_best(site: Config, tmp_pat
     assert reply.content == RecordDict(), "the server learns nothing of it"
     folder = tmp_path / "models"
     modes = [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())]
-    assert modes == [0o700] + [0o600] * 4, "they are the site's alone, whatever the umask"
+    assert modes == [0o700] + [0o600] * 4, "only the site may read them, even at umask 0"
     found = models_in(tmp_path / "models")
     assert list(found) == [f"client-{number}.safetensors" for number in range(4)]
     assert [own["weight"].tolist() for own in found.values()] == [[[slope, 0]] for slope in SLOPES]

@@ -29,7 +29,7 @@ def make_home_of(file: Path) -> None:
 def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
     """Replace a file so that a reader, or the next run, sees the old or the new one, never half.
 
-    Only its owner may read a `private` one, whatever the umask.
+    Only its owner may read a `private` one, at any umask.
     """
     # A name of the process's own, should two write the same file.
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -42,12 +42,12 @@ def distrust(*texts: object) -> None:
     Folders are sent around, and to import a name, or to call it, runs code. So `import_by_name` refuses a name that a
     folder carries, unless the person has named it as well (`trust`).
     """
-    _distrusted.update(_names(texts))
+    _distrusted.update(names_in(texts))
 
 
 def trust(*texts: object) -> None:
     """Note names of code that the person who runs this process has typed, and remember them in umbel's home."""
-    remember(_names(texts))
+    remember(names_in(texts))
 
 
 def remember(names: Iterable[str]) -> None:
@@ -64,7 +64,8 @@ def trust_elsewhere() -> dict[str, str]:
     return {TRUST: " ".join(sorted(_trusted()))}
 
 
-def _names(texts: Iterable[object]) -> set[str]:
+def names_in(texts: Iterable[object]) -> set[str]:
+    """Return the names of code, ``package.module:attribute``, in values of a run config or a manifest."""
     words = {word for text in texts if isinstance(text, str) for word in text.replace(";", " ").split()}
     return {word for word in words if ":" in word and "=" not in word}
 

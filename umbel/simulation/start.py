@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from umbel.data import find_dataset
 from umbel.protocol.errors import ConfigError, DatasetError
-from umbel.protocol.plugins import own_path, trust, trust_elsewhere
+from umbel.protocol.plugins import names_in, own_path, trust, trust_elsewhere
 from umbel.protocol.project import CONFIGS, OWN_PATH
 from umbel.protocol.run_config import RunConfig, read_saved
 from umbel.server.runs import find_run, home_of_runs, run_named
@@ -111,8 +111,7 @@ def on_cluster() -> bool:
 def own_modules(folder: Path, values: Mapping[str, Any]) -> list[Path]:
     """Return the modules and packages in a folder if the run config names one, as ``module:attribute``."""
     own = {path.stem: path for path in folder.iterdir() if path.suffix == ".py" or any(path.glob("*.py"))}
-    words = [word for value in values.values() if isinstance(value, str) for word in value.replace(";", " ").split()]
-    named = {word.partition(":")[0].partition(".")[0] for word in words if ":" in word and "=" not in word}
+    named = {name.partition(":")[0].partition(".")[0] for name in names_in(values.values())}
     return [path for name, path in own.items() if name.isidentifier() and name != "umbel"] if named & own.keys() else []
 
 

@@ -169,7 +169,7 @@ def test_gaussian_noise_is_priced_as_it_was_whatever_else_the_site_accepts() -> 
 
 
 def test_gaussian_releases_share_one_account_of_squares() -> None:
-    """Of a client and of a site, whatever nu: 1/20^2 each for 200, and 1/10^2 each for 19, are those of 276."""
+    """Of a client and of a site, at any nu: 1/20^2 each for 200, and 1/10^2 each for 19, are those of 276."""
     mixed = {gaussian(20.0): 200, gaussian(10.0): 10, replace(gaussian(10.0, hypotheses=3), kind=Kind.SITE): 9}
     assert within_budget(mixed, Fraction(8), 1e-5, 1.0, 1.0)
     assert not within_budget(mixed | {gaussian(10.0): 11}, Fraction(8), 1e-5, 1.0, 1.0)

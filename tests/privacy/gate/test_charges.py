@@ -1,4 +1,4 @@
-"""What a client may still give, whatever is asked of it."""
+"""What a client may still give."""
 
 from __future__ import annotations
 

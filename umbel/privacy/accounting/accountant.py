@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from umbel.privacy.mechanisms.base import Loss, Matrix
+from umbel.privacy.mechanisms.base import Loss, Matrix, of_any_sign
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 
@@ -138,14 +138,12 @@ class Together(Loss):
         return sum(count * loss.largest for loss, count in self.parts)
 
     def delta(self, epsilons: Matrix) -> Matrix:
-        below = np.abs(np.asarray(epsilons, np.float64))
-        order = np.argsort(below)
-        positive = np.empty_like(below)
-        positive[order] = _law(self.parts).get_delta_for_epsilon(below[order])
-        positive = np.where(below < self.largest, np.minimum(positive + _ROUNDING, 1.0), 0.0)
-        # Symmetry: delta(-epsilon) = 1 - exp(-epsilon) + exp(-epsilon) delta(epsilon).
-        delta: Matrix = np.where(epsilons >= 0, positive, np.exp(-below) * positive - np.expm1(-below))
-        return delta
+        epsilons = np.asarray(epsilons, np.float64)
+        size = np.abs(epsilons)
+        order = np.argsort(size)
+        positive = np.empty_like(size)
+        positive[order] = _law(self.parts).get_delta_for_epsilon(size[order])
+        return of_any_sign(epsilons, np.where(size < self.largest, np.minimum(positive + _ROUNDING, 1.0), 0.0))
 
 
 @lru_cache(maxsize=64)

@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, clip, each
+from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, clip, each, of_any_sign
 from umbel.protocol.errors import Refused
 
 _STEPS = 256  # of the grid in a standard deviation, at least
@@ -177,12 +177,7 @@ class ConcentratedLoss(Loss):
         epsilons = np.asarray(epsilons, np.float64)
         if not self.rho:
             return np.maximum(-np.expm1(epsilons), 0.0)
-        size = np.abs(epsilons)
-        log_delta = np.minimum(_log_delta(self.rho, size), 0.0)
-        positive = np.exp(log_delta)
-        # Symmetry: delta(-epsilon) = 1 - exp(-epsilon) + exp(-epsilon) delta(epsilon).
-        delta: Matrix = np.where(epsilons >= 0, positive, np.exp(-size) * positive - np.expm1(-size))
-        return delta
+        return of_any_sign(epsilons, np.exp(np.minimum(_log_delta(self.rho, np.abs(epsilons)), 0.0)))
 
 
 def _log_delta(rho: float, epsilons: Matrix) -> Matrix:
