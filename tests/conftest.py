@@ -50,7 +50,7 @@ def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run_config() -> dict[str, Any]:
-    """The defaults of the run config, as Flower hands them to the app."""
-    from umbel.protocol.run_config import RunConfig
+    """The paper's run config, as Flower hands it to the app."""
+    from tests.helpers.paper import paper_run
 
-    return RunConfig().entries()
+    return paper_run()

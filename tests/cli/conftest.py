@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from umbel.protocol.run_config import RunConfig
+from tests.helpers.paper import paper_run
 from umbel.simulation import in_process
 
 SMALL = {"rounds": 3, "restarts": 1, "seed": 3, "clients-per-round": 20}
@@ -17,4 +17,4 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short run of the demo."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UMBEL_HOME", str(tmp_path_factory.mktemp("kept")))
-        return in_process.run(RunConfig().entries() | SMALL)
+        return in_process.run(paper_run() | SMALL)

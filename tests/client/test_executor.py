@@ -18,12 +18,12 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from tests.client.test_bundle import OWN
 from tests.deploy.conftest import write_site
+from tests.helpers.paper import paper_run
 from tests.helpers.sources import ROOT
 from umbel.client import executor
 from umbel.client.executor import WarmProcess, load
 from umbel.privacy.gate.site_log import SiteLog, beside
 from umbel.protocol.messages import hosting_in, query
-from umbel.protocol.run_config import RunConfig
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ TASK = SimpleNamespace(
 )
 
 
-RUN = {**RunConfig().entries(), "dataset": "", "model": "linear", "loss": "mse"}
+RUN = {**paper_run(), "dataset": "", "model": "linear", "loss": "mse"}
 
 
 def of_site(node_config: dict[str, Any]) -> Context:

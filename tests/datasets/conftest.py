@@ -16,8 +16,8 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner, Result
 
+from tests.helpers.paper import paper_run
 from umbel.data import Dataset, Manifest, open_dataset, write_dataset
-from umbel.protocol.run_config import RunConfig
 from umbel.server.setup import Setup
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -127,7 +127,7 @@ def experiment(name: str, home: Path, manifest: Manifest, *shape: int) -> Setup:
     rows = np.zeros((clients, *shape), np.uint8 if len(shape) > 1 else np.float32)
     write_dataset(home / "data" / manifest.name, manifest, rows, np.zeros(clients, int), np.arange(clients + 1))
     config = tomllib.loads((PROJECT / "configs" / f"{name}.toml").read_text(encoding="utf-8"))
-    entries = RunConfig().entries()
+    entries = paper_run()
     assert config.keys() <= entries.keys()
     setup = Setup.parse(entries | config)
     assert setup.manifest == manifest

@@ -38,6 +38,7 @@ def task_of(clients: tuple[int, ...] = (0,), **changes: Any) -> TrainingSpec:
         "noise_multiplier": 5.0,
         "clipping": "update",
         "clip_norm": 0.1,
+        "choice_epsilon": 0.0,
     }
     return TrainingSpec(clients=clients, **(accepted | changes))
 

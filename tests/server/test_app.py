@@ -28,6 +28,7 @@ from tests.helpers.grids import ListeningGrid, failing
 from tests.helpers.ledgers import participations, spent
 from tests.helpers.messages import scores
 from tests.helpers.models import write_module
+from tests.helpers.paper import paper_run
 from tests.helpers.runs import AppRun, run_app
 from umbel.data import BUNDLED, Manifest, offsets_of, open_dataset, write_dataset
 from umbel.privacy.gate.ledger import Ledger
@@ -36,7 +37,6 @@ from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.messages import asks
 from umbel.protocol.records import unpack
-from umbel.protocol.run_config import RunConfig
 from umbel.server.observer import Run
 from umbel.server.rounds import draw_hypotheses
 from umbel.server.setup import Setup
@@ -56,7 +56,7 @@ Play = Callable[..., AppRun]
 
 
 def play_app(app: Any = umbel.client.app.app, nodes: int = 1, sites: Any = None, **changes: Any) -> AppRun:
-    config = RunConfig().entries() | SHORT | {key.replace("_", "-"): value for key, value in changes.items()}
+    config = paper_run() | SHORT | {key.replace("_", "-"): value for key, value in changes.items()}
     return run_app(config, ListeningGrid(app, config, nodes, sites))
 
 
@@ -589,7 +589,7 @@ def test_hypotheses_beyond_those_found_are_drawn_and_the_best_draw_is_taken(play
 
 
 def run_setup(**changes: Any) -> Setup:
-    return Setup.parse(RunConfig().entries() | changes)
+    return Setup.parse(paper_run() | changes)
 
 
 @pytest.mark.parametrize(

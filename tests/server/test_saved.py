@@ -15,15 +15,15 @@ from safetensors import safe_open
 
 from tests.helpers.drawing import leave_blank
 from tests.helpers.errors import raises
+from tests.helpers.paper import paper_run
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.run_config import RunConfig
 from umbel.server.run_folder import _digest
 from umbel.server.saved import Saved
 from umbel.server.setup import Setup
 from umbel.simulation import in_process
 
-CONFIG = RunConfig().entries() | {"rounds": 4, "restarts": 1, "strategy-options": "respawn=3"}
+CONFIG = paper_run() | {"rounds": 4, "restarts": 1, "strategy-options": "respawn=3"}
 
 Damage = Callable[[Path], None]
 

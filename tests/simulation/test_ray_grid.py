@@ -17,9 +17,9 @@ import umbel.client.app
 from tests.helpers.clusters import FakeHosts, write_part
 from tests.helpers.datasets import save_plane
 from tests.helpers.errors import raises
+from tests.helpers.paper import paper_run
 from umbel.protocol.errors import FleetError
 from umbel.protocol.messages import query
-from umbel.protocol.run_config import RunConfig
 from umbel.server.app import conduct
 from umbel.server.observer import Observer, Run
 from umbel.server.run_folder import RunFolder
@@ -49,7 +49,7 @@ def whole(tmp_path: Path) -> Path:
 @pytest.fixture
 def config(whole: Path) -> dict[str, Any]:
     own = {"dataset": str(whole), "clients-per-round": 6, "rounds": 4, "restarts": 2, "engine": "loop"}
-    return RunConfig().entries() | own
+    return paper_run() | own
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
     best = best_hypothesis(losses), np.arange(len(clients))
     # To the server, NaN is a client that did not answer; here it is a model that diverged.
     loss, metric = (np.where(np.isnan(own), np.inf, own) for own in (losses[best], metrics[best]))
-    return local_report(loss, metric, node.site.local_ids(clients) if needed else (), needed)
+    return local_report(loss, metric, node.site.local_ids(clients), needed)
 
 
 @app.query("keep", mods=[guard])

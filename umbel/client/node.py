@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -92,6 +93,12 @@ class Node:
         if not site.simulated:
             if foreign := _foreign(run, manifest):
                 raise ProtocolError(f"the server {foreign}", code="protocol.other-model")
+            if not manifest.model and site.limits.budget < math.inf:
+                raise SiteError(
+                    f"{source.path} names no model, and this site has a budget: which models fit would tell of the "
+                    'data for nothing; name one in the manifest, or set budget = "inf"',
+                    code="site.no-model",
+                )
             # The file is the site's own; whether it is the same, the digest says.
             run = run.model_copy(update={"pretrained": manifest.pretrained})
         learner = _try_out(source, models.load_for(run, manifest), run.device, run.engine)
@@ -105,7 +112,7 @@ class Node:
         train = len(range(site.first, manifest.train, site.step))
         trains = {Role.TRAIN: len(hosted), Role.VALIDATION: 0, Role.SPLIT: train}[policy.role]
         training, validation = hosted[:trains], hosted[trains:]
-        if policy.report_noise_multiplier > 0 and policy.role is Role.TRAIN:
+        if policy.trainers_report:
             validation = training
         # Here, since what a run alone can make fail must fail before anybody pays.
         return cls(site, dataset, learner, training, validation, run, LocalOptimizer.of(run))

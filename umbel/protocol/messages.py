@@ -40,6 +40,7 @@ _ARRAYS = "arrays"
 _RELEASED = "released"
 _STEP = "step"
 _SCORES = "scores"
+_NOISE = "noise-multiplier"
 _HOSTING = "hosting"
 _RUN = "run"
 PARTS = (_HYPOTHESES, _TRAINING, _EVALUATION, _VERSION, _RUN)
@@ -198,9 +199,11 @@ def site_reply(sums: Arrays, counts: Sequence[float], released: Sequence[int]) -
     return RecordDict({_ARRAYS: pack(sums), _RELEASED: record})
 
 
-def evaluation_reply(losses: NDArray[Any], metrics: NDArray[Any]) -> RecordDict:
-    """Return the part of a round's reply that holds loss and metric of each asked client, in order."""
+def evaluation_reply(losses: NDArray[Any], metrics: NDArray[Any], noise_multiplier: float = 0.0) -> RecordDict:
+    """Return the part of a round's reply that holds loss and metric of each asked client, in order, and their nu."""
     both = {"loss": np.asarray(losses, float).tolist(), "metric": np.asarray(metrics, float).tolist()}
+    if noise_multiplier:
+        both[_NOISE] = noise_multiplier
     return filled(RecordDict(), {_SCORES: filled(MetricRecord(), both)})
 
 
@@ -278,3 +281,8 @@ def scores_in(content: RecordDict, asked: int) -> NDArray[np.float64] | None:
         return None
     values = [np.asarray(record.get(name, ()), np.float64) for name in ("loss", "metric")]
     return np.stack(values) if all(value.shape == (asked,) for value in values) else None
+
+
+def reports_exactly(content: RecordDict) -> bool:
+    """Return whether loss and metric in a reply came without noise, as far as it says."""
+    return not record_in(content, _SCORES, MetricRecord).get(_NOISE)

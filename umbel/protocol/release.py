@@ -68,10 +68,10 @@ class ClipSchedule:
     Mode ``update``: `floor`. Mode ``public``: ``start * decay**(t - 1)``, at least `floor`.
     """
 
-    mode: Clipping = Clipping.UPDATE
+    mode: Clipping = Clipping.PUBLIC
     floor: float = 0.01
-    start: float = 1.0
-    decay: float = 1.0
+    start: float = 2.0
+    decay: float = 0.85
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", Clipping(self.mode))

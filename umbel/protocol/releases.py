@@ -73,7 +73,9 @@ class Scores:
     Attributes
     ----------
     loss_spread, metric_spread : list of float
-        The quantiles `SPREAD` over these clients, as they reported; empty where a strategy tells none.
+        The quantiles `SPREAD` over the clients that reported without noise; empty where there are none.
+    exact : int
+        How many of the clients reported without noise. No guarantee covers these.
     """
 
     loss: float
@@ -81,3 +83,4 @@ class Scores:
     clients: int
     loss_spread: list[float] = field(default_factory=list, compare=False)
     metric_spread: list[float] = field(default_factory=list, compare=False)
+    exact: int = field(default=0, compare=False)

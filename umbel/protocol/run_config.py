@@ -100,9 +100,9 @@ class RunConfig(Settings):
     patience: int = Field(
         0, ge=0, description="stop after this many validations without a better loss; 0 to run all rounds"
     )
-    clients_per_round: int = Field(7, ge=1, description="U, training clients asked in each round")
+    clients_per_round: int = Field(20, ge=1, description="U, training clients asked in each round")
     max_participations: int = Field(
-        0, ge=0, description="how often a client takes part at most, in turn with the others; 0 for a random draw"
+        2, ge=0, description="how often a client takes part at most, in turn with the others; 0 for a random draw"
     )
     validation_clients_per_round: int = Field(0, ge=0, description="validation clients asked each time; 0 for all")
     validate_every: int = Field(1, ge=1, description="rounds from one validation to the next")

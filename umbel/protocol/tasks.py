@@ -147,11 +147,11 @@ class TrainingSpec(_Spec):
 
     FIRST_ROUND = 1
 
-    local_epochs: int = 1
+    local_epochs: int = 10
     step_size: float = 0.1
     batch_size: int = 10
-    noise_multiplier: float = 5.0
-    clipping: Clipping = Clipping.UPDATE
+    noise_multiplier: float = 2.0
+    clipping: Clipping = Clipping.PUBLIC
     clip_norm: float = ClipSchedule.floor
     noise_per: NoisePer = NoisePer.VECTOR
     disclose_choice: bool = False
@@ -160,7 +160,7 @@ class TrainingSpec(_Spec):
     run: str = ""
     frozen_digest: str = ""
     mechanism: str = LAPLACE
-    choice_epsilon: float = 0.0
+    choice_epsilon: float = 2.0
     explore: float = 0.0
     release_by: ReleaseBy = ReleaseBy.CLIENT
 

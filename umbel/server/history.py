@@ -49,6 +49,8 @@ class Round:
         Both sides of the group privacy paper's Eq. 9 as a ratio, which it assumes to be far below 1: the longest
         sanitised update assigned to each hypothesis, as a part of the distance to the nearest other one. 0 where there
         were none; empty for k = 1, and where releases were not assigned.
+    exact_reports : int
+        Validation clients that reported without noise. No guarantee covers these.
     """
 
     number: int
@@ -68,6 +70,7 @@ class Round:
     loss_spread: list[float] = field(default_factory=list)
     metric_spread: list[float] = field(default_factory=list)
     ratio: list[float] = field(default_factory=list)
+    exact_reports: int = 0
 
     @property
     def line(self) -> str:

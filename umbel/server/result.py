@@ -92,7 +92,8 @@ class Result:
     def privacy(self) -> list[str]:
         """What the clients have given away, in words: the guarantee, and the paper's budget, a heuristic."""
         last = self.history.iloc[-1]
-        return self._summary.privacy_lines(float(last["median_participations"]), int(last["max_participations"]))
+        often = float(last["median_participations"]), int(last["max_participations"])
+        return self._summary.privacy_lines(*often, int(self.history["exact_reports"].max()))
 
     @property
     def parameters(self) -> dict[str, NDArray[np.float32]]:

@@ -145,6 +145,7 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
             dropped=fleet.dropped,
             loss_spread=scores.loss_spread if scores else [],
             metric_spread=scores.metric_spread if scores else [],
+            exact_reports=scores.exact if scores else 0,
             ratio=ratios(outcome.longest, nearest) if outcome and outcome.longest is not None else [],
         )
     )

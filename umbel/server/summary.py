@@ -70,10 +70,15 @@ class Summary:
             f"  true parameters {where}: hypothesis {j} is {away:.3f} away" for where, j, away in self.found(state.best)
         ]
         last = state.history[-1]
-        return [*lines, *self.privacy_lines(last.median_participations, last.max_participations)]
+        exact = max(entry.exact_reports for entry in state.history)
+        return [*lines, *self.privacy_lines(last.median_participations, last.max_participations, exact)]
 
-    def privacy_lines(self, median: float, maximum: int) -> list[str]:
-        """Return what the clients have given away, by how often the median and the busiest client released."""
+    def privacy_lines(self, median: float, maximum: int, exact: int = 0) -> list[str]:
+        """Return what the clients have given away.
+
+        `median` and `maximum` say how often the median and the busiest client released, and `exact` how many
+        validation clients reported without noise.
+        """
         if why := gap(self.release):
             lines = [f"Guaranteed to a client: nothing, since {why}."]
         else:
@@ -85,6 +90,8 @@ class Summary:
                 f"epsilon {at_delta} (median), {most} (maximum) at delta {DELTA:g}; {without}. "
                 "What training clients report, where a site lets them, comes on top."
             ]
+        if exact:
+            lines.append(f"Outside the guarantee: {exact} validation clients, which reported exact losses.")
         if self.release.paper_cost is None:
             return [*lines, "Paper's budget, a heuristic: none; it counts vector Laplace noise alone."]
         paper = (amount(self.release.paper_spend(times)) for times in (median, maximum))

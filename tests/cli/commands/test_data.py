@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from tests.helpers.datasets import save_plane
 from tests.helpers.errors import ended
+from tests.helpers.paper import paper_run
 from umbel.cli.main import app
 from umbel.client.node import Node
 from umbel.data import find_dataset, open_dataset, read_manifest
@@ -68,7 +69,7 @@ def test_a_table_becomes_a_dataset_that_a_run_learns_from(stays: Path) -> None:
     assert told.splitlines()[-1] == "Next: umbel run dataset=stays"
     key, _, name = told.splitlines()[-1].removeprefix("Next: umbel run ").partition("=")
     asked = {key: name, "noise-multiplier": 0.0, "rounds": 30, "restarts": 2, "device": "cpu"}
-    run = play(RunConfig().entries() | asked)
+    run = play(paper_run() | asked)
     first, last = run.state.history[0].loss, run.state.history[-1].loss
     # In units of 10,000 dollars: what is left is noise of one model, not the difference of two.
     assert last < 0.05 < first
@@ -77,7 +78,7 @@ def test_a_table_becomes_a_dataset_that_a_run_learns_from(stays: Path) -> None:
 @pytest.mark.parametrize(("target", "categories"), [("smoker", {"false", "true"}), ("ward", {"A", "B"})])
 def test_what_is_predicted_goes_by_its_name(stays: Path, tmp_path: Path, target: str, categories: set[str]) -> None:
     said("data", "import", stays, "--client", "hospital", "--target", target, "--features", "age,cost", *SCALES[4:])
-    run = in_process.run(RunConfig().entries() | {"dataset": "stays", "rounds": 1, "restarts": 1, "device": "cpu"})
+    run = in_process.run(paper_run() | {"dataset": "stays", "rounds": 1, "restarts": 1, "device": "cpu"})
     said("predict", run, "stays", "--out", tmp_path / "out.csv")
     made = pd.read_csv(tmp_path / "out.csv", dtype=str)
     assert set(made["prediction"]) <= categories == set(made["target"])

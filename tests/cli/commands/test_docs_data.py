@@ -14,10 +14,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tests.data.importers.test_hub import COLUMNS, stand_in
+from tests.helpers.paper import paper_run
 from umbel.cli.commands.run import asked
 from umbel.cli.main import app
 from umbel.data import Column, Schema
-from umbel.protocol.run_config import RunConfig
 from umbel.simulation import in_process
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "data.md"
@@ -53,7 +53,7 @@ def typed(line: str, folder: Path) -> None:
     name, *words = shlex.split(command)
     assert name == "umbel"
     if words[0] == "run":
-        values: dict[str, Any] = RunConfig().entries() | asked(words[1:]) | {"rounds": 2, "device": "cpu"}
+        values: dict[str, Any] = paper_run() | asked(words[1:]) | {"rounds": 2, "device": "cpu"}
         assert (in_process.run(values) / "hypotheses.safetensors").is_file()
         return
     told = CliRunner().invoke(app, words, prog_name="umbel")

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.helpers.paper import sites_accept_the_paper as sites_accept_the_paper
+
 
 @pytest.fixture
 def node_log() -> Iterator[io.StringIO]:

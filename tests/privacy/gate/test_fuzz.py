@@ -29,6 +29,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from tests.helpers.datasets import manifest
 from tests.helpers.ledgers import spent
 from tests.helpers.messages import arrived, asked, refused, releases, sent
+from tests.helpers.paper import paper_run
 from umbel.client.app import app
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.accounting.guarantee import within_budget
@@ -39,7 +40,6 @@ from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import keep_request
 from umbel.protocol.records import pack, unpack
 from umbel.protocol.release import Clipping
-from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 
@@ -128,7 +128,7 @@ class Watched:
         caps = {"max-local-epochs": 3, "max-local-steps": 4, "data-path": str(data)}
         config = caps | {"ledger-path": str(folder / "ledger.sqlite")} | policy
         Ledger.create(folder / "ledger.sqlite")
-        return cls(name, folder, config, InProcessGrid(app, RunConfig().entries(), node_configs=[config]), shapes)
+        return cls(name, folder, config, InProcessGrid(app, paper_run(), node_configs=[config]), shapes)
 
     @property
     def least(self) -> tuple[float, float]:
@@ -259,7 +259,7 @@ class Attacker:
 
     def run_config(self) -> dict[str, Any]:
         """Return a run config, most often the default one."""
-        entries = RunConfig().entries()
+        entries = paper_run()
         return entries if self.random.random() < 0.9 else entries | self.random.choice(RUN_CONFIGS)
 
     def _honest(self, kind: str, site: Watched) -> RecordDict:
@@ -431,7 +431,7 @@ def test_no_message_gets_more_than_the_policy_gives(watched: Callable[[str, int]
 def lives(site: Watched) -> bool:
     """Return whether an honest run is still told how many clients there are."""
     [node], [context] = site.grid.get_node_ids(), site.grid.contexts.values()
-    context.run_config = RunConfig().entries()
+    context.run_config = paper_run()
     [reply] = site.grid.send_and_receive(
         [Message(RecordDict({"version": ConfigRecord({"version": VERSION})}), node, "query")]
     )

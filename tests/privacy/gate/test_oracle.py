@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tests.helpers.datasets import manifest
 from tests.helpers.messages import asked, refused, released, releases, scores, wire
 from tests.helpers.nodes import ask
+from tests.helpers.paper import paper_run
 from umbel.client.app import app
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
 from umbel.data import offsets_of, write_dataset
@@ -55,7 +56,6 @@ def data(name: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, InProcessGrid]:
     """A site for each data set, by its name; their training clients may report with noise."""
-    from umbel.protocol.run_config import RunConfig
 
     grids = {}
     for name, lengths in LENGTHS.items():
@@ -65,7 +65,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, InProcessGrid]:
         Ledger.create(folder / "ledger.sqlite")
         config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.sqlite")}
         config |= {"max-examples": MAX_EXAMPLES, "report-noise-multiplier": 2.0}
-        grids[name] = InProcessGrid(app, RunConfig().entries(), node_configs=[config])
+        grids[name] = InProcessGrid(app, paper_run(), node_configs=[config])
         # As in any run, and before anything is short: the node tries its model out.
         assert not ask(grids[name], query(), "query").has_error()
     return grids

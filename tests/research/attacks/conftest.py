@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from tests.helpers.datasets import manifest
+from tests.helpers.paper import sites_accept_the_paper as sites_accept_the_paper
 from umbel.client.app import app
 from umbel.data import offsets_of, write_dataset
 from umbel.models.losses import LOSSES, METRICS

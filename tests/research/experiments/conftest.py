@@ -12,6 +12,7 @@ import pytest
 
 import umbel.research.experiments.sweep
 from tests.helpers.datasets import manifest
+from tests.helpers.paper import sites_accept_the_paper as sites_accept_the_paper
 from umbel.data import offsets_of, write_dataset
 from umbel.research.experiments.runs import Finished, Spec
 

@@ -83,6 +83,8 @@ def _table(request: Request, whole: bool) -> Table:
     run = RunConfig(**{name.replace("-", "_"): value for name, value in entries.items()})
     for name, value in _price(run, int(asks["n"]), by_site):
         table.add_row(name, _cell(value))
+    if "exact-losses" in asks:
+        table.add_row("outside the price", "validation clients, which report exact losses")
     for name in entries if whole else _PLAN:
         if name in entries and (whole or entries[name] != ""):
             table.add_row(name, _cell(entries[name]))

@@ -39,6 +39,12 @@ def show(path: _LedgerPath, delta: _Delta = DELTA) -> None:
         "paper's budget: the sum of n/nu, a heuristic, which guarantees nothing.",
         soft_wrap=True,
     )
+    if messages := sum(row["messages"] for row in opened(path).table("evaluations") if row["run"]):
+        terminal.print(
+            f"Clients were asked to report in {messages} messages. Exact losses of validation clients (exact-losses, "
+            "or no budget) are not in this ledger.",
+            soft_wrap=True,
+        )
 
 
 Kept = StrEnum("Kept", ["charges", "clients", "evaluations", "sent", "ended", "requests"])

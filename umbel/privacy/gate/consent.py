@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from flwr.app import RecordDict
 
-from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy
+from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy, Role
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.protocol.arrays import Arrays
@@ -34,6 +34,8 @@ def check_approved(
         asks["differs"] = _differences(config, site.policy, content, hypotheses)
     if site.policy.release is AcceptedRelease.SITE:
         asks["release"] = str(site.policy.release)  # of which the price depends
+    if site.policy.reports_exactly and site.policy.role is not Role.TRAIN:
+        asks["exact-losses"] = True  # of validation clients, which no price covers
     Runs.of(site).check_approved(run, asks)
 
 

@@ -26,7 +26,7 @@ from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.hypotheses import check_honest, check_hypotheses
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.privacy.gate.releases import Sanitiser, check_noise, round_to_grid, sanitise
+from umbel.privacy.gate.releases import Sanitiser, check_noise, round_to_grid
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry
@@ -58,8 +58,7 @@ class LocalResult:
 class LocalReport:
     """What clients report, in the order asked: loss and metric (2, clients), which have no noise yet.
 
-    Reports of clients that also train (`trains`) need noise. Only then `clients` says who they are, counted among
-    those that train.
+    `clients` says who they are. Reports of clients that also train (`trains`) always need noise.
     """
 
     scores: NDArray[np.float64]
@@ -185,7 +184,7 @@ class Passage:
         return SanitisedSums(*sanitiser.sanitised(trained, chosen, sources), paid)
 
     def evaluate(self, task: EvaluationSpec) -> NDArray[np.float64]:
-        """Return loss and metric (2, clients) of the asked clients, with noise where they train."""
+        """Return loss and metric (2, clients) of the asked clients, with noise unless the site reports exactly."""
         if not self.site.simulated:
             # Before any client reports: a crash may waste a count, it never hides a report.
             Runs.of(self.site).count_evaluation(self.run, self.site.policy)
@@ -193,7 +192,8 @@ class Passage:
         values = reported.scores
         if not _is_array(values, np.float64, (2, len(task.clients))):
             raise Refused("the handler does not say loss and metric of each client", code="refused.result")
-        return values if reported.trains is False else self._noisy_reports(values, reported.clients, task)
+        exactly = reported.trains is False and self.site.policy.reports_exactly
+        return values if exactly else self._noisy_reports(reported, task)
 
     def _charge_for_training(
         self, task: TrainingSpec, release: Release, at_least: int = 1
@@ -228,6 +228,8 @@ class Passage:
         self, what: str, release: Release, round: int, clients: tuple[ClientOnNode, ...], at_least: int = 1
     ) -> NDArray[np.bool_]:
         """Charge clients and return a flag for each that paid; none pays where fewer than `at_least` can."""
+        if self.site.insecure_seed:
+            release = replace(release, noise_multiplier=0.0)  # the server knows the seed, and takes the noise away
         charge, ids = Charge(self.run, round, release), self.site.client_ids(clients)
         ledger = MemoryLedger(self.state) if self.site.ledger_path is None else Ledger.of(self.site)
         paid = np.array(ledger.charge(charge, ids, self.site.limits, at_least))
@@ -249,36 +251,39 @@ class Passage:
             raise Refused("the handler trained another hypothesis than the gate had drawn", code="refused.result")
         return trained.arrays, trained.chosen
 
-    def _noisy_reports(
-        self, values: NDArray[np.float64], own: tuple[ClientOnNode, ...], task: EvaluationSpec
-    ) -> NDArray[np.float64]:
-        """Charge clients that train for their reports: return loss and metric (2, clients), clipped and noised.
+    def _noisy_reports(self, reported: LocalReport, task: EvaluationSpec) -> NDArray[np.float64]:
+        """Charge clients for their reports: return loss and metric (2, clients), clipped and noised.
 
-        They are NaN for clients that cannot pay. Both lie in a square whose diagonal is the radius, so the guarantee
-        holds between any two reports.
+        Clients that train report each its own. For others the site reports their mean, so that noise is drawn once.
+        Both are NaN for clients that cannot pay. Loss and metric lie in a square whose diagonal is the radius, so the
+        guarantee holds between any two reports of one client, alone or in a sum.
         """
-        site = self.site
-        nu, bound = site.policy.report_noise_multiplier, site.policy.report_bound
+        site, own = self.site, reported.clients
+        nu, bound = site.policy.report_noise, site.policy.report_bound
         if not nu > 0:
             raise Refused(
                 "training clients of this site do not report; set report-noise-multiplier to let them",
                 code="refused.no-reports",
             )
-        clients = site.client_ids(own)
-        if len(clients) != values.shape[1]:
+        if len(own) != reported.scores.shape[1]:
             raise Refused("the handler does not say whose loss and metric these are", code="refused.result")
         radius, mechanism = math.sqrt(2) * bound, Laplace(nu)
         check_noise(mechanism, 2, radius)
-        release = Release(Kind.REPORT, 2, nu, Clipping.PUBLIC, radius)
-        paid = self._charge("evaluate", release, task.round, own)
-        clipped = np.clip(np.nan_to_num(values, nan=bound), 0, bound).T[paid]
-        sources = randomness.noise(self.seed, task.round, compress(clients, paid), "report")
-        # Centred, because the mechanism clips what it gets to the radius.
-        noised = sanitise(mechanism, clipped - bound / 2, radius, Clipping.PUBLIC, sources) + bound / 2
-        reported = np.full_like(values, np.nan)
-        noise = mechanism.deviation(2) * radius
-        reported[:, paid] = round_to_grid(noised, noise, float(np.spacing(np.float32(bound)))).T
-        return reported
+        paid = self._charge("evaluate", Release(Kind.REPORT, 2, nu, Clipping.PUBLIC, radius), task.round, own)
+        scores = np.full_like(reported.scores, np.nan)
+        if not paid.any():
+            return scores
+        clipped = np.clip(np.nan_to_num(reported.scores, nan=bound), 0, bound).T[paid]
+        together = 1 if reported.trains else len(clipped)
+        if reported.trains:
+            sources = randomness.noise(self.seed, task.round, compress(site.client_ids(own), paid), "report")
+        else:
+            clipped = clipped.sum(axis=0, keepdims=True)
+            sources = randomness.noise(self.seed, task.round, [site.first], "mean report")
+        noised = clipped + mechanism.noise([2], np.full((len(clipped), 1), radius), sources)
+        finest = float(np.spacing(np.float32(bound * together)))
+        scores[:, paid] = round_to_grid(noised, mechanism.deviation(2) * radius, finest).T / together
+        return scores
 
 
 def _price(release: Release) -> str:

@@ -65,7 +65,7 @@ def local_report(
 ) -> RecordDict:
     """Return what the handler hands to the gate for clients that report, as of `LocalReport`: losses, metrics (m,)."""
     scores = np.stack([losses, metrics], dtype=np.float64)
-    return filled(RecordDict(), {_RESULT: Held(LocalReport(scores, tuple(clients) if trains else (), trains))})
+    return filled(RecordDict(), {_RESULT: Held(LocalReport(scores, tuple(clients), trains))})
 
 
 def node_in(content: RecordDict, kind: type[T]) -> T:
@@ -131,7 +131,10 @@ def _train(passage: Passage, content: RecordDict) -> RecordDict:
 def _evaluate(passage: Passage, content: RecordDict) -> RecordDict:
     """Return loss and metric of the asked clients, if any are asked."""
     task = evaluation_in(content)
-    return RecordDict() if task is None else evaluation_reply(*passage.evaluate(task))
+    if task is None:
+        return RecordDict()
+    losses, metrics = passage.evaluate(task)
+    return evaluation_reply(losses, metrics, passage.site.policy.report_noise)
 
 
 @dataclass

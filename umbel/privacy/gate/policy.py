@@ -63,7 +63,7 @@ class Personal(StrEnum):
 
 
 def _flag(value: Any) -> Any:
-    return {"true": True, "false": False}.get(str(value).lower(), value)
+    return {"true": True, "yes": True, "false": False, "no": False}.get(str(value).lower(), value)
 
 
 def _number(value: Any) -> Any:
@@ -103,6 +103,9 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 
 _COUNTS = "local_epochs", "local_steps", "examples", "participations", "evaluations", "evaluations_in_all"
 """Of which the largest number is a whole number, or infinite."""
+_LIMITS = "budget", "paper_budget", "max_participations"
+_EXACT = "set a budget, leave exact-losses out, or limit reports with max-evaluations"
+_REPORT_NOISE = 10.0
 
 
 class Policy(Settings):
@@ -123,7 +126,8 @@ class Policy(Settings):
     )
     min_noise_multiplier: Number = Field(1.0, ge=0, description="the lowest nu it accepts; above 0")
     clipping: Annotated[AcceptedRadius, Field(strict=False)] = Field(
-        AcceptedRadius.ANY, description="public: accept only a public clip norm; any: the paper's as well, a heuristic"
+        AcceptedRadius.PUBLIC,
+        description="public: accept only a public clip norm; any: the paper's as well, a heuristic",
     )
     clip_norm_floor: Number = Field(
         ClipSchedule.floor, ge=0, description="the smallest clip norm, whatever the server asks; above 0"
@@ -140,7 +144,7 @@ class Policy(Settings):
         10, ge=1, description="the largest k it accepts; an open choice among them tells log2 k bits an answer"
     )
     max_choice_epsilon: Unlimited = Field(
-        math.inf,
+        2.0,
         gt=0,
         description="the largest choice-epsilon it accepts; below inf it refuses an open choice among hypotheses",
     )
@@ -158,7 +162,7 @@ class Policy(Settings):
         3600.0, gt=0, description="how long it computes for a message, of which each client has its share"
     )
     budget: Unlimited = Field(
-        math.inf,
+        8.0,
         ge=0,
         description="the largest epsilon between any two data sets of a client, over all it ever released",
     )
@@ -190,8 +194,16 @@ class Policy(Settings):
     bundle: Text = Field(
         "", description="SHA-256 of the bundles it has reviewed, separated by spaces; by default that of its own umbel"
     )
+    exact_losses: Flag = Field(
+        False,
+        description="whether validation clients report exact losses, outside the budget; where there is no budget they "
+        "do. Otherwise the site reports their mean, with noise, and each of them is charged",
+    )
     report_noise_multiplier: Number = Field(
-        0.0, ge=0, description="above 0: training clients also report loss and metric, with noise of this multiplier"
+        0.0,
+        ge=0,
+        description="nu of reports with noise. 0: of validation clients' mean 10, and training clients report nothing; "
+        "above 0 they report, each with noise of its own",
     )
     report_bound: Number = Field(
         1.0, gt=0, description="numbers that are reported with noise are clipped to lie between 0 and this"
@@ -249,15 +261,35 @@ class Policy(Settings):
             raise ValueError("personalise is of the models that a site keeps: set keep-model, or leave it out")
         if "personalise_epochs" in self.model_fields_set and self.personalise is Personal.NO:
             raise ValueError('personalise-epochs trains nothing: set personalise = "fine-tune" or "interpolate"')
-        if self.report_noise_multiplier > 0 and self.role is not Role.TRAIN:
-            raise ValueError(f"report-noise-multiplier is for role train; role {self.role} reports without noise")
-        if self.role is Role.VALIDATION and min(self.budget, self.paper_budget, self.max_participations) < math.inf:
+        if self.report_noise_multiplier > 0 and self.reports_exactly and self.role is not Role.TRAIN:
+            raise ValueError(f"report-noise-multiplier adds no noise to exact losses of role {self.role}: {_EXACT}")
+        if self.reports_exactly and self.role is Role.VALIDATION and self.sets_limits:
             # It would look like a limit on what the site's clients tell.
-            raise ValueError(
-                "budget, paper-budget and max-participations are for clients that train; role validation reports "
-                "without noise, which has no price: set max-evaluations"
-            )
+            raise ValueError(f"budget, paper-budget and max-participations bound no exact losses: {_EXACT}")
         return self
+
+    @property
+    def sets_limits(self) -> bool:
+        """Whether the site itself limits what a client may give, and not the defaults alone."""
+        limits = {name for name in _LIMITS if getattr(self, name) < math.inf}
+        return bool(limits & self.model_fields_set)
+
+    @property
+    def reports_exactly(self) -> bool:
+        """Whether validation clients report exact losses, which no budget covers."""
+        return self.exact_losses or math.isinf(self.budget)
+
+    @property
+    def trainers_report(self) -> bool:
+        """Whether training clients report, each with noise of its own."""
+        return self.report_noise_multiplier > 0 and self.role is Role.TRAIN
+
+    @property
+    def report_noise(self) -> float:
+        """The nu of reports; 0 where they have none."""
+        if self.role is Role.TRAIN:
+            return self.report_noise_multiplier
+        return 0.0 if self.reports_exactly else self.report_noise_multiplier or _REPORT_NOISE
 
     def check(self, task: TrainingSpec, hypotheses: int) -> None:
         """Raise `Refused` when the task, among so many hypotheses, goes below the policy."""

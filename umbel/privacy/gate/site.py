@@ -42,6 +42,7 @@ _KNOWN = {*Policy.names(), *(old for old, new in SETTINGS.items() if new in Poli
 # A simulated node holds no site's data, and allows what a run asks for.
 _SIMULATED: dict[str, Any] = {
     "role": "split", "min-noise-multiplier": 0.0, "clip-norm-floor": 0.0, "release": "any", "min-clients": 1,
+    "clipping": "any", "max-choice-epsilon": "inf", "budget": "inf", "exact-losses": True,
     "max-hypotheses": MAX_HYPOTHESES, "max-local-epochs": "inf", "max-local-steps": "inf", "max-examples": "inf",
     "max-seconds": "inf", "allow-unsanitised": True,
 }  # fmt: skip
@@ -118,6 +119,9 @@ class Site:
                 f"place is for role split, where clients are numbered over the whole dataset; not {policy.role}",
                 code="site.role",
             )
+        if policy.insecure_seed and policy.budget < math.inf:
+            text = 'insecure-seed leaves no epsilon that a budget could count: set budget = "inf"'
+            raise SiteError(text, code="site.insecure-seed")
         _ = self.ledger_path, self.keep_model
 
     @cached_property
@@ -143,7 +147,7 @@ class Site:
         policy = self.policy
         # As people wrote them, exactly.
         budget, paper = (one if math.isinf(one) else exact(one) for one in (policy.budget, policy.paper_budget))
-        least = policy.min_noise_multiplier, policy.max_choice_epsilon, policy.report_noise_multiplier > 0
+        least = policy.min_noise_multiplier, policy.max_choice_epsilon, policy.trainers_report
         return Limits(budget, policy.delta, paper, policy.max_participations, *least)
 
     def check_priced(self, release: Release) -> None:

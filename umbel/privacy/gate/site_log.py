@@ -29,6 +29,7 @@ from typing import Any, Self
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.store import Store
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, Refused, SiteError, UmbelError
 from umbel.protocol.flower import log
@@ -123,7 +124,11 @@ class SiteLog:
         ledger = site.ledger_path
         assert ledger is not None, "a site that serves data has a ledger"
         make_home_of(ledger)
-        return cls(beside(ledger))
+        path = beside(ledger)
+        # A site that answers for the first time. One that has answered, or limits by itself, may have lost its ledger.
+        if not path.exists() and not site.policy.sets_limits:
+            Store.begin(ledger)
+        return cls(path)
 
     def check_end(self) -> None:
         """Raise unless a line can be added: the log may be written, and its last line is as it was written."""

@@ -7,6 +7,7 @@ that stock strategies understand.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -137,7 +138,8 @@ class Gate:
         """Return the site with the app's budget where it sets none itself, and then with the app's noise or more."""
         policy = site.policy
         # Validation clients release nothing, so they need no budget.
-        if self._budget is None or "budget" in policy.model_fields_set or policy.role is Role.VALIDATION:
+        own = "budget" in policy.model_fields_set and not (site.simulated and math.isinf(policy.budget))
+        if self._budget is None or own or policy.role is Role.VALIDATION:
             return site
         changes = {"budget": self._budget.budget, "delta": self._budget.delta}
         if "min_noise_multiplier" not in policy.model_fields_set:
@@ -279,7 +281,7 @@ class _App:
                 code="refused.no-reports",
             )
         (scores,) = undisclosed(self.site, 1, lambda _: [self._scores()], lambda: [np.full((1, 2), np.nan)], trains)
-        return LocalReport(np.ascontiguousarray(scores.T), _ONLY if trains else (), trains)
+        return LocalReport(np.ascontiguousarray(scores.T), _ONLY, trains)
 
     def _reply(self) -> RecordDict:
         try:

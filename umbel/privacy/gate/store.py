@@ -110,11 +110,17 @@ class Store:
         """
         path = site.ledger_path
         assert path is not None, "a site that serves data has a ledger"
-        if not path.exists() and not site.limits.any:
+        if not site.limits.any:
+            cls.begin(path)
+        return cls(path)
+
+    @staticmethod
+    def begin(path: Path) -> None:
+        """Make an empty store, and the folder for it, where there is none."""
+        if not path.exists():
             make_home_of(path)
             log(WARNING, "umbel made a new, empty ledger: %s", path)
             _make(path)
-        return cls(path)
 
     def table(self, table: str) -> Iterator[dict[str, Any]]:
         """Yield the rows of one of `TABLES`, oldest first, as they are kept."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from umbel.protocol.arrays import Arrays, Vectors, all_finite, as_matrix, flatten
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import log
-from umbel.protocol.messages import let_go, released_in, scores_in, site_sums_in
+from umbel.protocol.messages import let_go, released_in, reports_exactly, scores_in, site_sums_in
 from umbel.protocol.releases import SPREAD, Releases, Scores, Sums
 from umbel.server.nodes.bounds import near, pulled_in
 from umbel.server.nodes.words import told
@@ -110,7 +110,7 @@ def read_scores(
 
     A metric that is a share, such as an accuracy, is clipped to 0 to 1.
     """
-    scores = np.full((2, len(asked.clients)), np.nan)
+    scores, exact = np.full((2, len(asked.clients)), np.nan), np.zeros(len(asked.clients), bool)
     for node, reply in answers.items():
         positions = asked.positions[node]
         try:
@@ -119,7 +119,7 @@ def read_scores(
             log(WARNING, "dropped the report of node %s: %s", node, told(error))
             continue
         if values is not None:
-            scores[:, positions] = values
+            scores[:, positions], exact[positions] = values, reports_exactly(reply.content)
     answered = ~np.isnan(scores).any(axis=0)
     # A loss that overflows counts as the largest that there is: where it was left out, a model that blew up for most
     # would be the best for those that are left. One that no model has would carry the mean of all to infinity.
@@ -129,15 +129,17 @@ def read_scores(
     if not answered.any():
         return None
     # In client order, so that rounding does not depend on the nodes.
-    there = scores[:, answered]
+    there, told_exactly = scores[:, answered], exact[answered]
     ordered = np.sort(there)
     if by == "median":
         loss, metric = np.median(there, axis=1)
     else:
         loss, metric = (pulled_in(*values).mean() for values in zip(there, ordered, strict=True))
-    m = there.shape[1]
-    spread = ordered[:, [round(q * (m - 1)) for q in SPREAD]]
-    return Scores(float(loss), float(metric), m, *spread.tolist())
+    m, most = there.shape[1], int(told_exactly.sum())
+    # Noise, or a mean that stands for many, says nothing of how clients differ.
+    alone = np.sort(there[:, told_exactly])
+    spread = [alone[i, [round(q * (most - 1)) for q in SPREAD]].tolist() if most else [] for i in range(2)]
+    return Scores(float(loss), float(metric), m, spread[0], spread[1], most)
 
 
 def _in_order(taken: list[_Taken], order: NDArray[np.int64], n: int) -> Vectors:

@@ -103,6 +103,8 @@ class View:
         self.others = [j for j in range(k) if j not in self.shown]
         self.metric_differs = self.summary.model.metric.name.lower() != self.summary.loss_name.lower()
         """Whether the metric is another than the loss."""
+        self.exact_reports = max((entry.exact_reports for entry in state.history), default=0)
+        """How many validation clients reported without noise."""
         self.sanitised = release.noise_multiplier > 0
         self.by_site = release.kind is Kind.SITE
         self.gap = gap(release)
