@@ -196,8 +196,8 @@ def test_what_no_site_can_answer_is_refused_before_any_work(changes: dict[str, A
 # --- whole runs
 
 CONFIG: dict[str, Any] = {
-    "strategy": "site-average", "clipping": "public", "clip_norm": 1.0, "clip_norm_decay": 0.95, "clients_per_round": 80,
-    "rounds": 30, "restarts": 5, "seed": 1,
+    "strategy": "site-average", "clipping": "public", "clip_norm": 1.0, "clip_norm_decay": 0.95,
+    "clients_per_round": 80, "rounds": 30, "restarts": 5, "seed": 1,
 }  # fmt: skip
 NOISE: dict[str, dict[str, Any]] = {
     "laplace": {"mechanism": "laplace", "noise_multiplier": 4.0, "choice_epsilon": 1.0},
