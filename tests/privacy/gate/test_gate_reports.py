@@ -234,7 +234,7 @@ def test_a_crash_in_the_noise_is_paid_for_and_reports_nothing(monkeypatch: pytes
     def crash(*_: Any) -> Any:
         raise MemoryError(SECRET)
 
-    monkeypatch.setattr("umbel.privacy.gate.gate.sanitise", crash)
+    monkeypatch.setattr("umbel.privacy.gate.gate.round_to_grid", crash)
     context = of_node(OWN | NOISY)
     assert what_left(through_gate(request((4, 7)), context, reports([0, 0], [0, 0], (4, 7), trains=True))) is None
     assert all_spent(context, (4, 7)) == [Fraction(1, 2)] * 2
@@ -265,7 +265,7 @@ class Node:
         if self.broken == "evaluation":
             raise ValueError(SECRET)
         losses = np.arange(len(evaluation.clients), dtype=float)
-        return Message(local_report(losses, 10 * losses, (), False), reply_to=msg)
+        return Message(local_report(losses, 10 * losses, evaluation.clients, False), reply_to=msg)
 
 
 def malformed(**changes: Any) -> ConfigRecord:
