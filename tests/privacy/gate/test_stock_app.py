@@ -218,8 +218,8 @@ def test_a_sites_policy_wins_and_one_that_cannot_be_used_closes_it(
 HEEDED = {
     "allow-unsanitised", "app", "app-keys", "budget", "bundle", "data-path", "delta", "ledger-path",
     "max-choice-epsilon", "max-evaluations", "max-evaluations-in-all", "max-hypotheses", "max-participations",
-    "exact-losses", "max-seconds", "mechanisms", "min-clients", "min-noise-multiplier", "paper-budget", "clip-norm-floor", "clipping",
-    "release", "report-bound", "report-noise-multiplier", "role", "tripwire",
+    "max-seconds", "mechanisms", "min-clients", "min-noise-multiplier", "paper-budget", "clip-norm-floor", "clipping",
+    "release", "report-bound", "report-noise-multiplier", "role", "tripwire", "exact-losses",
 }  # fmt: skip
 
 
