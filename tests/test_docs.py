@@ -208,6 +208,7 @@ def test_each_mode_stands_in_the_docs_with_what_the_account_makes_of_it() -> Non
         "the paper's clipping": dataclasses.replace(release, clipping=Clipping.UPDATE),
         "site release": site_release(release),
         "reports with noise": Release(Kind.REPORT, 2, 20.0, Clipping.PUBLIC),
+        "a site's mean loss": Release(Kind.REPORT, 2, 20.0, Clipping.PUBLIC),
         "unsanitised": dataclasses.replace(release, noise_multiplier=0.0),
     }
     assert rows.keys() - modes.keys() == {"exact losses"}, "of which there is no account"
