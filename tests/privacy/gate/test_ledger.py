@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import RecordDict
@@ -21,6 +22,7 @@ from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.store import digest_of_totals
+from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import LedgerError
 from umbel.protocol.release import Clipping, Kind, Release
 
@@ -324,6 +326,32 @@ def test_a_ledger_that_is_removed_while_in_use_is_not_made_anew(path: Path) -> N
     with raises(LedgerError, "ledger.unusable"):
         ledger.charge(TRAIN, [0])
     assert not path.exists()
+
+
+def test_no_other_process_charges_between_the_question_and_the_charge(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another charges whenever no transaction of this one holds it up. A budget of one release is spent once."""
+    here, other, asked = Ledger(path), Ledger(path), []
+    transaction = Ledger._transaction
+
+    class Asked(Limits):
+        def paying(self, clients: Sequence[ClientInDataset], *rest: Any) -> list[bool]:
+            asked.append(clients)
+            return super().paying(clients, *rest)
+
+    @contextmanager
+    def between(ledger: Ledger, write: bool = False) -> Iterator[sqlite3.Connection]:
+        if ledger is here and asked:
+            other.charge(TRAIN, asked[0], paper(COST))
+        with transaction(ledger, write) as connection:
+            yield connection
+
+    monkeypatch.setattr(Ledger, "_transaction", between)
+    assert here.charge(TRAIN, [0], Asked(paper_budget=COST)) == [True]
+    assert asked == [[0]]
+    assert spent(other, 0) == COST
+    assert other.charge(TRAIN, [0], paper(COST)) == [False]
 
 
 def _charge_often(path: Path) -> None:
