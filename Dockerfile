@@ -1,6 +1,8 @@
 # One image for every process: SuperLink, SuperNode and the executors beside them. It holds the pinned requirements and
 # the code, and neither a key nor data: those are mounted.
-FROM python:3.11-slim
+# A tag is what its registry makes of it. With a digest, every build starts from the same bytes (docs/deployment.md).
+ARG BASE=python:3.11-slim
+FROM $BASE
 
 # cpu, or cuda for machines with an NVIDIA GPU
 ARG TORCH=cpu

@@ -17,9 +17,11 @@ import yaml
 from tests.helpers import commands
 from tests.helpers.sources import ROOT, files, lines_of_code
 from umbel import strategies
+from umbel.privacy.accounting.guarantee import guarantee, site_release
 from umbel.privacy.gate.policy import Policy
 from umbel.protocol import old_names
 from umbel.protocol.old_names import PACKAGES, SETTINGS
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.research.experiments.__main__ import app
 
 DOCS = ROOT / "docs"
@@ -193,6 +195,37 @@ def test_each_party_stands_in_the_docs_with_what_stops_it() -> None:
     rows = table("privacy.md", "| party | what it may do | what stops it | shown by |")
     assert [row[0] for row in rows] == ["server", "site", "network", "other clients", "researcher", "image builder"]
     assert all(len(row) == 4 and "`tests/" in row[3] for row in rows)
+
+
+def test_each_mode_stands_in_the_docs_with_what_the_account_makes_of_it() -> None:
+    """At n = 11, nu = 20 and choice-epsilon .5 among 5 hypotheses."""
+    head = "| mode | how it is asked for | pure ε of a release, with Laplace noise | promised to |"
+    rows = {row[0].strip("| "): row[2:] for row in table("privacy.md", head)}
+    release = Release(Kind.TRAIN, 11, 20.0, Clipping.PUBLIC, hypotheses=5, choice_epsilon=0.5)
+    modes = {
+        "clients' release": release,
+        "open choice": dataclasses.replace(release, choice_epsilon=0.0),
+        "the paper's clipping": dataclasses.replace(release, clipping=Clipping.UPDATE),
+        "site release": site_release(release),
+        "reports with noise": Release(Kind.REPORT, 2, 20.0, Clipping.PUBLIC),
+        "a site's mean loss": Release(Kind.REPORT, 2, 20.0, Clipping.PUBLIC),
+        "unsanitised": dataclasses.replace(release, noise_multiplier=0.0),
+    }
+    assert rows.keys() - modes.keys() == {"exact losses"}, "of which there is no account"
+    said = {"2n/ν + `choice-epsilon`": 1.6, "2/ν": 0.1, "none": None}
+    for mode, release in modes.items():
+        cost, to = rows[mode]
+        found = guarantee({release: 1}, 0.0)
+        assert (found and found.pure) == said[cost], mode
+        assert to.startswith("nobody" if found is None else "each client"), mode
+    assert rows["exact losses"][0] == "none"
+
+
+def test_what_the_readme_starts_first_stands_on_its_first_screen() -> None:
+    """The run that opens no port, and both of Flower's simulations (see `tests/simulation/test_private.py`)."""
+    screen = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:50])
+    shown = [words for words in commands.commands(screen) if words[:2] in (["umbel", "run"], ["flwr", "run"])]
+    assert shown[:3] == [["umbel", "run"], ["umbel", "run", "--ray"], ["flwr", "run", ".", "--stream"]]
 
 
 def test_every_strategy_stands_in_the_docs_with_its_options_and_their_defaults() -> None:

@@ -36,6 +36,7 @@ def test_a_configuration_gives_its_own_numbers() -> None:
         ({**NUMBERS, "rounds": 10}, "config.missing-figure"),
         ({"parameters": 11}, "config.missing-figure"),
         ({"config": "synthetic", "parameters": 11}, "config.given-twice"),
+        ({**NUMBERS, "target_epsilon": 4, "public_data": True}, "config.missing-figure"),
     ],
 )
 def test_what_is_missing_or_given_twice_is_named(asked: dict[str, object], code: str) -> None:

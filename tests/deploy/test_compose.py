@@ -223,6 +223,21 @@ def test_the_dockerfile_is_clean() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_the_image_starts_from_the_base_that_env_names() -> None:
+    """By its digest, for one: a tag alone may name other bytes tomorrow."""
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    [start] = [line for line in dockerfile if line.startswith("FROM ")]
+    assert start == "FROM $BASE"
+    assert f"ARG BASE={base({})}" in dockerfile[: dockerfile.index(start)], "without Compose it is the same"
+    pinned = f"python:3.11-slim@sha256:{'0' * 64}"
+    assert base({"BASE": pinned}) == pinned
+
+
+def base(env: dict[str, str]) -> str:
+    found: str = compose("image", env=env)["image"]["build"]["args"]["BASE"]
+    return found
+
+
 def test_the_image_holds_the_code_and_nothing_else() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]

@@ -27,9 +27,10 @@ from typer.testing import CliRunner
 
 from tests.helpers.errors import ended
 from umbel.cli.main import app as umbel
-from umbel.protocol import flower
 
 SECRET = "0123456789abcdef" * 4
+STATE = SimpleNamespace(get_valid_message_ins=lambda _: {"dst_node_id": 7, "group_id": "3"})
+"""A server's, that has asked node 7."""
 DOORS = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
 
 
@@ -124,7 +125,7 @@ def test_a_site_sends_its_own_answers_to_the_server_and_nothing_else(
         handlers, "push_messages", lambda request, state: taken.append(request) or PushMessagesResponse()
     )
     start()
-    said = {"src_node_id": 7, "dst_node_id": 1, "reply_to_message_id": "order"} | changes
+    said = {"src_node_id": 7, "dst_node_id": 1, "reply_to_message_id": "order", "message_id": "answer"} | changes
     request = PushMessagesRequest(
         node=Node(node_id=7),
         messages_list=[ProtoMessage(metadata=Metadata(**said))],
@@ -136,7 +137,7 @@ def test_a_site_sends_its_own_answers_to_the_server_and_nothing_else(
     for sent, takes in ((request, passes), (two, False), (PushMessagesRequest(node=Node(node_id=7)), False)):
         taken.clear()
         with nullcontext() if takes else pytest.raises(HTTPException, match="403: a node sends its own answers"):
-            router.fleet_push_messages(sent, "state")
+            router.fleet_push_messages(sent, STATE)
         assert len(taken) == takes
 
 
@@ -158,15 +159,15 @@ def test_an_answer_that_would_stop_the_server_is_refused(
     router = importlib.import_module("flwr.superlink.routers.fleet.router")
     monkeypatch.setattr(router.fleet_handlers, "push_messages", lambda request, state: PushMessagesResponse())
     start()
-    said = {"src_node_id": 7, "dst_node_id": 1, "reply_to_message_id": "order", "ttl": 60.0, "created_at": 1.0}
+    said = {"src_node_id": 7, "dst_node_id": 1, "reply_to_message_id": "order", "message_id": "answer", "ttl": 60.0}
     parts = [ObjectTree(object_id=str(number)) for number in tree]
     request = PushMessagesRequest(
         node=Node(node_id=7),
-        messages_list=[ProtoMessage(metadata=Metadata(**said | changes))],
+        messages_list=[ProtoMessage(metadata=Metadata(**said | {"created_at": 1.0} | changes))],
         message_object_trees=[ObjectTree(object_id="answer", children=parts)],
     )
     with pytest.raises(HTTPException, match=reason) if reason else nullcontext():
-        router.fleet_push_messages(request, "state")
+        router.fleet_push_messages(request, STATE)
 
 
 def test_without_a_secret_it_is_this_machine_or_the_addresses_that_are_named(served: dict[str, Any]) -> None:
@@ -220,27 +221,6 @@ def test_logging_in_says_what_is_missing(log_in: Any, secret: Path, tmp_path: Pa
     (tmp_path / "config.toml").write_text("superlink = 1", encoding="utf-8")
     assert "[guard.no-connection]" in log_in("umbel", secret).output
     assert not (tmp_path / "credentials.yaml").exists()
-
-
-def test_an_answer_is_as_large_as_the_operator_says_and_no_larger() -> None:
-    """Its parts come one by one, between those of others; 10,000 of 64 MiB each would pass the guard."""
-    stored: list[tuple[str, int]] = []
-
-    def push(request: Any, state: Any) -> str:
-        stored.append((request.session_id, len(request.object_content)))
-        return "stored"
-
-    bounded = flower._up_to(10 << 20, push)
-
-    def send(session: str, size: int) -> str:
-        return str(bounded(request=SimpleNamespace(session_id=session, object_content=bytes(size << 20)), state=None))
-
-    assert send("one", 6) == send("other", 10) == send("one", 4) == "stored"
-    for session in ("one", "other", "third"):
-        with pytest.raises(HTTPException) as refused:
-            send(session, 11 if session == "third" else 1)
-        assert refused.value.status_code == 413
-    assert stored == [("one", 6 << 20), ("other", 10 << 20), ("one", 4 << 20)]
 
 
 def test_what_has_been_read_goes_from_the_disk(served: dict[str, Any], secret: Path, tmp_path: Path) -> None:

@@ -150,5 +150,5 @@ def releases(reply: Message) -> Arrays:
 def scores(reply: Message) -> tuple[list[float], list[float]]:
     """Return loss and metric of each client that reported."""
     record: Any = reply.content.metric_records["scores"]
-    assert set(record) == {"loss", "metric"}
+    assert {"loss", "metric"} <= set(record) <= {"loss", "metric", "noise-multiplier"}
     return list(record["loss"]), list(record["metric"])

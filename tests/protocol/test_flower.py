@@ -67,7 +67,11 @@ LOOK = {
     ),
     "stay_at_server": "whether all of Flower's requests still go through one `httpx.Client` of `ProtobufClient`",
     "refuse_repeated_parts": "whether an array's list of parts is still `arraychunk_ids` of its body",
-    "_answers_alone": "whether the server's number is still that of no node",
+    "_Answers": (
+        "whether the server's number is still that of no node; whether a message's group is still kept by "
+        "`get_valid_message_ins` and `message_ins_store`, one answer still has one session, and parts still come by "
+        "`push_object` alone: tests/deploy/test_answers.py"
+    ),
     "_Executor": "whether Flower calls other methods of an executor, and `accepted` still means that a task has begun",
 }
 """What to look at where a part of Flower has changed, by the function of `umbel.protocol.flower` that uses it."""

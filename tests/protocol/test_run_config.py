@@ -40,7 +40,7 @@ def test_every_key_has_a_help_of_one_line() -> None:
 
 
 def test_entries_are_plain_values_that_come_back() -> None:
-    run = RunConfig(noise_per=NoisePer.LAYER, step_size=2, hypotheses=3, model="mlp")
+    run = RunConfig(noise_per=NoisePer.LAYER, clipping=Clipping.UPDATE, step_size=2, hypotheses=3, model="mlp")
     entries = run.entries()
     assert {type(value) for value in entries.values()} <= {int, float, str, bool}
     assert entries["noise-per"] == "layer"
@@ -78,10 +78,10 @@ def test_a_value_that_cannot_be_is_told_with_its_key_and_rule(key: str, value: A
 @pytest.mark.parametrize(
     ("entries", "parts"),
     [
-        ({"min-releases": 8}, ("min-releases = 8", "clients-per-round = 7")),
+        ({"min-releases": 21}, ("min-releases = 21", "clients-per-round = 20")),
         ({"clipping": "public", "clip-norm-decay": 1e300}, ("clip-norm-decay", "100 rounds")),
         ({"clipping": "public", "noise-per": "layer"}, ("noise-per", "clipping")),
-        ({"mechanism": "gaussian"}, ("mechanism", "clipping")),
+        ({"mechanism": "gaussian", "clipping": "update"}, ("mechanism", "clipping")),
         ({"max-participations": 1, "max-node-share": 0.5}, ("max-participations", "max-node-share")),
         ({"local-epochs": 0}, ("local-epochs", "local-steps")),
     ],
@@ -118,4 +118,4 @@ def test_the_radius_of_each_round_comes_from_four_keys() -> None:
 def test_a_radius_that_stays_finite_in_all_rounds_may_grow() -> None:
     assert RunConfig.parse({"clipping": "public", "clip-norm-decay": 1e3, "rounds": 100}).clip_norm_bounded
     # With radius update the schedule plays no part.
-    assert RunConfig.parse({"clip-norm-decay": 1e300}).clip_norm_bounded
+    assert RunConfig.parse({"clipping": "update", "clip-norm-decay": 1e300}).clip_norm_bounded

@@ -135,7 +135,7 @@ def test_a_template_in_the_config_of_a_hook_may_lack_fields() -> None:
 
 @pytest.mark.parametrize("unit", ["layer", "row"])
 def test_a_public_clip_norm_is_of_the_whole_vector(unit: str) -> None:
-    TrainingSpec(1, (0,), 1, 0.1, 10, 5.0, noise_per=unit)
+    TrainingSpec(1, (0,), 1, 0.1, 10, 5.0, clipping="update", noise_per=unit)
     TrainingSpec(1, (0,), 1, 0.1, 10, 5.0, clipping="public", noise_per="vector")
     with raises(ProtocolError, "protocol.noise-per-clipping", unit):
         TrainingSpec(1, (0,), 1, 0.1, 10, 5.0, clipping="public", noise_per=unit)

@@ -1,7 +1,11 @@
-"""What a simulation leaves open: nothing in process, and with Ray loopback alone, behind a secret each."""
+"""What a simulation leaves open: nothing in process, and with Ray loopback alone, behind a secret each.
+
+What Flower starts by itself is as the README says.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from ipaddress import ip_address
@@ -12,6 +16,10 @@ import psutil
 import pytest
 
 from tests.cli.commands.test_run import environment
+from tests.helpers.commands import blocks
+from tests.helpers.sources import ROOT
+from umbel.simulation.reaper import end, started
+from umbel.simulation.superlink import free_port
 
 COMMAND = [str(Path(sys.executable).parent / "umbel"), "run", "rounds=100000", "restarts=1", "clients-per-round=2"]
 
@@ -53,6 +61,36 @@ def test_nobody_else_is_listened_to(options: list[str], tmp_path: Path) -> None:
         assert os_token(psutil.Process(run.pid))
     finally:
         run.kill()
+        run.wait()
+
+
+@pytest.mark.slow
+def test_what_flower_starts_by_itself_listens_as_the_readme_says(tmp_path: Path) -> None:
+    """To this machine alone, with the README's variables; its Ray asks for a token, and its SuperLink for nothing."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = next(block for block in blocks(readme, "bash") if "flwr run . " in block)
+    script = "\n".join(line for line in shown.splitlines() if line.startswith(("export ", "flwr ")))
+    script = f"{script.partition(' #')[0]} -c '{' '.join(COMMAND[2:])}'"
+    port, home = free_port(), tmp_path / "flwr"
+    variables = environment(tmp_path) | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "FLWR_HOME": str(home),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
+        "FLWR_TELEMETRY_ENABLED": "0",
+    }
+    run = subprocess.Popen(["bash", "-ec", script], cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True)
+    try:
+        assert run.stdout is not None
+        next(line for line in run.stdout if " round " in line)
+        [link] = [one for one in started(str(home)) if "--simulation" in one.cmdline()]
+        found = listening(link)
+        assert all(is_loopback(address) for address, _ in found), found
+        answers = ask(port)
+        assert answers
+        assert 403 not in answers, "every user of this machine starts runs"
+        assert os_token(link)
+    finally:
+        end(str(home))
         run.wait()
 
 

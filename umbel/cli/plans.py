@@ -24,7 +24,7 @@ class Planned:
     ways : dict
         How many times less noise would be left with more clients, fewer parameters or fewer participations.
     radius : float or None
-        Median norm of a client's first update, where a configuration was given: a first guess of the clip norm.
+        Median norm of a client's first update: a first guess of the clip norm. None unless the data are public.
     """
 
     figures: Plan
@@ -47,6 +47,7 @@ def plan(
     participations: int = 1,
     choice_epsilon: float | None = None,
     delta: float = DELTA,
+    public_data: bool = False,
 ) -> Planned:
     """Work out what a run would cost its clients, or what noise a wanted guarantee takes.
 
@@ -54,7 +55,7 @@ def plan(
     ----------
     config : str or Path
         A TOML file of run-config values, or the name of one in configs/: its model and its dataset give n, k, the
-        clients and U, and clients' first updates the clip norm.
+        clients and U.
     parameters, hypotheses, clients, clients_per_round : int
         n, k, training clients and U, in place of `config`.
     mechanism : str
@@ -69,6 +70,9 @@ def plan(
         Of the randomised choice; by default open, or a quarter of the target a participation.
     delta : float
         0 for a pure epsilon.
+    public_data : bool
+        Whether the data of `config` are public or made up. Only then are clients' first updates measured, since their
+        norm is a release without noise that no ledger counts. The datasets that come with umbel are made up.
 
     Raises
     ------
@@ -81,11 +85,14 @@ def plan(
     if str(config):
         if any(number is not None for number in (parameters, hypotheses, clients, clients_per_round, mechanism)):
             raise ConfigError("leave n, k, clients, U and mechanism to the configuration", code="config.given-twice")
-        task, run, radius = _measured(config)
+        task, run, radius = _measured(config, public_data)
         if target_epsilon is None:
             noise_multiplier = run.noise_multiplier if noise_multiplier is None else noise_multiplier
             choice_epsilon = run.choice_epsilon if choice_epsilon is None else choice_epsilon
             rounds = run.rounds if rounds is None else rounds
+    elif public_data:
+        text = "public-data is about the data of a configuration: name one, or leave it out"
+        raise ConfigError(text, code="config.missing-figure")
     elif parameters is None or hypotheses is None or clients is None or clients_per_round is None:
         text = "name a configuration, or give parameters, hypotheses, clients and clients-per-round"
         raise ConfigError(text, code="config.missing-figure")
@@ -99,10 +106,11 @@ def plan(
     return Planned(plan_forward(task, noise_multiplier, choice_epsilon or 0.0, rounds, delta), delta, {}, radius)
 
 
-def _measured(config: str | Path) -> tuple[Task, RunConfig, float]:
-    """Return the task of a configuration, the configuration, and how long a client's first update is."""
+def _measured(config: str | Path, public_data: bool) -> tuple[Task, RunConfig, float | None]:
+    """Return the task of a configuration, the configuration, and the norm of a client's first update of public data."""
     # They take PyTorch, which a plan from numbers need not wait for.
     from umbel.client.trial import first_update
+    from umbel.data import BUNDLED, find_dataset
     from umbel.server.rounds import draw_hypotheses
     from umbel.simulation.start import check, read_values
 
@@ -112,4 +120,6 @@ def _measured(config: str | Path) -> tuple[Task, RunConfig, float]:
     assert dataset is not None, "it was checked"
     train = dataset.manifest.train
     task = Task(model.num_parameters, count, train, min(run.clients_per_round, train), run.mechanism)
+    if not (public_data or find_dataset(run.dataset).resolve().parent == BUNDLED):
+        return task, run, None
     return task, run, first_update(run, model, dataset, draw_hypotheses(model, count, run.seed, 0))

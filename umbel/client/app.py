@@ -139,12 +139,12 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
     def nothing() -> list[NDArray[Any]]:
         return list(np.full((2, len(clients), len(next(iter(hypotheses.values())))), np.nan))
 
-    needed = node.training_clients_report
-    losses, metrics = (one.T for one in undisclosed(node.site, len(clients), compute, nothing, needed))
+    noisy = node.site.policy.report_noise > 0
+    losses, metrics = (one.T for one in undisclosed(node.site, len(clients), compute, nothing, noisy))
     best = best_hypothesis(losses), np.arange(len(clients))
     # To the server, NaN is a client that did not answer; here it is a model that diverged.
     loss, metric = (np.where(np.isnan(own), np.inf, own) for own in (losses[best], metrics[best]))
-    return local_report(loss, metric, node.site.local_ids(clients), needed)
+    return local_report(loss, metric, node.site.local_ids(clients), node.training_clients_report)
 
 
 @app.query("keep", mods=[guard])

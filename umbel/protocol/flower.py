@@ -9,19 +9,23 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
+from threading import Lock
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.config import parse_config_args
 from flwr.common.constant import ErrorCode, SType
+from flwr.proto.fleet_pb2 import PushMessagesResponse
 from flwr.supercore import log
 from flwr.supercore.logger import FLOWER_LOGGER
 from flwr.supercore.run import Run
@@ -39,12 +43,14 @@ __all__ = [
     "SType",
     "TaskIdentity",
     "build_bundle",
+    "drop_limit",
     "encoded",
     "filled",
     "identify",
     "in_memory",
     "keep_beating",
     "keep_secret",
+    "limit_answer",
     "log",
     "parse_config_args",
     "pull_soon",
@@ -74,8 +80,11 @@ _OBJECTS = 10_000
 """Parts of an answer, such as its records and arrays, and each 20 MiB of an array. The database is not free for others
 while they are noted, some thousand a second."""
 
-_SESSIONS = 10_000
-"""Answers under way at a time whose bytes are counted."""
+_ANSWERS = 10_000
+"""The latest answers whose bytes are counted."""
+
+_LIMIT = re.compile(r", answer up to (\d{1,18}) bytes$")
+"""In a message's group, which Flower's database keeps and shows in the logs: how large the answer may be."""
 
 _IDLE_S = 1.0
 """The most by which an executor without a task looks later for the next one."""
@@ -170,7 +179,7 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connect
     connection : type
         A protocol of uvicorn's, of which there is one for each connection.
     largest_answer : int
-        Bytes of all parts of a site's answer.
+        Bytes of all parts of a site's answer, also where the message says more or nothing (`limit_answer`).
     """
     command = import_module("flwr.superlink.cli.flower_superlink")
     uvicorn = import_module("uvicorn")
@@ -182,8 +191,9 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connect
     _replace(command, command._run_superlink_http_api, uvicorn=SimpleNamespace(run=serve))
     router = import_module("flwr.superlink.routers.fleet.router")
     handlers = router.fleet_handlers
-    _replace(handlers, router.fleet_push_messages, push_messages=_answers_alone(handlers.push_messages))
-    _replace(handlers, router.fleet_push_object, push_object=_up_to(largest_answer, handlers.push_object))
+    answers = _Answers(largest_answer, handlers.push_messages, handlers.push_object)
+    _replace(handlers, router.fleet_push_messages, push_messages=answers.push_messages)
+    _replace(handlers, router.fleet_push_object, push_object=answers.push_object)
     state = import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
     state._cleanup_expired_task_tokens = _seldom(state._cleanup_expired_task_tokens, _EXPIRED_S)
     sql = import_module("flwr.supercore.sql_mixin")
@@ -354,44 +364,110 @@ def _seldom(look: Callable[[Any], None], seconds: float) -> Callable[[Any], None
     return seldom
 
 
-def _answers_alone(push: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what takes from a node its own answers to the server, and nothing that a node could send otherwise.
+@dataclass
+class _Answer:
+    """What may still come of an answer, in bytes, and the session by which Flower takes its parts."""
+
+    left: int
+    session: str = ""
+
+
+class _Answers:
+    """Takes from a node its own answers to the server, none larger than asked for, and nothing else.
 
     Flower knows the node by its key, but believes what its message says of who sent it to whom: one from the
     server to another site would be an order.
+
+    Parameters
+    ----------
+    most : int
+        Bytes of an answer to a message that does not say how many there may be (`limit_answer`).
+    push_messages, push_object : callable
+        Flower's own, for the beginning of an answer and for each part.
     """
-    server = import_module("flwr.common.constant").SUPERLINK_NODE_ID
-    refusal = import_module("fastapi").HTTPException
 
-    def push_own(request: Any, state: Any) -> Any:
-        said = [one.metadata for one in request.messages_list]
-        own = [(one.src_node_id, one.dst_node_id) == (request.node.node_id, server) for one in said]
-        if own != [True] or not said[0].reply_to_message_id or len(request.message_object_trees) != 1:
-            raise refusal(403, "a node sends its own answers to the server, and nothing else")
-        if not (math.isfinite(said[0].ttl) and math.isfinite(said[0].created_at)):
+    def __init__(self, most: int, push_messages: Callable[..., Any], push_object: Callable[..., Any]) -> None:
+        self._most, self._push_messages, self._push_object = most, push_messages, push_object
+        self._refusal = import_module("fastapi").HTTPException
+        self._server = import_module("flwr.common.constant").SUPERLINK_NODE_ID
+        self._answers: OrderedDict[str, _Answer] = OrderedDict()  # by the message that they are for
+        self._sessions: dict[str, _Answer] = {}
+        self._lock = Lock()
+
+    def push_messages(self, request: Any, state: Any) -> Any:
+        """Begin an answer."""
+        data, node = [one.metadata for one in request.messages_list], request.node.node_id
+        own = [one.src_node_id == node and one.dst_node_id == self._server for one in data]
+        trees = request.message_object_trees
+        # Flower takes the same answer again, with another tree; one that bears the answer's name cannot be another.
+        named = [one.message_id for one in data] == [tree.object_id for tree in trees]
+        if not (own == [True] and named and data[0].reply_to_message_id):
+            raise self._refusal(403, "a node sends its own answers to the server, and nothing else")
+        if not (math.isfinite(data[0].ttl) and math.isfinite(data[0].created_at)):
             # The database has no such numbers: the server fails where it looks how old the answer is.
-            raise refusal(403, "an answer says when it was made, and for how long it is good")
-        if _more_than(_OBJECTS, request.message_object_trees[0]):
-            raise refusal(403, f"an answer has at most {_OBJECTS} parts")
-        return push(request=request, state=state)
+            raise self._refusal(403, "an answer says when it was made, and for how long it is good")
+        if _more_than(_OBJECTS, trees[0]):
+            raise self._refusal(403, f"an answer has at most {_OBJECTS} parts")
+        name = data[0].reply_to_message_id
+        asked_node, group = _asked(state, name)
+        if asked_node != node:
+            return PushMessagesResponse()  # too late, or for another: Flower says the same, but first notes a session
+        limit = _LIMIT.search(group)
+        most = min(self._most, int(limit[1])) if limit else self._most
+        with self._lock:
+            answer = self._answers.setdefault(name, _Answer(most))
+            if len(self._answers) > _ANSWERS:
+                self._sessions.pop(self._answers.popitem(last=False)[1].session, None)
+        self._take(answer, request.ByteSize())
+        response = self._push_messages(request=request, state=state)
+        if response.objects_to_push:
+            with self._lock:
+                self._sessions.pop(answer.session, None)  # which Flower has ended
+                answer.session = response.session_id
+                self._sessions[answer.session] = answer
+        return response
 
-    return push_own
+    def push_object(self, request: Any, state: Any) -> Any:
+        """Take a part of an answer."""
+        if not (session := request.session_id):
+            raise self._refusal(403, "a part of an answer names its session")
+        # A server that has started again does not know how large it was to be.
+        answer, stored = self._sessions.get(session) or _Answer(self._most, session), False
+        self._take(answer, size := len(request.object_content))
+        try:
+            response = self._push_object(request=request, state=state)
+            stored = response.stored
+        finally:
+            with self._lock:
+                if not stored:  # it may be sent again
+                    answer.left += size
+                elif session not in self._sessions:
+                    self._answers[session] = self._sessions[session] = answer
+        return response
+
+    def _take(self, answer: _Answer, size: int) -> None:
+        with self._lock:
+            if size > answer.left:
+                raise self._refusal(413, "an answer larger than the server asked for is not taken")
+            answer.left -= size
 
 
-def _up_to(most: int, push: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what takes the parts of an answer as long as they are no more than so many bytes together."""
-    refusal = import_module("fastapi").HTTPException
-    taken: OrderedDict[str, int] = OrderedDict()  # bytes by session, of which an answer has one
+def _asked(state: Any, message: str) -> tuple[int, str]:
+    """Return the node that a message is for, and its group; 0 where there is none, or no longer."""
+    if (kept := getattr(state, "message_ins_store", None)) is not None:  # without a database
+        return (kept[message].metadata.dst_node_id, kept[message].metadata.group_id) if message in kept else (0, "")
+    row = state.get_valid_message_ins(message)
+    return (row["dst_node_id"] % 2**64, row["group_id"]) if row else (0, "")
 
-    def push_some(request: Any, state: Any) -> Any:
-        taken[request.session_id] = taken.pop(request.session_id, 0) + len(request.object_content)
-        if len(taken) > _SESSIONS:
-            taken.popitem(last=False)
-        if taken[request.session_id] > most:
-            raise refusal(413, f"an answer of more than {most >> 20} MiB is not taken (--largest-answer)")
-        return push(request=request, state=state)
 
-    return push_some
+def limit_answer(message: Message, most: int) -> None:
+    """Note on a message how many bytes the answer to it may have; a server behind umbel's guard takes no more."""
+    message.metadata.__dict__["_group_id"] = f"{message.metadata.group_id}, answer up to {most} bytes"
+
+
+def drop_limit(answer: Message) -> None:
+    """Give an answer the group of the message as it was before `limit_answer`."""
+    answer.metadata.__dict__["_group_id"] = _LIMIT.sub("", answer.metadata.group_id)
 
 
 def _more_than(most: int, tree: Any) -> bool:

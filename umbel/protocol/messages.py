@@ -18,6 +18,7 @@ hypothesis or a client.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import filled
 from umbel.protocol.records import Held, held_in, in_steps, pack, record_in, times_step, unpack
+from umbel.protocol.release import ReleaseBy
 from umbel.protocol.tasks import LONGEST_NAME, VERSION, EvaluationSpec, Hosting, TrainingSpec
 
 _VERSION = "version"
@@ -43,6 +45,9 @@ _SCORES = "scores"
 _NOISE = "noise-multiplier"
 _HOSTING = "hosting"
 _RUN = "run"
+# Bytes of an answer without its numbers: what Flower says of records and arrays, or of an error; and for each client
+# whether it released, its choice, its loss and its metric.
+_OF_FLOWER, _OF_A_CLIENT = 1 << 16, 32
 PARTS = (_HYPOTHESES, _TRAINING, _EVALUATION, _VERSION, _RUN)
 """The records that a message to a node may have; a node looks at no others."""
 
@@ -79,6 +84,24 @@ def merged(messages: Iterable[Message]) -> list[Message]:
 def asks(content: RecordDict) -> tuple[bool, bool]:
     """Return whether a round's message asks for training, and for evaluation."""
     return _TRAINING in content, _EVALUATION in content
+
+
+def largest_answer(content: RecordDict) -> int:
+    """Return how many bytes the answer to a message may have, of all its parts together as Flower sends them."""
+    hypotheses, training = content.get(_HYPOTHESES), content.get(_TRAINING)
+    size = _OF_FLOWER + _OF_A_CLIENT * (_number_asked(training) + _number_asked(content.get(_EVALUATION)))
+    if isinstance(training, ConfigRecord) and isinstance(hypotheses, ArrayRecord):
+        for name, matrix in hypotheses.items():
+            k, *columns = matrix.shape
+            rows = k if training.get("release_by") == ReleaseBy.SITE else _number_asked(training)
+            # The name is JSON within JSON, and Flower names each 5 MiB of the numbers.
+            size += 2 * len(name) + math.ceil(4 * rows * math.prod(columns) * (1 + 2**-10))
+    return size
+
+
+def _number_asked(task: object) -> int:
+    clients = task.get("clients") if isinstance(task, ConfigRecord) else None
+    return len(clients) if isinstance(clients, list) else 0
 
 
 def keep_request(hypotheses: ArrayRecord, run: str = "") -> RecordDict:

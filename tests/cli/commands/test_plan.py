@@ -18,12 +18,16 @@ from umbel.simulation.in_process import run_config
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "hospital-epsilon-4.toml"
 
 
+def write(folder: Path, scale: float) -> None:
+    """Write hospitals whose charges are all so many times as high."""
+    x = np.random.default_rng(0).uniform(-1, 1, (400, 3)).astype(np.float32)
+    own = manifest(140, 60, model="mlp", loss="rmse")
+    write_dataset(folder, own, x, scale * np.abs(x.sum(1, keepdims=True)), offsets_of([2] * 200))
+
+
 @pytest.fixture
 def hospitals(umbel_home: Path) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.uniform(-1, 1, (400, 3)).astype(np.float32)
-    own = manifest(140, 60, model="mlp", loss="rmse")
-    write_dataset(umbel_home / "data" / "hospital", own, x, np.abs(x.sum(1, keepdims=True)), offsets_of([2] * 200))
+    write(umbel_home / "data" / "hospital", 1)
 
 
 def run(*command: str) -> tuple[int, str]:
@@ -35,9 +39,26 @@ def test_the_numbers_come_from_the_config_and_its_dataset(hospitals: None) -> No
     """n = 11 and k = 5: 2 * 11/nu + 1 = 4 at nu = 7.333."""
     code, output = run(str(CONFIG), "--target-epsilon", "4", "--delta", "0")
     assert code == 0, output
-    for text in ("│ 7.33", "│ choice-epsilon", "│ radius ", "median 1, most 1", "With half the parameters"):
+    for text in ("│ 7.33", "│ choice-epsilon", "median 1, most 1", "With half the parameters"):
         assert text in output
     assert "twice the clients" not in output, "100 of 140 are asked"
+
+
+def test_a_plan_tells_nothing_about_rows_unless_they_are_public(umbel_home: Path, tmp_path: Path) -> None:
+    """A clip norm of clients' updates would be a release without noise that no ledger counts."""
+    told = []
+    for scale in (1, 1000):
+        (home := tmp_path / str(scale)).mkdir()
+        config = home / "config.toml"
+        write(home / "hospital", scale)
+        config.write_text(CONFIG.read_text().replace('"hospital"', f'"{home / "hospital"}"'), encoding="utf-8")
+        told.append([run(str(config), "--target-epsilon", "4", *public) for public in ([], ["--public-data"])])
+    (private, public), (others, changed) = told
+    assert private == others
+    assert "not measured" in private[1]
+    assert (public[0], changed[0]) == (0, 0)
+    assert "not measured" not in public[1]
+    assert public != changed
 
 
 def test_a_config_without_a_dataset_is_named(hospitals: None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+import secrets
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -41,13 +42,15 @@ from tests.helpers.messages import (
     wire,
 )
 from tests.helpers.noise import rounding, sanitise
+from umbel.privacy.gate import randomness
 from umbel.privacy.gate.gate import LocalResult
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.own_app import RoundGate, local_result
-from umbel.privacy.gate.randomness import streams
+from umbel.privacy.gate.randomness import SecureGenerator, streams
 from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.releases import round_to_grid
+from umbel.privacy.mechanisms import choice
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.home import umbel_home
@@ -591,6 +594,48 @@ def test_a_site_draws_choices_from_its_own_entropy() -> None:
     assert seen[0] != seen[1]
 
 
+def test_choices_in_simulation_come_from_streams_that_draw_nothing_else() -> None:
+    clients, seen = tuple(range(60)), []
+    through_gate(request(APART_TWO, clients, **PRIVATE), of_node(SIMULATED), obeys(seen))
+    assert seen == [choice.draw(1.0, 2, streams(3, "choice", 1, clients)).tolist()]
+    assert seen != [choice.draw(1.0, 2, streams(3, "noise", 1, clients)).tolist()]
+
+
+def test_a_site_draws_each_choice_and_each_noise_from_a_key_that_draws_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A release that shows its noise, next to a hypothesis far away, would show the choice as well."""
+    drawn: list[str] = []
+    keys: list[bytes] = []
+    token_bytes = secrets.token_bytes
+
+    def noted(length: int) -> bytes:
+        keys.append(token_bytes(length))
+        return keys[-1]
+
+    class Noted(SecureGenerator):
+        """A source that notes which of its draws comes first, and takes no draw of the other sort."""
+
+        sort = ""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in ("random", "standard_gamma", "standard_normal"):
+                sort = "choice" if name == "random" else "noise"
+                assert self.sort in ("", sort), "choice and noise have one source"
+                if not self.sort:
+                    self.sort = sort
+                    drawn.append(sort)
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(secrets, "token_bytes", noted)
+    monkeypatch.setattr(randomness, "SecureGenerator", Noted)
+    content = request(APART_TWO, tuple(range(30)), **PRIVATE)
+    assert_left(through_gate(content, of_node(OWN | ACCEPTS), obeys()), 30, ONE)
+    assert drawn == ["choice"] * 30 + ["noise"] * 30
+    assert len({*keys}) == len(keys) == 60
+    assert {len(key) for key in keys} == {32}
+
+
 def test_the_choice_is_charged_before_it_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: Any) -> Any:
         raise MemoryError(SECRET)
@@ -819,15 +864,29 @@ def test_a_sites_release_is_new_every_time_whatever_the_seed() -> None:
     assert (first.arrays["weight"] != small(SIMULATED).arrays["weight"]).any()
 
 
+ACCEPTS: dict[str, Any] = {"clipping": "any", "budget": "inf", "max-choice-epsilon": "inf"}
+"""Of what a site may accept, all that these tests ask for."""
+
+
+@pytest.mark.parametrize(
+    ("hypothesis", "radius"), [(0.0, 0.01), (2.0**20, 16 * 2.0**-3 / (5 * math.sqrt(3) / 2))], ids=["floor", "least"]
+)
 @pytest.mark.parametrize("mode", ["update", "public"])
-def test_a_site_hides_updates_within_its_own_floor(mode: str) -> None:
-    """Asked for 1e-9, |noise| ~ Gamma(n, nu .01 / n) at an update of zero. False-alarm rate 1e-6."""
-    clients = tuple(range(4000))
-    content = request(ZEROS, clients, clipping=mode, clip_norm=1e-9)
-    handler = hands_over(np.zeros((4000, 2)), [0] * 4000)
-    left = assert_left(through_gate(content, of_node(OWN), handler), 4000, ONE)
-    norms = np.linalg.norm(left.arrays["weight"].astype(float), axis=1)
-    assert stats.kstest(norms, stats.gamma(2, scale=5 * 0.01 / 2).cdf).pvalue > 1e-6
+def test_a_site_hides_updates_within_its_own_floor_and_the_least_radius(
+    mode: str, hypothesis: float, radius: float
+) -> None:
+    """Asked for 1e-9, |noise| ~ Gamma(n, nu r / n) at an update of zero. False-alarm rate 1e-6.
+
+    Next to 2^20 numbers of 32 bits are 2^-3 apart. The noise deviates by nu r sqrt(3)/2, and must span 16 of that.
+    """
+    clients, start = tuple(range(4000)), np.full((1, 2), hypothesis)
+    content = request(start, clients, clipping=mode, clip_norm=1e-9)
+    handler = hands_over(np.repeat(start, 4000, axis=0), [0] * 4000)
+    left = assert_left(through_gate(content, of_node(OWN | ACCEPTS), handler), 4000, ONE)
+    norms = np.linalg.norm(left.arrays["weight"].astype(float) - hypothesis, axis=1)
+    assert stats.kstest(norms, stats.gamma(2, scale=5 * radius / 2).cdf).pvalue > 1e-6
+    [charged] = {row["clip_norm"] for row in Ledger(umbel_home() / "ledger.sqlite").rows()}
+    assert charged == (pytest.approx(radius, rel=1e-9) if mode == "public" else None)
 
 
 # --- the guard of the other handlers

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,11 @@ from tests.helpers.messages import (
 )
 from tests.helpers.noise import rounding, sanitise
 from umbel.privacy.gate.gate import LocalReport
+from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.own_app import local_report, local_result
 from umbel.privacy.gate.randomness import streams
 from umbel.privacy.gate.releases import round_to_grid
+from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.records import Held, held_in, to_array_record
 from umbel.protocol.tasks import EvaluationSpec
@@ -234,10 +237,75 @@ def test_a_crash_in_the_noise_is_paid_for_and_reports_nothing(monkeypatch: pytes
     def crash(*_: Any) -> Any:
         raise MemoryError(SECRET)
 
-    monkeypatch.setattr("umbel.privacy.gate.gate.sanitise", crash)
+    monkeypatch.setattr("umbel.privacy.gate.gate.round_to_grid", crash)
     context = of_node(OWN | NOISY)
     assert what_left(through_gate(request((4, 7)), context, reports([0, 0], [0, 0], (4, 7), trains=True))) is None
     assert all_spent(context, (4, 7)) == [Fraction(1, 2)] * 2
+
+
+# --- validation clients at a site with a budget
+
+MEAN = {"role": "validation", "report-noise-multiplier": 4.0, "report-bound": 3.0, "budget": 2.0}
+NOT_EXACT = SIMULATED | MEAN | {"exact-losses": "no"}
+
+
+@pytest.fixture
+def site_of_mean(umbel_home: Path) -> Context:
+    """A site that sets a budget, and has a ledger for it."""
+    umbel_home.mkdir()
+    Ledger.create(umbel_home / "ledger.sqlite")
+    return of_node(OWN | MEAN)
+
+
+def test_a_site_with_a_budget_reports_one_mean_and_charges_each_client(site_of_mean: Context) -> None:
+    handler = reports([0.5, 9.0, np.nan], [0.25, -1.0, 2.0], (4, 7, 5))
+    found = what_left(through_gate(request((4, 7, 5)), site_of_mean, handler))
+    assert found is not None
+    assert [len(set(values)) for values in found] == [1, 1], "all three stand for their mean"
+    # Two numbers at nu = 4, of which one client moves the sum by at most a radius, cost a half.
+    assert all_spent(site_of_mean, (4, 5, 7)) == [Fraction(1, 2)] * 3
+
+
+def test_the_mean_is_of_clipped_reports_with_noise_once() -> None:
+    handler = reports([0.5, 9.0, np.nan], [0.25, -1.0, 2.0], (4, 7, 5))
+    found = what_left(through_gate(request((4, 7, 5)), of_node(NOT_EXACT), handler))
+    total = np.array([[0.5 + 3.0 + 3.0, 0.25 + 0.0 + 2.0]])
+    noise = Laplace(4.0).noise([2], np.full((1, 1), 3 * np.sqrt(2)), iter(streams(3, "mean report", 1, [0])))
+    expected = round_to_grid(total + noise, rounding(2, 4.0, 3 * np.sqrt(2)), float(np.spacing(np.float32(9)))) / 3
+    np.testing.assert_array_equal(np.array(found).T, np.repeat(expected, 3, axis=0))
+
+
+def test_the_noise_of_the_mean_falls_with_the_number_of_clients() -> None:
+    """|noise| ~ Gamma(2, nu r / 2) / m over 500 rounds of m = 100 clients. False-alarm rate 1e-6."""
+    clients = tuple(range(100))
+    handler = reports(np.full(100, 1.5), np.full(100, 1.5), clients)
+    asked_for = (asked(ZEROS, None, EvaluationSpec(round, clients)) for round in range(1, 501))
+    found = [what_left(through_gate(one, of_node(NOT_EXACT), handler)) for one in asked_for]
+    norms = np.linalg.norm([[losses[0] - 1.5, metrics[0] - 1.5] for losses, metrics in filter(None, found)], axis=1)
+    # Rounded to steps of 1/200 or less.
+    norms += np.random.default_rng(0).uniform(-0.0025, 0.0025, len(norms))
+    assert len(norms) == 500
+    assert stats.kstest(norms, stats.gamma(2, scale=4 * 3 * np.sqrt(2) / 2 / 100).cdf).pvalue > 1e-6
+
+
+def test_a_client_over_budget_is_not_in_the_mean(site_of_mean: Context) -> None:
+    for _ in range(4):
+        through_gate(request((4,)), site_of_mean, reports([3.0], [3.0], (4,)))
+    found = what_left(through_gate(request((4, 7)), site_of_mean, reports([3.0, 0.0], [3.0, 0.0], (4, 7))))
+    assert np.isnan(found).tolist() == [[True, False], [True, False]]
+    assert all_spent(site_of_mean, (4, 7)) == [2, Fraction(1, 2)]
+    found = what_left(through_gate(request((4,)), site_of_mean, reports([3.0], [3.0], (4,))))
+    assert np.isnan(found).all()
+
+
+@pytest.mark.parametrize("entries", [{"exact-losses": "yes"}, {"budget": "inf"}], ids=str)
+def test_exact_losses_leave_a_site_that_says_so_and_one_without_a_budget(
+    entries: dict[str, Any], site_of_mean: Context
+) -> None:
+    context = of_node(OWN | MEAN | {"role": "split", "report-noise-multiplier": 0.0} | entries)
+    found = what_left(through_gate(request((4, 7)), context, reports([0.5, 1e9], [0.25, 7.0], (4, 7))))
+    assert found == ([0.5, 1e9], [0.25, 7.0])
+    assert all_spent(context, (4, 7)) == [0, 0]
 
 
 # --- what is refused before anything is scored
@@ -265,7 +333,7 @@ class Node:
         if self.broken == "evaluation":
             raise ValueError(SECRET)
         losses = np.arange(len(evaluation.clients), dtype=float)
-        return Message(local_report(losses, 10 * losses, (), False), reply_to=msg)
+        return Message(local_report(losses, 10 * losses, evaluation.clients, False), reply_to=msg)
 
 
 def malformed(**changes: Any) -> ConfigRecord:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import RecordDict
@@ -21,6 +22,7 @@ from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.store import digest_of_totals
+from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import LedgerError
 from umbel.protocol.release import Clipping, Kind, Release
 
@@ -324,6 +326,46 @@ def test_a_ledger_that_is_removed_while_in_use_is_not_made_anew(path: Path) -> N
     with raises(LedgerError, "ledger.unusable"):
         ledger.charge(TRAIN, [0])
     assert not path.exists()
+
+
+def test_no_other_process_charges_between_the_question_and_the_charge(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another charges whenever no transaction of this one holds it up. A budget of one release is spent once.
+
+    While the question is asked, it waits: two that asked and then both want to write would both fail.
+    """
+    here, other, asked = Ledger(path), Ledger(path), []
+    transaction = Ledger._transaction
+
+    class Asked(Limits):
+        def paying(self, clients: Sequence[ClientInDataset], *rest: Any) -> list[bool]:
+            asked.append(clients)
+            with (
+                closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as third,
+                pytest.raises(sqlite3.OperationalError, match="locked"),
+            ):
+                third.execute("BEGIN IMMEDIATE")
+            return super().paying(clients, *rest)
+
+    @contextmanager
+    def between(ledger: Ledger, write: bool = False) -> Iterator[sqlite3.Connection]:
+        if ledger is here and asked:
+            other.charge(TRAIN, asked[0], paper(COST))
+        with transaction(ledger, write) as connection:
+            yield connection
+
+    monkeypatch.setattr(Ledger, "_transaction", between)
+    assert here.charge(TRAIN, [0], Asked(paper_budget=COST)) == [True]
+    assert asked == [[0]]
+    assert spent(other, 0) == COST
+    assert other.charge(TRAIN, [0], paper(COST)) == [False]
+
+
+def test_a_charge_is_on_disk_when_its_transaction_ends(path: Path) -> None:
+    """SQLite's EXTRA, 3: file, journal and folder are flushed, so that a power cut takes no charge back."""
+    with Ledger(path)._transaction(write=True) as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone() == (3,)
 
 
 def _charge_often(path: Path) -> None:

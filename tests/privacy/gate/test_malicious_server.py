@@ -37,7 +37,15 @@ from umbel.simulation.grid import InProcessGrid
 
 CLIENTS = 4
 HONEST = TrainingSpec(
-    round=1, clients=(0, 1), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=3.0, clip_norm=0.01
+    round=1,
+    clients=(0, 1),
+    local_epochs=1,
+    step_size=0.1,
+    batch_size=10,
+    noise_multiplier=3.0,
+    clip_norm=0.01,
+    clipping="update",
+    choice_epsilon=0.0,
 )
 PRICE = Fraction(2, 3)
 THETA = {"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)}

@@ -32,7 +32,14 @@ from umbel.simulation.grid import InProcessGrid
 CLIENTS = 4
 MAX_EXAMPLES = 120
 HONEST: dict[str, Any] = dict(
-    round=1, clients=(0, 1, 2, 3), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=3.0
+    round=1,
+    clients=(0, 1, 2, 3),
+    local_epochs=1,
+    step_size=0.1,
+    batch_size=10,
+    noise_multiplier=3.0,
+    clipping="update",
+    choice_epsilon=0.0,
 )
 LENGTHS = {
     "a row each": [1, 1, 1, 1],

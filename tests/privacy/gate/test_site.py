@@ -32,6 +32,11 @@ from umbel.protocol.tasks import Hosting
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.fixture(autouse=True)
+def sites_accept_the_paper() -> None:
+    """Leave the policy's own defaults, which these tests are about."""
+
+
 def ask(node_config: dict[str, Any], run_config: dict[str, Any], **more: Any) -> Message:
     """Return a node's reply to a query, which may say more than it should."""
     content = query()
@@ -98,8 +103,8 @@ def test_a_site_with_data_of_its_own_has_no_seed_and_a_simulated_node_the_runs()
     assert not simulated(insecure_seed=True).insecure_seed, "there is nothing insecure in it"
     with in_process():
         assert own().seed(RunConfig(seed=7)) is None
-    assert own(insecure_seed="true").seed(RunConfig(seed=7)) == 7
-    assert own(insecure_seed="true").insecure_seed
+    assert own(insecure_seed="true", budget="inf").seed(RunConfig(seed=7)) == 7
+    assert own(insecure_seed="true", budget="inf").insecure_seed
 
 
 @pytest.mark.parametrize("node_config", [{}, PARTITION, {"data-path": ""}])
@@ -199,9 +204,9 @@ def test_the_policy_of_a_simulated_node() -> None:
 def test_the_policy_of_a_site_that_sets_nothing_but_its_data(umbel_home: Path) -> None:
     site = own()
     assert (site.policy.min_noise_multiplier, site.policy.clip_norm_floor, site.limits) == (
-        1.0, 0.01, Limits(min_noise_multiplier=1.0)
+        1.0, 0.01, Limits(Fraction(8), min_noise_multiplier=1.0, max_choice_epsilon=2.0)
     )  # fmt: skip
-    assert (site.policy.role, site.policy.clipping) == (Role.TRAIN, AcceptedRadius.ANY)
+    assert (site.policy.role, site.policy.clipping) == (Role.TRAIN, AcceptedRadius.PUBLIC)
     assert site.policy.report_noise_multiplier == 0.0
     assert not site.policy.allow_unsanitised
     assert site.ledger_path == umbel_home / "ledger.sqlite"
@@ -216,13 +221,13 @@ def test_a_simulated_node_may_set_what_a_site_sets(tmp_path: Path) -> None:
 
 
 def test_a_budget_is_kept_exactly() -> None:
-    floor = {"min_noise_multiplier": 1.0}
+    floor: dict[str, Any] = {"min_noise_multiplier": 1.0, "max_choice_epsilon": 2.0}
     assert own(budget=0.1).limits == Limits(Fraction(1, 10), **floor)
     assert own(budget="40", max_participations=9).limits == Limits(Fraction(40), participations=9, **floor)
-    assert own(paper_budget="40").limits == Limits(paper_budget=Fraction(40), **floor)
+    assert own(paper_budget="40").limits == Limits(Fraction(8), paper_budget=Fraction(40), **floor)
     assert own(budget="inf").limits == Limits(**floor)
     own_delta = own(budget=8, delta=1e-5, max_choice_epsilon=1.0).limits
-    assert own_delta == Limits(Fraction(8), 1e-5, max_choice_epsilon=1.0, **floor)
+    assert own_delta == Limits(Fraction(8), 1e-5, **floor | {"max_choice_epsilon": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -244,9 +249,12 @@ def test_a_budget_is_kept_exactly() -> None:
         ({"allow-unsanitised": "perhaps"}, "wrong-value", "true or false"),
         ({"allow-unsanitised": True}, "allow-unsanitised", "simulation"),
         ({"tripwire": 1}, "wrong-value", "true or false"), ({"ledger-path": ""}, "relative-path", "absolute"),
-        ({"role": "validation", "report-noise-multiplier": 1}, "conflict", "report-noise-multiplier"),
-        ({"delta": 1e-5}, "conflict", "budget"), ({"role": "validation", "budget": 40}, "conflict", "max-evaluations"),
-        ({"role": "validation", "max-participations": 9}, "conflict", "max-evaluations"),
+        ({"role": "validation", "budget": "inf", "report-noise-multiplier": 1}, "conflict", "max-evaluations"),
+        ({"budget": "inf", "delta": 1e-5}, "conflict", "set budget"),
+        ({"role": "validation", "exact-losses": "yes", "budget": 40}, "conflict", "max-evaluations"),
+        ({"insecure-seed": True, "budget": 8}, "insecure-seed", "inf"),
+        ({"exact-losses": "perhaps"}, "wrong-value", "true"),
+        ({"role": "validation", "budget": "inf", "max-participations": 9}, "conflict", "max-evaluations"),
         ({"approve": "yes"}, "wrong-value", "policy, ask"), ({"trip-wire": True}, "unknown-key", "tripwire"),
         ({"min_noise_multiplier": 9.0}, "unknown-key", "min-noise-multiplier"),
         ({"Budget": 9.0}, "unknown-key", "budget"),
@@ -263,7 +271,8 @@ def test_an_entry_that_cannot_be_used_is_named(entry: dict[str, Any], code: str,
 SET: dict[str, tuple[str, Any]] = {
     "min-noise-multiplier": ("4", 4.0), "clip-norm-floor": ("0.5", 0.5), "min-clients": ("25", 25),
     "max-hypotheses": ("3", 3), "max-local-epochs": ("7", 7.0), "max-local-steps": ("inf", math.inf),
-    "max-examples": ("5000", 5000.0), "max-seconds": ("0.5", 0.5), "max-choice-epsilon": ("2", 2.0),
+    "max-examples": ("5000", 5000.0), "max-seconds": ("0.5", 0.5), "max-choice-epsilon": ("3", 3.0),
+    "exact-losses": ("yes", True),
     "budget": ("7", 7.0), "delta": ("1e-5", 1e-5), "paper-budget": ("40", 40.0), "max-participations": ("9", 9.0),
     "max-evaluations": ("12", 12.0), "max-evaluations-in-all": ("13", 13.0), "report-noise-multiplier": ("4", 4.0),
     "report-bound": ("3", 3.0), "personalise-epochs": ("3", 3), "tripwire": ("true", True),
@@ -271,7 +280,7 @@ SET: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 TEXTS = {
     "reader": "umbel.data.hospital_table:read", "reader-options": "geonames=/data/US.txt", "role": "split",
-    "place": "1/3", "clipping": "public", "release": "site", "mechanisms": "laplace gaussian",
+    "place": "1/3", "clipping": "any", "release": "site", "mechanisms": "laplace gaussian",
     "ledger-path": "/ledger/umbel.sqlite", "approve": "ask", "app": "hospital.client_app:app",
     "app-keys": "device workers", "bundle": "ab" * 32, "keep-model": "/models", "personalise": "interpolate",
 }  # fmt: skip
@@ -280,6 +289,7 @@ SET |= {key: (text, text) for key, text in TEXTS.items()}
 WITH: dict[str, dict[str, str]] = {
     "place": {"role": "split"},
     "min-clients": {"release": "site"},
+    "insecure-seed": {"budget": "inf"},
     "delta": {"budget": "8"},
     "personalise": {"keep-model": "/models"},
     "personalise-epochs": {"keep-model": "/models", "personalise": "fine-tune"},

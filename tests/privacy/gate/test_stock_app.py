@@ -166,12 +166,19 @@ def test_a_budget_refuses_once_it_is_spent_and_who_cannot_pay_does_not_train() -
     assert (node.asked, node.paid) == (3, 3)
 
 
+@pytest.fixture
+def no_budget_of_the_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UMBEL_BUDGET")
+
+
+@pytest.mark.usefixtures("no_budget_of_the_sites")
 @pytest.mark.parametrize(("own", "answers"), [({}, 2), ({"budget": 5.0}, 4), ({"budget": 1.0}, 1)])
 def test_a_sites_own_budget_takes_the_place_of_the_apps(own: dict[str, Any], answers: int, tmp_path: Path) -> None:
     node = Node(Gate(4.0, 1.0, budget=2.0), unchanged, tmp_path, **own)
     assert [refused(node.send(asks(PAIR))) for _ in range(4)] == [False] * answers + [True] * (4 - answers)
 
 
+@pytest.mark.usefixtures("no_budget_of_the_sites")
 @pytest.mark.parametrize("own", [{}, {"min-noise-multiplier": 1.0}, {"budget": 9.998, "delta": 1e-5}])
 def test_a_budget_at_a_delta_counts_gaussian_noise_as_it_is(own: dict[str, Any], tmp_path: Path) -> None:
     """Four participations at nu = 2 have an epsilon of 9.997, whatever less noise the site would accept."""
@@ -212,7 +219,7 @@ HEEDED = {
     "allow-unsanitised", "app", "app-keys", "budget", "bundle", "data-path", "delta", "ledger-path",
     "max-choice-epsilon", "max-evaluations", "max-evaluations-in-all", "max-hypotheses", "max-participations",
     "max-seconds", "mechanisms", "min-clients", "min-noise-multiplier", "paper-budget", "clip-norm-floor", "clipping",
-    "release", "report-bound", "report-noise-multiplier", "role", "tripwire",
+    "release", "report-bound", "report-noise-multiplier", "role", "tripwire", "exact-losses",
 }  # fmt: skip
 
 

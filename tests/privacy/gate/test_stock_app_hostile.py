@@ -188,7 +188,10 @@ def test_a_sites_tripwire_finds_here_too_what_no_honest_server_sends(tmp_path: P
     assert node.paid == 1
 
 
-def test_a_message_sent_again_and_two_of_a_round_are_each_paid_for(tmp_path: Path) -> None:
+def test_a_message_sent_again_and_two_of_a_round_are_each_paid_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UMBEL_BUDGET")
     node = Node(Gate(4.0, 1.0, budget=3.0), honest, tmp_path)
     content = asks({"w": START["w"]})
     assert [refused(node.send(content)) for _ in range(5)] == [False] * 3 + [True] * 2

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.helpers.errors import raises
+from tests.helpers.paper import paper_run
 from umbel.cli.main import app
 from umbel.privacy.accounting.guarantee import guarantee, pure_spent
 from umbel.privacy.gate.charges import Charge, paper_spent
@@ -144,7 +145,7 @@ def test_a_request_is_known_by_todays_words(unpacked: Path, tmp_path: Path) -> N
     for request in approved:
         runs.check_approved("a new run", request.asks)
     said = {"dataset": "", "model": "linear", "restarts": 1, "node-wait": 0.2, "device": "cpu", "engine": "loop"}
-    asks = {"config": RunConfig.parse(RunConfig().entries() | said | {"rounds": 9}).entries(), "n": 2, "differs": {}}
+    asks = {"config": RunConfig.parse(paper_run() | said | {"rounds": 9}).entries(), "n": 2, "differs": {}}
     runs.check_approved("another", asks)
     asks["config"] |= {"noise-multiplier": 7.0, "rounds": 100}
     with raises(Refused, "refused.by-people", "another"):

@@ -24,7 +24,7 @@ def command(
         typer.Argument(
             metavar="[CONFIG]",
             help="A TOML file of run-config values, or the name of one in configs/: its model and its dataset give "
-            "the numbers, and clients' first updates the clip norm. In place of n, k, the clients and U.",
+            "the numbers. In place of n, k, the clients and U.",
             show_default="none",
         ),
     ] = "",
@@ -46,14 +46,21 @@ def command(
         str | None, typer.Option(help="laplace, gaussian, or package.module:Class.", show_default="laplace")
     ] = None,
     delta: Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (epsilon, delta) guarantee.")] = DELTA,
+    public_data: Annotated[
+        bool,
+        typer.Option(
+            "--public-data",
+            help="The data of CONFIG are public or made up: measure clients' first updates, for the clip norm.",
+        ),
+    ] = False,
 ) -> None:
     """Print what a run would cost its clients, or what noise a wanted guarantee takes, before anything is run."""
     with errors_in_one_line():
         planned = plan(**context.params)
-    _show(planned)
+    _show(planned, bool(config))
 
 
-def _show(planned: Planned) -> None:
+def _show(planned: Planned, from_config: bool) -> None:
     """Print a plan, what would leave less noise, and what it means where it means trouble."""
     figures, delta = planned.figures, planned.delta
     release = figures.release
@@ -66,8 +73,10 @@ def _show(planned: Planned) -> None:
         add("choice-epsilon", f"{release.choice_epsilon:.4g}", "of the randomised choice; 0 leaves it open")
     if planned.radius is not None:
         add("radius", f"{planned.radius:.3g}", "a client's first update: a clip-norm of that, or half of it")
+    elif from_config:
+        add("radius", "not measured", "it would tell about clients' rows; --public-data measures it")
     participations = f"median {figures.median_participations}, most {figures.max_participations}"
-    add("participations", participations, "expected, over all clients; max-participations bounds them")
+    add("participations", participations, "the figures hold for these: set max-participations to the most")
     add("pure epsilon", f"median {pure}, most {most_pure}", between)
     add(f"epsilon at delta {delta:g}", f"median {epsilon}, most {most}", "the same, by numerical composition")
     if figures.maximum is not None:

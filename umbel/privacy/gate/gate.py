@@ -274,8 +274,9 @@ class Passage:
         if not paid.any():
             return scores
         clipped = np.clip(np.nan_to_num(reported.scores, nan=bound), 0, bound).T[paid]
-        together = 1 if reported.trains else len(clipped)
-        if reported.trains:
+        alone = reported.trains is not False
+        together = 1 if alone else len(clipped)
+        if alone:
             sources = randomness.noise(self.seed, task.round, compress(site.client_ids(own), paid), "report")
         else:
             clipped = clipped.sum(axis=0, keepdims=True)

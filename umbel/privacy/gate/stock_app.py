@@ -280,7 +280,8 @@ class _App:
                 "clients of this site do not report; set report-noise-multiplier, or role to validation",
                 code="refused.no-reports",
             )
-        (scores,) = undisclosed(self.site, 1, lambda _: [self._scores()], lambda: [np.full((1, 2), np.nan)], trains)
+        noisy = policy.report_noise > 0
+        (scores,) = undisclosed(self.site, 1, lambda _: [self._scores()], lambda: [np.full((1, 2), np.nan)], noisy)
         return LocalReport(np.ascontiguousarray(scores.T), _ONLY, trains)
 
     def _reply(self) -> RecordDict:

@@ -148,6 +148,14 @@ def audit_command(
     ),
     delta: Annotated[float, typer.Option(help="With which the second claim holds.")] = DELTA,
     confidence: Annotated[float, typer.Option(help="Of each lower bound.")] = findings.CONFIDENCE,
+    as_site: Annotated[
+        bool,
+        typer.Option(
+            "--as-site/--simulated",
+            help="Ask a deployed site through its own executor: data and ledger on disk, noise without a seed. "
+            "At most 10,000 canaries.",
+        ),
+    ] = False,
     seed: Seed = 0,
 ) -> None:
     """Bound epsilon from below with canary clients, behind the app's own gate, and compare with what is claimed.
@@ -155,7 +163,7 @@ def audit_command(
     Exits with 1 where the canaries exceed a claim beyond chance.
     """
     with errors_in_one_line():
-        settings = findings.standard()
+        settings = findings.deployed() if as_site else findings.standard()
         if parameters is not None and noise_multiplier is not None:
             release = findings.training(parameters, noise_multiplier, hypotheses, choice_epsilon, mechanism)
             settings = findings.settings_of(
@@ -164,7 +172,7 @@ def audit_command(
         elif given := [name for name in _OF_ONE_SETTING if context.get_parameter_source(name) is _COMMANDLINE]:
             text = f"--{given[0].replace('_', '-')} is of one setting: give both --parameters and --noise-multiplier"
             raise ConfigError(text, code="config.incomplete-setting")
-        found = [findings.audit(setting, canaries, seed, delta, confidence) for setting in settings]
+        found = [findings.audit(setting, canaries, seed, delta, confidence, as_site) for setting in settings]
     title = f"Claimed epsilon, and shown at a confidence of {confidence:.4g}"
     Page(title, [Section("", "", findings.columns(delta), [one.cells() for one in found])], []).show()
     if any(one.verdict is findings.Verdict.EXCEEDS for one in found):

@@ -15,7 +15,8 @@ import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from umbel.protocol.flower import in_memory, log, refuse_repeated_parts
+from umbel.protocol.flower import drop_limit, in_memory, limit_answer, log, refuse_repeated_parts
+from umbel.protocol.messages import largest_answer
 from umbel.server.nodes.words import told
 
 # Messages sent at a time: nodes find all parts of theirs there, and need not ask for them again and again.
@@ -108,6 +109,12 @@ class SuperLink(Transport):
         self._failures: Counter[str] = Counter()
         self._read: tuple[list[Message], list[str]] = [], []  # what `collect` returns next
 
+    def send(self, messages: Sequence[Message]) -> set[str]:
+        """Send messages, each with a note of how large the answer may be."""
+        for message in messages:
+            limit_answer(message, largest_answer(message.content))
+        return super().send(messages)
+
     def collect(self, ids: Sequence[Collection[str]], seconds: float) -> tuple[list[Message], list[str]]:
         """Return replies that are there; raise what the way to the SuperLink raises."""
         now, longest = time.monotonic(), min(max(_SHORTEST, _STUCK * self.usual), _LONGEST)
@@ -173,6 +180,8 @@ class SuperLink(Transport):
             unreadable.append(pull.message_id)
             return True
         found = future.result()
+        for reply in found:
+            drop_limit(reply)
         if any(reply.metadata.reply_to_message_id != pull.message_id for reply in found):
             # It would be taken for the reply of the node whose message it names.
             log(WARNING, "dropped a reply that names another message than the one it was pulled for")

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 
 from umbel.privacy.accounting.guarantee import gap
+from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.own_app import RoundGate
 from umbel.protocol.arrays import Arrays
@@ -87,15 +89,15 @@ class Seen:
     account: Mapping[Release, int]
 
 
-def watch(setting: Setting, canaries: int, seed: int) -> Seen:
-    """Send so many canaries through the gate and score them.
+def watch(setting: Setting, canaries: int, seed: int, kind: type[Herd] | None = None) -> Seen:
+    """Send so many canaries through the gate and score them, on a simulated node unless `kind` says otherwise.
 
     Raises
     ------
     FleetError
         When the gate refuses, as it does where the environment holds a stricter policy.
     """
-    herd = _Herd(setting, canaries, seed)
+    herd = (kind or Herd)(setting, canaries, seed)
     scores = np.zeros(canaries)
     # Of sites each is in a message.
     size = 1 if setting.by_site else max(1, _NUMBERS // setting.numbers)
@@ -106,8 +108,11 @@ def watch(setting: Setting, canaries: int, seed: int) -> Seen:
     return Seen(herd.coins, scores, herd.account())
 
 
-class _Herd:
-    """Canaries on one node, and the auditor at the other end."""
+class Herd:
+    """Canaries on one simulated node, and the auditor at the other end."""
+
+    less_shared = False
+    """Whether the auditor takes off what all releases of a message share (`TrainingPair.score`)."""
 
     def __init__(self, setting: Setting, canaries: int, seed: int) -> None:
         self._setting, self._seed = setting, seed
@@ -116,13 +121,11 @@ class _Herd:
         self._report = ReportPair(setting.report_noise_multiplier) if setting.report_noise_multiplier else None
         self._step = self._training.per_canary if self._training else 1
         self._some, self._side = range(0), 1
-        config: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
+        self._reports: dict[str, Any] = {}
         if self._report:
             nu = setting.report_noise_multiplier
-            config |= {"role": "train", "report-noise-multiplier": nu, "report-bound": BOUND}
-        app = ClientApp()
-        app.train(mods=[RoundGate(lambda _site, _run: _Anything())])(self._answer)
-        self._grid = InProcessGrid(app, {"seed": seed}, node_configs=[config])
+            self._reports = {"role": "train", "report-noise-multiplier": nu, "report-bound": BOUND}
+        self._grid = self._node()
 
     def take_part(self, number: int, some: range) -> Matrix:
         """Have some canaries take part for the time `number`, from 0; return their scores."""
@@ -131,15 +134,14 @@ class _Herd:
         content, training, report = self._ask(number), self._training, self._report
         scores = np.zeros(len(some))
         if training:
-            scores += training.score(content, self._step * len(some), self._directions)
+            scores += training.score(content, self._step * len(some), self._directions, self.less_shared)
         if report:
             scores += report.score(content, len(some))
         return self._side * scores
 
     def account(self) -> Mapping[Release, int]:
         """Return what the node's ledger has of each canary."""
-        (context,) = self._grid.contexts.values()
-        ledger = MemoryLedger(context.state)
+        ledger = self._ledger()
         first = ledger.account(ClientInDataset(0))
         if ledger.account(ClientInDataset(self._step * (len(self.coins) - 1))) != first:
             raise FleetError("the ledger charges canaries differently", code="nodes.uneven-charges")
@@ -154,12 +156,27 @@ class _Herd:
             round += some.start * setting.times
         hypotheses = training.hypotheses if training else np.zeros((1, 1), np.float32)
         everybody = tuple(map(ClientOnNode, range(self._step * some.start, self._step * some.stop)))
-        content = round_request(
-            pack({NAME: hypotheses}),
-            training.task(round, everybody) if training else None,
-            EvaluationSpec(round, everybody[:: self._step]) if self._report else None,
-        )
-        return answer(self._grid, content)
+        task = training.task(round, everybody) if training else None
+        evaluation = EvaluationSpec(round, everybody[:: self._step]) if self._report else None
+        return answer(self._grid, self._request(hypotheses, task, evaluation))
+
+    def _node(self) -> InProcessGrid:
+        """Return a grid whose only node is the canaries'."""
+        app = ClientApp()
+        app.train(mods=[RoundGate(lambda _site, _run: _Anything())])(self._answer)
+        config = {"partition-id": 0, "num-partitions": 1, **self._reports}
+        return InProcessGrid(app, {"seed": self._seed}, node_configs=[config])
+
+    def _ledger(self) -> Ledger | MemoryLedger:
+        """Return the ledger of the node."""
+        (context,) = self._grid.contexts.values()
+        return MemoryLedger(context.state)
+
+    def _request(
+        self, hypotheses: NDArray[np.float32], task: TrainingSpec | None, evaluation: EvaluationSpec | None
+    ) -> RecordDict:
+        """Return what the node is sent, of hypotheses (k, n)."""
+        return round_request(pack({NAME: hypotheses}), task, evaluation)
 
     def _answer(self, msg: Message, context: Context) -> Message:
         """Hand to the gate what the canaries' data lead to."""

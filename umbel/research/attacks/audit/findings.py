@@ -21,7 +21,8 @@ from umbel.protocol.errors import ConfigError, UmbelError
 from umbel.protocol.flower import log
 from umbel.protocol.release import LAPLACE, Clipping, Kind, Release
 from umbel.research.attacks.audit.bounds import best_guesses, count_right, lower_bound, most, p_value
-from umbel.research.attacks.audit.canaries import Seen, Setting, watch
+from umbel.research.attacks.audit.canaries import Herd, Seen, Setting, watch
+from umbel.research.attacks.audit.site import SiteHerd
 from umbel.server.observer import Observer, Run, Section
 
 CONFIDENCE = 0.95
@@ -35,7 +36,11 @@ CANARIES = 50_000
 _PILOTS = 4  # one canary in so many
 _FEWEST = 100  # canaries
 _NUMBERS = 200_000_000  # that all canaries of a setting release at most, for the time that takes
-_MESSAGES = 4_000  # of canaries in sites of their own, each of which takes a message each time
+_TRAINED, _NUMBERS_OF_SITE = 10_000, 20_000_000  # that a site trains, one client at a time, and their data
+_MESSAGES, _MESSAGES_OF_SITE = (
+    4_000,
+    1_000,
+)  # of canaries in sites of their own, each of which takes a message each time
 _ALL_NOISE = 1e6  # nu a parameter, beside which a choice is all that a release tells
 
 
@@ -96,19 +101,25 @@ def columns(delta: float) -> tuple[str, ...]:
 
 
 def audit(
-    setting: Setting, canaries: int = CANARIES, seed: int = 0, delta: float = DELTA, confidence: float = CONFIDENCE
+    setting: Setting,
+    canaries: int = CANARIES,
+    seed: int = 0,
+    delta: float = DELTA,
+    confidence: float = CONFIDENCE,
+    as_site: bool = False,
 ) -> Finding:
     """Send canaries through the gate, and say what they show.
 
     Fewer canaries than asked for take part where they would release too many numbers. The seed is that of all draws,
-    the gate's as well; the confidence that of each lower bound.
+    the gate's as well, unless the canaries are a deployed site's clients (`as_site`). The confidence is that of each
+    lower bound.
     """
     if not 0 < delta < 1 or not 0 < confidence < 1:
         text = f"delta and confidence must lie between 0 and 1, got {delta:g} and {confidence:g}"
         raise ConfigError(text, code="config.out-of-range")
     if canaries < _FEWEST:
         raise ConfigError(f"an audit takes at least {_FEWEST} canaries, got {canaries}", code="config.too-few-canaries")
-    seen = watch(setting, affordable(setting, canaries), seed)
+    seen = watch(setting, affordable(setting, canaries, as_site), seed, SiteHerd if as_site else Herd)
     claimed = guarantee(seen.account, delta)
     assert claimed is not None, "no setting is without a guarantee"
     return Finding(
@@ -119,11 +130,13 @@ def audit(
     )
 
 
-def affordable(setting: Setting, canaries: int) -> int:
+def affordable(setting: Setting, canaries: int, as_site: bool = False) -> int:
     """Return how many of the canaries can take part in a time that people wait for."""
     limit = _NUMBERS // (setting.numbers * setting.times)
+    if as_site:
+        limit = min(_TRAINED // setting.times, _NUMBERS_OF_SITE // setting.numbers)
     if setting.by_site:
-        limit = min(limit, _MESSAGES // setting.times)
+        limit = min(limit, (_MESSAGES_OF_SITE if as_site else _MESSAGES) // setting.times)
     return min(canaries, max(_FEWEST, limit))
 
 
@@ -177,6 +190,20 @@ def standard() -> list[Setting]:
         Setting("site, laplace, n = 1, nu = 1", site_release(training(1, 1.0))),
         Setting("site, laplace, n = 2, nu = 4, k = 2, choice-epsilon 1", site_release(joint)),
         Setting("site, gaussian, n = 2, nu = 2.5, k = 2", site_release(training(2, 2.5, 2, mechanism=Gaussian.name))),
+    ]
+
+
+def deployed() -> list[Setting]:
+    """Return the settings that are audited of a deployed site by default: fewer, since it trains its clients."""
+    joint = training(2, 4, 2, 1.0)
+    return [
+        Setting("laplace, n = 1, nu = 1", training(1, 1.0)),
+        Setting("laplace, n = 11, nu = 5.5, random directions", training(11, 5.5), random=True),
+        Setting("gaussian, n = 2, nu = 2.5", training(2, 2.5, mechanism=Gaussian.name)),
+        Setting("choice of 2, choice-epsilon 1", training(1, _ALL_NOISE, 2, 1.0), moves=False),
+        Setting("update and choice, n = 2, nu = 4, k = 2, choice-epsilon 1, twice", joint, times=2),
+        Setting("update and choice as above, and report, nu = 2", joint, 2.0),
+        Setting("site, laplace, n = 1, nu = 1", site_release(training(1, 1.0))),
     ]
 
 

@@ -37,7 +37,10 @@ BOUND = 1.0
 REPORTED = 2
 """Numbers of a report: loss and metric."""
 
-_BEYOND = 10.0  # clip norms that an update is long before it is clipped
+BEYOND = 10.0
+"""Clip norms that an update is long before it is clipped."""
+
+_SEVERAL = 20  # models of a message, whose mean says something of a noise that they share
 _APART = 100.0  # between hypotheses, in deviations of a component of the noise: which one was trained can be told
 
 
@@ -85,7 +88,7 @@ class TrainingPair:
         """
         assigned, hypotheses = assigned_in(content), hypotheses_in(content)[NAME]
         chosen = np.where(assigned == OWN, self.best(coins), assigned)
-        updates = _BEYOND * self.updates(coins[:, None], directions)
+        updates = BEYOND * self.updates(coins[:, None], directions)
         trained: Arrays = {NAME: (hypotheses[chosen] + updates).astype(np.float32)}
         return local_result(trained, chosen)
 
@@ -98,11 +101,19 @@ class TrainingPair:
         updates: Matrix = self.clip_norm * coins * directions * self.moves
         return updates
 
-    def score(self, content: RecordDict, asked: int, directions: Matrix) -> Matrix:
-        """Return the log likelihood ratio of the coins of the canaries, by what left of so many clients."""
+    def score(self, content: RecordDict, asked: int, directions: Matrix, less_shared: bool = False) -> Matrix:
+        """Return the log likelihood ratio of the coins of the canaries, by what left of so many clients.
+
+        With `less_shared` it is that of models less what they have in common, which a noise that they share is a part
+        of. Of m models, independent noise keeps all but 1/m of itself.
+        """
         arrays, counts = what_left(content, asked, self._by_site)
-        likelihood = self._of_sums if self._by_site else self._of_models
-        one, other = (likelihood(flatten(arrays), counts, coin, directions) for coin in (1, -1))
+        releases, likelihood = flatten(arrays), self._of_sums if self._by_site else self._of_models
+        if less_shared and not self._by_site and len(releases) >= _SEVERAL:
+            # Hypotheses are far apart in the first parameter, which tells from which one a model was trained.
+            nearest = np.abs(releases[:, :1] - self.hypotheses[:, 0]).argmin(axis=1)
+            releases = releases - (releases - self.hypotheses[nearest]).mean(axis=0)
+        one, other = (likelihood(releases, counts, coin, directions) for coin in (1, -1))
         return one - other
 
     def _of_models(self, releases: Matrix, _counts: Matrix, coin: int, directions: Matrix) -> Matrix:
@@ -139,7 +150,7 @@ class ReportPair:
 
     def reported(self, clients: tuple[ClientOnNode, ...], coins: Coins) -> RecordDict:
         """Return what canaries with these coins hand over."""
-        corner = (1 + _BEYOND * coins) * BOUND / 2
+        corner = (1 + BEYOND * coins) * BOUND / 2
         return local_report(corner, corner, clients, True)
 
     def score(self, content: RecordDict, asked: int) -> Matrix:

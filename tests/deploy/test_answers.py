@@ -1,0 +1,283 @@
+"""What a site may put into the server's database: its answer, as large as the round needs, over Flower's own state."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import HTTPException
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+
+from umbel.protocol import flower
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.messages import (
+    evaluation_reply,
+    hosting_reply,
+    largest_answer,
+    query,
+    round_request,
+    site_reply,
+    training_reply,
+)
+from umbel.protocol.records import pack
+from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
+
+MIB = 1 << 20
+
+
+def part(name: str) -> Any:
+    """Return a part of Flower's, ``module:attribute``."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+nested = part("flwr.supercore.inflatable.inflatable_object:get_all_nested_objects")
+tree_of = part("flwr.supercore.inflatable.inflatable_object:get_object_tree")
+to_proto = part("flwr.common.serde:message_to_proto")
+
+
+class Server:
+    """A SuperLink's state, with umbel's bound on answers before Flower's own handlers."""
+
+    def __init__(self, database: str, most: int) -> None:
+        managers = part("flwr.superlink.federation.noop_federation_manager:NoOpFederationManager")()
+        objects = part("flwr.supercore.object_store.object_store_factory:ObjectStoreFactory")(database)
+        states = part("flwr.server.superlink.linkstate.linkstate_factory:LinkStateFactory")
+        self.state = states(database, managers, objects).state()
+        self.nodes = [self.state.create_node("owner", "owner", bytes([key]), 60.0) for key in range(2)]
+        assert all(self.state.activate_node(node, 60.0) for node in self.nodes)
+        # A copy: another test may have replaced parts of it.
+        spec = importlib.util.find_spec("flwr.superlink.servicer.fleet.fleet_handlers")
+        assert spec is not None
+        assert spec.loader is not None
+        handlers = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(handlers)
+        self.handlers = handlers
+        self.restart(most)
+
+    def restart(self, most: int) -> None:
+        self.answers = flower._Answers(most, self.handlers.push_messages, self.handlers.push_object)
+
+    def run(self) -> int:
+        """Begin a run."""
+        state = self.state
+        federation = part("flwr.supercore.constant:NOOP_FEDERATION_ID")
+        run = int(state.create_run(None, None, None, {}, federation, None, None, "flwr-serverapp"))
+        task = state.get_run_info(run_ids=[run])[0].primary_task_id
+        assert state.claim_task(task)
+        assert state.activate_task(task)
+        return run
+
+    def ask(self, run: int, content: RecordDict, node: int = 0, limited: bool = True) -> Message:
+        """Send a node a message, as a ServerApp's transport does."""
+        message = Message(content, self.nodes[node], "train", group_id="3")
+        if limited:
+            flower.limit_answer(message, largest_answer(content))
+        message.metadata.__dict__.update(_run_id=run, _src_node_id=1)
+        message.metadata.__dict__["_message_id"] = message.object_id
+        session = self.state.start_session(run)
+        assert self.state.store_message_and_object_tree(bare(message), tree_of(message), session)[0]
+        return message
+
+
+def bare(message: Message) -> Message:
+    return part("flwr.app.message:remove_content_from_message")(message)
+
+
+class Site:
+    """A node that answers as Flower's does, or worse."""
+
+    def __init__(self, server: Server, node: int = 0) -> None:
+        self.server, self.node = server, Node(node_id=server.nodes[node])
+
+    def reply(self, message: Message, content: RecordDict) -> Message:
+        reply = Message(content, reply_to=message)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        return reply
+
+    def begin(self, reply: Message, tree: ObjectTree | None = None, **said: Any) -> Any:
+        """Announce an answer and its parts."""
+        proto = to_proto(bare(reply))
+        for name, value in said.items():
+            setattr(proto.metadata, name, value)
+        request = PushMessagesRequest(
+            node=self.node, messages_list=[proto], message_object_trees=[tree or tree_of(reply)],
+            clientapp_runtime_list=[1.0],
+        )  # fmt: skip
+        return self.server.answers.push_messages(request, self.server.state)
+
+    def send(self, run: int, session: str, name: str, content: bytes) -> bool:
+        """Send a part of it."""
+        request = PushObjectRequest(
+            node=self.node, run_id=run, object_id=name, object_content=content, session_id=session
+        )
+        return bool(self.server.answers.push_object(request, self.server.state).stored)
+
+    def answer(self, message: Message, content: RecordDict) -> list[str]:
+        """Send an answer with all of its parts, and return their names."""
+        reply = self.reply(message, content)
+        begun, parts = self.begin(reply), nested(reply)
+        # Flower has some already, by their digests: of other answers.
+        missing, run = set(begun.objects_to_push), message.metadata.run_id
+        assert reply.object_id in missing
+        assert all(self.send(run, begun.session_id, name, parts[name].deflate()) for name in missing)
+        return sorted(missing)
+
+
+@pytest.fixture(params=["file", "memory"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Server:
+    flower.identify()
+    database = str(tmp_path / "state.db") if request.param == "file" else ":flwr-in-memory:"
+    return Server(database, 100 * MIB)
+
+
+def arrays(rows: int, n: int) -> Arrays:
+    return {"weight": np.random.default_rng(rows + n).normal(size=(rows, n)).astype(np.float32)}
+
+
+def order(n: int = 10, clients: int = 2, **task: Any) -> RecordDict:
+    asked = TrainingSpec(noise_multiplier=0.0, **task).asking(3, tuple(range(clients)))
+    return round_request(pack(arrays(3, n)), training=asked, evaluation=EvaluationSpec().asking(3, (0, 1)))
+
+
+def refused(code: int, call: Callable[..., Any], *arguments: Any, **more: Any) -> None:
+    with pytest.raises(HTTPException) as raised:
+        call(*arguments, **more)
+    assert raised.value.status_code == code
+
+
+def stored(server: Server, tmp_path: Path) -> int:
+    """Return the bytes that a server's database has on the disk, and in memory where it has none."""
+    if files := list(tmp_path.glob("state.db*")):
+        return sum(file.stat().st_size for file in files)
+    return sum(len(entry.content) for entry in server.state.object_store.store.values())
+
+
+def test_a_site_that_answers_more_than_the_round_needs_is_cut_off(server: Server, tmp_path: Path) -> None:
+    run, site = server.run(), Site(server)
+    message, before = server.ask(run, order()), stored(server, tmp_path)
+    reply = site.reply(message, training_reply(arrays(2, 9_000_000), [1, 1]))
+    begun = site.begin(reply)
+    for name, one in nested(reply).items():
+        if len(content := one.deflate()) > MIB:
+            refused(413, site.send, run, begun.session_id, name, content)
+    assert stored(server, tmp_path) - before < MIB
+    # Nor does it help to begin again, by which a counted session would end, or to name none.
+    for _ in range(3):
+        begun = site.begin(reply)
+        refused(413, site.send, run, begun.session_id, name := next(iter(nested(reply))), bytes(MIB))
+    refused(403, site.send, run, "", name, bytes(100))
+    assert not site.send(run, "invented", name, bytes(100))
+
+
+@pytest.mark.parametrize("by", ["client", "site"])
+def test_an_honest_answer_of_a_large_model_passes(server: Server, by: str) -> None:
+    run, site, n = server.run(), Site(server), 3_000_000
+    sums = {"clipping": "public", "release_by": "site", "choice_epsilon": 1.0} if by == "site" else {}
+    message = server.ask(run, order(n, **sums))
+    content = site_reply(arrays(3, n), [1.5] * 3, [1, 1]) if sums else training_reply(arrays(2, n), [1, 1], [0, 1])
+    names = site.answer(message, RecordDict({**content, **evaluation_reply(np.ones(2), np.ones(2))}))
+    assert len(names) > 10, "an array of several parts"
+    assert site.answer(server.ask(run, query()), hosting_reply(Hosting(5, 2)))
+
+
+def test_runs_at_once_have_their_own_bounds_and_so_have_nodes(server: Server) -> None:
+    small, large, one, two = server.run(), server.run(), *(Site(server, node) for node in range(2))
+    kilobytes = server.ask(small, order())
+    megabytes = server.ask(large, order(MIB))
+    stock = server.ask(large, order(), 1, limited=False)
+    big = training_reply(arrays(2, MIB), [1, 1])
+    assert one.answer(megabytes, big)
+    assert two.answer(stock, training_reply(arrays(2, MIB + 1), [1, 1])), "the operator's bound alone"
+    with pytest.raises(HTTPException):
+        one.answer(kilobytes, training_reply(arrays(2, MIB + 2), [1, 1]))
+    # A node that says its answer is for another's message, or another run's, has begun none.
+    reply = two.reply(kilobytes, training_reply(arrays(2, 10), [1, 1]))
+    begun = two.begin(reply, src_node_id=server.nodes[1])
+    assert not begun.objects_to_push
+    assert not begun.session_id
+
+
+def test_no_message_says_more_than_the_operator(server: Server) -> None:
+    run, site = server.run(), Site(server)
+    server.restart(most=MIB)
+    with pytest.raises(HTTPException):
+        site.answer(server.ask(run, order(MIB)), training_reply(arrays(2, MIB), [1, 1]))
+
+
+def test_an_answer_is_one_message_and_one_tree(server: Server, tmp_path: Path) -> None:
+    run, site = server.run(), Site(server)
+    message = server.ask(run, order())
+    reply = site.reply(message, training_reply(arrays(2, 10), [1, 1]))
+    other = tree_of(site.reply(message, training_reply(arrays(2, 9), [1, 1])))
+    # Flower would take any number of trees, one after the other, for one answer.
+    refused(403, site.begin, reply, other)
+    # And it keeps what a message says of itself, however long that is.
+    refused(413, site.begin, reply, group_id="x" * MIB)
+    for _ in range(1000):
+        try:
+            site.begin(reply)
+        except HTTPException:
+            break
+    else:
+        pytest.fail("an answer is begun without end, each time with a new session")
+
+
+def test_what_was_refused_or_lost_may_be_sent_again(server: Server) -> None:
+    """A part whose way is cut off, by which its node sends it once more, counts once."""
+    run, site, n = server.run(), Site(server), MIB // 4
+    message = server.ask(run, order(n))
+    reply = site.reply(message, training_reply(arrays(2, n), [1, 1]))
+    begun, parts = site.begin(reply), {name: one.deflate() for name, one in nested(reply).items()}
+    largest = max(parts, key=lambda name: len(parts[name]))
+    assert site.send(run, begun.session_id, largest, parts[largest])
+    for _ in range(5):
+        refused(413, site.send, run, begun.session_id, largest, bytes(4 * MIB))
+        assert not site.send(run, begun.session_id, largest, bytes(1000)), "it is there"
+    # A server that starts again in between goes on.
+    server.restart(100 * MIB)
+    for name in parts.keys() - {largest}:
+        assert site.send(run, begun.session_id, name, parts[name])
+
+
+@pytest.mark.parametrize("clients", [1, 3000])
+def test_a_bound_is_no_more_than_the_answer_and_some_room(clients: int) -> None:
+    flower.identify()
+    n, names = 1000, [f'layer"{i}.wéight' for i in range(50)]
+    model = {name: np.ones((clients, n // 50), np.float32) for name in names}
+    asked = TrainingSpec().asking(1, tuple(range(clients)))
+    first = {name: value[:1] for name, value in model.items()}
+    content = round_request(pack(first), training=asked, evaluation=EvaluationSpec().asking(1, asked.clients))
+    message = Message(content, 5, "train", group_id="1")
+    random = np.random.default_rng(1).normal(size=(2, clients))
+    answer = {**training_reply(model, [1] * clients, [9] * clients), **evaluation_reply(*random)}
+    reply = Message(RecordDict(answer), reply_to=message)
+    size = sum(len(one.deflate()) for one in nested(reply).values()) + tree_of(reply).ByteSize()
+    assert size < largest_answer(content) < 1.01 * size + 2 * flower_room(clients)
+
+
+def flower_room(clients: int) -> int:
+    return (1 << 16) + 32 * clients
+
+
+def test_messages_of_another_kind_have_room_for_an_answer_of_words() -> None:
+    for content in (query(), RecordDict(), RecordDict({"training": MetricRecord(), "evaluation": ConfigRecord()})):
+        assert largest_answer(content) == 1 << 16
+
+
+def test_a_reply_bears_the_group_of_its_message_again() -> None:
+    flower.identify()
+    message = Message(RecordDict(), 5, "train", group_id="restart-3")
+    flower.limit_answer(message, 4711)
+    reply = Message(RecordDict(), reply_to=message)
+    assert "4711" in reply.metadata.group_id
+    flower.drop_limit(reply)
+    assert reply.metadata.group_id == "restart-3"
