@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from tests.deploy.conftest import SHORT, write_site
 from tests.deploy.processes import Deployment
 from tests.helpers.environments import build, environment
-from tests.helpers.paper import ACCEPTED
+from tests.helpers.paper import ACCEPTED, PAPER
 from tests.helpers.sources import ROOT, packages_imported
 from umbel.client.bundle import Bundle
 from umbel.protocol.flower import build_bundle
@@ -149,9 +149,9 @@ PROJECT = {
                 "flwr-version-target": "1.41.0",
                 "fab-include": ["**/*.py", "LICENSE"],
                 "components": {"serverapp": "umbel.server.app:app", "clientapp": "umbel.client.app:app"},
-                "config": {
+                "config": PAPER | {
                     "dataset": "synthetic", "model": "models:net", "loss": "mse", "rounds": 1, "restarts": 1,
-                    "clients-per-round": 5, "observers": "", "noise-multiplier": 5.0, "min-nodes": 1, "seed": 0,
+                    "clients-per-round": 5, "observers": "", "min-nodes": 1, "seed": 0,
                 },
             }
         }

@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from tests.helpers.apps import PROJECT, write_app
 from tests.helpers.errors import raises
+from tests.helpers.paper import PAPER
 from tests.helpers.runs import run_app
 from umbel.client.app import app as client_app
 from umbel.protocol.errors import LaunchError
@@ -83,7 +84,9 @@ def test_a_run_of_a_strategy_in_a_package_of_its_own_goes_on_in_ray_as_in_one_pr
     this process, because every start of Ray is dear.
     """
     monkeypatch.syspath_prepend(OWN)
-    values = SHORT | {"strategy": "momentum:Momentum", "strategy-options": "momentum=0.5 rate=0.8", "engine": "loop"}
+    values = (
+        PAPER | SHORT | {"strategy": "momentum:Momentum", "strategy-options": "momentum=0.5 rate=0.8", "engine": "loop"}
+    )
     expected = in_process(run_config | values)
     home = Path(simulation["UMBEL_HOME"])
     monkeypatch.setenv("UMBEL_HOME", str(home))
