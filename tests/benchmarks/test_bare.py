@@ -97,9 +97,9 @@ def test_a_part_does_not_count_the_parts_inside_it() -> None:
 
 
 def test_every_part_of_a_round_is_found_and_nothing_stays_changed(hospital: dict[str, Any]) -> None:
-    before = Learner.score, umbel.privacy.gate.gate.sanitise
+    before = Learner.score, umbel.privacy.gate.gate.round_to_grid
     whole, parts, _ = by_parts(hospital)
     assert set(parts) == set(PARTS)
     assert all(seconds > 0 for seconds in parts.values())
     assert sum(parts.values()) < whole
-    assert (Learner.score, umbel.privacy.gate.gate.sanitise) == before
+    assert (Learner.score, umbel.privacy.gate.gate.round_to_grid) == before

@@ -22,7 +22,8 @@ from tests.helpers.paper import paper_run
 from tests.helpers.sources import ROOT
 from umbel.client import executor
 from umbel.client.executor import WarmProcess, load
-from umbel.privacy.gate.site_log import SiteLog, beside
+from umbel.privacy.gate.site_log import SiteLog
+from umbel.privacy.gate.store import beside
 from umbel.protocol.messages import hosting_in, query
 
 

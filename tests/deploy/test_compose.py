@@ -201,8 +201,8 @@ def test_the_site_reads_its_policy(policy: str) -> None:
     site = Site.of(node_config)
     assert str(site.data_path) == "/data"
     limits = site.limits
-    # A site that says nothing has a limit all the same.
-    assert (limits.budget, limits.participations) == ((16, math.inf) if policy else (math.inf, 30))
+    # What Compose says where there is no .env comes on top of what a site has that says nothing.
+    assert (limits.budget, limits.participations) == ((16, math.inf) if policy else (8, 30))
 
 
 def test_a_gpu_goes_to_the_clientapp_alone() -> None:

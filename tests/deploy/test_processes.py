@@ -29,7 +29,7 @@ from tests.deploy.processes import APP, CONNECTION, Deployment, Member, Run
 from tests.deploy.thief import THIEF, Attack, attack, write_liar, write_thief
 from umbel.client.app import app as client_app
 from umbel.client.bundle import Bundle
-from umbel.privacy.gate.site_log import beside
+from umbel.privacy.gate.store import beside
 from umbel.protocol.flower import build_bundle
 from umbel.server.app import app as server_app
 from umbel.simulation.grid import InProcessGrid

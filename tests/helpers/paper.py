@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from umbel.protocol.release import Clipping
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import TrainingSpec
 
 PAPER: dict[str, Any] = {
     "clients-per-round": 7, "max-participations": 0, "local-epochs": 1, "noise-multiplier": 5.0,
@@ -19,6 +21,14 @@ ACCEPTED = {"clipping": "any", "max-choice-epsilon": "inf", "budget": "inf"}
 def paper_run(**entries: Any) -> dict[str, Any]:
     """Return a whole run config of the paper's settings, with some entries; hyphens are written as underscores."""
     return RunConfig().entries() | PAPER | {key.replace("_", "-"): value for key, value in entries.items()}
+
+
+def paper_task(**fields: Any) -> TrainingSpec:
+    """Return a task of the paper's settings, with some fields."""
+    settings: dict[str, Any] = {
+        "local_epochs": 1, "noise_multiplier": 5.0, "clipping": Clipping.UPDATE, "choice_epsilon": 0.0,
+    }  # fmt: skip
+    return TrainingSpec(**settings | fields)
 
 
 @pytest.fixture(autouse=True)

@@ -11,17 +11,17 @@ import pytest
 from flwr.app import Message
 
 from tests.helpers.grids import PaperGrid
+from tests.helpers.paper import paper_task
 from umbel import strategies
 from umbel.protocol.messages import training_reply
 from umbel.protocol.records import to_array_record
-from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.fleet import Fleet
 from umbel.strategies.base import HypothesisStrategy
 
 # A reply is so long that its memory is the system's again as soon as it is let go.
 N, CLIENTS = 400_000, 100
 RELEASES = 4 * N * CLIENTS  # bytes
-TASK = TrainingSpec(noise_multiplier=1.0, batch_size=0)
+TASK = paper_task(noise_multiplier=1.0, batch_size=0)
 _STATUS = Path("/proc/self/status")
 
 

@@ -246,7 +246,7 @@ def judge(validation: int = 1, fails: bool = False) -> SpyGrid:
 @pytest.mark.parametrize("seed", range(2))
 def test_of_several_initial_sets_the_one_of_lowest_loss_is_taken_after_one_exchange(seed: int) -> None:
     grid = judge()
-    chosen = initial_hypotheses(setup(GroupPrivacy(Fleet()), seed=seed, restarts=5), grid)
+    chosen = initial_hypotheses(setup(GroupPrivacy(Fleet(clients_per_round=7)), seed=seed, restarts=5), grid)
     sets = [draw_hypotheses(LINEAR, 2, seed, restart)["weight"] for restart in range(5)]
     np.testing.assert_array_equal(chosen["weight"], min(sets, key=lambda weights: weights[0, 0, 0]))
     assert grid.exchanges == [[["version"]], [["evaluation", "hypotheses"]] * 5]
@@ -255,14 +255,14 @@ def test_of_several_initial_sets_the_one_of_lowest_loss_is_taken_after_one_excha
 
 def test_one_initial_set_is_taken_as_it_is() -> None:
     grid = judge()
-    chosen = initial_hypotheses(setup(GroupPrivacy(Fleet()), seed=3), grid)
+    chosen = initial_hypotheses(setup(GroupPrivacy(Fleet(clients_per_round=7)), seed=3), grid)
     np.testing.assert_array_equal(chosen["weight"], draw_hypotheses(LINEAR, 2, 3, 0)["weight"])
     assert grid.exchanges == []
 
 
 @pytest.mark.parametrize("grid", [judge(validation=0), judge(fails=True)], ids=["nobody validates", "nobody answers"])
 def test_where_no_set_is_scored_the_first_is_taken(grid: SpyGrid) -> None:
-    chosen = initial_hypotheses(setup(GroupPrivacy(Fleet()), restarts=4), grid)
+    chosen = initial_hypotheses(setup(GroupPrivacy(Fleet(clients_per_round=7)), restarts=4), grid)
     np.testing.assert_array_equal(chosen["weight"], draw_hypotheses(LINEAR, 2, 0, 0)["weight"])
 
 

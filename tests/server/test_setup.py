@@ -27,19 +27,21 @@ FACTORS = {"strategy": "recommender", "dataset": "preferences", "noise-multiplie
 # --- what is accepted
 
 
-def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data(run_config: dict[str, Any]) -> None:
-    setup = Setup.parse(run_config)
+def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data() -> None:
+    setup = Setup.parse({})
     strategy, fleet = setup.strategy, setup.fleet
     assert type(strategy) is GroupPrivacy
-    assert (strategy.hypotheses, strategy.min_releases, fleet.clients_per_round) == (2, 1, 7)
-    assert strategy.radius == ClipSchedule(Clipping.UPDATE, floor=0.01, start=1.0, decay=1.0)
+    assert (strategy.hypotheses, strategy.min_releases, fleet.clients_per_round) == (2, 1, 20)
+    assert strategy.radius == ClipSchedule(Clipping.PUBLIC, floor=0.01, start=2.0, decay=0.85)
     assert (setup.model.name, setup.model.loss.name) == ("linear", "mse")
     assert setup.manifest is not None
     assert setup.manifest.name == "synthetic"
     assert named(setup) == ()
     assert (setup.config.rounds, setup.config.restarts) == (100, 5)
-    assert setup.release == Release(Kind.TRAIN, 2, 5.0, Clipping.UPDATE, hypotheses=2)
-    assert setup.task("mine") == TrainingSpec(run="mine")
+    assert setup.release == Release(Kind.TRAIN, 2, 2.0, Clipping.PUBLIC, hypotheses=2, choice_epsilon=2.0)
+    assert setup.task("mine") == TrainingSpec(run="mine", clip_norm=2.0)
+    assert setup.fleet.run.max_participations == 2
+    assert (setup.task().local_epochs, setup.task().clipping) == (10, Clipping.PUBLIC)
 
 
 def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:

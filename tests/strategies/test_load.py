@@ -76,7 +76,7 @@ def test_a_strategy_is_made_with_the_clients_that_the_run_asks_for() -> None:
     run = RunConfig(
         strategy="fedavg", hypotheses=5, clients_per_round=11, validation_clients_per_round=12, min_releases=4, seed=13,
         min_nodes=3, node_wait=14.0, quorum=0.5, max_clients_per_node=15, max_node_share=0.25, max_update_norm=16.0,
-        validate_by="median",
+        validate_by="median", max_participations=0,
     )  # fmt: skip
     fleet = Fleet(run)
     strategy = strategies.make(run, fleet)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 import umbel.client.app
 from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid, stack, vectors
+from tests.helpers.paper import ACCEPTED
 from tests.helpers.runs import run_app
 from tests.helpers.sources import ROOT
 from umbel import strategies
@@ -195,8 +196,8 @@ def test_what_no_site_can_answer_is_refused_before_any_work(changes: dict[str, A
 # --- whole runs
 
 CONFIG: dict[str, Any] = {
-    "strategy": "site-average", "clipping": "public", "clip_norm_decay": 0.95, "clients_per_round": 80, "rounds": 30,
-    "restarts": 5, "seed": 1,
+    "strategy": "site-average", "clipping": "public", "clip_norm": 1.0, "clip_norm_decay": 0.95,
+    "clients_per_round": 80, "rounds": 30, "restarts": 5, "seed": 1,
 }  # fmt: skip
 NOISE: dict[str, dict[str, Any]] = {
     "laplace": {"mechanism": "laplace", "noise_multiplier": 4.0, "choice_epsilon": 1.0},
@@ -246,7 +247,7 @@ def test_sites_with_data_of_their_own_take_part(umbel_home: Path) -> None:
     config = run_config(
         "synthetic", **CONFIG | NOISE["laplace"] | {"dataset": "", "rounds": 12, "min_nodes": 3}, model="linear"
     )
-    common = {"data-path": str(ROOT / "datasets" / "synthetic.json"), "role": "split", "release": "site"}
+    common = {"data-path": str(ROOT / "datasets" / "synthetic.json"), "role": "split", "release": "site", **ACCEPTED}
     own = ({"place": f"{i}/3", "ledger-path": str(umbel_home / f"{i}.sqlite")} for i in range(3))
     nodes = [common | one | {"min-clients": least} for one, least in zip(own, (10, 10, 35), strict=True)]
     umbel_home.mkdir(exist_ok=True)

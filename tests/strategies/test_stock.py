@@ -35,7 +35,7 @@ RELEASE = dict(enumerate(NEAR)) | {i + 5: (10 + a, 10 - b, 10 + c) for i, (a, b,
 def made(name: str, options: str = "", hypotheses: int = 2) -> Stock:
     strategy = strategies.make(
         RunConfig(strategy=name, strategy_options=options, hypotheses=hypotheses, clients_per_round=10),
-        Fleet(clients_per_round=10),
+        Fleet(clients_per_round=10, max_participations=0),
     )
     assert isinstance(strategy, Stock)
     return strategy

@@ -221,7 +221,8 @@ class RunConfig(Settings):
             text = f'mechanism = "{self.mechanism}" bounds nothing with clipping = "update"; set clipping = "public"'
             raise ValueError(text)
         if self.max_participations and self.max_node_share < 1:
-            raise ValueError("max-participations and max-node-share do not go together; leave one of them out")
+            text = "max-participations and max-node-share do not go together; set max-participations = 0"
+            raise ValueError(f"{text}, or max-node-share = 1")
         if not (self.local_epochs or self.local_steps):
             raise ValueError("local-epochs = 0 and local-steps = 0 train nothing; set one of them")
         return self

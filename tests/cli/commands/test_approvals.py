@@ -18,6 +18,7 @@ from tests.helpers.errors import raises
 from tests.helpers.ledgers import spent
 from tests.helpers.messages import asked, refused
 from tests.helpers.nodes import ask
+from tests.helpers.paper import ACCEPTED, paper_task
 from tests.helpers.runs import run_app
 from umbel.cli.main import app as command
 from umbel.client.app import app
@@ -27,22 +28,12 @@ from umbel.privacy.gate.runs import SHOWN, Runs, Status
 from umbel.protocol.errors import FleetError, LedgerError
 from umbel.protocol.messages import keep_request, query
 from umbel.protocol.records import pack
-from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+from umbel.protocol.tasks import EvaluationSpec
 from umbel.simulation.grid import InProcessGrid
 
 THETA = {"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)}
 # What the run config says.
-AS_SAID = TrainingSpec(
-    round=1,
-    clients=(0, 1),
-    local_epochs=1,
-    step_size=0.1,
-    batch_size=10,
-    noise_multiplier=5.0,
-    clip_norm=0.01,
-    clipping="update",
-    choice_epsilon=0.0,
-)
+AS_SAID = paper_task(round=1, clients=(0, 1), clip_norm=0.01)
 
 
 class Site:
@@ -54,7 +45,7 @@ class Site:
         write_dataset(folder / "own", manifest(2, 1, model="linear"), features, targets, offsets_of([3] * 3))
         self.ledger = folder / "ledger.sqlite"
         config = {"data-path": str(folder / "own"), "ledger-path": str(self.ledger), "role": "split", "approve": "ask"}
-        self.grid = InProcessGrid(app, run_config, node_configs=[config | policy])
+        self.grid = InProcessGrid(app, run_config, node_configs=[config | ACCEPTED | policy])
 
     def query(self) -> Message:
         return ask(self.grid, query(), "query")
@@ -173,6 +164,16 @@ def test_what_waits_is_listed_with_its_price_and_its_plan(site: Site) -> None:
         assert line in listed
     assert "round-timeout" not in listed
     assert "round-timeout" in site.run("list", "--whole")
+
+
+@pytest.mark.parametrize(("policy", "listed"), [({}, True), ({"budget": 8.0}, False), ({"role": "train"}, False)])
+def test_exact_losses_are_listed_as_outside_the_price(
+    tmp_path: Path, run_config: dict[str, Any], policy: dict[str, Any], listed: bool
+) -> None:
+    site = Site(tmp_path, run_config, **policy)
+    Ledger.create(site.ledger)
+    site.query()
+    assert ("validation clients, which report exact losses" in site.run("list")) is listed
 
 
 def test_what_a_server_wrote_does_nothing_to_a_terminal(tmp_path: Path, run_config: dict[str, Any]) -> None:

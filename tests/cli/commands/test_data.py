@@ -66,8 +66,8 @@ def test_a_table_becomes_a_dataset_that_a_run_learns_from(stays: Path) -> None:
         "The categories of ward were found in the rows",
     ):  # fmt: skip
         assert line in told
-    assert told.splitlines()[-1] == "Next: umbel run dataset=stays"
-    key, _, name = told.splitlines()[-1].removeprefix("Next: umbel run ").partition("=")
+    assert told.splitlines()[-1] == "Next: umbel run dataset=stays clients-per-round=8"
+    key, name = told.splitlines()[-1].removeprefix("Next: umbel run ").split()[0].split("=")
     asked = {key: name, "noise-multiplier": 0.0, "rounds": 30, "restarts": 2, "device": "cpu"}
     run = play(paper_run() | asked)
     first, last = run.state.history[0].loss, run.state.history[-1].loss

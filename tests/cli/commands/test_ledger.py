@@ -15,8 +15,8 @@ from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.runs import Runs
-from umbel.privacy.gate.site_log import Entry, SiteLog, beside
-from umbel.privacy.gate.store import Names
+from umbel.privacy.gate.site_log import Entry, SiteLog
+from umbel.privacy.gate.store import Names, beside
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping, Kind, Release
 

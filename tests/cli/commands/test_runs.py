@@ -64,7 +64,7 @@ def test_redirected_tables_are_not_cut_at_a_terminals_width(runs: list[str]) -> 
 
 def test_one_is_shown_with_what_it_was_asked_and_what_it_cost(runs: list[str]) -> None:
     told = umbel("runs", "show", "20260101")
-    for text in (runs[0], "all 3 rounds done", "clients-per-round", "20", "Guaranteed to a client: nothing"):
+    for text in (runs[0], "all 3 rounds done", "noise-multiplier", "5.0", "Guaranteed to a client: nothing"):
         assert text in told
     assert "interrupted" in umbel("runs", "show", "last"), "of which nothing else is known"
 

@@ -32,12 +32,12 @@ def check(node_config: str, *options: str) -> tuple[int, str]:
 
 def test_it_says_what_the_site_has_and_what_it_accepts(data: Path, tmp_path: Path) -> None:
     Ledger.create(tmp_path / "ledger.sqlite")
-    config = f'data-path="{data}" ledger-path="{tmp_path}/ledger.sqlite" budget=8.0 clipping="public"'
+    config = f'data-path="{data}" ledger-path="{tmp_path}/ledger.sqlite" budget=7.0 clipping="any"'
     code, told = check(config)
     assert code == 0, told
     for text in (
         "4 clients, 8 rows", "4 train, 0 report", "linear, n = 2, loss mse", "a whole ledger",
-        "budget = 8.0", "the largest epsilon between any two data sets", "The site can go online",
+        "budget = 7.0", "the largest epsilon between any two data sets", "The site can go online",
     ):  # fmt: skip
         assert text in told
     assert "min-clients" not in told, "is as it always is"
@@ -48,7 +48,7 @@ def test_it_says_what_the_site_has_and_what_it_accepts(data: Path, tmp_path: Pat
     [
         ("", [], "site", "data-path"),
         ('data-path="{data}" bugdet=3.0', [], "site", "did you mean budget?"),
-        ('data-path="{data}" delta=0.1', [], "site", "delta"),
+        ('data-path="{data}" budget="inf" delta=0.1', [], "site", "delta"),
         ('data-path="{data}" min-clients=3', [], "site", 'release = "site"'),
         ('data-path="{data}-gone"', [], "data", "gone"),
         ('data-path="{data}"', ["--model", "mlp"], "protocol", "'linear'"),

@@ -17,7 +17,8 @@ from umbel.client.node import Node
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.site_log import SiteLog, beside
+from umbel.privacy.gate.site_log import SiteLog
+from umbel.privacy.gate.store import beside
 from umbel.protocol.errors import SiteError
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation.grid import InProcessGrid

@@ -20,7 +20,8 @@ from tests.helpers.messages import SIMULATED, asked, of_node, refused, stacked, 
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.own_app import local_report, local_result
 from umbel.privacy.gate.refusals import guard
-from umbel.privacy.gate.site_log import FIRST, Entry, SiteLog, beside, outline
+from umbel.privacy.gate.site_log import FIRST, Entry, SiteLog, outline
+from umbel.privacy.gate.store import beside
 from umbel.protocol.errors import DatasetError, LogError, ProtocolError, Refused
 from umbel.protocol.messages import keep_request, query, training_in
 from umbel.protocol.records import pack

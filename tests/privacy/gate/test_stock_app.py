@@ -22,8 +22,9 @@ from tests.helpers.flower_apps import Node, answered, arrays, asks, left
 from tests.helpers.messages import refused
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.site_log import SiteLog, beside
+from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.stock_app import Gate
+from umbel.privacy.gate.store import beside
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.old_names import hint
 from umbel.protocol.release import Clipping, Kind, Release

@@ -23,8 +23,8 @@ from umbel.privacy.gate.charges import Charge, paper_spent
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import Runs, Status
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import SiteLog, beside
-from umbel.privacy.gate.store import Names, Store, request_of
+from umbel.privacy.gate.site_log import SiteLog
+from umbel.privacy.gate.store import Names, Store, beside, request_of
 from umbel.protocol.errors import LedgerError, Refused
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.paper import paper_task
 from umbel.privacy.gate.releases import min_radius, resolution, round_to_grid, sanitise
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from umbel.protocol.release import Clipping
-from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.bounds import LARGEST_UPDATE, furthest, near, pulled_in
 
 # --- releases
@@ -49,7 +49,7 @@ def test_no_honest_release_is_left_out(
     n: int, nu: float, radius: float, scale: float, mode: Clipping, kind: type[Mechanism], seed: int
 ) -> None:
     theta = (np.random.default_rng(seed).standard_normal((3, n)) * scale).astype(np.float32).astype(np.float64)
-    asked = TrainingSpec(noise_multiplier=nu, mechanism=kind.name, clipping=mode, clip_norm=radius)
+    asked = paper_task(noise_multiplier=nu, mechanism=kind.name, clipping=mode, clip_norm=radius)
     mechanism = kind(nu) if nu > 0 else None
     assert near(honest(n, mechanism, radius, theta, mode, seed), theta, furthest(asked, theta)).all()
 
@@ -57,26 +57,26 @@ def test_no_honest_release_is_left_out(
 @pytest.mark.parametrize("n", [2, 11, 1000, 10**6])
 def test_the_bound_of_a_public_radius_is_a_few_times_the_noise(n: int) -> None:
     """The noise has a mean norm of nu r; the more parameters, the closer to it."""
-    reach = furthest(TrainingSpec(noise_multiplier=5.0, clipping="public", clip_norm=2.0), np.zeros((2, n)))
+    reach = furthest(paper_task(noise_multiplier=5.0, clipping="public", clip_norm=2.0), np.zeros((2, n)))
     ratio = reach / (2.0 * (1 + 5.0))
     assert 1 < ratio < {2: 20, 11: 6, 1000: 1.4, 10**6: 1.1}[n]
 
 
 def test_the_key_stands_for_the_longest_update() -> None:
     theta = np.zeros((2, 3))
-    public = TrainingSpec(noise_multiplier=0.0, clipping="public", clip_norm=2.0)
+    public = paper_task(noise_multiplier=0.0, clipping="public", clip_norm=2.0)
     assert furthest(public, theta) == pytest.approx(2.0, rel=1e-5)
     assert furthest(public, theta, 7.0) == pytest.approx(7.0, rel=1e-5), "for a site whose own floor is higher"
-    assert furthest(TrainingSpec(noise_multiplier=0.0), theta) == pytest.approx(1e6, rel=1e-5)
-    assert furthest(TrainingSpec(noise_multiplier=0.0), theta, 30.0) == pytest.approx(30.0, rel=1e-5)
-    layers = furthest(TrainingSpec(noise_multiplier=1.0, noise_per="layer"), theta, 30.0)
-    assert layers > furthest(TrainingSpec(noise_multiplier=1.0), theta, 30.0), "each layer has noise of its own"
+    assert furthest(paper_task(noise_multiplier=0.0), theta) == pytest.approx(1e6, rel=1e-5)
+    assert furthest(paper_task(noise_multiplier=0.0), theta, 30.0) == pytest.approx(30.0, rel=1e-5)
+    layers = furthest(paper_task(noise_multiplier=1.0, noise_per="layer"), theta, 30.0)
+    assert layers > furthest(paper_task(noise_multiplier=1.0), theta, 30.0), "each layer has noise of its own"
 
 
 def test_a_bound_does_not_grow_with_hypotheses_that_were_moved() -> None:
     """Or a hostile node would go further each round."""
-    assert furthest(TrainingSpec(noise_multiplier=5.0), np.full((2, 3), 1e8)) < 1.01 * furthest(
-        TrainingSpec(noise_multiplier=5.0), np.zeros((2, 3))
+    assert furthest(paper_task(noise_multiplier=5.0), np.full((2, 3), 1e8)) < 1.01 * furthest(
+        paper_task(noise_multiplier=5.0), np.zeros((2, 3))
     )
 
 

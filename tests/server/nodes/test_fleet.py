@@ -14,15 +14,16 @@ from scipy.stats import chi2
 
 import umbel.client.app
 from tests.helpers.grids import ListeningGrid, PaperGrid, failing, stack, vectors
+from tests.helpers.paper import paper_task
 from umbel.protocol.arrays import flatten
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.messages import evaluation_in, hypotheses_in, merged, training_in
 from umbel.protocol.records import to_array_record
-from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
+from umbel.protocol.tasks import EvaluationSpec, Hosting
 from umbel.server.nodes.fleet import Fleet
 from umbel.simulation.grid import InProcessGrid
 
-COMMON = TrainingSpec(local_epochs=3)
+COMMON = paper_task(local_epochs=3)
 SENT = [(0, 0, 0), (10, 10, 10)]
 RECORD = to_array_record(stack(SENT))
 
@@ -143,7 +144,9 @@ def test_a_run_that_goes_on_counts_from_what_was_spent() -> None:
 def sampled(round: int, nodes: int = 1, clients: int = 3, of: int = 10, **options: Any) -> list[int]:
     """Return the clients that are asked in a round."""
     grid = PaperGrid.simulated(train=of, nodes=nodes)
-    messages = Fleet(clients_per_round=clients, **options).ask_training(round, RECORD, COMMON, grid)
+    messages = Fleet(clients_per_round=clients, max_participations=0, **options).ask_training(
+        round, RECORD, COMMON, grid
+    )
     return sorted(number for message in messages for number in grid.asked(message))
 
 
@@ -161,7 +164,7 @@ def test_rounds_and_seeds_differ_in_their_samples() -> None:
 
 def test_clients_are_asked_equally_often() -> None:
     rounds, clients, of = 500, 3, 10
-    fleet, grid = Fleet(clients_per_round=clients), PaperGrid.simulated(train=of)
+    fleet, grid = Fleet(clients_per_round=clients, max_participations=0), PaperGrid.simulated(train=of)
     times = np.zeros(of)
     for t in range(1, rounds + 1):
         (message,) = fleet.ask_training(t, RECORD, COMMON, grid)

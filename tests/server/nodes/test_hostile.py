@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from numpy.typing import NDArray
 
 from tests.helpers.messages import instead, sent
+from tests.helpers.paper import paper_task
 from umbel import models
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ProtocolError
@@ -30,7 +31,7 @@ from umbel.protocol.messages import (
 )
 from umbel.protocol.records import pack, to_array_record, unpack
 from umbel.protocol.run_config import MAX_CLIENTS, RunConfig
-from umbel.protocol.tasks import VERSION, Hosting, TrainingSpec
+from umbel.protocol.tasks import VERSION, Hosting
 from umbel.server.history import State
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.nodes.roster import admitted
@@ -243,9 +244,9 @@ def quiet() -> Iterator[None]:
 def test_no_reply_of_a_round_does_harm() -> None:
     """Each node is asked in each round for four clients, as if it had never failed."""
     grid = HostileGrid(honest_nodes=2, hostile_nodes=40, seed=1)
-    fleet = Fleet(clients_per_round=10, max_node_share=0.05, min_nodes=3)
+    fleet = Fleet(clients_per_round=10, max_participations=0, max_node_share=0.05, min_nodes=3)
     record = to_array_record({"weight": np.array([[[1.0, 1.0]], [[-5.0, 4.0]]], np.float32)})
-    task = TrainingSpec(noise_multiplier=1.0)
+    task = paper_task(noise_multiplier=1.0)
     roster = fleet.roster(grid)
     stops = np.cumsum([hosting.train for _, hosting in roster.nodes])
     first = {node: stop - hosting.train for (node, hosting), stop in zip(roster.nodes, stops, strict=True)}
@@ -272,7 +273,7 @@ def test_no_reply_of_a_round_does_harm() -> None:
 def test_a_run_goes_on_as_it_should_with_a_fifth_of_its_nodes_hostile_and_more_that_come() -> None:
     rounds, size = 30, 50
     grid = HostileGrid(honest_nodes=20, hostile_nodes=5, seed=2)
-    fleet = Fleet(clients_per_round=size, max_node_share=0.04, min_nodes=25, quorum=0.9)
+    fleet = Fleet(clients_per_round=size, max_participations=0, max_node_share=0.04, min_nodes=25, quorum=0.9)
     strategy = GroupPrivacy(fleet, hypotheses=2)
     setup = Setup(
         RunConfig(rounds=rounds, restarts=1, round_timeout=0.05, clients_per_round=size), strategy, fleet, LINEAR, None

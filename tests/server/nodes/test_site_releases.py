@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.grids import PaperGrid, stack
 from tests.helpers.messages import stacked
+from tests.helpers.paper import paper_task
 from tests.helpers.sites import simulated
 from tests.server.nodes.test_hostile import spoilt
 from umbel.privacy.gate.releases import sanitise
@@ -27,13 +28,12 @@ from umbel.protocol.records import to_array_record
 from umbel.protocol.release import Clipping
 from umbel.protocol.releases import Sums
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.bounds import furthest, furthest_sum, near
 from umbel.server.nodes.exchange import Answer
 from umbel.server.nodes.fleet import Fleet, _released
 
 RECORD = to_array_record(stack([(0, 0, 0), (10, 10, 10)]))
-TASK = TrainingSpec(clipping="public", clip_norm=1.0, choice_epsilon=1.0, release_by="site")
+TASK = paper_task(clipping="public", clip_norm=1.0, choice_epsilon=1.0, release_by="site")
 
 
 class Sites:
@@ -208,7 +208,7 @@ def test_the_bound_is_a_few_times_an_honest_sum_at_most(mechanism: str, n: int) 
 def test_no_honest_gaussian_release_is_left_out(n: int, noise_per: str) -> None:
     """Its norm grows with a root of n, where that of Laplace noise does not."""
     mode = Clipping.PUBLIC if noise_per == "vector" else Clipping.UPDATE
-    task = TrainingSpec(noise_multiplier=3.0, mechanism="gaussian", clipping=mode, clip_norm=1.0, noise_per=noise_per)
+    task = paper_task(noise_multiplier=3.0, mechanism="gaussian", clipping=mode, clip_norm=1.0, noise_per=noise_per)
     rng = np.random.default_rng(n)
     updates = np.ones((50, n)) / math.sqrt(n)
     parts = [slice(0, n // 2), slice(n // 2, n)] if noise_per == "layer" and n > 1 else None

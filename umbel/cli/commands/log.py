@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from umbel.cli.commands.ledger import charges_in, opened
-from umbel.privacy.gate.site_log import SUFFIX, Decision, Line, SiteLog, beside
+from umbel.privacy.gate.site_log import Decision, Line, SiteLog
+from umbel.privacy.gate.store import LOG_SUFFIX, beside
 from umbel.protocol.cli import command_group, console, errors_in_one_line, fail, printable
 from umbel.protocol.errors import LogError
 from umbel.protocol.home import umbel_home
@@ -53,7 +54,7 @@ def show_log(
 def check_log(path: _LogPath = None) -> None:
     """Say whether the log is whole, and agrees with the ledger; exit with an error if not."""
     log = SiteLog(_log_path(path))
-    ledger = log.path.with_name(log.path.name.removesuffix(SUFFIX))
+    ledger = log.path.with_name(log.path.name.removesuffix(LOG_SUFFIX))
     with errors_in_one_line():
         lines = paid = 0
         last = "none"

@@ -29,7 +29,7 @@ from typing import Any, Self
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.store import Store
+from umbel.privacy.gate.store import LOG_SUFFIX, Store, beside
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, Refused, SiteError, UmbelError
 from umbel.protocol.flower import log
@@ -38,7 +38,6 @@ from umbel.protocol.messages import PARTS
 from umbel.protocol.records import unpack
 from umbel.protocol.tasks import LONGEST_NAME, EvaluationSpec, TrainingSpec
 
-SUFFIX = ".log.jsonl"
 FIRST = "0" * 64
 """What stands for the hash before the first line."""
 
@@ -121,14 +120,9 @@ class SiteLog:
         """Return the log of a site; None where the data are no site's own."""
         if site.simulated:
             return None
-        ledger = site.ledger_path
-        assert ledger is not None, "a site that serves data has a ledger"
+        ledger = Store.begin(site)  # before the log is there
         make_home_of(ledger)
-        path = beside(ledger)
-        # A site that answers for the first time. One that has answered, or limits by itself, may have lost its ledger.
-        if not path.exists() and not site.policy.sets_limits:
-            Store.begin(ledger)
-        return cls(path)
+        return cls(beside(ledger))
 
     def check_end(self) -> None:
         """Raise unless a line can be added: the log may be written, and its last line is as it was written."""
@@ -160,7 +154,7 @@ class SiteLog:
     def set_aside(self) -> Path:
         """Rename the log and begin another, which names it; return where the old one lies."""
         stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
-        aside = self.path.with_name(f"{self.path.name.removesuffix(SUFFIX)}.log-until-{stamp}.jsonl")
+        aside = self.path.with_name(f"{self.path.name.removesuffix(LOG_SUFFIX)}.log-until-{stamp}.jsonl")
         with self._locked(make=False) as file:
             old = sha256(os.pread(file, os.fstat(file).st_size, 0)).hexdigest()
             os.rename(self.path, aside)
@@ -244,11 +238,6 @@ def _is_cut_off(text: bytes, number: int) -> bool:
     """Return whether this is what a process that was killed wrote of the line with that number."""
     begins = b'{"number":%d,' % number
     return not text.endswith(b"\n") and text[: len(begins)] == begins[: len(text)]
-
-
-def beside(ledger: Path) -> Path:
-    """Return where the log of the site with that ledger lies."""
-    return ledger.with_name(ledger.name + SUFFIX)
 
 
 def outline(content: RecordDict) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from umbel.protocol.run_config import RunConfig
 
 _APPLICATION, _VERSION = 0x554D424C, 4  # "UMBL"
 _BUSY_S = 60.0
+LOG_SUFFIX = ".log.jsonl"
 # What Python makes of odd values in a damaged file.
 _FAULTS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)
 
@@ -104,23 +105,24 @@ class Store:
 
     @classmethod
     def of(cls, site: Site) -> Self:
-        """Open the store of a site that serves data. Where there is none, and no limit, make it.
+        """Open the store of a site that serves data; make it where `begin` does."""
+        return cls(cls.begin(site))
 
-        Where there is a limit, a missing store may be one that was lost.
+    @staticmethod
+    def begin(site: Site) -> Path:
+        """Return where the store lies; where there is none yet, make an empty one, and the folder for it.
+
+        Where there is a limit, a missing store may be one that was lost: none is made if the site limits by itself, or
+        has answered before.
         """
         path = site.ledger_path
         assert path is not None, "a site that serves data has a ledger"
-        if not site.limits.any:
-            cls.begin(path)
-        return cls(path)
-
-    @staticmethod
-    def begin(path: Path) -> None:
-        """Make an empty store, and the folder for it, where there is none."""
-        if not path.exists():
+        first = not site.policy.sets_limits and not beside(path).exists()
+        if not path.exists() and (first or not site.limits.any):
             make_home_of(path)
             log(WARNING, "umbel made a new, empty ledger: %s", path)
             _make(path)
+        return path
 
     def table(self, table: str) -> Iterator[dict[str, Any]]:
         """Yield the rows of one of `TABLES`, oldest first, as they are kept."""
@@ -293,6 +295,11 @@ def _header(path: Path) -> tuple[int, int]:
 
 
 # --- what umbel 0.1 kept in files beside the ledger
+
+
+def beside(ledger: Path) -> Path:
+    """Return where the log of the site with that ledger lies."""
+    return ledger.with_name(ledger.name + LOG_SUFFIX)
 
 
 def _beside(path: Path) -> tuple[Path, Path]:

@@ -67,7 +67,10 @@ PHASES = (
 )
 
 GUARANTEED = "k = 3, kept, guaranteed"
-_FORMAL = {"clipping": "public", "clip-norm": 0.5, "noise-multiplier": 1.5, "choice-epsilon": 2.0, "local-epochs": 10}
+_FORMAL = {
+    "clipping": "public", "clip-norm": 0.5, "clip-norm-decay": 1.0, "noise-multiplier": 1.5, "choice-epsilon": 2.0,
+    "local-epochs": 10,
+}  # fmt: skip
 ARMS: Mapping[str, dict[str, Any]] = {
     "k = 1, kept": {"hypotheses": 1, "start-from": BEFORE},
     "k = 2, kept": {"hypotheses": 2, "start-from": BEFORE},
