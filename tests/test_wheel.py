@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 from tests.deploy.conftest import SHORT, write_site
 from tests.deploy.processes import Deployment
 from tests.helpers.environments import build, environment
+from tests.helpers.paper import ACCEPTED
 from tests.helpers.sources import ROOT, packages_imported
 from umbel.client.bundle import Bundle
 from umbel.protocol.flower import build_bundle
@@ -205,7 +206,7 @@ def test_it_is_a_sites_own_app_beside_such_a_project(project: Path, python: Path
     data = write_site(tmp_path / "data", 2.0)
     own = {"app": "client:app", "bundle": hashlib.sha256(build_bundle(project)).hexdigest(), "data-path": data}
     with Deployment(tmp_path / "deployment", python=python) as deployment:
-        node = deployment.start_node("site", within=["env", f"--chdir={project}"], **own, role="split")
+        node = deployment.start_node("site", within=["env", f"--chdir={project}"], **own, **ACCEPTED, role="split")
         deployment.wait_until_online()
         run = deployment.submit(app=project, **SHORT | {"min_nodes": 1}, rounds=1, clients_per_round=3)
         assert deployment.wait(run) == "finished:completed"

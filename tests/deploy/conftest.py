@@ -10,20 +10,21 @@ import numpy as np
 import pytest
 
 from tests.deploy.processes import Deployment
+from tests.helpers.paper import PAPER
 from umbel.data import Manifest, offsets_of, write_dataset
 
 CLIENTS = 4
 TRAIN = CLIENTS - 1
 
 SHORT: dict[str, Any] = {
+    **{key.replace("-", "_"): value for key, value in PAPER.items() if key != "clients-per-round"},
     "dataset": "",
     "model": "linear",
     "loss": "mse",
     "restarts": 1,
-    "noise_multiplier": 5.0,
     "min_nodes": 3,
 }
-"""Run config of small runs over sites that serve their own data."""
+"""Run config of small runs over sites that serve their own data, and accept the paper's settings."""
 
 
 def write_site(folder: Path, slope: float, clients: int = CLIENTS) -> str:

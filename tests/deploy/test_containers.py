@@ -27,9 +27,11 @@ from umbel.protocol.flower import build_bundle
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(5400)]
 
 CHARGES = f"""
+import json
+from collections import Counter
 from pathlib import Path
 from umbel.privacy.gate.ledger import Ledger
-print(len(list(Ledger(Path("{demo.LEDGER}")).rows())))
+print(json.dumps(Counter(row["kind"] for row in Ledger(Path("{demo.LEDGER}")).rows())))
 """
 
 
@@ -53,11 +55,12 @@ class Stack(NamedTuple):
             self.compose("logs", "--tail", "60")
             pytest.fail(f"{run['status']}: {run.get('status-details')}")
 
-    def charges(self) -> list[int]:
-        """Return how many releases each site has charged."""
+    def charges(self) -> list[dict[str, int]]:
+        """Return how many releases of each kind each site has charged."""
         execute = ["exec", "-T"]
         return [
-            int(self.compose(*execute, f"{site}-app", "python", "-c", CHARGES, capture=True)) for site in demo.SITES
+            json.loads(self.compose(*execute, f"{site}-app", "python", "-c", CHARGES, capture=True))
+            for site in demo.SITES
         ]
 
 
@@ -94,11 +97,12 @@ def test_a_gateless_bundle_is_refused_and_takes_nothing(stack: Stack, tmp_path: 
     sent = hashlib.sha256(build_bundle(thief)).hexdigest()
     reason = f"this site runs {own}; it has not reviewed bundle {sent}, which the server sent"
     assert loot == {node: reason for node in names.split()}
-    assert stack.charges() == [0, 0, 0]
+    assert stack.charges() == [{}, {}, {}]
 
 
 def test_an_honest_run_completes_right_after(stack: Stack) -> None:
     # What the sites of the demonstration accept.
     accepted = SHORT | {"noise_multiplier": 10.0, "clipping": "public", "choice_epsilon": 1.0}
     stack.run(demo.APP, **accepted, rounds=1, clients_per_round=3 * TRAIN)
-    assert stack.charges() == [TRAIN] * 3
+    # The validation client reports in the round, and once more at the end.
+    assert stack.charges() == [{"train": TRAIN, "report": 2}] * 3

@@ -16,6 +16,7 @@ import pytest
 from tests.deploy.conftest import CLIENTS, SHORT, write_site
 from tests.deploy.processes import RUN_S, Deployment, Member, Run, wait_until
 from tests.deploy.tampered.sitecustomize import HOLD
+from tests.helpers.paper import ACCEPTED
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(5400)]
 
@@ -38,7 +39,7 @@ def start_site(deployment: Deployment, name: str, spoilt: bool = False) -> Membe
     data_path = write_site(deployment.folder / "data" / name, len(name))
     if spoilt:
         spoil(Path(data_path))
-    return deployment.start_node(name, tampered=True, **{"data-path": data_path})
+    return deployment.start_node(name, tampered=True, **ACCEPTED, **{"data-path": data_path})
 
 
 def spoil(data: Path) -> None:

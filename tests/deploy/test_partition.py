@@ -11,6 +11,7 @@ from tests.deploy.conftest import CLIENTS, SHORT, write_site
 from tests.deploy.namespace import Namespace, NamespaceError, namespace
 from tests.deploy.processes import RUN_S, Deployment, Run, wait_until
 from tests.deploy.tampered.sitecustomize import HOLD
+from tests.helpers.paper import ACCEPTED
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(5400)]
 
@@ -35,7 +36,7 @@ def deployment(network: Namespace, tmp_path_factory: pytest.TempPathFactory) -> 
     with Deployment(tmp_path_factory.mktemp("deployment"), network.host) as deployment:
         for name, within in [("north", ()), ("south", ()), ("island", network.within)]:
             data_path = write_site(deployment.folder / "data" / name, len(name))
-            deployment.start_node(name, tampered=True, within=within, **{"data-path": data_path})
+            deployment.start_node(name, tampered=True, within=within, **ACCEPTED, **{"data-path": data_path})
         deployment.wait_until_online()
         yield deployment
 

@@ -10,6 +10,7 @@ import pytest
 from tests.deploy.conftest import CLIENTS, SHORT, TRAIN, write_site
 from tests.deploy.processes import RUN_S, Deployment, Run, wait_until
 from tests.deploy.tampered.sitecustomize import GARBAGE, HOLD, UNREADABLE
+from tests.helpers.paper import ACCEPTED
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(5400)]
 
@@ -24,7 +25,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     with Deployment(tmp_path_factory.mktemp("deployment")) as deployment:
         for name, slope, role in [("north", 3.0, "split"), ("south", 2.0, "train"), ("tampered", -3.0, "train")]:
             data_path = write_site(deployment.folder / "data" / name, slope)
-            deployment.start_node(name, tampered=True, **{"data-path": data_path, "role": role})
+            deployment.start_node(name, tampered=True, **ACCEPTED, **{"data-path": data_path, "role": role})
         deployment.wait_until_online()
         yield deployment
 

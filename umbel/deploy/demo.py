@@ -33,8 +33,13 @@ from umbel.protocol.project import APP, CONFIGS
 
 SITES = ("site-1", "site-2", "site-3")
 CONFIG = CONFIGS / "hospital-sites.toml"
-# Each site's manifest says who trains; a client may take part 10 times at n / nu = 11 / 3.
-POLICY = 'role="split" min-noise-multiplier=10.0 clipping="public" max-choice-epsilon=1.0 budget=16.0'
+# Each site's manifest says who trains. A training client pays 3.2 a run, and may take part in 5. A validation client
+# pays 2 * 2 / 10 = 0.4 a report, and 2.8 for the 7 of a run: also 5 runs. Errors are clipped to 0.25, which is 2,500
+# dollars: the noise on the mean of three sites with 295 such clients each then has a standard deviation of 60 dollars.
+POLICY = (
+    'role="split" min-noise-multiplier=10.0 clipping="public" max-choice-epsilon=1.0 budget=16.0 '
+    "report-noise-multiplier=10.0 report-bound=0.25"
+)
 LEDGER = "/ledger/umbel.sqlite"
 MAKE_LEDGER = f"test -e {LEDGER} || umbel ledger create {LEDGER}"
 _ONLINE_S = 120.0
