@@ -242,7 +242,7 @@ def test_every_strategy_stands_in_the_docs_with_its_options_and_their_defaults()
 def test_every_experiment_stands_in_the_readme() -> None:
     readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
     names = {command.name for command in app.registered_commands} - {"page"}
-    named = re.findall(r"^umbel experiment (\w+)(?: +# or (\w+))?", readme, re.MULTILINE)
+    named = re.findall(r"^umbel experiment ([\w-]+)(?: +# or ([\w-]+))?", readme, re.MULTILINE)
     assert {name for pair in named for name in pair if name} == names
 
 

@@ -191,9 +191,11 @@ def test_patience_counts_validations_not_rounds() -> None:
     assert len(state.history) == 7
 
 
-def test_a_validation_that_nobody_answers_is_none() -> None:
+def test_a_validation_that_nobody_answers_is_none(caplog: pytest.LogCaptureFixture) -> None:
     state, _ = play(Scripted([5, None, None, None, 6, 7]), patience=2)
     assert state.stopped == "all 5 rounds done"
+    told = [message for message in caplog.messages if "no validation client reported" in message]
+    assert [message.split(":")[0] for message in told] == ["round 2", "round 3", "round 4"]
 
 
 # --- validating now and then

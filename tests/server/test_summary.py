@@ -137,6 +137,11 @@ def test_where_the_truth_is_known_its_distance_is_told() -> None:
     assert not any("true parameters" in line for line in lines)
 
 
+def test_clients_that_no_guarantee_covers_are_named() -> None:
+    exact = summary().closing_lines(state(history=[entry(exact_reports=40), entry(exact_reports=0)]))
+    assert exact[-2] == "Outside the guarantee: 40 validation clients, which reported exact losses."
+
+
 # --- what it cost. The median client released 1.5 times, which counts as 2, and the busiest 3 times.
 
 

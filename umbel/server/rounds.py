@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from logging import WARNING
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from umbel.models.model import Model
 from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.flower import log
 from umbel.protocol.records import to_array_record
 from umbel.server.history import Round, State
 from umbel.server.nodes.exchange import Exchange
@@ -110,13 +112,17 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
     fleet, nearest = run.fleet, distances(flatten(state.hypotheses))
     validates = not train or (number - 1) % setup.config.validate_every == 0
     messages = strategy.configure_train(number, arrays, task, grid) if train else []
-    if validates:
-        messages = [*messages, *strategy.configure_evaluate(number, arrays, task, grid)]
+    evaluations = strategy.configure_evaluate(number, arrays, task, grid) if validates else []
+    messages = [*messages, *evaluations]
     replies = fleet.exchange(number, grid, messages, setup.config.round_timeout)
 
     scores = strategy.validate(number, replies) if validates else None
     if scores is not None:
         _keep_best(state, scores.loss, number)
+    elif evaluations:
+        log(
+            WARNING, "round %d: no validation client reported; their sites refuse, or their budgets are used up", number
+        )
     run.outcome = outcome = strategy.train(number, replies) if train else None
     following = outcome.following if outcome else None
     if following is not None:

@@ -79,6 +79,16 @@ def test_show_tells_the_guarantee_and_none_where_there_is_none(tmp_path: Path) -
     assert rows[1] == ["1", "1", "none", "none", "3.667"]
 
 
+def test_show_names_the_clients_that_no_entry_covers(tmp_path: Path) -> None:
+    path, said = ledger(tmp_path), "Exact losses of validation clients"
+    assert said not in run("ledger show", str(path))[1]
+    for _ in range(3):
+        Runs(path).count_evaluation("run", Policy())
+    output = " ".join(run("ledger show", str(path))[1].split())
+    assert said in output
+    assert "in 3 messages" in output
+
+
 def test_export_writes_every_charge_as_csv(tmp_path: Path) -> None:
     code, output = run("ledger export", str(ledger(tmp_path)))
     assert code == 0

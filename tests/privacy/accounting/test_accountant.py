@@ -313,3 +313,14 @@ def test_the_grid_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     compose(kinds, 1.1 * DELTA)
     assert len(grids) == 4
     assert max(grids) <= 20_001
+
+
+@pytest.mark.parametrize("loss", [GaussianLoss(1.0), LaplaceLoss(11, 11 / 3)])
+def test_a_loss_on_a_grid_that_ends_before_its_largest_is_still_an_upper_bound(loss: Loss) -> None:
+    """Losses beyond the grid count as infinite, by their delta at its end."""
+    high = loss.mean + loss.deviation
+    moved = accountant._distribution(loss, -high, high, high / 20)
+    epsilons = np.linspace(0, 2 * high, 81)
+    assert (np.array(moved.get_delta_for_epsilon(epsilons)) >= loss.delta(epsilons)).all()
+    [beyond] = loss.delta(np.array([high]))
+    assert moved.get_delta_for_epsilon(2 * high) == pytest.approx(beyond, rel=1e-6)

@@ -141,6 +141,12 @@ def test_where_there_is_no_guarantee_the_reason_is_told(changes: dict[str, Any],
     assert "at delta" not in text
 
 
+def test_clients_that_reported_exact_losses_stand_outside_the_guarantee() -> None:
+    exact = [replace(one, exact_reports=10) for one in state().history]
+    assert "Outside the guarantee 10 validation clients They reported exact losses" in report(state(history=exact)).text
+    assert "Outside the guarantee" not in report().text
+
+
 def test_a_guarantee_is_called_one_and_says_of_what() -> None:
     text = formal().text
     # Two participations of .51 each; five compose to a little less than 2.55 at a delta.

@@ -21,6 +21,7 @@ from umbel.protocol.cli import command_group, errors_in_one_line
 from umbel.protocol.home import umbel_home
 from umbel.research.experiments import (
     attacks,
+    chosen_round,
     drift,
     frontier,
     handwriting,
@@ -48,6 +49,7 @@ _EXPERIMENTS: dict[str, tuple[ModuleType, str]] = {
     "synthetic": (synthetic, "Two linear models in the plane: figures 1 and 2, and how often they look like that."),
     "hospital": (hospital, "Hospital charges: figures 3 and 4, and the privacy budgets of Table 1."),
     "drift": (drift, "Clients that change: their data drift, they come and go; old hypotheses, old ledgers."),
+    "chosen-round": (chosen_round, "The best round, chosen by exact losses and by means with noise."),
     "attacks": (attacks, "What releases show: the headlines of umbel attack, images and local vectors."),
     "femnist": (handwriting, "Handwritten characters: the accuracies of Table 2."),
     "qmnist": (handwriting, "Handwritten digits: Table 2's grid on data that two cores can learn."),

@@ -41,6 +41,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "frontier-qmnist-features": (
         f"{_HERE}/frontier.py", "configs/qmnist-features-*.toml", f"{_DATA}/qmnist_features.py",
     ),
+    "chosen-round": (f"{_HERE}/chosen_round.py", "configs/hospital-epsilon-4.toml", f"{_DATA}/hospital.py"),
     "drift": (f"{_HERE}/drift.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
     "recommender": (f"{_HERE}/recommender.py", "configs/recommender.toml", f"{_DATA}/movielens.py"),
     "attacks": (

@@ -104,15 +104,17 @@ class TrainingPair:
     def score(self, content: RecordDict, asked: int, directions: Matrix, less_shared: bool = False) -> Matrix:
         """Return the log likelihood ratio of the coins of the canaries, by what left of so many clients.
 
-        With `less_shared` it is that of models less what they have in common, which a noise that they share is a part
-        of. Of m models, independent noise keeps all but 1/m of itself.
+        With `less_shared` it is that of models less the mean update of the first quarter. Noise that clients share goes
+        with that, and independent noise of m models has 4/m more variance.
         """
         arrays, counts = what_left(content, asked, self._by_site)
         releases, likelihood = flatten(arrays), self._of_sums if self._by_site else self._of_models
         if less_shared and not self._by_site and len(releases) >= _SEVERAL:
             # Hypotheses are far apart in the first parameter, which tells from which one a model was trained.
             nearest = np.abs(releases[:, :1] - self.hypotheses[:, 0]).argmin(axis=1)
-            releases = releases - (releases - self.hypotheses[nearest]).mean(axis=0)
+            # By the first alone, who are the pilots: their scores must not depend on canaries that are tested.
+            first = max(_SEVERAL, len(releases) // 4)
+            releases = releases - (releases - self.hypotheses[nearest])[:first].mean(axis=0)
         one, other = (likelihood(releases, counts, coin, directions) for coin in (1, -1))
         return one - other
 
