@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.cli.commands.test_run import environment
+from tests.helpers.sources import ROOT
 
 COMMAND = [str(Path(sys.executable).parent / "umbel"), "run", "rounds=100000", "restarts=1", "clients-per-round=2"]
 
@@ -54,6 +55,26 @@ def test_nobody_else_is_listened_to(options: list[str], tmp_path: Path) -> None:
     finally:
         run.kill()
         run.wait()
+
+
+SWEEP = """
+import os, psutil, ray
+from tests.simulation.test_private import is_loopback, listening, os_token
+from umbel.research.experiments import sweep
+with sweep._cluster():
+    assert ray.get(ray.remote(lambda: 3).remote()) == 3
+    found = listening(psutil.Process())
+    assert found and all(is_loopback(address) for address, _ in found), found
+    assert os_token(psutil.Process())
+assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} & os.environ.keys(), "another cluster has another token"
+"""
+
+
+@pytest.mark.slow
+def test_nobody_else_is_listened_to_in_a_sweep(tmp_path: Path) -> None:
+    settings = environment(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    clean = {name: value for name, value in settings.items() if not name.startswith("RAY_")}
+    subprocess.run([sys.executable, "-c", SWEEP], cwd=tmp_path, env=clean, check=True)
 
 
 def ask(port: int) -> list[int]:
