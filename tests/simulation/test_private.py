@@ -94,6 +94,26 @@ def test_what_flower_starts_by_itself_listens_as_the_readme_says(tmp_path: Path)
         run.wait()
 
 
+SWEEP = """
+import os, psutil, ray
+from tests.simulation.test_private import is_loopback, listening, os_token
+from umbel.research.experiments import sweep
+with sweep._cluster():
+    assert ray.get(ray.remote(lambda: 3).remote()) == 3
+    found = listening(psutil.Process())
+    assert found and all(is_loopback(address) for address, _ in found), found
+    assert os_token(psutil.Process())
+assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} & os.environ.keys(), "another cluster has another token"
+"""
+
+
+@pytest.mark.slow
+def test_nobody_else_is_listened_to_in_a_sweep(tmp_path: Path) -> None:
+    settings = environment(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    clean = {name: value for name, value in settings.items() if not name.startswith("RAY_")}
+    subprocess.run([sys.executable, "-c", SWEEP], cwd=tmp_path, env=clean, check=True)
+
+
 def ask(port: int) -> list[int]:
     """Return what a stranger's requests to start and to list runs are answered; nothing where HTTP is not spoken."""
     try:
