@@ -9,6 +9,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -84,6 +85,7 @@ def test_recipes_and_configurations_are_found(python: Path, tmp_path: Path) -> N
     assert output(python, "-c", code, cwd=tmp_path) == "hospital"
 
 
+@cache
 def installed_with(*requirements: str) -> set[str]:
     """Return the distributions that come with some, by what those say that are installed here."""
     found: set[str] = set()
