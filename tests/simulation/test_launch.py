@@ -12,6 +12,7 @@ import psutil
 import pytest
 import safetensors.numpy
 
+from tests.examples.test_quickstart import EXAMPLE, ROUNDS, accuracies
 from tests.helpers.apps import PROJECT, write_app
 from tests.helpers.errors import raises
 from tests.helpers.runs import run_app
@@ -94,6 +95,16 @@ def test_a_run_of_a_strategy_in_a_package_of_its_own_goes_on_in_ray_as_in_one_pr
         submit(APP, values | {"resume": folder.name, "observers": "picky:Picky"}, simulation, 7)
     assert as_bytes(newest_run(home)) == as_bytes(expected) != as_bytes(begun)
     assert len((folder / "history.jsonl").read_text().splitlines()) == SHORT["rounds"] + 1
+
+
+@pytest.mark.slow
+def test_the_quickstart_runs_as_a_flower_app(simulation: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """With five clients, which remember there too what they have spent; that they learn its own test shows."""
+    submit(EXAMPLE, {"num-server-rounds": ROUNDS + 1}, simulation, 5)
+    log = capsys.readouterr().out
+    assert log.count("aggregate_train: Received 5 results and 0 failures") == ROUNDS
+    assert log.count("aggregate_train: Received 0 results and 5 failures") == 1
+    assert len(accuracies(log)) == 1 + ROUNDS + 1
 
 
 def test_an_app_lies_among_few_files_where_that_is_the_same_app(tmp_path: Path) -> None:
