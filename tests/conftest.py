@@ -23,6 +23,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 HOMES = itertools.count()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with files that start processes: one of a minute at the end keeps the other worker waiting."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_collection_finish() -> None:
     """Spare the garbage collector what imports and collection made: it lives as long as the process."""
     gc.collect()
