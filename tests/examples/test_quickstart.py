@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import safetensors.numpy
 
@@ -16,6 +15,7 @@ from tests.examples.test_quickstart import EXAMPLE, ROUNDS, accuracies
 from tests.helpers.apps import PROJECT, write_app
 from tests.helpers.errors import raises
 from tests.helpers.runs import run_app
+from tests.simulation.test_private import started
 from umbel.client.app import app as client_app
 from umbel.protocol.errors import LaunchError
 from umbel.protocol.flower import build_bundle
@@ -61,13 +61,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
         patch.setenv("PYTHONPATH", path)
         with superlink(home) as environment:
             yield environment
-    # By what they inherited: other tests, and other people, may run the same programs at the same time.
-    left = [
-        process.info["cmdline"]
-        for process in psutil.process_iter(["cmdline", "environ"])
-        if (process.info["environ"] or {}).get("UMBEL_HOME") == str(home / "umbel")
-    ]
-    assert not left, "the launcher stops what it started"
+    assert not started(home / "umbel"), "the launcher stops what it started"
 
 
 def as_bytes(arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, bytes]:

@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from tests.deploy.processes import wait_until
-from tests.simulation.test_superlink import heeds_interrupts
 
 COMMAND = [str(Path(sys.executable).parent / "umbel"), "run", "rounds=100000", "restarts=1"]
 OWN = """
@@ -43,6 +42,11 @@ def listening(process: psutil.Process) -> set[tuple[str, int]]:
 def is_loopback(address: str) -> bool:
     found = ip_address(address)
     return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+
+
+def heeds_interrupts() -> None:
+    """What is started in the background of a shell's script ignores them, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
@@ -95,12 +99,19 @@ def test_a_run_of_a_users_own_model_listens_to_nobody_else_and_says_at_once_how_
         assert run.stdout is not None
         lines += [line.rstrip() for line in run.stdout]
         assert run.wait() == 130, lines
+    wait_until("end of all that was started", lambda: not started(umbel_home) or None, 600)
     assert lines[-2:] == [
         f"Stopped. The finished rounds are kept in {folder}",
         f"Go on with: umbel run {folder.name} --resume",
     ]
     assert (folder / "latest.safetensors").exists()
     assert not any("Warning" in line for line in lines)
+
+
+def started(home: Path) -> list[psutil.Process]:
+    """Return the processes that inherited a home: other tests may run the same programs at the same time."""
+    running = psutil.process_iter(["environ"])
+    return [one for one in running if (one.info["environ"] or {}).get("UMBEL_HOME") == str(home)]
 
 
 def ask(port: int) -> list[int]:
