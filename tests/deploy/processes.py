@@ -123,7 +123,7 @@ class Member:
 
     def has_heard_of(self, round: int | str, run: Run) -> bool:
         """Whether a message of a run's round has come in."""
-        return f"[RUN {run.id}, ROUND {round}]" in self.log
+        return f"[RUN {run.id}, ROUND {round}, " in self.log  # and how large the answer may be
 
     def kill(self) -> None:
         """End it, and all that it started, as a power cut does."""
