@@ -145,6 +145,21 @@ def test_a_run_without_its_table_names_nothing(kept: Path, planted: Path, tmp_pa
     assert not planted.exists()
 
 
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_file_of_settings_names_only_code_that_lies_where_the_person_works(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sent.toml").write_text('model = "planted:boom"\nloss = "mse"\n')
+    sent, work = str(tmp_path / "sent.toml"), tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "planted.py").write_text("raise SystemExit(99)")
+    ended(*umbel(command, sent), "config.untrusted-code", "planted:boom")
+    (work / "planted.py").write_text("raise ImportError('it is read')")
+    ended(*umbel(command, sent), "config.import", "it is read")
+
+
 def test_a_link_in_a_run_leads_no_writing_out_of_it(kept: Path, tmp_path: Path) -> None:
     run, outside = tmp_path / "sent", tmp_path / "outside"
     shutil.copytree(kept, run)

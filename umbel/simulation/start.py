@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from umbel.data import find_dataset
 from umbel.protocol.errors import ConfigError, DatasetError
-from umbel.protocol.plugins import names_in, own_path, trust, trust_elsewhere
+from umbel.protocol.plugins import distrust, names_in, own_path, remember, trust, trust_elsewhere
 from umbel.protocol.project import CONFIGS, OWN_PATH
 from umbel.protocol.run_config import RunConfig, read_saved
 from umbel.server.runs import find_run, home_of_runs, run_named
@@ -168,5 +168,8 @@ def _read(file: Path, sent: bool = False) -> dict[str, Any]:
         return RunConfig.current(own)
     if sent:
         raise ConfigError(f"{file} has no table config; give the folder of a run", code="config.no-run")
-    trust(*values.values())
+    # A file is sent around as a folder is. What lies where the person works is theirs, and no library's.
+    here = {path.stem for path in own_modules(Path.cwd(), values)}
+    remember(name for name in names_in(values.values()) if name.partition(":")[0].partition(".")[0] in here)
+    distrust(*values.values())
     return RunConfig.current(values)
