@@ -21,7 +21,7 @@ run: $(READY) ## Run another experiment in simulation: make run CONFIG=configs/h
 	$(BIN)/umbel run $(CONFIG)
 
 test: $(READY) ## Run all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: $(READY) ## Time the short benchmarks, and compare them with what was saved (five minutes; needs the hospital data)
 	$(BIN)/python -m benchmarks

@@ -55,6 +55,7 @@ _MIB = 1 << 20
 _HOST = "127.0.0.1"
 # Light nodes of one process; with more of them they wait for each other more than for the SuperLink.
 _TOGETHER = 50
+_POLICY = 'clipping="any" max-choice-epsilon="inf" budget="inf"'  # accepts what is asked, the paper's settings
 _START_S, _ROUND_S, _LOOK_S = 600.0, 300.0, 0.2
 HEADINGS = ("nodes", "s to join", "s a round", "s computed", "MiB at most", "MiB a node", "MiB database", "what failed")
 _PARTIES = ("SuperLink", "ServerApp")
@@ -220,7 +221,7 @@ def start_real(home: Path, address: str, names: Sequence[str], parameters: int) 
     for name in names:
         ledger = f"{home}/{name}.sqlite"
         _umbel("ledger", "create", ledger)
-        config = f'data-path="{home}/site" ledger-path="{ledger}" role="split" max-participations=1000'
+        config = f'data-path="{home}/site" ledger-path="{ledger}" role="split" max-participations=1000 {_POLICY}'
         hosts.append(start(
             home, name, "umbel", "site", "start", "--superlink", address, "--port", str(free_port()),
             "--node-config", config, "--root-certificates", f"{home}/ca.crt",
@@ -242,7 +243,8 @@ def run_config(nodes: int, rounds: int, parameters: int) -> dict[str, Any]:
     return {
         "dataset": "", "model": _model(parameters), "loss": "mse", "restarts": 1, "step-size": 0.01, "patience": 0,
         "rounds": rounds, "clients-per-round": nodes, "min-nodes": nodes, "node-wait": _START_S,
-        "round-timeout": _ROUND_S,
+        "round-timeout": _ROUND_S, "max-participations": 0, "local-epochs": 1, "noise-multiplier": 5.0,
+        "choice-epsilon": 0.0, "clipping": "update",
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 from pathlib import Path
@@ -20,6 +21,18 @@ settings.load_profile("umbel")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 HOMES = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with files that start processes: one of a minute at the end keeps the other worker waiting."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what imports and collection made: it lives as long as the process."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

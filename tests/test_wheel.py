@@ -9,6 +9,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from packaging.utils import canonicalize_name
 from tests.deploy.conftest import SHORT, write_site
 from tests.deploy.processes import Deployment
 from tests.helpers.environments import build, environment
-from tests.helpers.paper import ACCEPTED
+from tests.helpers.paper import ACCEPTED, PAPER
 from tests.helpers.sources import ROOT, packages_imported
 from umbel.client.bundle import Bundle
 from umbel.protocol.flower import build_bundle
@@ -63,12 +64,13 @@ def test_a_wheel_of_the_sdist_is_that_of_the_checkout(built: dict[str, Path]) ->
 
 
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
-def test_umbel_is_importable_and_nothing_else(built: dict[str, Path], kind: str, tmp_path: Path) -> None:
-    python = environment(tmp_path / "environment", built[kind])
+def test_umbel_is_importable_and_nothing_else(built: dict[str, Path], python: Path, kind: str, tmp_path: Path) -> None:
+    if kind == "editable":
+        python = environment(tmp_path / "environment", built[kind])
     names = [*LINKS, *OTHERS, "umbel"]
     code = f"from importlib.util import find_spec; print([name for name in {names} if find_spec(name)])"
     assert output(python, "-c", code, cwd=tmp_path) == "['umbel']"
-    home = {"wheel": tmp_path / "environment", "editable": ROOT / "umbel"}[kind]
+    home = {"wheel": python.parents[1], "editable": ROOT / "umbel"}[kind]
     assert Path(output(python, "-c", "import umbel; print(umbel.__file__)", cwd=tmp_path)).is_relative_to(home)
 
 
@@ -85,6 +87,7 @@ def test_recipes_and_configurations_are_found(python: Path, tmp_path: Path) -> N
     assert output(python, "-c", code, cwd=tmp_path) == "hospital"
 
 
+@cache
 def installed_with(*requirements: str) -> set[str]:
     """Return the distributions that come with some, by what those say that are installed here."""
     found: set[str] = set()
@@ -128,11 +131,16 @@ assert datasets.FAKE, "Hugging Face's"
 def net():
     return torch.nn.Linear(2, width, bias=False)
 """
-SCRIPT = """
+LEAKS = "umbel.research.attacks.leak_meter:LeakMeter every=1"
+SCRIPT = f"""
+from pathlib import Path
+
 import umbel
+from umbel.simulation.launch import run
 
 if __name__ == "__main__":
     print(umbel.run(model="models:net", loss="mse", rounds=1, restarts=1, clients_per_round=5).outcome)
+    run(Path(), {{"observers": "{LEAKS}"}}, 1)
 """
 PROJECT = {
     "project": {
@@ -149,15 +157,14 @@ PROJECT = {
                 "flwr-version-target": "1.41.0",
                 "fab-include": ["**/*.py", "LICENSE"],
                 "components": {"serverapp": "umbel.server.app:app", "clientapp": "umbel.client.app:app"},
-                "config": {
+                "config": PAPER | {
                     "dataset": "synthetic", "model": "models:net", "loss": "mse", "rounds": 1, "restarts": 1,
-                    "clients-per-round": 5, "observers": "", "noise-multiplier": 5.0, "min-nodes": 1, "seed": 0,
+                    "clients-per-round": 5, "observers": "", "min-nodes": 1, "seed": 0,
                 },
             }
         }
     },
 }  # fmt: skip
-LEAKS = "umbel.research.attacks.leak_meter:LeakMeter every=1"
 
 
 @pytest.fixture
@@ -189,11 +196,7 @@ def test_a_project_whose_names_are_those_of_umbels_rooms_runs_it_by_command_scri
 ) -> None:
     asked = ["model=models:net", "loss=mse", "rounds=1", "restarts=1", "clients-per-round=5", f"observers={LEAKS}"]
     output(python.with_name("umbel"), "run", "--in-process", *asked, cwd=project)
-    assert output(python, "study.py", cwd=project).endswith("all 1 rounds done")
-    code = (
-        f"from pathlib import Path; from umbel.simulation.launch import run; run(Path(), {{'observers': {LEAKS!r}}}, 1)"
-    )
-    output(python, "-c", code, cwd=project)
+    assert "all 1 rounds done" in output(python, "study.py", cwd=project)
     runs = sorted((umbel_home / "runs").iterdir())
     assert len(runs) == 3
     assert [(run / "leaks.jsonl").exists() for run in runs] == [True, False, True]

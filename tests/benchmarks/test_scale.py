@@ -28,9 +28,9 @@ def test_the_dataset_is_of_the_hospitals_shape_and_comes_from_its_seed(folder: P
     np.testing.assert_array_equal(open_dataset(tmp_path / "again").features, dataset.features)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("here")
 def test_a_run_is_timed_round_by_round(folder: Path) -> None:
-    run = scale.apart(scale.play, folder, 5)
+    run = scale.play(folder, 5)
     assert len(run.rounds) == len(run.cpu) == 3, "the first warms up, and the last has no next"
     assert all(cpu > 0 for cpu in run.cpu)
     assert run.opening > 0

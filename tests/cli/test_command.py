@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import typer
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 import umbel
 from umbel.cli.main import COMMANDS, app
+from umbel.protocol.project import OWN_PATH
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -22,6 +25,15 @@ def test_every_command_is_there_and_explains_itself(name: str) -> None:
     assert told.exit_code == 0
     assert f"umbel {name}" in told.output
     assert "--install-completion" not in told.output
+
+
+def test_a_users_modules_lie_here_or_where_the_process_was_that_started_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(OWN_PATH, "/there")
+    assert CliRunner().invoke(app, ["keys"], prog_name="umbel").exit_code == 0
+    assert os.environ[OWN_PATH] == f"{tmp_path}{os.pathsep}/there"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tomllib
@@ -127,3 +128,54 @@ def test_names_of_folders_are_printed_without_escapes(kept: Path, umbel_home: Pa
     shutil.copytree(kept, umbel_home / "runs" / ESCAPE)
     for words in (("runs", "list"), ("runs", "show", "nosuch\x1b[2J")):
         assert "\x1b[2J" not in umbel(*words)[1]
+
+
+@pytest.mark.parametrize("name", ["planted:a=b", "planted: boom", "planted:a;b", "flower:planted:Boom"])
+def test_no_way_of_writing_a_name_gets_past(name: str, kept: Path, planted: Path, tmp_path: Path) -> None:
+    run = str(sent_run(kept, tmp_path / "sent", "strategy", name))
+    for words in (("report", run), ("run", run, "--resume", "rounds=9")):
+        ended(*umbel(*words), "config.untrusted-code", "planted")
+    assert not planted.exists()
+
+
+def test_a_run_without_its_table_names_nothing(kept: Path, planted: Path, tmp_path: Path) -> None:
+    shutil.copytree(kept, tmp_path / "sent")
+    (tmp_path / "sent" / "config.toml").write_text('model = "planted:boom"\nloss = "mse"\n')
+    ended(*umbel("run", str(tmp_path / "sent"), "--resume"), "config.no-run", "config.toml")
+    assert not planted.exists()
+
+
+def test_a_link_in_a_run_leads_no_writing_out_of_it(kept: Path, tmp_path: Path) -> None:
+    run, outside = tmp_path / "sent", tmp_path / "outside"
+    shutil.copytree(kept, run)
+    outside.write_text("mine")
+    (run / f".report.html.{os.getpid()}.tmp").symlink_to(outside)
+    (run / "report.html").unlink(missing_ok=True)
+    code, output = umbel("report", str(run))
+    assert (code, outside.read_text()) == (0, "mine"), output
+    assert (run / "report.html").is_file()
+
+
+@pytest.mark.parametrize("file", ["history.jsonl", "sections.json"])
+def test_a_device_in_a_run_is_not_read(file: str, kept: Path, tmp_path: Path) -> None:
+    run = tmp_path / "sent"
+    shutil.copytree(kept, run)
+    (run / file).unlink(missing_ok=True)
+    (run / file).symlink_to(os.devnull)  # one that ends, should it be read
+    for words in (("report", str(run)), ("runs", "show", str(run))):
+        ended(*umbel(*words), "config.special-file", file)
+
+
+def test_a_device_in_a_dataset_is_not_read(tmp_path: Path) -> None:
+    opened, sent = open_dataset(find_dataset("synthetic")), tmp_path / "data"
+    write_dataset(sent, opened.manifest, opened.features, opened.targets, opened.offsets)
+    (sent / "clients.json").symlink_to(os.devnull)
+    ended(*umbel("run", f"dataset={sent}"), "data.unreadable", "clients.json is no file")
+
+
+def test_why_a_run_ended_is_only_text(kept: Path, tmp_path: Path) -> None:
+    run = tmp_path / "sent"
+    shutil.copytree(kept, run)
+    (run / "outcome.json").write_text(json.dumps({"stopped": "\x1b]0;owned\x07[/bold]"}))
+    code, output = umbel("runs", "show", str(run))
+    assert (code, "\x1b" in output, "[/bold]" in output) == (0, False, True), output

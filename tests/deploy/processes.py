@@ -123,7 +123,7 @@ class Member:
 
     def has_heard_of(self, round: int | str, run: Run) -> bool:
         """Whether a message of a run's round has come in."""
-        return f"[RUN {run.id}, ROUND {round}]" in self.log
+        return f"[RUN {run.id}, ROUND {round}, " in self.log  # and how large the answer may be
 
     def kill(self) -> None:
         """End it, and all that it started, as a power cut does."""
@@ -320,9 +320,9 @@ class Deployment:
         # Each try takes a share of the machine from the run.
         wait_until(f"return of {name}", back, RETURN_S, pause=4.0)
 
-    def start_stranger(self, name: str, key: Path | None = None, tls: bool = True) -> Member:
-        """Start a SuperNode of Flower's with a key that the SuperLink does not know, or none, or without TLS."""
-        options = [*(self._tls if tls else ["--insecure"]), "--max-retries", "3"]
+    def start_stranger(self, name: str, key: Path | None = None) -> Member:
+        """Start a SuperNode of Flower's with a key that the SuperLink does not know, or none."""
+        options = [*self._tls, "--max-retries", "3"]
         options += ["--auth-supernode-private-key", str(key)] if key else []
         return self._start_node(name, options, {}, [tool("flower-supernode")])
 

@@ -1,11 +1,13 @@
-"""The example in `examples/quickstart`: stock FedAvg over clients behind `umbel.Gate`, as docs/gate.md says."""
+"""The example in `examples/quickstart`: stock FedAvg over clients behind `umbel.Gate`, as docs/gate.md says.
+
+`tests/simulation/test_launch.py` runs it in Ray.
+"""
 
 from __future__ import annotations
 
 import sys
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,6 @@ from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.simulation.grid import InProcessGrid
-from umbel.simulation.launch import run
 
 EXAMPLE = ROOT / "examples" / "quickstart"
 CLIENTS = 100
@@ -75,16 +76,3 @@ def test_the_docs_show_the_example_as_it_is() -> None:
     block = shown.split("```python\n")[1].split("```")[0]
     assert block in source
     assert "mods=[gate]" in block
-
-
-@pytest.mark.slow
-def test_it_runs_as_a_flower_app_in_ray(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """With five clients, which remember there too what they have spent; that they learn is shown above."""
-    monkeypatch.chdir(tmp_path)
-    run(EXAMPLE, {"num-server-rounds": ROUNDS + 1}, nodes=5)
-    log = "".join(capfd.readouterr())
-    assert log.count("aggregate_train: Received 5 results and 0 failures") == ROUNDS
-    assert log.count("aggregate_train: Received 0 results and 5 failures") == 1
-    assert len(accuracies(log)) == 1 + ROUNDS + 1

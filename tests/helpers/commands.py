@@ -13,6 +13,7 @@ import tomllib
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,7 @@ def check(words: Sequence[str]) -> None:
             assert other != "cp" or (ROOT / rest[0]).exists(), f"there is no {rest[0]}"
 
 
+@cache
 def _main() -> click.Command:
     return typer.main.get_command(importlib.import_module("umbel.cli.main").app)
 
@@ -178,10 +180,14 @@ def _parse(command: click.Command, words: Sequence[str], parent: click.Context |
         _run_config(command, context.params.get(given) or ())
 
 
+@cache
+def _pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
 def _run_config(command: click.Command, words: Sequence[str]) -> None:
     """Fail where a run config does not exist, or has keys that no run knows."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        known = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
+    known = _pyproject()["tool"]["flwr"]["app"]["config"]
     configs = {path.stem for path in (ROOT / "configs").glob("*.toml")}
     values = [word for word in words if "=" in word]
     unknown = pairs([part for word in values for part in shlex.split(word)]).keys() - known.keys()
@@ -255,8 +261,7 @@ def _compose(words: Sequence[str]) -> None:
 
 
 def _pip(words: Sequence[str]) -> None:
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    extras = _pyproject()["project"]["optional-dependencies"]
     named = {extra for word in words for group in re.findall(r"\[(.*)\]", word) for extra in group.split(",")}
     assert named <= extras.keys(), f"no extra {named - extras.keys()}"
     files = [words[i + 1] for i, word in enumerate(words) if word in ("-c", "-r", "--constraint", "--requirement")]

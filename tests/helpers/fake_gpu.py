@@ -68,7 +68,9 @@ class _Sent(TorchFunctionMode):
         def inside(asked: torch.device) -> torch.device:
             return _INSIDE if asked.type == "cuda" else asked
 
-        args, kwargs = tree_map_only(torch.device, inside, (args, kwargs or {}))
+        kwargs = kwargs or {}
+        if any(isinstance(one, torch.device) for one in (*args, *kwargs.values())):
+            args, kwargs = tree_map_only(torch.device, inside, (args, kwargs))
         return func(*args, **kwargs)
 
 
@@ -93,9 +95,10 @@ class _Computed(TorchDispatchMode):
     def _put(self, numbers: Tensor) -> OnGpu:
         made = OnGpu(numbers)
         self._held.add(made.storage_there)
-        if self.used > self.memory:
-            raise torch.OutOfMemoryError(f"CUDA out of memory: {self.used} bytes of {self.memory}")
-        self.peak = max(self.peak, self.used)
+        used = self.used
+        if used > self.memory:
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {used} bytes of {self.memory}")
+        self.peak = max(self.peak, used)
         return made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -110,7 +113,7 @@ class _Computed(TorchDispatchMode):
         here = any(not isinstance(one, OnGpu) and one.ndim for one in given)
         if there and here and name not in _COPIES:
             raise RuntimeError(f"expected all tensors to be on the same device, but {name} got some of cuda and of cpu")
-        numbers, options = tree_map_only(OnGpu, lambda one: one.numbers, (args, kwargs))
+        numbers, options = tree_map_only(OnGpu, lambda one: one.numbers, (args, kwargs)) if there else (args, kwargs)
         if name == "aten::copy_":
             there = isinstance(args[0], OnGpu)
         if (asked := kwargs.get("device")) is not None:

@@ -6,6 +6,7 @@ import ast
 import io
 import tokenize
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,8 +28,13 @@ def imported(file: Path) -> set[str]:
 
     Of ``from a import b`` these are ``a`` and ``a.b``: which of the two is a module only an import would tell.
     """
+    return _imported(file.read_text(encoding="utf-8"))
+
+
+@cache
+def _imported(text: str) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

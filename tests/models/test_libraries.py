@@ -77,3 +77,9 @@ def test_options_that_are_none_are_told(words: str) -> None:
 def test_an_option_that_a_factory_does_not_have_is_told() -> None:
     with raises(ModelError, "model.not-built", "TypeError", "'width'"):
         models.load("torch.nn:Linear in_features=1 out_features=1 width=3", "mse")
+
+
+def test_a_folder_of_transformers_brings_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    with raises(ConfigError, "config.model-options", "trust_remote_code"):
+        models.load("transformers:AutoModel config=/sent trust_remote_code=True", "mse")

@@ -7,6 +7,7 @@ import importlib
 import json
 import subprocess
 import sys
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -142,20 +143,35 @@ def test_what_is_imported_there_is_there(module: str, name: str) -> None:
     assert hasattr(importlib.import_module(module), name), f"{module} has no {name}; see Flower's changes"
 
 
+def alone(code: str, *arguments: str) -> Any:
+    """Return what code prints as JSON in a process of its own: other tests may have replaced parts in this one."""
+    code = (
+        f"import json, sys; from pathlib import Path; from tests.helpers import flower_parts; print(json.dumps({code}))"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@cache
+def used_parts() -> dict[str, list[str]]:
+    """The parts of Flower that are used, by who uses them."""
+    code = "{user: sorted(parts) for user, parts in flower_parts.parts(Path(sys.argv[1])).items()}"
+    found: dict[str, list[str]] = alone(code, str(DOOR))
+    return found
+
+
 def test_every_part_that_is_used_is_pinned() -> None:
-    parts = flower_parts.parts(DOOR)
+    parts = used_parts()
     assert parts.keys() == LOOK.keys()
     assert set().union(*parts.values()) == PINNED.keys()
     assert "flwr.supernode.runtime.run_clientapp:install_from_fab" in parts["run_task"], "replaced, and not read"
 
 
 def test_flower_has_not_moved_under_a_patch() -> None:
-    """In a process of its own: other tests may have replaced parts in this one."""
-    code = "import json, sys; from tests.helpers.flower_parts import digest; "
-    code += "print(json.dumps({part: digest(part) for part in sys.argv[1:]}))"
-    done = subprocess.run([sys.executable, "-c", code, *PINNED], cwd=ROOT, capture_output=True, text=True, check=True)
-    moved = {part: now for part, now in json.loads(done.stdout.splitlines()[-1]).items() if now != PINNED[part]}
-    users = flower_parts.parts(DOOR).items()
+    now = alone("{part: flower_parts.digest(part) for part in sys.argv[1:]}", *PINNED)
+    moved = {part for part, digest in now.items() if digest != PINNED[part]}
+    users = used_parts().items()
     looks = [f"- {part}: {user}: {LOOK[user]}" for part in moved for user, parts in users if part in parts]
     assert not moved, "\n".join(["Look in umbel/protocol/flower.py, then pin these parts of Flower:", *looks])
 

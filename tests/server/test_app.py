@@ -140,6 +140,14 @@ def test_a_formal_run_says_what_it_guarantees(play: Play, caplog: pytest.LogCapt
     assert f'<p class="value">epsilon {1.3 * most:.4g}</p>' in report_of(run)
 
 
+@pytest.mark.parametrize(("changes", "told"), [({}, False), ({"clipping": "public"}, True)], ids=str)
+def test_a_run_without_noise_that_clips_says_how_not_to(
+    changes: dict[str, Any], told: bool, play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    play(rounds=1, noise_multiplier=0.0, **changes)
+    assert ("clipping=update choice-epsilon=0" in caplog.text) == told
+
+
 def test_the_releases_of_the_first_and_the_best_round_are_kept(whole: AppRun) -> None:
     run = whole
     with safe_open(run.folder / "releases.safetensors", "np") as file:

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import safetensors.numpy
 
+from tests.examples.test_quickstart import EXAMPLE, ROUNDS, accuracies
 from tests.helpers.apps import PROJECT, write_app
 from tests.helpers.errors import raises
+from tests.helpers.paper import PAPER
 from tests.helpers.runs import run_app
+from tests.simulation.test_private import started
 from umbel.client.app import app as client_app
 from umbel.protocol.errors import LaunchError
 from umbel.protocol.flower import build_bundle
@@ -43,9 +45,9 @@ from umbel.server.observer import Observer
 
 
 class Picky(Observer):
-    def begin(self, run):
+    def at_end(self, run):
         nodes, hypotheses = len(run.fleet.roster(run.grid)), len(run.state.hypotheses["weight"])
-        raise ConfigError(f"this run is not worth watching ({nodes} nodes, {hypotheses} hypotheses)")
+        raise ConfigError(f"this run was not worth watching ({nodes} nodes, {hypotheses} hypotheses)")
 """
 
 
@@ -60,13 +62,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
         patch.setenv("PYTHONPATH", path)
         with superlink(home) as environment:
             yield environment
-    # By what they inherited: other tests, and other people, may run the same programs at the same time.
-    left = [
-        process.info["cmdline"]
-        for process in psutil.process_iter(["cmdline", "environ"])
-        if (process.info["environ"] or {}).get("UMBEL_HOME") == str(home / "umbel")
-    ]
-    assert not left, "the launcher stops what it started"
+    assert not started(home / "umbel"), "the launcher stops what it started"
 
 
 def as_bytes(arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, bytes]:
@@ -74,33 +70,38 @@ def as_bytes(arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_run_of_a_strategy_in_a_package_of_its_own_goes_on_in_ray_as_in_one_process(
+def test_a_run_of_a_strategy_in_a_package_of_its_own_goes_on_in_ray_as_in_one_process_and_says_why_it_fails(
     simulation: dict[str, str], run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit, with seven nodes for one; other numbers of nodes `tests/server/test_app.py` compares.
 
     Its two options come by the run config, its state comes back, and no file of umbel's knows of it. It begins in
-    this process, because every start of Ray is dear.
+    this process, because every start of Ray is dear; so it fails at its end, by an observer of one's own.
     """
     monkeypatch.syspath_prepend(OWN)
-    values = SHORT | {"strategy": "momentum:Momentum", "strategy-options": "momentum=0.5 rate=0.8", "engine": "loop"}
+    values = (
+        PAPER | SHORT | {"strategy": "momentum:Momentum", "strategy-options": "momentum=0.5 rate=0.8", "engine": "loop"}
+    )
     expected = in_process(run_config | values)
     home = Path(simulation["UMBEL_HOME"])
     monkeypatch.setenv("UMBEL_HOME", str(home))
     begun = in_process(run_config | values | {"rounds": 2})
     assert {name for name in begun if name.startswith("strategy/")} == {"strategy/step-0", "strategy/step-1"}
     (folder,) = (home / "runs").iterdir()
-    submit(APP, values | {"resume": folder.name}, simulation, 7)
+    with pytest.raises(LaunchError, match=r"finished:failed: .*not worth watching \(7 nodes, 2 hypotheses\)"):
+        submit(APP, values | {"resume": folder.name, "observers": "picky:Picky"}, simulation, 7)
     assert as_bytes(newest_run(home)) == as_bytes(expected) != as_bytes(begun)
     assert len((folder / "history.jsonl").read_text().splitlines()) == SHORT["rounds"] + 1
 
 
 @pytest.mark.slow
-def test_a_failed_run_is_an_error_that_says_why(simulation: dict[str, str]) -> None:
-    """Here by an observer of one's own, which looks when nodes have answered and hypotheses are scored."""
-    reason = r"finished:failed: .*this run is not worth watching \(1 nodes, 2 hypotheses\)"
-    with pytest.raises(LaunchError, match=reason):
-        submit(APP, SHORT | {"observers": "picky:Picky"}, simulation, 1)
+def test_the_quickstart_runs_as_a_flower_app(simulation: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """With five clients, which remember there too what they have spent; that they learn its own test shows."""
+    submit(EXAMPLE, {"num-server-rounds": ROUNDS + 1}, simulation, 5)
+    log = capsys.readouterr().out
+    assert log.count("aggregate_train: Received 5 results and 0 failures") == ROUNDS
+    assert log.count("aggregate_train: Received 0 results and 5 failures") == 1
+    assert len(accuracies(log)) == 1 + ROUNDS + 1
 
 
 def test_an_app_lies_among_few_files_where_that_is_the_same_app(tmp_path: Path) -> None:

@@ -6,8 +6,11 @@ What Flower starts by itself is as the README says.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -15,13 +18,21 @@ import httpx
 import psutil
 import pytest
 
-from tests.cli.commands.test_run import environment
+from tests.deploy.processes import wait_until
 from tests.helpers.commands import blocks
 from tests.helpers.sources import ROOT
 from umbel.simulation.reaper import end, started
 from umbel.simulation.superlink import free_port
 
-COMMAND = [str(Path(sys.executable).parent / "umbel"), "run", "rounds=100000", "restarts=1", "clients-per-round=2"]
+COMMAND = [str(Path(sys.executable).parent / "umbel"), "run", "rounds=100000", "restarts=1"]
+OWN = """
+import torch
+
+
+def model():
+    from beside import width
+    return torch.nn.Linear(2, width, bias=False)
+"""
 
 
 def listening(process: psutil.Process) -> set[tuple[str, int]]:
@@ -40,28 +51,74 @@ def is_loopback(address: str) -> bool:
     return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--ray", "--nodes=1"]], ids=["in process", "ray"])
-def test_nobody_else_is_listened_to(options: list[str], tmp_path: Path) -> None:
+def heeds_interrupts() -> None:
+    """What is started in the background of a shell's script ignores them, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def running(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """Yield a run that has done a round, and its lines so far; end it with the block."""
     run = subprocess.Popen(
-        [*COMMAND, *options], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
-    )
+        [*COMMAND, *options], cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, preexec_fn=heeds_interrupts,
+    )  # fmt: skip
     try:
         assert run.stdout is not None
-        line = next(line for line in run.stdout if line.startswith("round "))
+        lines: list[str] = []
+        for line in run.stdout:
+            lines.append(line.rstrip())
+            if line.startswith("round "):
+                break
+        assert lines[-1].startswith("round "), lines
+        yield run, lines
+    finally:
+        run.kill()
+        run.wait()
+
+
+@pytest.mark.slow
+def test_a_run_in_process_listens_to_nobody(tmp_path: Path) -> None:
+    with running(tmp_path, "clients-per-round=2") as (run, _):
+        assert listening(psutil.Process(run.pid)) == set()
+
+
+@pytest.mark.slow
+def test_a_run_of_a_users_own_model_listens_to_nobody_else_and_says_at_once_how_to_go_on_when_it_is_stopped(
+    tmp_path: Path, umbel_home: Path
+) -> None:
+    """With Ray. The model lies where the user is, in a folder with names that umbel's own packages have."""
+    (tmp_path / "client").mkdir()
+    (tmp_path / "client" / "__init__.py").write_text("raise ImportError('the user has a client, too')")
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "beside.py").write_text("width = 1")
+    with running(tmp_path, "--ray", "--nodes=1", "model=mine:model", "loss=mse") as (run, lines):
+        (folder,) = (umbel_home / "runs").iterdir()
         found = listening(psutil.Process(run.pid))
-        assert all(is_loopback(address) for address, _ in found), line
-        if not options:
-            assert found == set()
-            return
+        assert all(is_loopback(address) for address, _ in found)
         doors = {port: ask(port) for _, port in found}
         served = [port for port, answer in doors.items() if answer]
         assert len(served) == 1, "the SuperLink speaks HTTP, and Ray another language"
         assert set(doors[served[0]]) == {403}, "who has no secret starts no run"
         assert os_token(psutil.Process(run.pid))
-    finally:
-        run.kill()
-        run.wait()
+        wait_until("first round", lambda: (folder / "latest.safetensors").exists() or None, 1200)
+        run.send_signal(signal.SIGINT)
+        assert run.stdout is not None
+        lines += [line.rstrip() for line in run.stdout]
+        assert run.wait() == 130, lines
+    wait_until("end of all that was started", lambda: not heirs(umbel_home) or None, 600)
+    assert lines[-2:] == [
+        f"Stopped. The finished rounds are kept in {folder}",
+        f"Go on with: umbel run {folder.name} --resume",
+    ]
+    assert (folder / "latest.safetensors").exists()
+    assert not any("Warning" in line for line in lines)
+
+
+def heirs(home: Path) -> list[psutil.Process]:
+    """Return the processes that inherited a home: other tests may run the same programs at the same time."""
+    running = psutil.process_iter(["environ"])
+    return [one for one in running if (one.info["environ"] or {}).get("UMBEL_HOME") == str(home)]
 
 
 @pytest.mark.slow
@@ -70,9 +127,9 @@ def test_what_flower_starts_by_itself_listens_as_the_readme_says(tmp_path: Path)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = next(block for block in blocks(readme, "bash") if "flwr run . " in block)
     script = "\n".join(line for line in shown.splitlines() if line.startswith(("export ", "flwr ")))
-    script = f"{script.partition(' #')[0]} -c '{' '.join(COMMAND[2:])}'"
+    script = f"{script.partition(' #')[0]} -c 'clients-per-round=2 {' '.join(COMMAND[2:])}'"
     port, home = free_port(), tmp_path / "flwr"
-    variables = environment(tmp_path) | {
+    variables = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "FLWR_HOME": str(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
@@ -92,6 +149,26 @@ def test_what_flower_starts_by_itself_listens_as_the_readme_says(tmp_path: Path)
     finally:
         end(str(home))
         run.wait()
+
+
+SWEEP = """
+import os, psutil, ray
+from tests.simulation.test_private import is_loopback, listening, os_token
+from umbel.research.experiments import sweep
+with sweep._cluster():
+    assert ray.get(ray.remote(lambda: 3).remote()) == 3
+    found = listening(psutil.Process())
+    assert found and all(is_loopback(address) for address, _ in found), found
+    assert os_token(psutil.Process())
+assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} & os.environ.keys(), "another cluster has another token"
+"""
+
+
+@pytest.mark.slow
+def test_nobody_else_is_listened_to_in_a_sweep(tmp_path: Path) -> None:
+    settings = os.environ | {"PYTHONPATH": str(ROOT)}
+    clean = {name: value for name, value in settings.items() if not name.startswith("RAY_")}
+    subprocess.run([sys.executable, "-c", SWEEP], cwd=tmp_path, env=clean, check=True)
 
 
 def ask(port: int) -> list[int]:

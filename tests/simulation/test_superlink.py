@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,25 +23,18 @@ with superlink(Path(sys.argv[1])):
 """
 
 
-def heeds_interrupts() -> None:
-    """What is started in the background of a shell's script ignores them, and so does all that it starts."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
-def test_a_launcher_that_is_killed_leaves_no_process_and_no_folder(tmp_path: Path, sign: signal.Signals) -> None:
+def test_a_launcher_that_is_killed_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    """`tests/simulation/test_private.py` interrupts one."""
     home = tmp_path / "home"
     home.mkdir()
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(home)], cwd=APP, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        preexec_fn=heeds_interrupts,
-    )  # fmt: skip
+        [sys.executable, "-c", LAUNCHER, str(home)], cwd=APP, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     assert launcher.stdout is not None
     assert launcher.stdout.readline() == b"up\n"
     assert reaper.started(str(home))
-    launcher.send_signal(sign)
+    launcher.kill()
     launcher.wait()
     wait_until("end of all that was started", lambda: not reaper.started(str(home)) or None, 600)
-    if sign is not signal.SIGINT:  # which the launcher can act on, and clean up behind itself
-        wait_until("end of its folder", lambda: not home.exists() or None, 600)
+    wait_until("end of its folder", lambda: not home.exists() or None, 600)

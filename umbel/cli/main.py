@@ -47,7 +47,9 @@ def _umbel(
     ] = None,
 ) -> None:
     """Personalised and private federated learning."""
-    os.environ[OWN_PATH] = os.getcwd()  # the user's own models and strategies
+    # The user's own models and strategies lie here, or where the process was that started this one.
+    folders = [os.getcwd(), *filter(None, os.environ.get(OWN_PATH, "").split(os.pathsep))]
+    os.environ[OWN_PATH] = os.pathsep.join(dict.fromkeys(folders))
     if names:
         from umbel.protocol.plugins import remember  # it imports Flower, which takes a second
 

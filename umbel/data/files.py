@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from umbel.data.data import Dataset, check, offsets_of
 from umbel.data.manifest import Manifest, check_printable
 from umbel.protocol.errors import DatasetError
-from umbel.protocol.home import write_atomically
+from umbel.protocol.home import special_file, write_atomically
 
 
 def read_json(file: Path) -> Any:
+    if file.exists() and not file.is_file():
+        raise DatasetError(f"{file} is no file; put one there", code="data.unreadable")
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -33,6 +35,8 @@ def read_json(file: Path) -> Any:
 
 def open_folder(folder: Path) -> Dataset:
     manifest = Manifest.read(read_json(folder / "manifest.json"), folder / "manifest.json")
+    if strange := special_file(folder):
+        raise DatasetError(f"{strange} is no file; delete it", code="data.unreadable")
     arrays = {}
     for name in ("features", "targets", "offsets"):
         file = folder / f"{name}.npy"

@@ -20,15 +20,19 @@ from umbel.protocol.errors import ConfigError
 
 def _transformers(library: Any, name: str, config: str = "", **options: Any) -> Any:
     """Build a model of a class with its own config, or of one for all configs."""
+    if "trust_remote_code" in options:
+        text = f"{name}: trust_remote_code runs code of a folder; give a factory of your own"
+        raise ConfigError(text, code="config.model-options")
     kind = getattr(library, name)
     if config:
-        settings = library.AutoConfig.from_pretrained(config, local_files_only=True, **options)
+        # Said, and not left out: transformers asks on the terminal otherwise.
+        settings = library.AutoConfig.from_pretrained(config, local_files_only=True, trust_remote_code=False, **options)
     elif getattr(kind, "config_class", None) is None:
         raise ConfigError(f"{name} is for models of all kinds: say which by config=FOLDER", code="config.model-options")
     else:
         settings = kind.config_class(**options)
     settings.use_cache = False  # for what is generated word by word
-    return kind.from_config(settings) if hasattr(kind, "from_config") else kind(settings)
+    return kind.from_config(settings, trust_remote_code=False) if hasattr(kind, "from_config") else kind(settings)
 
 
 _BUILDERS: dict[str, Callable[..., Any]] = {

@@ -33,8 +33,11 @@ def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
     """
     # A name of the process's own, should two write the same file.
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    mode = 0o600 if private else 0o666
     try:
-        with open(scratch, "wb", opener=lambda name, flags: os.open(name, flags, 0o600 if private else 0o666)) as file:
+        # A file made here alone: in a folder that was sent, or that others write to, a link may wait under this name.
+        scratch.unlink(missing_ok=True)
+        with open(scratch, "wb", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, mode)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -49,6 +52,11 @@ def append(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def special_file(folder: Path) -> Path | None:
+    """Return a pipe or device in a folder, or a link to one, if there is any: to read it may never end."""
+    return next((one for one in folder.iterdir() if one.exists() and not (one.is_file() or one.is_dir())), None)
 
 
 def private_scratch() -> Path:

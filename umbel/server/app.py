@@ -15,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from umbel.protocol.flower import log, pull_soon
 from umbel.protocol.plugins import trust
+from umbel.protocol.release import Clipping
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
 from umbel.server.observers import Baselines, Checkpoints, Log, Patience, Released, Resumed, named
@@ -59,6 +60,9 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
     setup = Setup.parse(run_config)
     observers = [Patience(setup.config.patience), *named(setup)]
     setup.strategy.summary()
+    if not setup.config.noise_multiplier and setup.config.clipping is Clipping.PUBLIC:
+        neither = "clipping=update choice-epsilon=0"
+        log(WARNING, "Without noise, updates are still clipped, and choices drawn. For neither: %s", neither)
     if setup.first:
         log(INFO, "It starts from hypotheses of %s; what clients gave away there comes on top", setup.config.start_from)
         if setup.model.local_shapes:

@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.home import umbel_home
+from umbel.protocol.home import special_file, umbel_home
 
 LAST = "last"
 """Stands for the newest run."""
@@ -31,6 +31,13 @@ def find_run(name: str) -> Path:
     ConfigError
         When there is none, or several; the text names what is near.
     """
+    found = _find(name)
+    if strange := special_file(found):
+        raise ConfigError(f"{found} holds {strange.name!r}, which is no file; delete it", code="config.special-file")
+    return found
+
+
+def _find(name: str) -> Path:
     path = Path(name).expanduser()
     if (path / "config.toml").is_file():
         return path.absolute()

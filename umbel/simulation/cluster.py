@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,36 @@ def joined(environment: Mapping[str, str] | None = None, modules: Sequence[Path]
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """Have the Ray that this process starts listen on loopback alone, and ask for a token.
+
+    Ray reads its environment when it is imported, which may long have been done.
+    """
+    from ray._private import ray_constants
+
+    from umbel.simulation.superlink import private_ray
+
+    def read() -> None:
+        parts = import_module("ray._raylet")
+        parts.AuthenticationTokenLoader.instance().reset_cache()
+        parts.Config.initialize("")
+
+    before, several = {name: os.environ.get(name) for name in private_ray()}, ray_constants.ENABLE_RAY_CLUSTER
+    os.environ.update(private_ray())
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    read()
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = several
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+        read()
 
 
 def quiet() -> None:

@@ -44,7 +44,7 @@ def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a run that shall go on, and those given over them; errors as `read_values`."""
     folder = find_run(run)
     trust(*given.values())
-    values = _read(folder / "config.toml") | RunConfig.current(given) | {"resume": str(folder)}
+    values = _read(folder / "config.toml", sent=True) | RunConfig.current(given) | {"resume": str(folder)}
     RunConfig.parse(values)
     return values
 
@@ -157,7 +157,8 @@ def _file(name: str) -> Path:
     raise ConfigError(f"{found.name} is a run; to go on with it add --resume", code="config.is-a-run")
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path, sent: bool = False) -> dict[str, Any]:
+    """Return the values in a file; one that is `sent`, in a run's folder, has the table of a run's own."""
     try:
         values = read_saved(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -165,5 +166,7 @@ def _read(file: Path) -> dict[str, Any]:
     # A run's own config.toml does as well: what it ran with is in a table of its own there.
     if isinstance(own := values.get("config"), dict):
         return RunConfig.current(own)
+    if sent:
+        raise ConfigError(f"{file} has no table config; give the folder of a run", code="config.no-run")
     trust(*values.values())
     return RunConfig.current(values)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 from umbel.protocol.arrays import Labels, Matrix, Vectors, distances, mean_of
 from umbel.protocol.flower import log
@@ -63,7 +63,7 @@ def respawned(
     now = [-np.log(found[j].chance) if j in found else 0.0 for j in range(k)]
     told = np.concatenate([told[1:], [now]])
     # Fisher's test: of one kind, twice the sum has a chi-squared distribution.
-    clear = told.sum(axis=0) >= stats.chi2.isf(_FALSE, 2 * after) / 2
+    clear = told.sum(axis=0) >= special.chdtri(2 * after, _FALSE) / 2
     torn = [j for j in found if clear[j] and found[j].gap >= _GAP and len(found[j].second) >= _LEAST]
     following, labels = moved.copy(), labels.copy()
     for j, parent in zip(np.flatnonzero(idle >= after).tolist(), torn, strict=False):

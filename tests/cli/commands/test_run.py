@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-from tests.deploy.processes import wait_until
 from tests.helpers.errors import ended, raises
-from tests.simulation.test_superlink import heeds_interrupts
 from umbel.cli.commands.run import asked
 from umbel.cli.main import app
 from umbel.protocol.errors import ConfigError
@@ -133,51 +127,3 @@ def test_a_home_that_cannot_be_made_is_told_before_anything_starts(
     monkeypatch.setenv("UMBEL_HOME", str(tmp_path / "file" / "home"))
     monkeypatch.setattr("umbel.simulation.in_process.run", lambda *_: pytest.fail("it was started"))
     ended(*umbel("run"), "config.home", "UMBEL_HOME")
-
-
-OWN = """
-import torch
-
-
-def model():
-    from beside import width
-    return torch.nn.Linear(2, width, bias=False)
-"""
-
-
-def environment(tmp_path: Path) -> dict[str, str]:
-    return os.environ | {"UMBEL_HOME": str(tmp_path / "umbel-home"), "OMP_NUM_THREADS": "1"}
-
-
-@pytest.mark.slow
-def test_a_run_of_a_users_own_model_is_stopped_and_says_at_once_how_to_go_on(tmp_path: Path) -> None:
-    """The model lies where the user is, in a folder with names that umbel's own packages have."""
-    work = tmp_path / "work"
-    (work / "client").mkdir(parents=True)
-    (work / "client" / "__init__.py").write_text("raise ImportError('the user has a client, too')")
-    (work / "mine.py").write_text(OWN)
-    (work / "beside.py").write_text("width = 1")
-    command = [str(Path(sys.executable).parent / "umbel"), "run", "rounds=100000", "restarts=1", "--nodes=1"]
-    launcher = subprocess.Popen(
-        [*command, "model=mine:model", "loss=mse"],
-        cwd=work, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        preexec_fn=heeds_interrupts,
-    )  # fmt: skip
-    assert launcher.stdout is not None
-    lines: list[str] = []
-    for line in launcher.stdout:
-        lines.append(line.rstrip())
-        if line.startswith("Results go to "):
-            folder = Path(lines[-1].removeprefix("Results go to "))
-            wait_until("first round", lambda saved=folder / "latest.safetensors": saved.exists() or None, 1200)
-            launcher.send_signal(signal.SIGINT)
-            break
-    lines += [line.rstrip() for line in launcher.stdout]
-    assert launcher.wait() == 130, lines
-    (run,) = (tmp_path / "umbel-home" / "runs").iterdir()
-    assert lines[-2:] == [
-        f"Stopped. The finished rounds are kept in {run}",
-        f"Go on with: umbel run {run.name} --resume",
-    ]
-    assert (run / "latest.safetensors").exists()
-    assert not any("Warning" in line for line in lines)

@@ -45,16 +45,16 @@ def show(run: _Run) -> None:
     with errors_in_one_line():
         path = find_run(run)
         rounds, _, ended = _outcome(path)
-        table = Table("", "", title=path.name, show_header=False)
-        table.add_row("folder", Text(str(path)))
-        table.add_row("rounds", f"{rounds}; {ended}")
+        table = Table("", "", title=Text(printable(path.name)), show_header=False)
+        table.add_row("folder", Text(printable(str(path))))
+        table.add_row("rounds", Text(f"{rounds}; {printable(ended)}"))
         if rounds:
             from umbel.server.result import Result
 
             loaded = Result(path)
-            table.add_row("best loss", f"{loaded.loss:.6g} {loaded.unit}".rstrip())
+            table.add_row("best loss", Text(f"{loaded.loss:.6g} {loaded.unit}".rstrip()))
             for line in loaded.privacy:
-                table.add_row("privacy", line)
+                table.add_row("privacy", Text(line))
         for key, value in _set(path).items():
             table.add_row(key, Text(str(value)))
         console().print(table)
@@ -72,9 +72,9 @@ def compare(
         from umbel.server.result import Result
 
         loaded = [Result(path) for path in paths]
-        table = Table("", *(path.name for path in paths))
+        table = Table("", *(Column(Text(printable(path.name))) for path in paths))
         table.add_row("rounds", *(str(_outcome(path)[0]) for path in paths))
-        table.add_row("best loss", *(f"{one.loss:.6g} {one.unit}".rstrip() for one in loaded))
+        table.add_row("best loss", *(Text(f"{one.loss:.6g} {one.unit}".rstrip()) for one in loaded))
         table.add_row("privacy", *("\n".join(one.privacy) for one in loaded))
         for key in RunConfig.names():
             values = [one.config.get(key) for one in loaded]
@@ -108,7 +108,7 @@ def _outcome(path: Path) -> tuple[int, str, str]:
     entries = RunFolder(path).read_history() if history.exists() else []
     best = entries[-1].best_round if entries else 0
     loss = next((f"{entry.loss:.6g}" for entry in entries if entry.number == best), "")
-    stopped = json.loads(outcome.read_text(encoding="utf-8"))["stopped"] if outcome.exists() else ""
+    stopped = str(json.loads(outcome.read_text(encoding="utf-8"))["stopped"] or "") if outcome.exists() else ""
     if not stopped:
         when = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
         stopped = f"it goes on, or was interrupted; last written {when}"

@@ -26,7 +26,7 @@ from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.hypotheses import check_honest, check_hypotheses
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.privacy.gate.releases import Sanitiser, check_noise, round_to_grid
+from umbel.privacy.gate.releases import Sanitiser, check_noise, round_to_grid, sanitise
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry
@@ -274,16 +274,16 @@ class Passage:
         if not paid.any():
             return scores
         clipped = np.clip(np.nan_to_num(reported.scores, nan=bound), 0, bound).T[paid]
-        alone = reported.trains is not False
-        together = 1 if alone else len(clipped)
-        if alone:
+        if reported.trains is not False:
             sources = randomness.noise(self.seed, task.round, compress(site.client_ids(own), paid), "report")
+            # Centred, because the mechanism clips what it gets to the radius.
+            noised, many = sanitise(mechanism, clipped - bound / 2, radius, Clipping.PUBLIC, sources) + bound / 2, 1
         else:
-            clipped = clipped.sum(axis=0, keepdims=True)
             sources = randomness.noise(self.seed, task.round, [site.first], "mean report")
-        noised = clipped + mechanism.noise([2], np.full((len(clipped), 1), radius), sources)
-        finest = float(np.spacing(np.float32(bound * together)))
-        scores[:, paid] = round_to_grid(noised, mechanism.deviation(2) * radius, finest).T / together
+            noise = mechanism.noise([2], np.array([[radius]]), sources)
+            noised, many = clipped.sum(axis=0) + noise, len(clipped)
+        finest = float(np.spacing(np.float32(bound * many)))
+        scores[:, paid] = round_to_grid(noised, mechanism.deviation(2) * radius, finest).T / many
         return scores
 
 

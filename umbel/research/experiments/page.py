@@ -37,7 +37,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "hospital": (f"{_HERE}/hospital.py", "configs/hospital.toml", f"{_DATA}/hospital.py"),
     "qmnist": (f"{_HERE}/handwriting.py", "configs/qmnist.toml", f"{_DATA}/qmnist.py", f"{_DATA}/writers.py"),
     "femnist": (f"{_HERE}/handwriting.py", "configs/femnist.toml", f"{_DATA}/femnist.py", f"{_DATA}/writers.py"),
-    "frontier-hospital": (f"{_HERE}/frontier.py", "configs/hospital-*.toml", f"{_DATA}/hospital.py"),
+    "frontier-hospital": (f"{_HERE}/frontier.py", "configs/hospital-epsilon-*.toml", f"{_DATA}/hospital.py"),
     "frontier-qmnist-features": (
         f"{_HERE}/frontier.py", "configs/qmnist-features-*.toml", f"{_DATA}/qmnist_features.py",
     ),

@@ -144,12 +144,13 @@ def _cluster() -> Iterator[bool]:
     cluster.quiet()
     environment = _WORKER | {"PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), *sys.path[1:]])}
     options: Any = {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False}
-    # "local": not a cluster that happens to run here, which may be busy, or of another version.
-    ray.init("local", runtime_env={"env_vars": environment}, **options)
-    try:
-        yield False
-    finally:
-        ray.shutdown()
+    with cluster.private():
+        # "local": not a cluster that happens to run here, which may be busy, or of another version.
+        ray.init("local", runtime_env={"env_vars": environment}, **options)
+        try:
+            yield False
+        finally:
+            ray.shutdown()
 
 
 def _work(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Finished | None, str]:
