@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,14 +104,14 @@ class Site:
         reply.metadata.__dict__["_message_id"] = reply.object_id
         return reply
 
-    def begin(self, reply: Message, tree: ObjectTree | None = None, **said: Any) -> Any:
+    def begin(self, reply: Message, tree: ObjectTree | None = None, took: float = 1.0, **said: Any) -> Any:
         """Announce an answer and its parts."""
         proto = to_proto(bare(reply))
         for name, value in said.items():
             setattr(proto.metadata, name, value)
         request = PushMessagesRequest(
             node=self.node, messages_list=[proto], message_object_trees=[tree or tree_of(reply)],
-            clientapp_runtime_list=[1.0],
+            clientapp_runtime_list=[took],
         )  # fmt: skip
         return self.server.answers.push_messages(request, self.server.state)
 
@@ -229,6 +230,15 @@ def test_an_answer_is_one_message_and_one_tree(server: Server, tmp_path: Path) -
             break
     else:
         pytest.fail("an answer is begun without end, each time with a new session")
+
+
+@pytest.mark.parametrize("took", [math.nan, math.inf, 1e308, -1.0])
+def test_a_site_says_no_time_that_a_list_of_runs_cannot_show(server: Server, took: float) -> None:
+    """`flwr list` adds up what the answers of a run took, and fails at a sum that is infinite or none."""
+    run, site = server.run(), Site(server)
+    for seconds in (took, took, 2.5):
+        site.begin(site.reply(server.ask(run, order()), RecordDict()), took=seconds)
+    assert server.state.get_run_info(run_ids=[run])[0].clientapp_runtime == 2.5
 
 
 def test_what_was_refused_or_lost_may_be_sent_again(server: Server) -> None:

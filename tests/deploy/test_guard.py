@@ -23,6 +23,7 @@ from umbel.protocol.errors import GuardError
 
 SECRET = b"0123456789abcdef" * 4
 START, ACQUIRE, PULL = "/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/pull-messages"
+PART = "/v1/fleet/push-object"
 SERVER, SITE, OPERATOR = "192.0.2.1", "192.0.2.7", "198.51.100.4"
 
 
@@ -210,8 +211,11 @@ def test_a_refusal_says_so_and_reads_nothing() -> None:
     assert ask(ALONE, scope(PULL))[0] == [PULL]
 
 
-@pytest.mark.parametrize(("chunks", "status"), [(64, 204), (65, 413), (10**9, 413)])
-def test_no_more_of_a_request_is_read_than_a_site_may_send(chunks: int, status: int) -> None:
+@pytest.mark.parametrize(
+    ("path", "chunks", "status"),
+    [(PART, 64, 204), (PART, 65, 413), (PART, 10**9, 413), (PULL, 1, 204), (PULL, 2, 413), (PULL, 10**9, 413)],
+)
+def test_no_more_of_a_request_is_read_than_a_site_may_send(path: str, chunks: int, status: int) -> None:
     """Also of who has no key: Flower looks at that when it has read all."""
     sent: list[Any] = []
     read = 0
@@ -230,13 +234,16 @@ def test_no_more_of_a_request_is_read_than_a_site_may_send(chunks: int, status: 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(Guard(reader, ALONE)(scope(PULL), receive, send))
+    asyncio.run(Guard(reader, ALONE)(scope(path), receive, send))
     assert [message.get("status") for message in sent] == [status, None]
-    assert read <= 65
+    assert read <= (65 if path == PART else 2)
 
 
-def test_requests_in_flight_share_a_bound_and_so_do_those_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten of 1 MiB at most, five of an address; when one is over its room is free again."""
+@pytest.mark.parametrize(("path", "size"), [(PART, 1 << 20), (PULL, 1 << 14)])
+def test_requests_in_flight_share_a_bound_and_so_do_those_of_one_address(
+    path: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten that take 1 MiB at most, five of an address; when one is over its room is free again."""
     monkeypatch.setattr(guard, "_IN_FLIGHT", 10 << 20)
     monkeypatch.setattr(guard, "_IN_FLIGHT_OF_A_PEER", 5 << 20)
     statuses: dict[str, list[int]] = {}
@@ -254,7 +261,7 @@ def test_requests_in_flight_share_a_bound_and_so_do_those_of_one_address(monkeyp
 
         async def ask(client: str) -> None:
             async def receive() -> Any:
-                return {"type": "http.request", "body": bytes(1 << 20), "more_body": False}
+                return {"type": "http.request", "body": bytes(size), "more_body": False}
 
             async def send(message: Any) -> None:
                 if "status" in message:
@@ -262,7 +269,7 @@ def test_requests_in_flight_share_a_bound_and_so_do_those_of_one_address(monkeyp
                 if sum(map(len, statuses.values())) == 5:
                     full.set()
 
-            await stands(scope(PULL, client), receive, send)
+            await stands(scope(path, client), receive, send)
 
         asked = [
             asyncio.create_task(ask(client)) for client in ["192.0.2.7"] * 7 + ["192.0.2.8"] * 4 + ["192.0.2.9"] * 4
@@ -323,6 +330,17 @@ def test_a_head_that_never_ends_is_cut_off() -> None:
             assert closed(sock)
         assert send_line(port, f"POST {PULL}") == 204
     assert listener.reached == [PULL]
+
+
+def test_a_body_that_comes_in_pieces_is_not_read() -> None:
+    """h11 takes each piece apart by itself: 5 MB a second, a byte each, have /health answer after half a minute."""
+    with served(GUARDED, BoundedConnection) as (port, listener):
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.sendall(f"POST {PART} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n".encode())
+            assert sock.recv(12) == b"HTTP/1.1 400"
+            assert closed(sock)
+        assert send_line(port, f"POST {PART}") == 204
+    assert listener.reached == [PART]
 
 
 def test_who_connects_and_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,10 +32,15 @@ Network = IPv4Network | IPv6Network
 REFUSAL = "forbidden by this server's guard (docs/deployment.md, Errors)"
 """What a caller reads; the ``flwr`` command prints it."""
 
-_LARGEST_BODY = 64 << 20
-"""Bytes of a request to the Fleet interface; Flower sends arrays in pieces of 5 MiB."""
+_OBJECT = "/v1/fleet/push-object"
+"""Where a site sends the parts of an answer."""
+_LARGEST_OBJECT, _LARGEST_BODY = 64 << 20, 1 << 20
+"""Bytes of a request to the Fleet interface, with a part of an answer and without; Flower sends arrays in pieces of
+5 MiB, and names 10,000 parts in 680 kB."""
+_UNFOLDED = 64
+"""Bytes of memory that Flower makes of a byte of a request without a part: each 4 may be a message in a message."""
 _IN_FLIGHT, _IN_FLIGHT_OF_A_PEER = 256 << 20, 128 << 20
-"""Bytes of requests to it that are being read or answered: of all sites, and of one address."""
+"""Bytes of memory for requests to it that are being read or answered: of all sites, and of one address."""
 _BODY_S = 600.0
 """Seconds for a request's body."""
 
@@ -108,6 +113,7 @@ class Guard:
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a site's request on, but for one that is too large: Flower reads all of it before it looks at a key."""
         peer = str(_address(scope.get("client")))
+        most, each = (_LARGEST_OBJECT, 1) if scope["path"] == _OBJECT else (_LARGEST_BODY, _UNFOLDED)
         taken, refusal, begun = 0, (0, ""), False
         until = asyncio.get_running_loop().time() + _BODY_S
 
@@ -121,9 +127,9 @@ class Guard:
                 return {"type": "http.disconnect"}
             some = len(message.get("body", b""))
             taken += some
-            self._in_flight[peer] += some
-            if taken > _LARGEST_BODY:
-                refusal = 413, f"a request of more than {_LARGEST_BODY >> 20} MiB is not taken"
+            self._in_flight[peer] += each * some
+            if taken > most:
+                refusal = 413, f"a request of more than {most >> 20} MiB is not taken"
             elif self._in_flight.total() > _IN_FLIGHT or self._in_flight[peer] > _IN_FLIGHT_OF_A_PEER:
                 refusal = 503, "too much is on its way here; try again"
             return {"type": "http.disconnect"} if refusal[0] else message
@@ -140,7 +146,7 @@ class Guard:
             if not refusal[0]:
                 raise
         finally:
-            self._in_flight[peer] -= taken
+            self._in_flight[peer] -= each * taken
             if not self._in_flight[peer]:
                 del self._in_flight[peer]
         if refusal[0] and not begun:

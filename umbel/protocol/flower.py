@@ -83,6 +83,9 @@ while they are noted, some thousand a second."""
 _ANSWERS = 10_000
 """The latest answers whose bytes are counted."""
 
+_LONGEST_S = 1e9
+"""Seconds that a node may say an answer took. Flower adds them up, and cannot show a sum that is infinite."""
+
 _LIMIT = re.compile(r", answer up to (\d{1,18}) bytes$")
 """In a message's group, which Flower's database keeps and shows in the logs: how large the answer may be."""
 
@@ -408,6 +411,8 @@ class _Answers:
             raise self._refusal(403, "an answer says when it was made, and for how long it is good")
         if _more_than(_OBJECTS, trees[0]):
             raise self._refusal(403, f"an answer has at most {_OBJECTS} parts")
+        if not all(0 <= one <= _LONGEST_S for one in request.clientapp_runtime_list):
+            del request.clientapp_runtime_list[:]
         name = data[0].reply_to_message_id
         asked_node, group = _asked(state, name)
         if asked_node != node:

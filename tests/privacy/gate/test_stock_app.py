@@ -297,7 +297,16 @@ def test_a_validation_site_reports_what_the_app_names_and_no_sample_count(tmp_pa
     assert node.paid == 0, "exact losses have no price"
 
 
-def test_an_apps_budget_is_for_clients_that_train_and_closes_no_validation_site(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_budget_of_the_sites")
+def test_an_apps_budget_holds_for_clients_that_report_alone(tmp_path: Path) -> None:
+    """Two numbers at nu = 10 cost a fifth."""
+    gate = Gate(2.0, 1.0, budget=0.4, reports=["eval_loss"])
+    node = Node(gate, unchanged, tmp_path, scored, role="validation")
+    assert [refused(node.send(asks(PAIR), "evaluate")) for _ in range(3)] == [False, False, True]
+    assert node.paid == 2
+
+
+def test_an_apps_budget_closes_no_validation_site_that_has_none(tmp_path: Path) -> None:
     gate = Gate(2.0, 1.0, budget=10.0, reports=["eval_loss"])
     node = Node(gate, unchanged, tmp_path, scored, role="validation")
     assert [refused(node.send(asks(PAIR), kind)) for kind in ("evaluate", "train")] == [False, True]

@@ -137,9 +137,8 @@ class Gate:
     def _limited(self, site: Site) -> Site:
         """Return the site with the app's budget where it sets none itself, and then with the app's noise or more."""
         policy = site.policy
-        # Validation clients release nothing, so they need no budget.
         own = "budget" in policy.model_fields_set and not (site.simulated and math.isinf(policy.budget))
-        if self._budget is None or own or policy.role is Role.VALIDATION:
+        if self._budget is None or own:
             return site
         changes = {"budget": self._budget.budget, "delta": self._budget.delta}
         if "min_noise_multiplier" not in policy.model_fields_set:
