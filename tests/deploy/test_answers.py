@@ -232,6 +232,64 @@ def test_an_answer_is_one_message_and_one_tree(server: Server, tmp_path: Path) -
         pytest.fail("an answer is begun without end, each time with a new session")
 
 
+BOGUS = "ab" * 32
+
+
+@pytest.fixture
+def true_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the guarded server has it."""
+    for name in ("sql_object_store:SqlObjectStore", "in_memory_object_store:InMemoryObjectStore"):
+        store = part(f"flwr.supercore.object_store.{name}")
+        for method in ("preregister", "put"):
+            monkeypatch.setattr(store, method, getattr(store, method))  # undone after the test
+    flower.keep_true_parts()
+
+
+def claim(site: Site, message: Message, name: str) -> None:
+    """Announce an answer that claims a part of an object that somebody else will send."""
+    reply = site.reply(message, evaluation_reply(np.zeros(2), np.zeros(2)))
+    tree = tree_of(reply)
+    tree.children.append(ObjectTree(object_id=name, children=[ObjectTree(object_id=BOGUS)]))
+    site.begin(reply, tree)
+
+
+def names_in(tree: ObjectTree) -> set[str]:
+    return {tree.object_id}.union(*map(names_in, tree.children))
+
+
+@pytest.mark.usefixtures("true_parts")
+def test_no_site_says_what_the_servers_next_message_is_made_of(server: Server) -> None:
+    """The record of a query is the same in every run."""
+    run, site = server.run(), Site(server)
+    name = query()["version"].object_id
+    claim(site, server.ask(run, order()), name)
+    assert BOGUS in names_in(server.state.object_store.get_object_tree(name))
+    for asked in (run, server.run()):
+        message = server.ask(asked, query(), 1)
+        assert names_in(server.state.object_store.get_object_tree(message.object_id)) == names_in(tree_of(message))
+
+
+@pytest.mark.usefixtures("true_parts")
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_no_site_says_what_another_sites_answer_is_made_of(server: Server, when: str) -> None:
+    """Nor while the other sends it: what has arrived says itself what it is made of."""
+    run, bad, good = server.run(), Site(server, 0), Site(server, 1)
+    first, message = server.ask(run, query()), server.ask(run, query(), 1)
+    honest = good.reply(message, hosting_reply(Hosting(5, 2)))
+    name = honest.content["hosting"].object_id
+    if when == "before":
+        claim(bad, first, name)
+    begun = good.begin(honest)
+    if when == "between":
+        claim(bad, first, name)
+    for one, content in nested(honest).items():
+        assert good.send(run, begun.session_id, one, content.deflate())
+    store = server.state.object_store
+    assert names_in(store.get_object_tree(honest.object_id)) == names_in(tree_of(honest))
+    store.delete_objects_in_run(run)
+    assert len(store) == 0, "who refers to what is counted right"
+
+
 @pytest.mark.parametrize("took", [math.nan, math.inf, 1e308, -1.0])
 def test_a_site_says_no_time_that_a_list_of_runs_cannot_show(server: Server, took: float) -> None:
     """`flwr list` adds up what the answers of a run took, and fails at a sum that is infinite or none."""

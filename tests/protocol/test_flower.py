@@ -68,6 +68,12 @@ LOOK = {
     ),
     "stay_at_server": "whether all of Flower's requests still go through one `httpx.Client` of `ProtobufClient`",
     "refuse_repeated_parts": "whether an array's list of parts is still `arraychunk_ids` of its body",
+    "keep_true_parts": (
+        "whether both stores still keep the first claim of an object's parts; whether nothing else changes the store "
+        "within `_mutation_session` or `lock_store`; whether `ref_count` is how many objects have it as a part"
+    ),
+    "_preregister": "whether the tree still comes parts first",
+    "_Parts": "whether an object's content still begins with the names of its parts",
     "_Answers": (
         "whether the server's number is still that of no node; whether a message's group is still kept by "
         "`get_valid_message_ins` and `message_ins_store`, one answer still has one session, and parts still come by "
@@ -88,6 +94,10 @@ PINNED = {
     "flwr.supercore.cli.flower_superexec:flower_superexec": "f0e2725c92a5",
     "flwr.supercore.corestate.sql_corestate:SqlCoreState._cleanup_expired_task_tokens": "4f11fd6575df",
     "flwr.supercore.credential_store:FileCredentialStore": "29106e4af133",
+    "flwr.supercore.inflatable.inflatable_object:get_object_children_ids_from_object_content": "de77457a9d36",
+    "flwr.supercore.inflatable.inflatable_object:iterate_object_tree": "34c0fe845619",
+    "flwr.supercore.object_store.in_memory_object_store:InMemoryObjectStore": "f0690484616d",
+    "flwr.supercore.object_store.sql_object_store:SqlObjectStore": "4c553d469e5f",
     "flwr.supercore.protobuf.client:ProtobufClient.__init__": "ac3846e60234",
     "flwr.supercore.sql_mixin:SQLITE_PRAGMAS": "f940cbaa04ab",
     "flwr.supercore.sql_mixin:_set_sqlite_pragmas": "6cf87a44250e",
@@ -100,11 +110,11 @@ PINNED = {
     "flwr.superlink.cli.flower_superlink:_run_superlink_http_api": "eb0d78b85f99",
     "flwr.superlink.cli.flower_superlink:flower_superlink": "398ce9c85755",
     "flwr.superlink.grid.http_grid:HttpGrid.pull_messages": "3e88fb5bcc84",
-    "flwr.superlink.grid.inmemory_grid:InMemoryGrid": "ed7b7b9af493",
     "flwr.superlink.grid.http_grid:pull_objects": "31bb2de46b45",
+    "flwr.superlink.grid.inmemory_grid:InMemoryGrid": "ed7b7b9af493",
     "flwr.superlink.routers.fleet.router:fleet_handlers.push_messages": "70c2fe927c66",
-    "flwr.superlink.routers.fleet.router:fleet_push_messages": "925bc195db09",
     "flwr.superlink.routers.fleet.router:fleet_handlers.push_object": "df7e96f1188e",
+    "flwr.superlink.routers.fleet.router:fleet_push_messages": "925bc195db09",
     "flwr.superlink.routers.fleet.router:fleet_push_object": "1910dcd9cc2f",
     "flwr.supernode.cli.flower_supernode:flower_supernode": "e263e1045207",
     "flwr.supernode.fleet_http_connection:HeartbeatSender": "27714c8e3512",

@@ -13,14 +13,15 @@ import re
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from types import FunctionType, ModuleType, SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.config import parse_config_args
@@ -197,6 +198,7 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connect
     answers = _Answers(largest_answer, handlers.push_messages, handlers.push_object)
     _replace(handlers, router.fleet_push_messages, push_messages=answers.push_messages)
     _replace(handlers, router.fleet_push_object, push_object=answers.push_object)
+    keep_true_parts()
     state = import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
     state._cleanup_expired_task_tokens = _seldom(state._cleanup_expired_task_tokens, _EXPIRED_S)
     sql = import_module("flwr.supercore.sql_mixin")
@@ -455,6 +457,115 @@ class _Answers:
             if size > answer.left:
                 raise self._refusal(413, "an answer larger than the server asked for is not taken")
             answer.left -= size
+
+
+def keep_true_parts() -> None:
+    """Have the server's stores take an object's parts from its content, and before that is there from the last claim.
+
+    An object's name is the hash of its content, and some contents are known before they are sent. Flower keeps the
+    first claim of what its parts are. So a node could make the server's next message, or another node's answer,
+    impossible to store or to read.
+    """
+    in_file = import_module("flwr.supercore.object_store.sql_object_store").SqlObjectStore
+    in_memory = import_module("flwr.supercore.object_store.in_memory_object_store").InMemoryObjectStore
+    for store, parts in ((in_file, _SqlParts), (in_memory, _Parts)):
+        store.preregister = _preregister(store.preregister, parts)
+        store.put = _put(store.put, parts)
+
+
+def _preregister(flowers: Callable[..., Any], parts: type[_Parts]) -> Callable[..., Any]:
+    nodes_of = import_module("flwr.supercore.inflatable.inflatable_object").iterate_object_tree
+
+    def preregister(store: Any, run_id: int, object_tree: Any) -> Any:
+        with parts.of(store) as known:
+            for node in nodes_of(object_tree):  # parts first
+                claimed = {child.object_id for child in node.children}
+                if known.children(node.object_id) in (None, claimed):
+                    continue
+                for child in node.children:
+                    flowers(store, run_id, child)
+                known.mend(node.object_id, claimed)
+            return flowers(store, run_id, object_tree)
+
+    return preregister
+
+
+def _put(flowers: Callable[..., Any], parts: type[_Parts]) -> Callable[..., Any]:
+    def put(store: Any, object_id: str, object_content: bytes) -> Any:
+        flowers(store, object_id, object_content)
+        with parts.of(store) as known:
+            known.mend(object_id, set())
+
+    return put
+
+
+class _Parts:
+    """What a store in memory holds of objects, while nothing else changes it."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    @classmethod
+    @contextmanager
+    def of(cls, store: Any) -> Iterator[Self]:
+        """Yield what a store holds."""
+        with store.lock_store:
+            yield cls(store)
+
+    def children(self, name: str) -> set[str] | None:
+        """Return the parts of an object, as far as the store knows; None for an object that it does not have."""
+        entry = self._store.store.get(name)
+        return None if entry is None else set(entry.child_object_ids)
+
+    def mend(self, name: str, claimed: set[str]) -> None:
+        """Give an object the parts that its content names, or those claimed where that is not there yet."""
+        content = self._store.get(name)
+        if content:
+            inflatable = import_module("flwr.supercore.inflatable.inflatable_object")
+            claimed = set(inflatable.get_object_children_ids_from_object_content(content))
+        known = self.children(name)
+        if known is not None and known != claimed and all(self.children(child) is not None for child in claimed):
+            self._change(name, known - claimed, claimed - known)
+
+    def _change(self, name: str, without: set[str], with_: set[str]) -> None:
+        entries = self._store.store
+        entries[name].child_object_ids = [*({*entries[name].child_object_ids} - without), *with_]
+        for child in without:
+            entries[child].ref_count -= 1
+        for child in with_:
+            entries[child].ref_count += 1
+
+
+class _SqlParts(_Parts):
+    """The same of a store in a database."""
+
+    def __init__(self, store: Any, session: Any) -> None:
+        super().__init__(store)
+        self._session = session
+        self._sql = import_module("sqlalchemy")
+        self._tables = import_module("flwr.supercore.state.schema.objectstore_models")
+
+    @classmethod
+    @contextmanager
+    def of(cls, store: Any) -> Iterator[Self]:
+        """Yield what a store holds."""
+        with store._mutation_session() as session:
+            yield cls(store, session)
+
+    def children(self, name: str) -> set[str] | None:
+        """Return the parts of an object, as far as the store knows; None for an object that it does not have."""
+        child, select = self._tables.ObjectChild, self._sql.select
+        found = set(self._session.scalars(select(child.child_id).where(child.parent_id == name)))
+        return found if found or name in self._store else None
+
+    def _change(self, name: str, without: set[str], with_: set[str]) -> None:
+        sql, child, stored = self._sql, self._tables.ObjectChild, self._tables.StoredObject
+        self._session.execute(sql.delete(child).where(child.parent_id == name, child.child_id.in_(without)))
+        for one in with_:
+            self._session.execute(sql.insert(child).values(parent_id=name, child_id=one))
+        for names, more in ((without, -1), (with_, 1)):
+            counted = sql.update(stored).where(stored.object_id.in_(names))
+            self._session.execute(counted.values(ref_count=stored.ref_count + more))
 
 
 def _asked(state: Any, message: str) -> tuple[int, str]:
