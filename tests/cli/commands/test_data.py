@@ -112,8 +112,7 @@ def test_a_site_checks_its_own_table_and_serves_it(stays: Path, tmp_path: Path) 
     own.write_text("hospital,age,ward,smoker,cost\nours,70,B,yes,12000\n")
     assert f"{own} fits {schema}; clients: 1, rows: 1" in said("data", "check", own, "--schema", schema)
     reader = {"reader": "umbel.data.table:read", "reader-options": f"schema={schema}"}
-    config = {"data-path": str(own), "ledger-path": str(tmp_path / "ledger.sqlite"), **reader}
-    node = Node.of(config, RunConfig(dataset="", device="cpu").entries())
+    node = Node.of({"data-path": str(own), **reader}, RunConfig(dataset="", device="cpu").entries())
     assert (node.model.name, node.model.loss.name) == ("linear inputs=4 outputs=1", "mse")
     np.testing.assert_array_equal(node.dataset.features, [[1, 0, 1, 1]])
     own.write_text("hospital,age,ward,smoker,cost\nours,70,C,yes,12000\n")

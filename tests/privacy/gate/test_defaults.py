@@ -19,7 +19,7 @@ from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside
-from umbel.protocol.errors import SiteError
+from umbel.protocol.errors import FleetError, SiteError
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation.grid import InProcessGrid
 
@@ -82,6 +82,14 @@ def test_a_first_ledger_is_made_and_one_that_was_lost_is_not(tmp_path: Path, umb
     history, _ = run(data, {}, rounds=1)
     assert history[0]["releases"] == 0
     assert not (umbel_home / "ledger.sqlite").exists()
+
+
+def test_a_ledger_whose_place_is_named_is_not_made(tmp_path: Path) -> None:
+    """It may lie on a volume that is missing."""
+    data, path = write(tmp_path / "data", validation=0), tmp_path / "volume" / "ledger.sqlite"
+    with raises(FleetError, "nodes.missing"):
+        run(data, {"ledger-path": str(path)}, rounds=1, **{"node-wait": 0.2})
+    assert not path.exists()
 
 
 def test_a_site_whose_first_message_is_refused_has_a_ledger_all_the_same(tmp_path: Path, umbel_home: Path) -> None:

@@ -112,12 +112,12 @@ class Store:
     def begin(site: Site) -> Path:
         """Return where the store lies; where there is none yet, make an empty one, and the folder for it.
 
-        Where there is a limit, a missing store may be one that was lost: none is made if the site limits by itself, or
-        has answered before.
+        Where there is a limit, a missing store may be one that was lost: none is made if the site limits by itself,
+        names the place, where a volume may be missing, or has answered before.
         """
         path = site.ledger_path
         assert path is not None, "a site that serves data has a ledger"
-        first = not site.policy.sets_limits and not beside(path).exists()
+        first = not (site.policy.sets_limits or site.policy.ledger_path or beside(path).exists())
         if not path.exists() and (first or not site.limits.any):
             make_home_of(path)
             log(WARNING, "umbel made a new, empty ledger: %s", path)
