@@ -344,10 +344,15 @@ def comparison(costs: Costs, measured: Mapping[Size, Round]) -> Table:
     for size, one in measured.items():
         said, took = forecast(costs, size), sum(one.seconds.values())
         row = [f"{size.network}, {size.clients} clients, {size.parameters:,} parameters", short(said.seconds)]
-        row += [short(took), f"{said.seconds / took:.2f}", short(said.node_bytes / _MIB)]
-        rows.append([*row, short(one.memory / _MIB), f"{said.node_bytes / one.memory:.2f}"])
+        row += [short(took), _ratio(said.seconds, took), short(said.node_bytes / _MIB)]
+        rows.append([*row, short(one.memory / _MIB), _ratio(said.node_bytes, one.memory)])
     headings = ["", "s, predicted", "measured", "ratio", "MiB, predicted", "measured", "ratio"]
     return table_of("Sizes to which nothing was fitted, in one process", headings, rows)
+
+
+def _ratio(said: float, took: float) -> str:
+    """Return a ratio as text; a small size may have taken no more memory than others before."""
+    return f"{said / took:.2f}" if took else "-"
 
 
 def matrices(costs: Costs) -> Table:

@@ -116,7 +116,10 @@ def test_a_size_that_took_no_more_than_the_one_before_is_no_fault() -> None:
     """Memory that is there already is not taken again, and a clock may not have moved."""
     parts = [part for part in PARTS if part != "memory"]
     nothing = {size: Round(dict.fromkeys(parts, 0.0), 0.0) for size in capacity.FITTED}
-    assert np.isfinite([one for each in capacity.fit(nothing).values() for one in each]).all()
+    costs = capacity.fit(nothing)
+    assert np.isfinite([one for each in costs.values() for one in each]).all()
+    first = capacity.FITTED[0]
+    assert list(capacity.comparison(costs, {first: nothing[first]}).columns[-1].cells) == ["-"]
 
 
 def test_nothing_is_fitted_to_what_is_checked() -> None:
