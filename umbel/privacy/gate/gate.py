@@ -188,6 +188,22 @@ class Passage:
         if not self.site.simulated:
             # Before any client reports: a crash may waste a count, it never hides a report.
             Runs.of(self.site).count_evaluation(self.run, self.site.policy)
+        able = self._able_to_report(task.clients)
+        self._note_unpaid("evaluate", able)
+        scores = np.full((2, len(task.clients)), np.nan)
+        if able.any():
+            scores[:, able] = self._reported(replace(task, clients=tuple(compress(task.clients, able))))
+        return scores
+
+    def _able_to_report(self, clients: tuple[ClientOnNode, ...]) -> NDArray[np.bool_]:
+        """Return a flag for each client that is not over its budget: nothing is computed on the data of others."""
+        site, policy = self.site, self.site.policy
+        if policy.trainers_report or not policy.report_noise > 0:
+            return np.ones(len(clients), bool)
+        return np.array(self._ledger.able(self._report, site.client_ids(clients), site.limits))
+
+    def _reported(self, task: EvaluationSpec) -> NDArray[np.float64]:
+        """Return loss and metric (2, clients) as they may leave."""
         reported = self.clients.report(task)
         values = reported.scores
         if not _is_array(values, np.float64, (2, len(task.clients))):
@@ -224,6 +240,22 @@ class Passage:
             log(INFO, "noise comes from the operating system; the run's seed plays no part in it")
         return paid, paying
 
+    def _note_unpaid(self, what: str, paid: NDArray[np.bool_]) -> None:
+        """Note in the site's log how many clients cannot pay, if any."""
+        if not paid.all():
+            unpaid = f"{(~paid).sum()} of {len(paid)} clients cannot pay any more"
+            self.entry.refuse(what, Refused(unpaid, code="refused.budget"))
+
+    @property
+    def _ledger(self) -> MemoryLedger | Ledger:
+        return MemoryLedger(self.state) if self.site.ledger_path is None else Ledger.of(self.site)
+
+    @property
+    def _report(self) -> Release:
+        """What a client pays for that reports with noise, by itself or in a mean."""
+        policy = self.site.policy
+        return Release(Kind.REPORT, 2, policy.report_noise, Clipping.PUBLIC, math.sqrt(2) * policy.report_bound)
+
     def _charge(
         self, what: str, release: Release, round: int, clients: tuple[ClientOnNode, ...], at_least: int = 1
     ) -> NDArray[np.bool_]:
@@ -231,13 +263,10 @@ class Passage:
         if self.site.insecure_seed:
             release = replace(release, noise_multiplier=0.0)  # the server knows the seed, and takes the noise away
         charge, ids = Charge(self.run, round, release), self.site.client_ids(clients)
-        ledger = MemoryLedger(self.state) if self.site.ledger_path is None else Ledger.of(self.site)
-        paid = np.array(ledger.charge(charge, ids, self.site.limits, at_least))
-        number = int(paid.sum())
-        self.entry.paid += number
-        if number < len(clients) and (number or at_least == 1):
-            unpaid = f"{len(clients) - number} of {len(clients)} clients cannot pay any more"
-            self.entry.refuse(what, Refused(unpaid, code="refused.budget"))
+        paid = np.array(self._ledger.charge(charge, ids, self.site.limits, at_least))
+        self.entry.paid += int(paid.sum())
+        if paid.any() or at_least == 1:
+            self._note_unpaid(what, paid)
         return paid
 
     def _trained(
@@ -259,17 +288,17 @@ class Passage:
         guarantee holds between any two reports of one client, alone or in a sum.
         """
         site, own = self.site, reported.clients
-        nu, bound = site.policy.report_noise, site.policy.report_bound
-        if not nu > 0:
+        bound, release = site.policy.report_bound, self._report
+        if not release.noise_multiplier > 0:
             raise Refused(
                 "training clients of this site do not report; set report-noise-multiplier to let them",
                 code="refused.no-reports",
             )
         if len(own) != reported.scores.shape[1]:
             raise Refused("the handler does not say whose loss and metric these are", code="refused.result")
-        radius, mechanism = math.sqrt(2) * bound, Laplace(nu)
+        radius, mechanism = math.sqrt(2) * bound, Laplace(release.noise_multiplier)
         check_noise(mechanism, 2, radius)
-        paid = self._charge("evaluate", Release(Kind.REPORT, 2, nu, Clipping.PUBLIC, radius), task.round, own)
+        paid = self._charge("evaluate", release, task.round, own)
         scores = np.full_like(reported.scores, np.nan)
         if not paid.any():
             return scores

@@ -101,6 +101,11 @@ class Ledger(Store):
                 self._known = _append(connection, books, charge, paid)
         return paying
 
+    def able(self, release: Release, clients: Sequence[ClientInDataset], limits: Limits) -> list[bool]:
+        """Return for each client whether it could pay; none is charged."""
+        with self._transaction() as connection:
+            return limits.paying(clients, self._read(connection).account, release)
+
     def accounts(self) -> dict[ClientInDataset, Account]:
         """Return what every client has released, by client."""
         with self._transaction() as connection:

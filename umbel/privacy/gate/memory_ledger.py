@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Charge, Limits, read, written
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.flower import filled
+from umbel.protocol.release import Release
 
 _RECORD = "umbel.ledger"
 
@@ -38,6 +39,10 @@ class MemoryLedger:
         filled(self._record, {key: _paid_once_more(self._paid(key), paid).tobytes()})
         filled(self._state, {_RECORD: self._record})
         return paying
+
+    def able(self, release: Release, clients: Sequence[ClientInDataset], limits: Limits) -> list[bool]:
+        """Return for each client whether it could pay; none is charged."""
+        return limits.paying(clients, self.account, release)
 
     def account(self, client: ClientInDataset) -> Account:
         """Return what a client has released."""
