@@ -141,7 +141,9 @@ def test_no_way_of_writing_a_name_gets_past(name: str, kept: Path, planted: Path
 def test_a_run_without_its_table_names_nothing(kept: Path, planted: Path, tmp_path: Path) -> None:
     shutil.copytree(kept, tmp_path / "sent")
     (tmp_path / "sent" / "config.toml").write_text('model = "planted:boom"\nloss = "mse"\n')
-    ended(*umbel("run", str(tmp_path / "sent"), "--resume"), "config.no-run", "config.toml")
+    for words in (("run", "{}", "--resume"), ("runs", "show", "{}"), ("report", "{}")):
+        run = str(tmp_path / "sent")
+        ended(*umbel(*(word.format(run) for word in words)), "config.no-run", "config.toml")
     assert not planted.exists()
 
 

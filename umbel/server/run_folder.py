@@ -240,7 +240,10 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """Return what `write_config` saved: ``config``, ``versions``, and digests by name."""
-        return read_saved(self._text("config.toml"))
+        saved = read_saved(self._text("config.toml"))
+        if not isinstance(saved.get("config"), dict):
+            raise ConfigError(f"config.toml in {self.path} has no table config; it is no run's", code="config.no-run")
+        return saved
 
     def read(self, names: Sequence[str]) -> tuple[State, dict[ClientInRun, int], Arrays]:
         """Return the state, how often each client that released did so, and what the strategy kept.

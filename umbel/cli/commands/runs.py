@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tomllib
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -117,6 +116,6 @@ def _outcome(path: Path) -> tuple[int, str, str]:
 
 def _set(path: Path) -> dict[str, Any]:
     """Return what a run was asked otherwise than by default."""
-    config: dict[str, Any] = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))["config"]
+    config: dict[str, Any] = RunFolder(path).read_config()["config"]
     defaults = RunConfig().entries()
     return {key: value for key, value in config.items() if defaults.get(key) != value}
