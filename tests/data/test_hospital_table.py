@@ -13,6 +13,7 @@ from flwr.app import Message
 from tests.helpers.errors import raises
 from umbel.client.app import app
 from umbel.client.node import Node
+from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.errors import DatasetError, SiteError
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.run_config import RunConfig
@@ -39,7 +40,7 @@ def site(tmp_path: Path) -> dict[str, str]:
         "data-path": str(tmp_path / "charges.csv"),
         "reader": "umbel.data.hospital_table:read",
         "reader-options": f"geonames={tmp_path / 'US.txt'}",
-        "ledger-path": str(tmp_path / "ledger.sqlite"),
+        "ledger-path": str(Ledger.create(tmp_path / "ledger.sqlite").path),
     }
 
 
