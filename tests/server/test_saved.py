@@ -130,6 +130,7 @@ def test_a_round_that_was_not_finished_is_no_damage(copy: Path, longer: Path, wr
             text("participations.jsonl", lambda _: json.dumps(dict.fromkeys(range(20), 9))),
             "says that there were 180 releases, 9 of one client, and history.jsonl 28, ",
         ),
+        (text("config.toml", lambda _: "config = [1]"), "config.toml has no table config"),
         (text("config.toml", lambda _: "config ="), "Invalid value"),
         (text("releases.safetensors", lambda _: "no arrays"), "header too large"),
     ],
@@ -140,12 +141,6 @@ def test_damage_is_told_in_one_line(copy: Path, damage: Damage, words: str) -> N
     with raises(ConfigError, "config.run-damaged", f"resume: {copy}", words) as told:
         saved(copy)
     assert "\n" not in told.value.text
-
-
-def test_a_folder_without_a_run_config_is_no_run(copy: Path) -> None:
-    (copy / "config.toml").write_text("config = [1]")
-    with raises(ConfigError, "config.no-run", copy, "config.toml"):
-        saved(copy)
 
 
 FILES = ["latest.safetensors", "history.jsonl", "participations.jsonl", "nodes.json", "outcome.json"]

@@ -50,8 +50,7 @@ class Result:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The whole run config that it ran with."""
-        config: dict[str, Any] = RunFolder(self.path).read_config()["config"]
-        return config
+        return RunFolder(self.path).read_run_config()
 
     @property
     def outcome(self) -> str:

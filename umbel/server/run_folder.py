@@ -240,10 +240,14 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """Return what `write_config` saved: ``config``, ``versions``, and digests by name."""
-        saved = read_saved(self._text("config.toml"))
-        if not isinstance(saved.get("config"), dict):
+        return read_saved(self._text("config.toml"))
+
+    def read_run_config(self) -> dict[str, Any]:
+        """Return the run config that the run ran with."""
+        config = self.read_config().get("config")
+        if not isinstance(config, dict):
             raise ConfigError(f"config.toml in {self.path} has no table config; it is no run's", code="config.no-run")
-        return saved
+        return config
 
     def read(self, names: Sequence[str]) -> tuple[State, dict[ClientInRun, int], Arrays]:
         """Return the state, how often each client that released did so, and what the strategy kept.

@@ -67,6 +67,8 @@ class Saved:
         folder = RunFolder(path)
         with _told(path):
             saved = folder.read_config()
+            if not isinstance(saved.get("config"), dict):
+                raise ValueError("config.toml has no table config")
         _check_the_same(setup, saved["config"], saved.get("data", ""), path.name)
         with _told(path):
             state, spent, kept = folder.read(list(setup.model.shapes))

@@ -116,6 +116,5 @@ def _outcome(path: Path) -> tuple[int, str, str]:
 
 def _set(path: Path) -> dict[str, Any]:
     """Return what a run was asked otherwise than by default."""
-    config: dict[str, Any] = RunFolder(path).read_config()["config"]
     defaults = RunConfig().entries()
-    return {key: value for key, value in config.items() if defaults.get(key) != value}
+    return {key: value for key, value in RunFolder(path).read_run_config().items() if defaults.get(key) != value}

@@ -65,7 +65,7 @@ def _open(run: str | Path) -> tuple[RunFolder, Setup, View]:
     path = find_run(str(run))
     folder = RunFolder(path)
     try:
-        config = folder.read_config()["config"]
+        config = folder.read_run_config()
         setup = Setup.parse(config)
         state, spent, _ = folder.read(list(setup.model.shapes))
     except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
