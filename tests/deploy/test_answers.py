@@ -310,7 +310,7 @@ def test_what_was_refused_or_lost_may_be_sent_again(server: Server) -> None:
     for _ in range(5):
         refused(413, site.send, run, begun.session_id, largest, bytes(4 * MIB))
         assert not site.send(run, begun.session_id, largest, bytes(20_000)), "it is there"
-    # A server that starts again in between goes on.
+    # A server that restarts in between still takes the rest.
     server.restart(100 * MIB)
     for name in parts.keys() - {largest}:
         assert site.send(run, begun.session_id, name, parts[name])

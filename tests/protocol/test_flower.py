@@ -73,7 +73,7 @@ LOOK = {
         "within `_mutation_session` or `lock_store`; whether `ref_count` is how many objects have it as a part"
     ),
     "_preregister": "whether the tree still comes parts first",
-    "_Parts": "whether an object's content still begins with the names of its parts",
+    "_parts_named_in": "whether an object's content still begins with the names of its parts",
     "_Answers": (
         "whether the server's number is still that of no node; whether a message's group is still kept by "
         "`get_valid_message_ins` and `message_ins_store`, one answer still has one session, and parts still come by "

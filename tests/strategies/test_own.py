@@ -103,7 +103,7 @@ def test_a_run_cannot_go_on_with_other_options(run_config: dict[str, Any]) -> No
         play(run_config | MOMENTUM | changes)
 
 
-# --- what a strategy keeps comes back when a run goes on, once a round and bit for bit
+# --- what a strategy keeps comes back when a run resumes, once a round and bit for bit
 
 
 class Counting(FedAdam):

@@ -1,8 +1,8 @@
 """Bounds on what strangers may hold open at the server: connections, and the time for a request's first lines.
 
 They act before the guard, which sees requests alone. The parser is h11, which bounds a request's first lines; uvicorn's
-other one, httptools, keeps whatever is sent. A request's body has a length, as all of Flower's have: h11 reads one that
-comes in pieces of a byte at 1.5 MB/s, and nobody else is answered meanwhile.
+other one, httptools, keeps all that is sent. A request's body has a length, as all of Flower's have: h11 reads one that
+comes in pieces of a byte at 1.5 MB/s, and answers no other request meanwhile.
 """
 
 from __future__ import annotations

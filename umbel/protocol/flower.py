@@ -484,7 +484,8 @@ def _preregister(flowers: Callable[..., Any], parts: type[_Parts]) -> Callable[.
                     continue
                 for child in node.children:
                     flowers(store, run_id, child)
-                known.mend(node.object_id, claimed)
+                content = store.get(node.object_id)
+                known.mend(node.object_id, _parts_named_in(content) if content else claimed)
             return flowers(store, run_id, object_tree)
 
     return preregister
@@ -494,9 +495,14 @@ def _put(flowers: Callable[..., Any], parts: type[_Parts]) -> Callable[..., Any]
     def put(store: Any, object_id: str, object_content: bytes) -> Any:
         flowers(store, object_id, object_content)
         with parts.of(store) as known:
-            known.mend(object_id, set())
+            known.mend(object_id, _parts_named_in(object_content))
 
     return put
+
+
+def _parts_named_in(content: bytes) -> set[str]:
+    inflatable = import_module("flwr.supercore.inflatable.inflatable_object")
+    return set(inflatable.get_object_children_ids_from_object_content(content))
 
 
 class _Parts:
@@ -517,15 +523,11 @@ class _Parts:
         entry = self._store.store.get(name)
         return None if entry is None else set(entry.child_object_ids)
 
-    def mend(self, name: str, claimed: set[str]) -> None:
-        """Give an object the parts that its content names, or those claimed where that is not there yet."""
-        content = self._store.get(name)
-        if content:
-            inflatable = import_module("flwr.supercore.inflatable.inflatable_object")
-            claimed = set(inflatable.get_object_children_ids_from_object_content(content))
+    def mend(self, name: str, parts: set[str]) -> None:
+        """Give an object its parts, if the store has all of these."""
         known = self.children(name)
-        if known is not None and known != claimed and all(self.children(child) is not None for child in claimed):
-            self._change(name, known - claimed, claimed - known)
+        if known is not None and known != parts and all(self.children(part) is not None for part in parts):
+            self._change(name, known - parts, parts - known)
 
     def _change(self, name: str, without: set[str], with_: set[str]) -> None:
         entries = self._store.store

@@ -60,7 +60,7 @@ def special_file(folder: Path) -> Path | None:
 
 
 def private_scratch() -> Path:
-    """Return a folder for temporary files that this user's processes share, and nobody else can read or prepare."""
+    """Return a folder for temporary files that this user's processes share, and no other user can read or prepare."""
     folder = Path(tempfile.gettempdir()) / f"umbel-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)

@@ -79,7 +79,7 @@ def _trusted() -> set[str]:
 
 def _is_trusted(name: str) -> bool:
     module = name.partition(":")[0]
-    # Keys split their texts in ways of their own: a name that stands anywhere in one comes from the folder.
+    # Keys split their texts differently. So a name that stands anywhere in a text comes from the folder.
     sent = any(name in text for text in _distrusted)
     return not sent or module in _LIBRARIES or not _trusted().isdisjoint({name, module})
 

@@ -22,7 +22,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from tests.helpers.datasets import manifest
 from tests.helpers.ledgers import spent
-from tests.helpers.messages import asked, refused, released, scores, sent, wire
+from tests.helpers.messages import asked, refused, released, scores, sent, task_of, wire
 from tests.helpers.messages import releases as arrays_of
 from umbel.client import node as client_node
 from umbel.client.app import app
@@ -36,17 +36,7 @@ from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 
 CLIENTS = 4
-HONEST = TrainingSpec(
-    round=1,
-    clients=(0, 1),
-    local_epochs=1,
-    step_size=0.1,
-    batch_size=10,
-    noise_multiplier=3.0,
-    clip_norm=0.01,
-    clipping="update",
-    choice_epsilon=0.0,
-)
+HONEST = task_of((0, 1), noise_multiplier=3.0, clip_norm=0.01)
 PRICE = Fraction(2, 3)
 THETA = {"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)}
 

@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, Message
 from numpy.typing import NDArray
 
 from tests.helpers.datasets import manifest
-from tests.helpers.messages import asked, refused, released, releases, scores, wire
+from tests.helpers.messages import asked, refused, released, releases, scores, task_of, wire
 from tests.helpers.nodes import ask
 from tests.helpers.paper import paper_run
 from umbel.client.app import app
@@ -26,21 +26,12 @@ from umbel.client.cohort import Cohort, LocalUpdate, Schedule
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.messages import query
-from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+from umbel.protocol.tasks import EvaluationSpec
 from umbel.simulation.grid import InProcessGrid
 
 CLIENTS = 4
 MAX_EXAMPLES = 120
-HONEST: dict[str, Any] = dict(
-    round=1,
-    clients=(0, 1, 2, 3),
-    local_epochs=1,
-    step_size=0.1,
-    batch_size=10,
-    noise_multiplier=3.0,
-    clipping="update",
-    choice_epsilon=0.0,
-)
+HONEST = task_of((0, 1, 2, 3), noise_multiplier=3.0, clip_norm=0.01)
 LENGTHS = {
     "a row each": [1, 1, 1, 1],
     "many rows": [60, 59, 61, 60],
@@ -125,7 +116,7 @@ HYPOTHESES = [
 
 def record(changes: dict[str, Any]) -> ConfigRecord:
     """Return a task, which may be one that `TrainingSpec` would not let pass."""
-    made = TrainingSpec(**HONEST).to_record()
+    made = HONEST.to_record()
     for key, value in changes.items():
         made[key] = list(value) if isinstance(value, tuple) else value
     return made

@@ -153,7 +153,7 @@ def _law(parts: tuple[tuple[Loss, int], ...]) -> PrivacyLossDistribution:
 
 @dataclass(frozen=True)
 class Either(Loss):
-    """The loss of a release that is one of several, and nobody says which: the largest delta at each epsilon.
+    """The loss of a release that is one of several unknown cases: the largest delta at each epsilon.
 
     The maximum of privacy profiles is one: it is convex in exp(epsilon), falls, and is at least (1 - exp(epsilon))+
     (Zhu, Dong and Wang 2022). So it composes like any other.

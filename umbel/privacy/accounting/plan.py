@@ -130,7 +130,7 @@ def plan(task: Task, noise_multiplier: float, choice_epsilon: float, rounds: int
     from scipy import stats  # it takes half a second
 
     count = stats.binom(rounds, task.clients_per_round / task.clients)
-    # Whatever clients have to do with each other, the chance that one of them has more is at most the sum of chances.
+    # Also for dependent clients, the chance that any has more is at most the sum of their chances.
     most = int(count.isf(_RARE / task.clients))
     return _figures(task, noise_multiplier, choice_epsilon, int(count.median()), most, delta)
 

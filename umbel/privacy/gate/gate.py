@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import compress
 from logging import INFO, WARNING
 from typing import Any, Protocol, TypeVar
@@ -192,7 +193,8 @@ class Passage:
         self._note_unpaid("evaluate", able)
         scores = np.full((2, len(task.clients)), np.nan)
         if able.any():
-            scores[:, able] = self._reported(replace(task, clients=tuple(compress(task.clients, able))))
+            some = task if able.all() else replace(task, clients=tuple(compress(task.clients, able)))
+            scores[:, able] = self._reported(some)
         return scores
 
     def _able_to_report(self, clients: tuple[ClientOnNode, ...]) -> NDArray[np.bool_]:
@@ -246,8 +248,9 @@ class Passage:
             unpaid = f"{(~paid).sum()} of {len(paid)} clients cannot pay any more"
             self.entry.refuse(what, Refused(unpaid, code="refused.budget"))
 
-    @property
+    @cached_property
     def _ledger(self) -> MemoryLedger | Ledger:
+        """The account of the clients, opened once a message."""
         return MemoryLedger(self.state) if self.site.ledger_path is None else Ledger.of(self.site)
 
     @property

@@ -203,7 +203,7 @@ class Policy(Settings):
         0.0,
         ge=0,
         description="nu of reports with noise. 0: of validation clients' mean 10, and training clients report nothing; "
-        "above 0 they report, each with noise of its own",
+        "above 0 each of them reports, with separate noise",
     )
     report_bound: Number = Field(
         1.0, gt=0, description="numbers that are reported with noise are clipped to lie between 0 and this"
@@ -281,7 +281,7 @@ class Policy(Settings):
 
     @property
     def trainers_report(self) -> bool:
-        """Whether training clients report, each with noise of its own."""
+        """Whether training clients report, each with separate noise."""
         return self.report_noise_multiplier > 0 and self.role is Role.TRAIN
 
     @property

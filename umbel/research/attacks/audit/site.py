@@ -45,7 +45,7 @@ _ABOVE, _BELOW, _NEXT_TO = 10 * BOUND, BOUND, 1e-3 * BOUND
 
 
 class SiteGrid(InProcessGrid):
-    """One site of its own data, whose executor answers in this process."""
+    """A site with data, whose executor answers in this process."""
 
     def _answer(self, message: Message) -> Message:
         level = FLOWER_LOGGER.level
