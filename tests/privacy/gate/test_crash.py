@@ -56,6 +56,7 @@ def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     save_plane(tmp_path / "own", CLIENTS, loss="mse")
+    Ledger.create(tmp_path / "ledger.sqlite")
     return tmp_path
 
 
@@ -90,13 +91,10 @@ def test_spent_is_never_less_than_what_was_released(folder: Path, run_config: di
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         released = Counter((folder / "sent").read_text().split())
-        if (folder / "ledger.sqlite").exists():
-            paid = times_paid(folder)
-            assert all(paid[client] >= released[str(client)] for client in range(CLIENTS))
-            assert len(set(paid)) == 1, "a charge is made for all or for none"
-            cut_off = paid[0] - released["0"]
-        else:
-            assert not released
+        paid = times_paid(folder)
+        assert all(paid[client] >= released[str(client)] for client in range(CLIENTS))
+        assert len(set(paid)) == 1, "a charge is made for all or for none"
+        cut_off = paid[0] - released["0"]
     assert sum(released.values()) >= CLIENTS * KILLS, "or nothing was tested"
     assert cut_off > 0, "or no kill came between charge and release"
 
