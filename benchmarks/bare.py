@@ -3,9 +3,9 @@
     python -m benchmarks.bare [--rounds N] [--times N] [--task hospital,cnn] [--out FILE]
 
 Both start from the same hypotheses and ask the same clients. Without noise their losses in the hospital task are the
-same to rounding until a client whose choice hangs on the last bit chooses otherwise; images are put in orders of one's
-own. umbel's rounds are whole: messages, gate, ledger, strategy. The hospital task needs its dataset
-(datasets/hospital.py). There `examples/algorithm.py` takes a third turn: Algorithm 1, client by client.
+same up to rounding, until a client whose choice depends on the last bit chooses another hypothesis; images are shuffled
+separately. umbel's rounds are complete: messages, gate, ledger, strategy. In the hospital task `examples/algorithm.py`
+takes a third turn: Algorithm 1, client by client.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class CNN:
         return np.array(found, np.float32)
 
     def train(self, hypotheses: Theta, clients: Sequence[int]) -> tuple[Vectors, Vectors]:
-        """Do minibatch SGD, each epoch in an order of its own."""
+        """Do minibatch SGD, each epoch in a separate order."""
         settings, trained = self._brief.settings, []
         chosen = self.losses(hypotheses, clients).argmin(0)
         start = {name: value[chosen] for name, value in hypotheses.items()}

@@ -2,7 +2,7 @@
 
     python -m benchmarks.capacity [--clients-per-round 1000 --parameters 25000000 --machines 10 ...] [--out FILE]
 
-Small datasets of made-up rows are played in processes of their own, one thread each. Each
+Small datasets of artificial rows run in separate processes, one thread each. Each
 part of a round is timed in time of a core, and memory is counted above imports. A part is taken for a sum of what
 there is of its size (`PARTS`), of which each costs what fits these rounds best. Two sizes to which nothing is fitted
 are played among them, and compared with what is predicted of them. Needs Linux.
@@ -40,7 +40,7 @@ from umbel.simulation.in_process import run_config
 
 Network = Literal["mlp", "cnn"]
 CNN = 1_206_590
-"""Parameters of ``cnn``, whatever a size says."""
+"""Parameters of ``cnn``, for all sizes."""
 HOSPITAL = 11
 """Of ``mlp``; a network of more is as wide as it takes."""
 
@@ -58,7 +58,7 @@ PLACES: dict[str, list[str]] = {
 
 @dataclass(frozen=True)
 class Size:
-    """What a round asks, and of how many machines. A core of a machine is a node."""
+    """The work of a round, and the number of machines. A core of a machine is a node."""
 
     network: Network
     parameters: int
@@ -78,7 +78,7 @@ class Size:
 
     @property
     def of_a_node(self) -> Size:
-        """What the busiest node does."""
+        """The work of the busiest node."""
         train, validate = (math.ceil(clients / self.nodes) for clients in (self.clients, self.validation))
         return replace(self, clients=train, validation=validate, machines=1, cores=1)
 
@@ -100,7 +100,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round took: seconds of a core by part, and bytes at most above imports."""
+    """The cost of a round: seconds of a core by part, and bytes at most above imports."""
 
     seconds: Mapping[str, float]
     memory: float
@@ -168,7 +168,7 @@ QUANTITIES: dict[str, Callable[[Size], float]] = {
     "new": lambda size: size.releases * (4 * size.releases >= _KEPT),
     "new and step": lambda size: size.releases * size.steps * (4 * size.releases >= _KEPT),
 }
-"""What there is of a size: numbers of its models, for each client or hypothesis, and how often they are computed on.
+"""Quantities of a size: numbers of its models, for each client or hypothesis, and how often they are computed on.
 
 Arrays are `kept` by C's library when they are freed, or else `new` each time, handed out by the system page by page.
 """
@@ -185,11 +185,11 @@ PARTS: dict[str, Sequence[str]] = {
     "the rest of the server": ("a round", "a client", "sent", "sent and hypothesis"),
     "memory": ("a round", "sent", "released", "kept"),
 }
-"""What the seconds of each part are a sum of, and a node's bytes."""
+"""The terms of each part's seconds, and of a node's bytes."""
 
 SERVER = ("reading", "k-means", "averages", "the rest of the server")
 OF_A_NETWORK = ("scoring", "training", "memory")
-"""What costs each network something else."""
+"""Terms with a different cost for each network."""
 
 FITTED = (
     Size("mlp", HOSPITAL, 20, 20, 4, batch=0),
@@ -207,7 +207,7 @@ CHECKED = (Size("mlp", 100_000, 60, 20, 30, hypotheses=3), Size("cnn", CNN, 8, 4
 
 
 Costs = Mapping[tuple[str, Network], Sequence[float]]
-"""What one of each of a part's quantities costs."""
+"""The cost of one of each of a part's quantities."""
 
 
 def fit(rounds: Mapping[Size, Round]) -> Costs:
@@ -235,7 +235,7 @@ def cost(costs: Costs, part: str, size: Size) -> float:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a round takes: seconds of its parts and whole, and bytes."""
+    """The estimated cost of a round: seconds of its parts and whole, and bytes."""
 
     clients: float
     network: float
@@ -288,7 +288,9 @@ def main(
     hypotheses: Annotated[int, typer.Option(min=1, help="k.")] = 2,
     epochs: Annotated[int, typer.Option(min=1, help="Over a client's rows.")] = 1,
     batch: Annotated[int, typer.Option(min=0, help="Rows of a minibatch; 0 for all.")] = 10,
-    network: Annotated[Network, typer.Option(help="What costs as much a parameter: mlp or cnn.")] = "mlp",
+    network: Annotated[
+        Network, typer.Option(help="Network with the same cost for each parameter: mlp or cnn.")
+    ] = "mlp",
     machines: Annotated[int, typer.Option(min=1, help="Among which clients are divided.")] = 1,
     cores: Annotated[int, typer.Option(min=1, help="Of a machine, each a node.")] = 1,
     bandwidth: Annotated[float, typer.Option(help="Of the server's network, in Gbit/s; inf to leave it out.")] = 10.0,

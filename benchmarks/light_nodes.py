@@ -2,9 +2,9 @@
 
     python -m benchmarks.light_nodes ADDRESS CA_FILE KEY_FILE...
 
-Each node has a key, a connection, a heartbeat and a thread of its own, and sends the SuperLink the requests that a
+Each node has a key, a connection, a heartbeat and a separate thread, and sends the SuperLink the requests that a
 `umbel site start` sends, as often as that looks for messages. It hosts a client that trains and one that validates.
-What it answers is made up at once: a release beside the first hypothesis, and a loss.
+It makes up its answers at once: a release beside the first hypothesis, and a loss.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from umbel.protocol.polling import Pace
 from umbel.protocol.tasks import Hosting
 
 ONLINE, FAILED = "SuperNode ID: ", "failed: "
-"""What lines begin with that a node writes: once it is let in, as Flower's own does; where it could not answer."""
+"""Beginnings of a node's lines: after its admission, like Flower's own node; and if it could not answer."""
 # Seconds that Flower's SuperNode waits for a message and for a reply, and the pause of umbel's for parts on their way.
 _MESSAGE_S, _REPLY_S, _SOON_S = 3.0, 0.5, 0.05
 
@@ -76,7 +76,7 @@ class Node:
         while True:
             try:
                 answered = self._look()
-            except Exception as error:  # whatever goes wrong, the next look may go well
+            except Exception as error:  # any error: the next look may succeed
                 print(f"{FAILED}{type(error).__name__}: {error}".splitlines()[0], flush=True)
                 answered = False
             if not answered:

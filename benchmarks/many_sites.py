@@ -3,8 +3,8 @@
     python -m benchmarks.many_sites [--nodes 10,50,100,200] [--real 5] [--rounds 6] [--parameters 2] [--database sqlite]
         [--out FILE]
 
-For each number of nodes a SuperLink of its own (`umbel server start`) speaks TLS on loopback, knows each node by
-a key, and runs umbel's ServerApp in a process of its own; each round asks all nodes. Real nodes are
+For each number of nodes a separate SuperLink (`umbel server start`) speaks TLS on loopback, knows each node by
+a key, and runs umbel's ServerApp in a separate process; each round asks all nodes. Real nodes are
 `umbel site start`: with their executors, some hundred MB each. The others only answer (`benchmarks.light_nodes`),
 which loads the SuperLink as much and this machine little. Joining is from the run's submission until all nodes
 have said what they host; the first round warms up. Beside a round's seconds (median, lowest to highest) stand those
@@ -64,7 +64,7 @@ Database = Literal["sqlite", "memory"]
 
 @dataclass
 class Reading:
-    """What a run with so many nodes took, and how often each thing went wrong.
+    """The cost of a run with so many nodes, and the number of failures of each kind.
 
     Seconds until all nodes had said what they host, and of each round but the first; by process, seconds of a core in a
     round, and MiB at the most; MiB of a node, and of the SuperLink's database.
@@ -131,7 +131,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def measure(nodes: int, rounds: int, parameters: int, sqlite: bool = True, real: bool = False) -> Reading:
-    """Run with so many nodes and return what it took, with whatever failed."""
+    """Run with so many nodes and return its cost, with all failures."""
     reading = Reading(f"{nodes} real" if real else str(nodes))
     names = [f"site-{i}" for i in range(nodes)]
     with place(names) as home, ExitStack() as stack:
@@ -153,7 +153,7 @@ def measure(nodes: int, rounds: int, parameters: int, sqlite: bool = True, real:
 def place(names: Sequence[str]) -> Iterator[Path]:
     """Yield a folder with a server's certificates, and the keys of nodes of these names.
 
-    What is started with it as FLWR_HOME ends with this, or soon after this process.
+    Processes with it as FLWR_HOME end with this, or soon after this process.
     """
     with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
         home = Path(scratch)
@@ -215,7 +215,7 @@ def start_light(home: Path, address: str, names: Sequence[str]) -> list[psutil.P
 
 
 def start_real(home: Path, address: str, names: Sequence[str], parameters: int) -> list[psutil.Process]:
-    """Start sites, each with a ledger of its own."""
+    """Start sites, each with a separate ledger."""
     write_site(home / "site", parameters)
     hosts = []
     for name in names:
@@ -340,7 +340,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _ended(control: ControlHttpClient, run: int) -> str:
-    """Return how a run ended, with Flower's reason; empty while it goes on."""
+    """Return how a run ended, with Flower's reason; empty while it runs."""
     try:
         status = control.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
     except httpx.HTTPError:  # it has no time to say so

@@ -35,7 +35,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="File for what is printe
 def benchmark(out: Path | None, *packages: str, threads: int = 1) -> Iterator[None]:
     """Do a benchmark on so many threads, and print first where it runs, with versions of packages.
 
-    What it prints goes to the file `out` as well. A signal to end leaves no process behind.
+    Its output goes to the file `out` as well. A signal to end leaves no process behind.
     """
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     level, threads_before = FLOWER_LOGGER.level, torch.get_num_threads()
@@ -61,7 +61,7 @@ def benchmark(out: Path | None, *packages: str, threads: int = 1) -> Iterator[No
 
 @dataclass(frozen=True)
 class Reading:
-    """What a round of a contestant took, and what it had learnt at the end: no contestant shall win by doing less."""
+    """The cost of a contestant's round, and its final result: no contestant may win by doing less."""
 
     seconds: float
     loss: float | None = None
@@ -93,7 +93,7 @@ class Ratio:
 def interleave(contestants: Mapping[str, Callable[[], Reading]], times: int) -> dict[str, list[Reading]]:
     """Let each contestant go once to warm up and then `times` times, in turns.
 
-    What else the machine does then falls on all of them alike.
+    Other work of the machine then affects all of them alike.
     """
     readings: dict[str, list[Reading]] = {name: [] for name in contestants}
     for turn in range(times + 1):

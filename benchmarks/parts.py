@@ -54,7 +54,7 @@ PARTS: dict[str, list[str]] = {
     "k-means": ["umbel.strategies.group_privacy:seeded_kmeans"],
     "averages": [f"umbel.strategies.base:{name}" for name in ("mean_of", "distances")],
 }
-"""What is timed, as ``module:attribute``."""
+"""The timed functions, as ``module:attribute``."""
 
 
 class Stopwatch:

@@ -1,4 +1,4 @@
-"""What share of the machine's peak a round of the CNN reaches, and where the rest goes.
+"""The share of the machine's peak that a round of the CNN reaches, and the causes of the rest.
 
     python -m benchmarks.peak [--times N] [--out FILE]
 

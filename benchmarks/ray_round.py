@@ -36,7 +36,7 @@ PARTS = (
     "until the server has read the answers",
     "checking, clustering, averaging",
 )
-"""What lies between two of the moments that are noted."""
+"""The span between two of the recorded moments."""
 
 
 class Clock(Observer):

@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale [--sizes 1000,10000,100000,1000000] [--rounds 500] [--times 3] [--out FILE]
 
-Each dataset is written as a folder of the hospital's shape. Each run is a whole one in a process of its own, and
+Each dataset is written as a folder of the hospital's shape. Each run is a whole one in a separate process, and
 leaves the folder that any run leaves; a round's time is from its start to the next round's, so that writing to that
 folder is in it. The time of a core is shown beside it: the rest is waiting, for the disk above all. A second table
 compares the first tenth of a run's rounds with the last, in means, since some things are written only now and then.
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """What a run took.
+    """The cost of a run.
 
     Attributes
     ----------

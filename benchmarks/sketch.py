@@ -30,7 +30,7 @@ def main(out: Out = None) -> None:
 def sketch(distance: float, n: int = 100_000, clients: int = 100, draws: int = 3) -> tuple[float, float, float]:
     """Return shares of labels: of a tenth of the columns as of all, right of all, and right of the tenth.
 
-    Clients of two kinds have updates of norm 1, in directions of their own, from hypotheses that are so far apart.
+    Clients of two kinds have updates of norm 1, in separate directions, from hypotheses that are so far apart.
     """
     shares, kinds = [], np.arange(clients) % 2
     for seed in range(draws):

@@ -1,4 +1,4 @@
-"""umbel: what people type and import. Personalised and private federated learning, as a Flower App."""
+"""Personalised and private federated learning, as a Flower App: the names for notebooks and scripts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ _HOMES = {
         "umbel.cli.plans": "plan",
         "umbel.cli.runs": "Run export load run",
         "umbel.data": "Manifest Schema write_dataset",
+        "umbel.models.model": "Model",
         "umbel.data.importers": "Dirichlet Quantity Uniform from_arrays from_dataframe from_datasets from_image_folder",
         "umbel.privacy.gate.stock_app": "Gate",
+        "umbel.privacy.mechanisms": "Mechanism",
         "umbel.research.experiments.sweeps": "sweep",
+        "umbel.server.observer": "Observer",
+        "umbel.strategies": "GroupPrivacy",
     }.items()
     for name in names.split()
 }

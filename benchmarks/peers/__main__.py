@@ -85,7 +85,7 @@ def compare(
                 rival = Rival(python, name, variant, folder, cores)
                 processes.callback(rival.stop)
                 try:
-                    rival.go()  # whoever cannot do this is out, and the others go on
+                    rival.go()  # a rival that fails is out, and the others continue
                 except Absent as reason:
                     absent(PEERS[name], reason)
                 else:

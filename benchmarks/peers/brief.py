@@ -1,4 +1,4 @@
-"""What a contestant is told, and how it answers.
+"""The task of a contestant, and its answer.
 
 Peers read this module too, in environments without umbel: it needs the standard library and numpy alone.
 """
@@ -107,7 +107,7 @@ def serve(prepare: Callable[[Brief, str], Callable[[], float]]) -> None:
     `prepare` gets the task and the variant to play; it returns what does a whole run from the initial hypotheses and
     says its last validation loss.
     """
-    # What libraries print is no answer of ours.
+    # The output of libraries is not part of the answer.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     brief = Brief.read(Path(sys.argv[1]))

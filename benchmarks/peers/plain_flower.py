@@ -5,7 +5,7 @@
 The plain app (`benchmarks/peers/plain`) is written as Flower's quickstarts are: a SuperNode and a message for each
 client. umbel runs as ``umbel run hospital`` does, with a few SuperNodes that host all clients. A round is 100 clients
 that train, aggregation, and 200 that validate, timed within each ServerApp; what umbel then writes to its folder is not
-in it. A plain SuperNode has one CPU, so that all cores work. Needs the hospital dataset (``umbel data make hospital``).
+in it. A plain SuperNode has one CPU, so that all cores work.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from umbel.simulation.superlink import superlink
 
 PLAIN = Path(__file__).parent / "plain"
 PEER = Peer("plain", ("3.11", "3.12", "3.13"), {}, "the gate, the policy and the ledger")
-# What both apps call by the same name.
+# Names that both apps share.
 _SHARED = ("hypotheses", "noise-multiplier", "clients-per-round", "validation-clients-per-round", "step-size", "rounds")
 
 
@@ -50,7 +50,7 @@ def compare(rounds: int, times: int) -> Ratio:
     """Run both in turns, print what they took, and return how many times as long as umbel plain Flower takes."""
     config = hospital() | {"rounds": rounds}
     data = umbel_home() / "data" / str(config["dataset"])
-    # What runs the app is found on the path, and with it the environment in which the app runs.
+    # Flower finds the program that runs the app on the path, and with it the app's environment.
     path = os.pathsep.join([str(environment(PEER).parent), os.environ["PATH"]])
     startups: dict[str, list[float]] = {"umbel": [], "plain Flower": []}
 

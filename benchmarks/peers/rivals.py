@@ -41,7 +41,7 @@ class Peer:
 
     @property
     def file(self) -> Path:
-        """What pip reads: what the peer needs, itself first."""
+        """Requirements of the peer for pip, itself first."""
         return Path(__file__).parent / "requirements" / f"{self.name}.txt"
 
     @property
@@ -137,7 +137,7 @@ def _last_line(text: str) -> str:
 
 
 class Rival:
-    """A peer in a process of its own, which has prepared the task in `folder` and waits; its log goes there as well."""
+    """A peer in a separate process, which has prepared the task in `folder` and waits; its log goes there as well."""
 
     def __init__(self, python: Path, name: str, variant: str, folder: Path, cores: int) -> None:
         self._log = folder / f"{name}-{variant}.log"

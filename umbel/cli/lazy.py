@@ -1,4 +1,4 @@
-"""A group of commands that imports one when it is called: a list of them all takes no PyTorch."""
+"""A group of commands that are imported on use: listing them needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperGroup
+from typer.utils import get_params_from_function
 
 from umbel.protocol.cli import fail
 
@@ -18,11 +19,11 @@ def lazy(known: Callable[[], Mapping[str, str]], load: Callable[[str], typer.Typ
     Parameters
     ----------
     known : callable
-        Returns what each command does, in a sentence, by its name.
+        Returns a one-sentence description of each command, by name.
     load : callable
-        Returns a command by its name.
+        Returns a command by name.
     extra : str
-        The extra of umbel that has what a command may import besides.
+        The extra of umbel with the commands' dependencies.
     """
 
     class Lazy(TyperGroup):
@@ -48,6 +49,17 @@ def lazy(known: Callable[[], Mapping[str, str]], load: Callable[[str], typer.Typ
                     raise
                 fail(f"{error.name} is not installed: pip install 'umbel[{extra}]' [config.not-installed]", 2)
             command.name = name
+            _restore_help(command)
             return command  # type: ignore[no-any-return]
 
     return Lazy
+
+
+def _restore_help(command: Any) -> None:
+    """Give arguments their help again: click 8.5 discards it, with the releases of typer that Flower accepts."""
+    for inner in getattr(command, "commands", {}).values():
+        _restore_help(inner)
+    told = get_params_from_function(command.callback) if command.callback else {}
+    for one in command.params:
+        if isinstance(one, TyperArgument) and one.name in told and not one.help:
+            one.help = told[one.name].default.help

@@ -1,4 +1,4 @@
-"""The command ``umbel``: where each of its commands is, which is imported when it is called."""
+"""The command ``umbel``: the place of each of its commands, which are imported on use."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Annotated
 import typer
 
 from umbel.cli.lazy import lazy
-from umbel.protocol.project import OWN_PATH
+from umbel.protocol.project import OWN_PATH, described
 
 Table = Mapping[str, tuple[str, str]]
-"""By its name: where a command's `typer.Typer` is, as module:name, and what it does, in a sentence."""
+"""By name: the place of a command's `typer.Typer`, as module:name, and a one-sentence description."""
 
 
 def _group(commands: Table, callback: Callable[..., None], whole: bool = False) -> typer.Typer:
-    """Return a command whose subcommands are those of a table; the callback's docstring says what they are for."""
+    """Return a command with a table's subcommands; the callback's docstring describes them."""
 
     def load(name: str) -> typer.Typer:
         module, _, attribute = commands[name][0].partition(":")
@@ -36,18 +36,28 @@ def _group(commands: Table, callback: Callable[..., None], whole: bool = False) 
     return group
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"umbel {described()['version']}")
+        raise typer.Exit
+
+
 def _umbel(
     names: Annotated[
         list[str] | None,
         typer.Option(
             "--trust",
             metavar="MODULE[:NAME]",
-            help="Code that a dataset or a run which you were sent may name. Umbel remembers it.",
+            help="Code that a received dataset or run may name. Umbel remembers it.",
         ),
     ] = None,
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Personalised and private federated learning."""
-    # The user's own models and strategies lie here, or where the process was that started this one.
+    os.umask(os.umask(0o077) | 0o002)  # data, runs and their folders are not world-writable
+    # The user's own models and strategies are here, or in the folder of the process that started this one.
     folders = [os.getcwd(), *filter(None, os.environ.get(OWN_PATH, "").split(os.pathsep))]
     os.environ[OWN_PATH] = os.pathsep.join(dict.fromkeys(folders))
     if names:
@@ -62,48 +72,51 @@ def _server() -> None:
 
 def _site() -> None:
     """Check a site before it goes online, and start it."""
-    # A site's own modules come after installed ones: its working folder may hold what others have sent.
+    # Installed modules come before a site's own: its working folder may hold files from others.
     if own := os.environ.pop(OWN_PATH, ""):
         sys.path += [folder for folder in own.split(os.pathsep) if folder not in sys.path]
 
 
 COMMANDS: Table = {
     "run": ("umbel.cli.commands.run:app", "Run an experiment in simulation, on this machine or a Ray cluster."),
-    "runs": ("umbel.cli.commands.runs:app", "What runs have left behind: list, show, compare, remove."),
-    "predict": ("umbel.cli.commands.predict:app", "Clients that took no part pick their best hypothesis and predict."),
-    "export": ("umbel.cli.commands.export:app", "A run's hypotheses as files that other programs read."),
-    "report": ("umbel.research.experiments.report:app", "The report of a run, written again."),
+    "demo": ("umbel.cli.commands.demo:app", "Compare hospitals alone, together without privacy, and with a guarantee."),
+    "init": ("umbel.cli.commands.init:app", "Write a Flower app in a new folder, ready for your model."),
+    "doctor": ("umbel.cli.commands.doctor:app", "Check that this machine has what umbel needs, and say what to do."),
+    "runs": ("umbel.cli.commands.runs:app", "List, show, compare and remove runs."),
+    "predict": ("umbel.cli.commands.predict:app", "Predict with a run, for clients old and new."),
+    "export": ("umbel.cli.commands.export:app", "Write a run's hypotheses as files for other programs."),
+    "report": ("umbel.research.experiments.report:app", "Write a run's report, alone or beside other runs."),
     "keys": (
         "umbel.cli.commands.keys:app",
-        "Every key of the run config, or entry of a site's policy, with its meaning.",
+        "Explain the keys of the run config, or the entries of a site's policy.",
     ),
-    "plan": ("umbel.cli.commands.plan:app", "What a run would cost, or what noise a wanted guarantee takes."),
+    "plan": ("umbel.cli.commands.plan:app", "Print a run's cost in privacy, or the noise for a guarantee."),
     "site": ("umbel.cli.main:site", "Check a site before it goes online, and start it."),
     "ledger": ("umbel.cli.commands.ledger:app", "Read a site's ledger: what its clients have spent."),
     "log": ("umbel.cli.commands.log:app", "Read a site's log: what servers asked, and what the site decided."),
-    "approvals": ("umbel.cli.commands.approvals:app", "What waits for a site's approval."),
+    "approvals": ("umbel.cli.commands.approvals:app", "List, approve and refuse requests to a site."),
     "server": ("umbel.cli.main:server", "Start the server, and sign in to it."),
     "certs": ("umbel.deploy.certs:app", "Make the certificates, secrets and keys of a server and its sites."),
-    "bundle": ("umbel.client.bundle:app", "The number by which a site knows this umbel, and its files for flwr run."),
-    "data": ("umbel.cli.commands.data:app", "The datasets on this machine; recipes and tables that make more."),
+    "bundle": ("umbel.client.bundle:app", "Print the hash by which a site knows this umbel, and write its bundle."),
+    "data": ("umbel.cli.commands.data:app", "List and describe datasets, and make more from recipes and tables."),
     "experiment": (
         "umbel.research.experiments.__main__:app",
-        "The papers' tables and figures, and what a guarantee costs.",
+        "Reproduce the papers' tables and figures, and measure the cost of a guarantee.",
     ),
     "attack": (
         "umbel.research.attacks.__main__:app",
-        "What a curious or malicious server learns, and the claimed epsilon, audited.",
+        "Run attacks by a curious or malicious server, and audit the claimed epsilon.",
     ),
 }
 SERVER: Table = {
-    "start": ("umbel.deploy.server:start", "Start Flower's SuperLink with these options, and a guard in front of it."),
-    "login": ("umbel.deploy.server:login", "Keep the operator's secret for a connection."),
+    "start": ("umbel.deploy.server:start", "Start Flower's SuperLink behind umbel's guard."),
+    "login": ("umbel.deploy.server:login", "Store the operator's secret for a connection of flwr."),
 }
 SITE: Table = {
     "start": ("umbel.deploy.node:app", "Start a site's node on one machine: a SuperNode, and umbel's executor."),
-    "supernode": ("umbel.deploy.supernode:app", "Start the SuperNode alone: the executor is in another container."),
-    "executor": ("umbel.client.commands:executor", "Start the executor alone: it runs the site's own app."),
-    "check": ("umbel.client.commands:check", "Say what a site's configuration means, and whether it can be used."),
+    "supernode": ("umbel.deploy.supernode:app", "Start only the SuperNode, for an executor in another container."),
+    "executor": ("umbel.client.commands:executor", "Start only the executor, which runs the site's own app."),
+    "check": ("umbel.client.commands:check", "Explain a site's configuration, and check it."),
 }
 
 app, server, site = _group(COMMANDS, _umbel, whole=True), _group(SERVER, _server), _group(SITE, _site)

@@ -1,9 +1,13 @@
-"""Plans: what a run would cost its clients, or what noise a wanted guarantee takes, before anything is run."""
+"""Plans: the cost of a run for its clients, or the noise for a wanted guarantee, before the run."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import tomli_w
 
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.accounting.plan import Plan, Task, plan_for, what_helps
@@ -12,28 +16,120 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE
 from umbel.protocol.run_config import RunConfig
 
+if TYPE_CHECKING:
+    from umbel.simulation.planner import PlannedRun
+
+_LARGE = 0.1
+"""Product of delta and the number of clients above which delta protects too few of them."""
+
+
+def as_toml(planned: PlannedRun) -> str:
+    """Return a planned run as a file that ``umbel run`` takes."""
+    return "".join(f"# {line}\n" for line in planned.words) + tomli_w.dumps(planned.values)
+
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, and what it rests on.
+    """A plan, and its basis.
 
     Attributes
     ----------
     figures : Plan
         Its `release` has nu and choice-epsilon.
+    clients : int
+        Training clients.
     ways : dict
-        How many times less noise would be left with more clients, fewer parameters or fewer participations.
+        Factors by which the noise would be less with more clients, fewer parameters or fewer participations.
     radius : float or None
         Median norm of a client's first update: a first guess of the clip norm. None unless the data are public.
     """
 
     figures: Plan
     delta: float
+    clients: int
     ways: dict[str, float] = field(default_factory=dict)
     radius: float | None = None
 
+    @property
+    def warnings(self) -> list[str]:
+        """Explanations of figures that mean trouble."""
+        if self.delta * self.clients <= _LARGE:
+            return self.figures.warnings
+        text = f"At delta {self.delta:g} a mechanism may publish one of {self.clients:,} clients outright"
+        return [*self.figures.warnings, f"{text}: take a delta well below {1 / self.clients:.2g}."]
+
+
+@overload
+def plan(
+    config: str | Path | Mapping[str, Any] = "", *, epsilon: float, delta: float = DELTA, sites: int = 1, **values: Any
+) -> PlannedRun: ...
+
+
+@overload
+def plan(
+    config: str | Path = "",
+    *,
+    parameters: int | None = None,
+    hypotheses: int | None = None,
+    clients: int | None = None,
+    clients_per_round: int | None = None,
+    mechanism: str | None = None,
+    noise_multiplier: float | None = None,
+    rounds: int | None = None,
+    target_epsilon: float | None = None,
+    participations: int = 1,
+    choice_epsilon: float | None = None,
+    delta: float = DELTA,
+    public_data: bool = False,
+) -> Planned: ...
+
 
 def plan(
+    config: str | Path | Mapping[str, Any] = "",
+    *,
+    epsilon: float | None = None,
+    delta: float = DELTA,
+    sites: int = 1,
+    **values: Any,
+) -> Planned | PlannedRun:
+    """Plan a whole run for a guarantee, or compute a run's cost for its clients.
+
+    With `epsilon` this is ``umbel plan NAME --epsilon``: it returns the run config that `umbel.run` would use. Without
+    it, this computes costs or noise from numbers.
+
+    Parameters
+    ----------
+    config : str, Path or mapping
+        A configuration by its name in configs/, a TOML file, or a dataset; with `epsilon` run-config values as well.
+    epsilon : float, optional
+        The guarantee between any two data sets of a client over the whole run.
+    delta : float
+        Delta of the guarantee; 0 for a pure epsilon.
+    sites : int
+        With `epsilon`: number of sites, if the strategy takes sums from sites.
+    **values
+        With `epsilon`: run-config values that override the plan, with underscores for hyphens. Else the keywords of
+        `costs`: ``parameters``, ``hypotheses``, ``clients``, ``clients_per_round``, ``mechanism``,
+        ``noise_multiplier``, ``rounds``, ``target_epsilon``, ``participations``, ``choice_epsilon``, ``public_data``.
+
+    Returns
+    -------
+    PlannedRun or Planned
+        With `epsilon` a `PlannedRun`: ``umbel.run(planned.values)`` runs it, and ``planned.words`` explain it.
+
+    Raises
+    ------
+    ConfigError
+        If a value is missing, given twice or impossible, or the run would learn nothing with the guarantee.
+    """
+    if epsilon is None:
+        return costs(config, delta=delta, **values)  # type: ignore[arg-type]
+    from umbel.simulation.start import values_of
+
+    return values_of(config, {key.replace("_", "-"): one for key, one in values.items()}, epsilon, delta, sites)
+
+
+def costs(
     config: str | Path = "",
     *,
     parameters: int | None = None,
@@ -67,7 +163,7 @@ def plan(
     participations : int
         The most participations of a client, with `target_epsilon`.
     choice_epsilon : float
-        Of the randomised choice; by default open, or a quarter of the target a participation.
+        Epsilon of the randomised choice; by default open, or a quarter of the target a participation.
     delta : float
         0 for a pure epsilon.
     public_data : bool
@@ -91,7 +187,7 @@ def plan(
             choice_epsilon = run.choice_epsilon if choice_epsilon is None else choice_epsilon
             rounds = run.rounds if rounds is None else rounds
     elif public_data:
-        text = "public-data is about the data of a configuration: name one, or leave it out"
+        text = "public-data measures the data of a configuration; name one, or leave public-data out"
         raise ConfigError(text, code="config.missing-figure")
     elif parameters is None or hypotheses is None or clients is None or clients_per_round is None:
         text = "name a configuration, or give parameters, hypotheses, clients and clients-per-round"
@@ -100,10 +196,11 @@ def plan(
         task = Task(parameters, hypotheses, clients, clients_per_round, mechanism or LAPLACE)
     if target_epsilon is not None:
         wanted = (task, target_epsilon, delta, participations, choice_epsilon)
-        return Planned(plan_for(*wanted), delta, what_helps(*wanted), radius)
+        return Planned(plan_for(*wanted), delta, task.clients, what_helps(*wanted), radius)
     if noise_multiplier is None or rounds is None:
         raise ConfigError("give noise-multiplier and rounds, or target-epsilon", code="config.missing-figure")
-    return Planned(plan_forward(task, noise_multiplier, choice_epsilon or 0.0, rounds, delta), delta, {}, radius)
+    figures = plan_forward(task, noise_multiplier, choice_epsilon or 0.0, rounds, delta)
+    return Planned(figures, delta, task.clients, {}, radius)
 
 
 def _measured(config: str | Path, public_data: bool) -> tuple[Task, RunConfig, float | None]:

@@ -1,48 +1,134 @@
-"""Runs from Python: do one, or load, use and export what one has left behind."""
+"""Runs from Python: start one, or load, use and export its result."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch.nn import Module
 
-from umbel.client.exports import write_networks
-from umbel.client.prediction import predictions, read_run, table
-from umbel.data import Dataset, find_typed, open_dataset
+from umbel.client.exports import OwnNetwork, write_networks
+from umbel.client.prediction import DEFAULT, client_in, predictions, read_run, table
+from umbel.client.table_prediction import Predicted, Table, is_table, predict_table
+from umbel.data import Dataset, Schema, digest_of, find_dataset, find_typed, open_dataset
+from umbel.data.table import read_table
+from umbel.privacy.gate.policy import Personal
+from umbel.protocol.errors import ConfigError, DatasetError
+from umbel.protocol.flower import log
+from umbel.protocol.old_names import DIGESTS
+from umbel.protocol.plugins import distrust
 from umbel.server.result import Result
+from umbel.server.run_folder import RunFolder
 from umbel.server.runs import find_run
 from umbel.simulation.relay import Relay
-from umbel.simulation.start import in_this_process, launched, read_values
+from umbel.simulation.start import in_this_process, launched, on_cluster, values_of
 
 
 class Run(Result):
-    """What a run has left behind, and what can be done with it."""
+    """The result of a run, with predictions."""
 
-    def predict(self, dataset: str | Path | Dataset, clients: Sequence[int] | None = None) -> pd.DataFrame:
-        """Let clients pick the hypothesis that fits their labelled rows best, and predict with it.
+    def predict(
+        self,
+        rows: str | Path | Dataset | pd.DataFrame,
+        clients: Sequence[int | str] | None = None,
+        *,
+        personalise: str = DEFAULT,
+        schema: Schema | Path | str | None = None,
+    ) -> pd.DataFrame:
+        """Personalise the hypotheses with clients' labelled rows, and predict. It costs no privacy.
 
         Parameters
         ----------
-        dataset : str, Path or Dataset
-            Of clients that need not have taken part.
-        clients : sequence of int, optional
-            All of them, if not given.
+        rows : str, Path, Dataset or DataFrame
+            A dataset, possibly of new clients; or a table, as a DataFrame, a CSV or a parquet file, in which targets
+            may be missing. If the run's dataset knows a client by name, the client's labelled rows come from there,
+            otherwise from the table. A client without labelled rows gets the mean of the hypotheses, weighted by their
+            releases, with a warning.
+        clients : sequence of int or str, optional
+            Numbers or names in a dataset, or names in a table; by default all. For a table without client names,
+            the single client that owns it.
+        personalise : str
+            How the clients personalise, as in a site's policy; "no" predicts with the best hypothesis unchanged.
+        schema : Schema or path, optional
+            Schema of the table; by default that of the run's dataset.
 
         Returns
         -------
         DataFrame
-            client, its name if it has one, row, hypothesis, prediction and target, in the target's unit.
+            Columns for client, its name if it has one, row, hypothesis, and prediction and target in the target's unit.
+            For a table, client is the name, and row counts from 1 below the header.
         """
-        data = dataset if isinstance(dataset, Dataset) else open_dataset(find_typed(dataset))
-        model, hypotheses = read_run(self.path, data)
-        chosen = list(range(data.manifest.clients)) if clients is None else list(clients)
-        return table(list(predictions(model, hypotheses, data, chosen)), data)
+        how = personal_named(personalise)
+        if isinstance(rows, pd.DataFrame) or (not isinstance(rows, Dataset) and is_table(rows)):
+            frame, source = (rows, "the table") if isinstance(rows, pd.DataFrame) else (read_table(Path(rows)), rows)
+            found = self.predict_table(frame, source, list(map(str, clients or [])), how, schema)
+            if found.warning:
+                warnings.warn(found.warning, stacklevel=2)
+            return found.rows
+        data = rows if isinstance(rows, Dataset) else open_dataset(find_typed(rows))
+        learnt = read_run(self.path, data, self.prior)
+        chosen = range(data.manifest.clients) if clients is None else [client_in(data, one) for one in clients]
+        return table(list(predictions(learnt, data, chosen, how=how)), learnt.model, data)
+
+    def predict_table(
+        self,
+        frame: pd.DataFrame,
+        source: object,
+        clients: Sequence[str] = (),
+        how: Personal = DEFAULT,
+        schema: Schema | Path | str | None = None,
+    ) -> Predicted:
+        """Predict for the rows of a table, called `source` in errors, with notes about the prediction: see `predict`.
+
+        Raises
+        ------
+        DatasetError
+            If there is no schema, or the table does not fit; the text names the column, the row and the fix.
+        """
+        known, notes = None, []
+        if self.config.get("dataset"):
+            try:
+                path = find_dataset(self.config["dataset"])
+                known = open_dataset(path)
+            except DatasetError:
+                if schema is None:
+                    raise
+            else:
+                was = RunFolder(self.path).read_config().get("data")
+                now = digest_of(path)
+                if was and now not in (was, DIGESTS.get(was)):
+                    notes.append(
+                        f"Dataset {known.manifest.name} has changed since the run; check that its columns are the same."
+                    )
+        layout = known.manifest.layout if known and schema is None else schema
+        if layout is None:
+            text = f"{self.name}: its dataset has no schema to describe the columns; give one"
+            raise DatasetError(text, code="data.no-schema")
+        if not isinstance(layout, Schema):
+            layout = Schema.read(Path(layout))
+            distrust(layout.model, layout.loss, layout.metric)
+        asked = Table.of(frame, layout, source, clients)
+        if known and known.features.shape[1:] != asked.rows.features.shape[1:]:
+            both = f"{asked.rows.features.shape[1:]}, but those of {known.manifest.name} {known.features.shape[1:]}"
+            raise DatasetError(f"rows of {source} have shape {both}; leave out the schema", code="data.unfit-rows")
+        found = predict_table(read_run(self.path, asked.rows, self.prior), asked, known, self.shares, how)
+        return replace(found, notes=[*notes, *found.notes])
+
+
+def personal_named(name: str) -> Personal:
+    """Return a personalisation method, or raise `ConfigError`."""
+    if name not in {*Personal}:
+        raise ConfigError(f"there is no method {name!r}; choose from {', '.join(Personal)}", code="config.personalise")
+    return Personal(name)
 
 
 def load(run: str | Path = "last") -> Run:
-    """Return what a run has left behind.
+    """Return the result of a run.
 
     Parameters
     ----------
@@ -52,33 +138,48 @@ def load(run: str | Path = "last") -> Run:
     Raises
     ------
     ConfigError
-        When there is none.
+        If there is none.
     """
     return Run(find_run(str(run)))
 
 
 def run(
-    config: str | Path | Mapping[str, Any] | None = None, *, nodes: int = 0, ray: bool = False, **values: Any
+    config: str | Path | Mapping[str, Any] | None = None,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    nodes: int = 0,
+    ray: bool = False,
+    baselines: bool = True,
+    **values: Any,
 ) -> Run:
-    """Do a run in simulation, and return what it has left behind.
+    """Run a simulation, and return its result.
 
     Parameters
     ----------
     config : str, Path or mapping, optional
-        A configuration by its name in configs/, a TOML file, or run-config values; the demo, if not given.
+        A configuration by its name in configs/, a TOML file, a dataset, or run-config values; by default the demo.
+    epsilon : float, optional
+        The wanted guarantee, between any two data sets of a client over the whole run. Noise, rounds and clip norms
+        are planned for it, and `values` override the plan.
+    delta : float, optional
+        Delta of the guarantee; 0 for a pure epsilon.
     nodes : int
-        Simulated nodes; 0 for as many as suit this machine. Only where sites release sums does what is
-        learnt depend on it, by more than rounding.
+        Simulated nodes; 0 for as many as suit this machine. Beyond rounding, the result depends on it only if sites
+        release sums.
     ray : bool
-        Whether to run it in processes of its own instead of in this one: in Flower's own simulation, or on the Ray
-        cluster that ``RAY_ADDRESS`` names.
+        Whether to run in separate processes: in Flower's own simulation, or on the Ray cluster that ``RAY_ADDRESS``
+        names.
+    baselines : bool
+        Whether to measure the run's worth at the end (`Run.worth`), which takes at most a quarter of its work.
     **values
-        Run-config values, with underscores for hyphens, which win over those of `config`.
+        Run-config values, with underscores for hyphens, which override those of `config`.
 
     Raises
     ------
     ConfigError
-        For the first value that cannot be used, before anything starts.
+        For the first invalid value, before anything starts; also if `values` break the guarantee, or the run would
+        learn nothing with it.
 
     Examples
     --------
@@ -87,29 +188,65 @@ def run(
     >>> found.history["loss"].plot()  # doctest: +SKIP
     """
     own = {key.replace("_", "-"): value for key, value in values.items()}
-    given = (
-        read_values("", {**(config or {}), **own}) if isinstance(config, Mapping | None) else read_values(config, own)
-    )
-    return Run(launched(given, nodes, Relay()) if ray else in_this_process(given, nodes))
+    planned = values_of("" if config is None else config, own, epsilon, delta, nodes or 1)
+    for line in planned.words:
+        log(INFO, "%s", line)
+    if not ray:
+        return Run(in_this_process(planned.values, nodes, baselines))
+    path = launched(planned.values, nodes, Relay(), baselines)
+    if baselines and not on_cluster():
+        from umbel.research.experiments.report import write_report
+
+        write_report(path)
+    return Run(path)
 
 
-def export(run: Run, folder: Path, form: str = "safetensors") -> list[Path]:
-    """Write the best hypotheses of a run, and return the files.
+def export(
+    run: Run,
+    folder: Path,
+    form: str = "safetensors",
+    *,
+    client: int | str | None = None,
+    personalise: str = DEFAULT,
+) -> list[Path]:
+    """Write the best hypotheses of a run, or a client's own predictor, and return the files.
 
     Parameters
     ----------
     run : Run
     folder : Path
-        Made where there is none.
+        Made if it does not exist.
     form : str
-        "state-dict" (.pt, for ``torch.load``), "safetensors", or "onnx", which takes ``pip install umbel[onnx]`` and
-        rows as the model sees them: bytes divided by 255.
+        "state-dict" (.pt, for ``torch.load``), "safetensors", or "onnx" (`umbel.client.onnx_files`), which needs the
+        extra ``export``. For data from a table, an ONNX file takes raw columns and gives the target in its unit.
+    client : int or str, optional
+        A client of the run's dataset, by its number or name: write its own predictor, as ONNX. No guarantee covers that
+        file, because the client's rows made it.
+    personalise : str
+        How the client personalises, as in `Run.predict`.
 
     Raises
     ------
     ConfigError
-        For another form, when ONNX is not installed, or when there can be no such folder.
+        For another format, if ONNX is not installed, or if the folder cannot be made.
     ModelError
-        When the network cannot be written so, or what is read again is not the same.
+        If the network cannot be written in the format, or the file reads back differently.
     """
-    return write_networks(run.hypotheses, folder, form, run.model, run.dataset)
+    data, said = run.dataset, {"run": run.name}
+    if client is None:
+        if form == "onnx":
+            said["guarantee"] = " ".join(run.privacy)
+        networks: dict[str, Module] = {f"hypothesis-{j}": one for j, one in enumerate(run.hypotheses)}
+        return write_networks(networks, folder, form, run.model, data, said)
+    if form != "onnx":
+        text = "a client's predictor may have several networks; write it as onnx"
+        raise ConfigError(text, code="config.client-form")
+    if data is None:
+        text = "the client's rows are in the run's dataset, which is not on this machine"
+        raise ConfigError(text, code="config.no-dataset")
+    number = client_in(data, client)
+    own = read_run(run.path, data, run.prior).own_of(data, number, personal_named(personalise))
+    said |= {"client": data.names[number] if data.names else str(number), "personalise": personalise}
+    said["guarantee"] = "None: the client's rows made this file, which must stay where they are."
+    networks = {f"client-{number}": OwnNetwork(run.model, own)}
+    return write_networks(networks, folder, form, run.model, data, said, private=True)

@@ -1,4 +1,4 @@
-"""The ClientApp: what a node does when the server asks.
+"""The ClientApp: a node's replies to the server.
 
 The gate (`umbel.privacy.gate.own_app`) stands in front of `take_part`. A learner (`umbel.client.learner`) chooses,
 trains and scores behind it.
@@ -6,6 +6,7 @@ trains and scores behind it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
+from umbel.client import progress
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
 from umbel.client.noisy_messages import noisy_messages
-from umbel.client.personal import keep
+from umbel.client.personal.keep import keep
+from umbel.models.prior import Prior
 from umbel.privacy.gate.consent import check_approved
 from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.own_app import RoundGate, local_report, local_result, node_in
@@ -34,6 +37,7 @@ from umbel.protocol.messages import (
     evaluation_in,
     hosting_reply,
     hypotheses_in,
+    prior_in,
     run_in,
     training_in,
     version_in,
@@ -41,18 +45,20 @@ from umbel.protocol.messages import (
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 
+Compute = Callable[[slice], list[NDArray[Any]]]
+
 app = ClientApp()
 
 
 @app.query(mods=[guard])
 def query(msg: Message, context: Context) -> Message:
-    """Say how many clients this node hosts."""
+    """Report how many clients this node hosts."""
     version = version_in(msg.content)
     if version != VERSION:
         text = f"the server speaks protocol {version!r}, this node {VERSION}; install the same umbel on both"
         raise ProtocolError(text, code="protocol.version")
     node = Node.of(context.node_config, context.run_config)
-    # A node that the server does not know of is asked for nothing.
+    # The server asks nothing of a node that it does not know.
     check_approved(node.site, str(context.run_id), RunConfig.of(context.run_config), node.model.num_parameters)
     return Message(hosting_reply(node.hosting), reply_to=msg)
 
@@ -65,7 +71,7 @@ _gate = RoundGate(Node.at)
 def take_part(msg: Message, context: Context) -> Message:
     """Train the asked clients, or score the hypotheses for them; the gate stands between this and the server.
 
-    A round's message may ask for both. The gate then asks here for one after the other.
+    A round's message may ask for both. The gate then calls this for one after the other.
     """
     node = node_in(msg.content, Node)
     training, evaluation = training_in(msg.content), evaluation_in(msg.content)
@@ -77,35 +83,41 @@ def take_part(msg: Message, context: Context) -> Message:
 
 
 def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDict) -> RecordDict:
-    """Train the asked clients, which have paid, from the hypotheses that fit them best (Algorithm 1, lines 5 and 6).
+    """Train the asked clients, which have been charged, from their best hypotheses (Algorithm 1, lines 5 and 6).
 
-    Those to which the gate assigned a hypothesis train that one.
+    If the gate assigned a hypothesis to a client, the client trains that one.
     """
     hypotheses, assigned = hypotheses_in(content), assigned_in(content)
     clients, policy = node.training_clients(task.clients), node.site.policy
     kept = LocalParameters(node.site, state, node.model, task.run, node.seed)
     before = kept.read(clients)
     learner, update, names = node.learner, _update(task, node), list(node.model.shapes)
+    # A pass forward for each hypothesis; in training one forward and one backward, which takes two.
+    k, epochs = len(next(iter(hypotheses.values()))), 3 * update.passes
+    choosing = k / (k + epochs) if k > 1 else 0.0
 
     def compute(some: slice) -> list[NDArray[Any]]:
         cohort = Cohort.gather(node.dataset, clients[some], learner.device)
         local = {name: value[some] for name, value in before.items()}
-        chosen = np.where(assigned[some] == OWN, learner.choose(hypotheses, cohort, local), assigned[some])
+        with progress.part(0, choosing):
+            chosen = np.where(assigned[some] == OWN, learner.choose(hypotheses, cohort, local), assigned[some])
         shuffles = streams(node.seed, "shuffle", task.round, clients[some])
-        shared, own = learner.train(hypotheses, chosen, cohort, update, shuffles, local)
+        with progress.part(choosing, 1):
+            shared, own = learner.train(hypotheses, chosen, cohort, update, shuffles, local)
         return [chosen, *(shared[name] for name in names), *(own[name] for name in before)]
 
     def nothing() -> list[NDArray[Any]]:
-        # What cannot be trained stays where it is.
+        # A client whose training fails keeps its hypothesis.
         shapes = [*node.model.shapes.values(), *(value.shape[1:] for value in before.values())]
         return [np.maximum(assigned, 0), *(np.full((len(clients), *shape), np.nan, np.float32) for shape in shapes)]
 
-    chosen, *found = undisclosed(node.site, len(clients), compute, nothing)
+    watched = _watched(node, task.round, "clients trained", len(clients), compute)
+    chosen, *found = undisclosed(node.site, len(clients), watched, nothing)
     trained = dict(zip(names, found, strict=False))
     kept.write(clients, dict(zip(before, found[len(names) :], strict=True)), trained)
     if task.message_noise:
         sources = noise(node.seed, task.round, clients, "message")
-        # Noise on the rows that changed alone would show which those are.
+        # Noise only on the changed rows would show which rows those are.
         everywhere = policy.noise_all_items or not node.site.simulated
         trained = noisy_messages(trained, hypotheses, chosen, task.message_noise, sources, everywhere)
     return local_result(trained, chosen)
@@ -118,7 +130,7 @@ def _update(task: TrainingSpec, node: Node) -> LocalUpdate:
 
 
 def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: RecordDict) -> RecordDict:
-    """Score the hypotheses for the asked clients, each by the one that fits it best."""
+    """Score each asked client's best hypothesis."""
     hypotheses = hypotheses_in(content)
     node.check(hypotheses, task.frozen_digest)
     clients = node.validation_clients(task.clients)
@@ -140,31 +152,43 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
         return list(np.full((2, len(clients), len(next(iter(hypotheses.values())))), np.nan))
 
     noisy = node.site.policy.report_noise > 0
-    losses, metrics = (one.T for one in undisclosed(node.site, len(clients), compute, nothing, noisy))
+    watched = _watched(node, task.round, "validation clients scored", len(clients), compute)
+    losses, metrics = (one.T for one in undisclosed(node.site, len(clients), watched, nothing, noisy))
     best = best_hypothesis(losses), np.arange(len(clients))
-    # To the server, NaN is a client that did not answer; here it is a model that diverged.
+    # To the server, NaN means that a client did not reply; here it means a diverged model.
     loss, metric = (np.where(np.isnan(own), np.inf, own) for own in (losses[best], metrics[best]))
     return local_report(loss, metric, node.site.local_ids(clients), node.training_clients_report)
 
 
+def _watched(node: Node, round: int, what: str, clients: int, compute: Compute) -> Compute:
+    """Return `compute`, so that the node's own log tells how many of its clients are done."""
+    when = f"round {round}" if round else "before round 1"
+    which = f", node {node.site.first + 1} of {node.site.step}" if node.site.simulated and node.site.step > 1 else ""
+    return progress.watched(f"{when}{which}: {{done}} of {{clients}} {what}", clients, compute)
+
+
 @app.query("keep", mods=[guard])
 def keep_models(msg: Message, context: Context) -> Message:
-    """Keep the hypothesis that fits each client best, where the site wants that; nothing leaves."""
+    """Keep each client's best hypothesis, if the site wants that; nothing leaves."""
     node = Node.of(context.node_config, context.run_config)
     hypotheses, name = hypotheses_in(msg.content), run_in(msg.content)
     check_hypotheses(hypotheses, node.site.policy)
     node.check(hypotheses)
+    arrays, k = prior_in(msg.content), len(next(iter(hypotheses.values())))
+    prior = None if arrays is None else Prior.read(arrays, k, node.model.num_parameters)
     check_approved(node.site, str(context.run_id), RunConfig.of(context.run_config), node.model.num_parameters)
-    # All of it is checked by a site that keeps nothing too: which it is, is its own affair.
+    # A site that keeps nothing runs the same checks, so that its reply does not reveal that.
     if not node.site.simulated:
         Runs.of(node.site).end(str(context.run_id), name, hypotheses, evaluates=len(node.validation) > 0)
     if (folder := node.site.keep_model) is not None:
         kept = LocalParameters(node.site, context.state, node.model, name, node.seed)
         try:
             with time_limit(node.site.policy.max_seconds):
-                keep(node, hypotheses, kept, folder)
-        except Exception as error:
+                keep(node, hypotheses, kept, folder, prior)
+        except (KeyboardInterrupt, SystemExit):  # a user ends the node
+            raise
+        except BaseException as error:  # a Rust library raises this when it panics
             if node.site.simulated:
                 raise
-            log_failure("what fits each client best, and keeps nothing", error)
+            log_failure("the best hypothesis of each client, and keeps nothing", error)
     return Message(RecordDict(), reply_to=msg)

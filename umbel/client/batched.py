@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from umbel.client.cohort import Cohort, LocalUpdate, Schedule
-from umbel.client.learner import Learner, Steps
+from umbel.client.cohort import Cohort, Schedule
+from umbel.client.learner import ALL_ROWS, Learner, Steps
 from umbel.models.model import Parameters
-from umbel.models.networks import Linear
+from umbel.models.networks import Linear, Units
 from umbel.privacy.gate.undisclosed import check_time
 
-_ELEMENTWISE = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Identity)
-_ALL_ROWS = LocalUpdate(1, 1.0, 0)
+_ELEMENTWISE = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Identity, Units)
 
 
 class BatchedLearner(Learner):
@@ -43,7 +42,7 @@ class BatchedLearner(Learner):
             own, rows = {name: value[part] for name, value in local.items()}, cohort.part(part)
             sums[:, :, part] = self._own_sums(hypotheses, rows, own) if own else self._row_sums(hypotheses, rows)
 
-        sizes = self._training_bytes(cohort, _ALL_ROWS) if local else self._scoring_bytes(cohort, k)
+        sizes = self._training_bytes(cohort, ALL_ROWS) if local else self._scoring_bytes(cohort, k)
         self._in_chunks(cohort, sizes, add)
         return sums
 
@@ -61,7 +60,7 @@ class BatchedLearner(Learner):
     def _own_sums(self, stacked: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
         """Return the sums (2, k, clients) where each client has its own parameters."""
         model, m = self.model, len(cohort)
-        schedule = Schedule.draw(cohort, _ALL_ROWS, ())
+        schedule = Schedule.draw(cohort, ALL_ROWS, ())
         rows, weights, _ = next(schedule.minibatches())
         index, real = torch.from_numpy(rows).to(self.device), torch.from_numpy(weights > 0).to(self.device)
         inputs, targets = cohort.features[index], cohort.targets[index]
@@ -72,6 +71,11 @@ class BatchedLearner(Learner):
             scores = torch.stack([one.of_rows(outputs, targets, 2).double() for one in (model.loss, model.metric)])
             sums.append(torch.where(real, scores, 0.0).sum(-1).cpu().numpy())
         return np.stack(sums, axis=1)
+
+    def _own_outputs(self, parameters: Parameters, cohort: Cohort) -> Tensor:
+        rows, weights, _ = next(Schedule.draw(cohort, ALL_ROWS, ()).minibatches())
+        index, real = torch.from_numpy(rows).to(self.device), torch.from_numpy(weights > 0).to(self.device)
+        return self._forward(parameters, cohort.features[index])[real]
 
     def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
         model, update = self.model, schedule.update
@@ -88,6 +92,8 @@ class BatchedLearner(Learner):
             parameters = {name: value.detach() for name, value in parameters.items()}
             trained = {name: value.requires_grad_() for name, value in parameters.items() if name in names}
             outputs = self._forward(parameters, cohort.features[index], training=True)
+            if not trained:
+                continue  # running statistics have changed in place
             losses = model.loss.of_rows(outputs, cohort.targets[index], 2)
             # Each client's loss depends on its own parameters alone, so the gradient of the sum
             # holds the gradient of each.

@@ -1,15 +1,14 @@
-"""Which bundles a site answers: a bundle is what a server ships, known by the SHA-256 of its bytes.
+"""The bundles that a site answers: a bundle is the code that a server ships, identified by the SHA-256 of its bytes.
 
     umbel bundle
 
-prints that of the umbel that is installed here. A site never opens a bundle and runs its own app; the
-number says whether the server's run is of the umbel that the site has reviewed.
+prints the SHA-256 for the installed umbel. A site never opens a bundle and runs its own app; the hash says whether the
+server's run uses the umbel that the site has reviewed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import tomllib
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,12 +23,12 @@ from umbel.privacy.gate.site import Site
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import SiteError
 from umbel.protocol.flower import build_bundle
-from umbel.protocol.project import APP
+from umbel.protocol.project import APP, described
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """An umbel, and what its bundle is known by."""
+    """An umbel with its bundle's hash."""
 
     version: str
     sha256: str
@@ -40,16 +39,14 @@ class Bundle:
     @classmethod
     @cache
     def installed(cls) -> Bundle | None:
-        """Return the umbel that runs here; None where its ``pyproject.toml`` is missing, so that none can be made."""
-        project = APP / "pyproject.toml"
-        if not project.exists():
+        """Return the umbel that runs here; None if its ``pyproject.toml`` is missing, so that no bundle can be made."""
+        if not (APP / "pyproject.toml").exists():
             return None
-        version = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
-        return cls(version, hashlib.sha256(build_bundle(APP)).hexdigest())
+        return cls(described()["version"], hashlib.sha256(build_bundle(APP)).hexdigest())
 
 
 def reviewed(bundle: bytes, node_config: Mapping[str, Any]) -> str:
-    """Return why a site, whose configuration may name bundles, does not answer one; empty where it does."""
+    """Return why a site, whose configuration may name bundles, refuses a bundle; empty if it does not."""
     own, named = Bundle.installed(), Site.of(node_config).policy.bundles
     if not (named or own):
         raise SiteError("this site has reviewed no bundle: set bundle in its configuration", code="site.no-bundle")
@@ -61,9 +58,9 @@ def reviewed(bundle: bytes, node_config: Mapping[str, Any]) -> str:
 
 
 def main(
-    out: Annotated[Path | None, typer.Option(help="A new folder for the bundle's files: flwr run takes it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A new folder for the bundle's files, for flwr run.")] = None,
 ) -> None:
-    """Print the umbel that is installed here, and the SHA-256 of its bundle."""
+    """Print the version of the installed umbel, and the SHA-256 of its bundle."""
     with errors_in_one_line():
         if (own := Bundle.installed()) is None:
             raise SiteError(f"no pyproject.toml in {APP}; install a wheel or a checkout", code="site.no-project")

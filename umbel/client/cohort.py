@@ -73,9 +73,10 @@ class Cohort:
         A client of few rows has its last in the second part; the first may then be empty.
         """
         kept = held_out(self.lengths)
-        return self._rows(~kept), self._rows(kept)
+        return self.rows(~kept), self.rows(kept)
 
-    def _rows(self, chosen: NDArray[np.bool_]) -> Cohort:
+    def rows(self, chosen: NDArray[np.bool_]) -> Cohort:
+        """Return the same clients with some of their rows, (rows,)."""
         owner = np.repeat(np.arange(len(self)), self.lengths)
         index = torch.from_numpy(np.flatnonzero(chosen)).to(self.features.device)
         return Cohort(self.features[index], self.targets[index], np.bincount(owner[chosen], minlength=len(self)))
@@ -94,7 +95,7 @@ class LocalUpdate:
     With `balanced`, every minibatch holds as many rows with a target above 0 as below; the rest of a client's rows
     waits for another pass.
 
-    `descent` is what a step makes of a gradient. What an optimizer remembers, it forgets after the round.
+    `descent` is what a step makes of a gradient. An optimizer's state is reset after the round.
     """
 
     local_epochs: int

@@ -15,7 +15,7 @@ from umbel.protocol.run_config import RunConfig
 
 
 def _execute(context: typer.Context) -> None:
-    """Start the executor alone, with the options of flower-superexec: it runs the site's own app."""
+    """Start only the executor, which runs the site's own app. Takes the options of flower-superexec."""
     from umbel.client import executor
 
     executor.run(context.args)
@@ -23,14 +23,14 @@ def _execute(context: typer.Context) -> None:
 
 def _check(
     node_config: Annotated[
-        str, typer.Argument(metavar="NODE_CONFIG", help="As the node is given it: 'data-path=\"/data\" budget=8.0'.")
+        str, typer.Argument(metavar="NODE_CONFIG", help="As the node gets it: 'data-path=\"/data\" budget=8.0'.")
     ] = "",
-    model: Annotated[str, typer.Option(help="The model of a run, where the data name none.")] = "",
-    loss: Annotated[str, typer.Option(help="Its loss.")] = "",
+    model: Annotated[str, typer.Option(help="The model of a run, if the data name none.")] = "",
+    loss: Annotated[str, typer.Option(help="Loss of that model.")] = "",
 ) -> None:
-    """Say what a site's configuration means, and whether its data, its ledger and its model can be used.
+    """Explain a site's configuration, and check its data, its ledger and its model.
 
-    What the environment sets (UMBEL_...) counts, as it does for the node.
+    Environment variables (UMBEL_...) count, as they do for the node.
     """
     with errors_in_one_line():
         try:
@@ -47,7 +47,7 @@ def _check(
         from umbel.privacy.gate.site import Site
 
         site = Site.of(entries)
-        # An app that the site installed reads data in its own way.
+        # An app that the site installed has its own way to read data.
         node = None if site.policy.app else Node.of(entries, RunConfig(dataset="", model=model, loss=loss).entries())
         ledger, kept = site.ledger_path, False
         if ledger is not None and (kept := ledger.exists()):
@@ -58,15 +58,15 @@ def _check(
         table.add_row("data", Text(f"{data.manifest.name}: {data.manifest.clients} clients, {len(data.features)} rows"))
         table.add_row("clients", f"{len(node.training)} train, {len(node.validation)} report")
         table.add_row("model", Text(f"{used.name}, n = {used.num_parameters}, loss {used.loss.name}"))
-    table.add_row("ledger", Text(f"{'a whole ledger' if kept else 'made when it is first needed'}: {ledger}"))
-    table.add_row("runs of", Text(" ".join(site.policy.bundles) or str(Bundle.installed() or "no umbel that is known")))
+    table.add_row("ledger", Text(f"{'intact' if kept else 'made when it is first needed'}: {ledger}"))
+    table.add_row("runs of", Text(" ".join(site.policy.bundles) or str(Bundle.installed() or "no known umbel")))
     for name, default, _, meaning in Policy.table():
         field = name.replace("-", "_")
         if getattr(site.policy, field) != Policy.model_fields[field].default and name != "data-path":
             said = Text(f"{name} = {getattr(site.policy, field)}", style="bold")
             table.add_row(said, Text(f"{meaning} (by default {default})"))
     console().print(table)
-    console().print("The site can go online. All other entries are as `umbel keys --site` has them.")
+    console().print("The site can go online. All other entries have the defaults that `umbel keys --site` prints.")
 
 
 executor, check = command_line(_execute, **PASSES_ON), command_line(_check)

@@ -1,4 +1,4 @@
-"""The engines that compute a cohort, and which of them suits a model on a device."""
+"""The engines that compute a cohort, and the choice among them for a model on a device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
-from torch import nn
 
 from umbel.client.batched import BatchedLearner
 from umbel.client.learner import Learner
@@ -28,15 +27,10 @@ def learner_for(model: Model, device: str = "auto", engine: str = "auto") -> Lea
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if engine == "auto":
-        engine = "loop" if device == "cpu" and _convolves(model) else "batched"
+        engine = "loop" if device == "cpu" and model.convolves else "batched"
     return _make(model, device, engine)
 
 
 @lru_cache(maxsize=16)
 def _make(model: Model, device: str, engine: str) -> Learner:
     return ENGINES[engine](model, torch.device(device))
-
-
-@lru_cache(maxsize=16)
-def _convolves(model: Model) -> bool:
-    return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in model.module.modules())

@@ -1,16 +1,14 @@
 """A site's executor: it runs the ClientApp that the site installed, and never opens a bundle.
 
-A Flower server ships the code that its clients run, and Flower's own executor starts whatever kind of
-task the server names. This one runs the app that lies here: umbel's, or another that the site has
-installed and names as ``app`` in its configuration. It refuses bundles that the site has not
-reviewed (`umbel.client.bundle`), and tasks of any other kind.
+A Flower server ships the code that its clients run, and Flower's own executor starts any kind of task that the server
+names. This executor runs the app that is installed here: umbel's, or another that the site names as ``app`` in its
+configuration. It refuses bundles that the site has not reviewed (`umbel.client.bundle`), and tasks of any other kind.
 
-It stands in for ``flower-superexec`` and takes the same options::
+It replaces ``flower-superexec`` and takes the same options::
 
     umbel site executor --runtime-api-address HOST:PORT --insecure
 
-One process has Python, PyTorch and the app loaded, and forks for each message, so that a message
-costs no import.
+One process has loaded Python, PyTorch and the app, and forks for each message, so that a message needs no imports.
 """
 
 from __future__ import annotations
@@ -42,10 +40,10 @@ from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.flower import CLIENT_TASK, Answer, ErrorCode, log, refuse_repeated_parts, run_superexec, run_task
 from umbel.protocol.plugins import import_by_name
 
-_REQUEST = 1 << 16  # bytes, more than a task takes
-_LOOK_S = 1.0  # how often children that have ended are taken leave of
+_REQUEST = 1 << 16  # bytes, more than a task needs
+_LOOK_S = 1.0  # seconds between looks for children that have ended
 _POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
-# What the first message would otherwise import.
+# Modules that the first message would otherwise import.
 _LATER = ("flwr.supernode.runtime.run_clientapp", "flwr.supercore.tls", "umbel.client.loop", "umbel.client.batched")
 
 
@@ -63,12 +61,12 @@ class WarmProcess:
         theirs.close()
 
     def launch(self, task: Any) -> None:
-        """Have a child of the warm process answer the message of a task."""
+        """Let a child of the warm process answer the message of a task."""
         how = task.runtime_api_address, task.token, task.insecure, task.root_certificates_path, os.getpid()
         try:
             self._socket.send(json.dumps([str(task.task_type), *how]).encode())
         except OSError as error:
-            # Somebody must start all of it again: without it the site would be online and answer nothing.
+            # The executor must be restarted: without the warm process the site would be online and answer nothing.
             log(ERROR, "the warm process is gone (%s); the executor ends", error)
             sys.exit(1)
 
@@ -76,7 +74,7 @@ class WarmProcess:
 def _serve(requests: socket.socket) -> NoReturn:
     """Fork for each request, until no process is left that can send one."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        # A terminal sends these to all; whoever made this process ends it by ending.
+        # A terminal sends these signals to all its processes; this one ends with the process that made it.
         signal.signal(number, signal.SIG_IGN)
     homes: dict[int, str] = {}
     while True:
@@ -100,14 +98,14 @@ def _serve(requests: socket.socket) -> NoReturn:
 
 
 def _take_leave(homes: dict[int, str]) -> None:
-    """Forget the children that have ended, and remove what they left in their homes."""
+    """Remove the homes of children that have ended."""
     for child in list(homes):
         if os.waitpid(child, os.WNOHANG)[0]:
             shutil.rmtree(homes.pop(child), ignore_errors=True)
 
 
 def _work(home: str, task: list[Any]) -> NoReturn:
-    """Answer a message, as `run_task` is told, in a separate process whose Flower home is empty."""
+    """Answer a message, as `run_task` describes, in a separate process with an empty Flower home."""
     code = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -124,12 +122,12 @@ def _work(home: str, task: list[Any]) -> NoReturn:
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        # Nothing that the warm process has set up is this process's to take down.
+        # Skip clean-up: everything that the warm process set up belongs to it.
         os._exit(code)
 
 
 def load(kind: str, bundle: bytes) -> Answer:
-    """Return what answers a message that came with a bundle, and stays packed: the site's own app, or a refusal."""
+    """Return the app that answers a message with a bundle, which stays packed: the site's own app, or a refusal."""
 
     def answer(message: Message, context: Context) -> Message:
         try:
@@ -154,11 +152,11 @@ def load(kind: str, bundle: bytes) -> Answer:
 
 
 def _own_answer(name: str, message: Message, context: Context) -> Message:
-    """Return what another app of the site's answers; what goes wrong around its gate, the server is not told."""
+    """Return the reply of another app of the site's; the server does not see errors around its gate."""
     try:
         own = import_by_name(name)
         if not isinstance(own, ClientApp):
-            raise SiteError(f"app {name!r} is no ClientApp", code="site.no-client-app")
+            raise SiteError(f"app {name!r} is not a ClientApp", code="site.no-client-app")
         return own(message=message, context=context)
     except Exception as error:
         return refuse(message, context, error)
@@ -170,7 +168,7 @@ def run(arguments: Sequence[str]) -> None:
     for module in _LATER:
         import_module(module)
     own = Bundle.installed()
-    log(INFO, "This site runs %s", own or "an umbel whose bundle cannot be made here; set bundle in its configuration")
-    # Flower's second between looks would be a part of every round.
+    log(INFO, "This site runs %s", own or "an umbel without a pyproject.toml, so its bundle is unknown; set bundle")
+    # Flower's second between looks would be added to every round.
     os.environ.setdefault(_POLL, "0.1")
     run_superexec(arguments, WarmProcess().launch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -16,25 +17,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from umbel.client import progress
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
-from umbel.models.fit import Look, look, one_line
+from umbel.models.fit import CPU_CHUNK_BYTES, Look, look, one_line, training_bytes
 from umbel.models.model import Model, Parameters
 from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy.gate.undisclosed import check_time
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ModelError
 
-# Memory that one chunk of a cohort may take. Fixed as long as so much is free, because the size of a
-# chunk may change results in the last digit and a seed must give the same result every time.
-CPU_CHUNK_BYTES = 1 << 30
-GPU_CHUNK_SHARE = 0.25
+GPU_CHUNK_SHARE = 0.25  # of a GPU's memory; see `CPU_CHUNK_BYTES`
+ONE_THREAD_BYTES = 1 << 22
+"""Up to here a single thread computes a chunk: on a busy machine, threads wait far longer than that takes."""
+ALL_ROWS = LocalUpdate(1, 1.0, 0)
 _NEWCOMER_EPOCHS = 50  # for which a newcomer fits its local parameters, all its rows at once
 
 Scores = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Learner(ABC):
-    r"""What the clients of a cohort do with a model, on a device.
+    r"""The work of a cohort's clients on a model: choose, train and score, on a device.
 
     Hypotheses are (k, \*shape) each. Local parameters, and what clients have trained, are (clients, \*shape) each.
     """
@@ -73,10 +75,13 @@ class Learner(ABC):
         Each fits its own to every hypothesis, on all its rows but every fifth, and is scored on those.
         """
         seen, held_out = cohort.split()
-        parts = []
-        for j in range(len(next(iter(hypotheses.values())))):
+        parts, k = [], len(next(iter(hypotheses.values())))
+        for j in range(k):
             one = {name: value[j : j + 1] for name, value in hypotheses.items()}
-            parts.append(self.score(one, held_out, self.fit_local(one, seen, fresh, step_size)))
+            with progress.part(j / k, (j + 0.5) / k):
+                own = self.fit_local(one, seen, fresh, step_size)
+            with progress.part((j + 0.5) / k, (j + 1) / k):
+                parts.append(self.score(one, held_out, own))
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def train(
@@ -87,13 +92,16 @@ class Learner(ABC):
         update: LocalUpdate,
         generators: Sequence[np.random.Generator],
         local: Arrays | None = None,
+        only: frozenset[str] | None = None,
     ) -> tuple[Arrays, Arrays]:
         """Train each client from its chosen hypothesis (Algorithm 1, line 6); return shared and local parameters.
+
+        All of them are trained, or `only` those named.
 
         Each generator shuffles one client's rows, so that a client's result does not depend on who else is in the
         cohort. Those of `umbel.privacy.gate.randomness.streams` begin again where a chunk does.
         """
-        trained = self._train_some(hypotheses, chosen, cohort, update, generators, local or {}, None)
+        trained = self._train_some(hypotheses, chosen, cohort, update, generators, local or {}, only)
         return {name: trained[name] for name in hypotheses}, {name: trained[name] for name in local or {}}
 
     def outputs(self, parameters: Arrays, features: Tensor) -> Tensor:
@@ -101,6 +109,39 @@ class Learner(ABC):
         rows = self._readable(Cohort(features.to(self.device), features, np.array([len(features)]))).features
         with torch.inference_mode():
             return self.model.apply(self._frozen | self._tensors(parameters), rows)
+
+    def objective(self, parameters: Parameters, cohort: Cohort) -> Tensor:
+        r"""Return what one network (\*shape) descends on all rows of a cohort together."""
+        outputs = self.model.apply(self._frozen | parameters, self._readable(cohort).features)
+        return self.model.loss.objective(self.model.loss.of_rows(outputs, cohort.targets).mean())
+
+    def own_outputs(self, networks: Arrays, cohort: Cohort) -> Tensor:
+        r"""Return what each client's own m networks say of its rows, (m, rows, \*output shape).
+
+        Parameters
+        ----------
+        networks : dict of ndarray, each (clients, m, \*shape)
+            Shared and local parameters. Where all clients have the same ones, as from ``np.broadcast_to``, each network
+            computes the rows of all clients at once.
+        """
+        cohort = self._readable(cohort)
+        same = all(value.strides[0] == 0 or len(value) == 1 for value in networks.values())
+        m, parts = next(iter(networks.values())).shape[1], list[list[Tensor]]()
+
+        def compute(part: slice) -> None:
+            rows = cohort.part(part)
+            with torch.inference_mode():
+                if same or not len(rows.features):
+                    ones = [self._tensors({name: value[0, j] for name, value in networks.items()}) for j in range(m)]
+                    found = [self.model.apply(self._frozen | one, rows.features) for one in ones]
+                else:
+                    of = [self._tensors({name: value[part, j] for name, value in networks.items()}) for j in range(m)]
+                    found = [self._own_outputs(one, rows) for one in of]
+            parts.append(found)
+
+        sizes = self._scoring_bytes(cohort, 1) if same else self._training_bytes(cohort, ALL_ROWS)
+        self._in_chunks(cohort, sizes, compute)
+        return torch.stack([torch.cat([found[j] for found in parts]) for j in range(m)])
 
     def _train_some(
         self,
@@ -143,10 +184,13 @@ class Learner(ABC):
             return self.model.hooks.fit_local(one, features, targets, cohort.lengths, self.model.loss.name)
         if not len(cohort.features):
             return fresh
-        update = LocalUpdate(_NEWCOMER_EPOCHS, step_size, 0)
+        # Training does not read running statistics: every pass over the same rows would measure the same.
+        measured = self.model.local_statistics and not self._look(cohort).repeats
+        update = LocalUpdate(1 if measured else _NEWCOMER_EPOCHS, step_size, 0)
         chosen = np.zeros(len(cohort), np.int64)
         # All rows at once: no rows are shuffled, and no generator is used.
-        trained = self._train_some(hypothesis, chosen, cohort, update, (), fresh, frozenset(fresh))
+        with self.model.last_statistics() if measured else nullcontext():
+            trained = self._train_some(hypothesis, chosen, cohort, update, (), fresh, frozenset(fresh))
         return {name: trained[name] for name in fresh}
 
     @abstractmethod
@@ -155,6 +199,10 @@ class Learner(ABC):
 
         If they sum the same numbers, (1, k, clients) will do.
         """
+
+    @abstractmethod
+    def _own_outputs(self, parameters: Parameters, cohort: Cohort) -> Tensor:
+        r"""Return outputs (rows, \*output shape) where each client has a network, (clients, \*shape)."""
 
     @abstractmethod
     def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
@@ -172,13 +220,20 @@ class Learner(ABC):
             size = min(limit, self._room)
             fits = int(ends.searchsorted(ends[begin] - sizes[begin] + size, side="right"))
             part, trouble = slice(begin, max(begin + 1, fits)), ""
+            threads = torch.get_num_threads()
             try:
-                compute(part)
+                if self.device.type == "cpu" and int(sizes[part].sum()) <= ONE_THREAD_BYTES:
+                    torch.set_num_threads(1)
+                with progress.part(begin / len(cohort), part.stop / len(cohort)):
+                    compute(part)
             except torch.OutOfMemoryError as error:
                 trouble = one_line(error)
+            finally:
+                torch.set_num_threads(threads)
             # Below, the error is gone, and with it all that was computed.
             if not trouble:
                 begin = part.stop
+                progress.at(begin / len(cohort))
                 continue
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -186,17 +241,15 @@ class Learner(ABC):
                 name = self.model.name
                 raise ModelError(
                     f"model {name!r} and one client of {cohort.lengths[begin]} rows do not fit in the memory of "
-                    f'{self.device}: {trouble}; free some of it, or set a smaller batch-size, or device = "cpu"',
+                    f'{self.device}: {trouble}; free memory, or set a smaller batch-size, or device = "cpu"',
                     code="model.memory",
                 )
             self._room = int(sizes[part].sum()) // 2
 
     def _training_bytes(self, cohort: Cohort, update: LocalUpdate) -> NDArray[np.int64]:
         """Return the memory for each client while the clients are trained together."""
-        rows = update.size(int(cohort.lengths.max()))
-        n = self.model.num_parameters + sum(int(np.prod(shape)) for shape in self.model.local_shapes.values())
-        # Parameters, their gradient and the next parameters; activations, forward and backward.
-        return np.full(len(cohort), 4 * (3 * n + 2 * rows * self._activations(cohort)))
+        rows, shape = update.size(int(cohort.lengths.max())), tuple(cohort.features.shape[1:])
+        return np.full(len(cohort), training_bytes(self.model, shape, rows))
 
     def _scoring_bytes(self, cohort: Cohort, k: int) -> NDArray[np.int64]:
         """Return the memory for each client while k hypotheses are scored together."""
@@ -206,7 +259,7 @@ class Learner(ABC):
         if self.device.type != "cuda":
             return CPU_CHUNK_BYTES
         limit = torch.cuda.get_device_properties(self.device).total_memory * GPU_CHUNK_SHARE
-        # What PyTorch holds and does not use is free as well.
+        # Memory that PyTorch holds but does not use is free as well.
         free = torch.cuda.mem_get_info(self.device)[0]
         free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         while limit > free > 0:
@@ -233,7 +286,7 @@ class Steps:
     One optimizer has the parameters of all clients, and a separate memory for each. A client without a gradient does
     not change.
 
-    What each of `clients` trains is changed in place. The proximal term holds the `shared` parameters.
+    The trained parameters of each of `clients` change in place. The proximal term holds the `shared` parameters.
     """
 
     def __init__(

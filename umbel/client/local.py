@@ -1,7 +1,7 @@
 """The local parameters of a node's clients, which are kept from round to round and never leave the node.
 
-In simulation they are in the node's own state, as long as the run lasts. Where the data are a site's own
-they are on its disk beside the ledger, so that a restarted node still has them.
+In simulation they are in the node's own state during the run. If the data are a site's own, they are on its disk beside
+the ledger, so that they survive a restart of the node.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _KEPT_RUNS = 20  # a site keeps the local parameters of this many runs
 
 
 class LocalParameters:
-    """The local parameters of one model in the run of a name; `state` is the node's ``context.state``.
+    """The local parameters of a model in the run of a name; `state` is the node's ``context.state``.
 
-    `seed` is that of the first draw; None uses the operating system's entropy.
+    `seed` is that of the initial draw; None uses the operating system's entropy.
     """
 
     def __init__(self, site: Site, state: RecordDict, model: Model, run: str, seed: int | None) -> None:
@@ -46,7 +46,7 @@ class LocalParameters:
     def read(self, clients: Sequence[int]) -> Arrays:
         """Return the local parameters, each (clients, \\*shape), of clients counted over the dataset.
 
-        A client that has none yet gets fresh ones.
+        A client without any gets initial ones.
         """
         if not self._values:
             return {}
@@ -62,12 +62,12 @@ class LocalParameters:
         return values
 
     def known(self, clients: Sequence[int]) -> list[int]:
-        """Return those of the clients that have local parameters."""
+        """Return the clients that have local parameters."""
         there = set(self._clients.tolist())
         return [client for client in clients if client in there]
 
     def fresh(self, clients: Sequence[int]) -> Arrays:
-        """Return what the local parameters of clients start from."""
+        """Return the initial local parameters of clients."""
         return self._model.initial_local(streams(self._seed, "local", 0, clients))
 
     def write(self, clients: Sequence[int], values: Arrays, shared: Arrays) -> None:
@@ -110,7 +110,7 @@ class LocalParameters:
 
 
 def _file(site: Site, ledger: Path, model: Model, run: str) -> Path:
-    """Return where a site keeps the local parameters of a run.
+    """Return the path of a site's local parameters for a run.
 
     The server chose the run's name, so it is not used as a path. Nodes that share a ledger but serve different
     data or clients have separate files.
@@ -125,7 +125,7 @@ def _digest(text: str) -> str:
 
 
 def _forget_old_runs(folder: Path) -> None:
-    """Keep only the files written last, because the server decides how many runs there are."""
+    """Keep only the newest files, because the server decides how many runs there are."""
     files = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
     for file in files[_KEPT_RUNS:]:
         file.unlink(missing_ok=True)

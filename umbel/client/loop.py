@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from umbel.client import progress
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
 from umbel.client.learner import Learner, Steps
 from umbel.models.fit import look
@@ -36,9 +37,18 @@ class LoopLearner(Learner):
                     outputs = model.apply(self._frozen | parameters | own, one.features)
                     sums[0, j, c] = model.loss.of_rows(outputs, one.targets).double().sum().item()
                     sums[1, j, c] = model.metric.of_rows(outputs, one.targets).double().sum().item()
+                progress.at((c + 1 - part.start) / (part.stop - part.start))
 
         self._in_chunks(cohort, self._scoring_bytes(cohort, 1), add)
         return sums
+
+    def _own_outputs(self, parameters: Parameters, cohort: Cohort) -> Tensor:
+        arrange, outputs = _arrangement(self.model, tuple(cohort.features.shape[1:])), []
+        for c in range(len(cohort)):
+            check_time()
+            own = {name: arrange(value[c]) for name, value in parameters.items()}
+            outputs.append(self.model.apply(self._frozen | own, cohort.part(slice(c, c + 1)).features))
+        return torch.cat(outputs)
 
     def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
         arrange = _arrangement(self.model, tuple(cohort.features.shape[1:]))
@@ -51,6 +61,7 @@ class LoopLearner(Learner):
                 self._descend_one(values, cohort, passes, length, schedule.update, names)
             for name, value in values.items():
                 own[name].copy_(value.detach())  # where it is not the same memory anyway
+            progress.at((c + 1) / len(cohort))
         return start
 
     def _descend_one(
@@ -110,8 +121,8 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 def _arrangement(model: Model, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
     """Return how a loop lays out parameters in memory: a convolution's with the channels last, if the model takes that.
 
-    CPUs pool and convolve much faster then. What comes after takes the order over, and a module that
-    asks for a view of it, in the usual order, fails.
+    CPUs pool and convolve much faster then. Later layers inherit the order, and a module that asks for a view in the
+    usual order fails.
     """
     try:
         with torch.inference_mode():

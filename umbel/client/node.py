@@ -1,4 +1,4 @@
-"""The clients of a node: which dataset it serves, and which part of it."""
+"""The clients of a node: the dataset that it serves, and its part of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TABLES = (".csv", ".csv.gz", ".csv.zip", ".parquet")
 
 @dataclass(frozen=True)
 class _Source:
-    """Where the data are, and which version of them, so that a long-lived node reads them again when they change."""
+    """The path and version of the data, so that a long-lived node reads them again when they change."""
 
     path: Path
     reader: str
@@ -52,9 +52,9 @@ class _Source:
 
 @dataclass(frozen=True)
 class Node:
-    """A node's clients, counted from 0: those that train first, then those that report.
+    """A node's clients, counted from 0: training clients first, then validation clients.
 
-    `training` and `validation` are the dataset's numbers of the clients that train and that report. At a site that lets
+    `training` and `validation` are the dataset's numbers of clients that train and that report. At a site that lets
     training clients report with noise, they are the same.
     """
 
@@ -68,26 +68,26 @@ class Node:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
-        """Return the node that a site's configuration describes, in a run; see `at`."""
+        """Return a run's node from a site's configuration; see `at`."""
         return cls.at(Site.of(node_config), RunConfig.of(run_config))
 
     @classmethod
     def at(cls, site: Site, run: RunConfig) -> Node:
         """Return the node of a site in a run.
 
-        Only in simulation does the run config, which is the server's, name the dataset, and
-        the node then hosts every ``site.step``-th client of it.
+        Only in simulation does the run config, which is the server's, name the dataset. The node then hosts every
+        ``site.step``-th client of it.
         """
         policy, source = site.policy, _Source.of(site, run.dataset)
         if policy.reader and policy.role is Role.SPLIT:
-            text = "a table does not say who trains and who reports: set role to train or validation"
+            text = "a table does not say which clients train or report: set role to train or validation"
             raise SiteError(text, code="site.role")
         dataset = _open(source)
         manifest = dataset.manifest
         if not dataset.holds(site.first, site.step):
             raise SiteError(
-                f"{source.path} holds part {manifest.part} of the clients, and this node is to host those of part "
-                f"{site.first}/{site.step}; run on the Ray cluster whose machines hold all parts, or give the whole",
+                f"{source.path} holds part {manifest.part} of the clients, but this node hosts part {site.first}/"
+                f"{site.step}; run on the Ray cluster whose machines hold all parts, or give the whole dataset",
                 code="site.part",
             )
         if not site.simulated:
@@ -95,17 +95,17 @@ class Node:
                 raise ProtocolError(f"the server {foreign}", code="protocol.other-model")
             if not manifest.model and site.limits.budget < math.inf:
                 raise SiteError(
-                    f"{source.path} names no model, and this site has a budget: which models fit would tell of the "
-                    'data for nothing; name one in the manifest, or set budget = "inf"',
+                    f"{source.path} names no model, and this site has a budget, which does not count what a model's "
+                    'fit reveals about the data; name a model in the manifest, or set budget = "inf"',
                     code="site.no-model",
                 )
-            # The file is the site's own; whether it is the same, the digest says.
+            # The file is the site's own; the digest shows whether it is the same.
             run = run.model_copy(update={"pretrained": manifest.pretrained})
         learner = _try_out(source, models.load_for(run, manifest), run.device, run.engine)
         if policy.personalise is not Personal.NO and learner.model.local_shapes:
             raise SiteError(
-                f"personalise would do nothing: model {learner.model.name!r} has local parameters, each client's own "
-                "already; leave it out",
+                f"personalise would do nothing: model {learner.model.name!r} already has local parameters for each "
+                "client; leave personalise out",
                 code="site.personalise",
             )
         hosted = range(site.first, manifest.clients, site.step)
@@ -114,22 +114,22 @@ class Node:
         training, validation = hosted[:trains], hosted[trains:]
         if policy.trainers_report:
             validation = training
-        # Here, since what a run alone can make fail must fail before anybody pays.
+        # Checked here, since a failure that depends only on the run must come before any charge.
         return cls(site, dataset, learner, training, validation, run, LocalOptimizer.of(run))
 
     @property
     def seed(self) -> int | None:
-        """The run's seed in simulation, None where the data are the site's own (`Site.seed`)."""
+        """The run's seed in simulation, None if the data are the site's own (`Site.seed`)."""
         return self.site.seed(self.run)
 
     @property
     def model(self) -> Model:
-        """The network that is learnt."""
+        """The network to train."""
         return self.learner.model
 
     @property
     def hosting(self) -> Hosting:
-        """What the node says when asked."""
+        """The node's reply to a query."""
         place = (self.site.first, self.site.step) if self.site.placed else (-1, -1)
         return Hosting(len(self.training), len(self.validation), *place)
 
@@ -139,15 +139,15 @@ class Node:
         return len(self.validation) > 0 and self.validation == self.training
 
     def training_clients(self, asked: tuple[ClientOnNode, ...]) -> list[ClientInDataset]:
-        """Return the dataset's numbers of asked clients, which must all train here."""
+        """Return the dataset's numbers of asked clients, all of which must train here."""
         return self._pick(asked, 0, self.training, "training")
 
     def validation_clients(self, asked: tuple[ClientOnNode, ...]) -> list[ClientInDataset]:
-        """Return the dataset's numbers of asked clients, which must all report here."""
+        """Return the dataset's numbers of asked clients, all of which must report here."""
         return self._pick(asked, len(self.training), self.validation, "validation")
 
     def check_training(self, hypotheses: Arrays, task: TrainingSpec) -> None:
-        """Raise where the node could not train what a task asks, whatever its data are."""
+        """Raise if the node cannot carry out a training task, independently of its data."""
         self.check(hypotheses, task.frozen_digest)
         self.training_clients(task.clients)
         if task.message_noise and not self.model.local_shapes:
@@ -158,12 +158,12 @@ class Node:
         """Raise unless the hypotheses, and the server's frozen parameters, fit this node's model."""
         if frozen_digest is not None and frozen_digest != self.model.frozen_digest:
             raise ProtocolError(
-                f"the server's frozen parameters of model {self.model.name!r} differ from this node's, or the weights "
-                "that it starts from; give both sides the same files",
+                f"the frozen parameters or initial weights of model {self.model.name!r} differ between the server and "
+                "this node; give both sides the same files",
                 code="protocol.frozen",
             )
         shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
-        # In the same order: what depends on it would differ between clients whose training fails and others.
+        # The order matters too: effects of it would differ between clients whose training fails and others.
         if list(shapes.items()) != list(self.model.shapes.items()):
             text = f"hypotheses of shapes {shapes} do not fit model {self.model.name!r}: {self.model.shapes}"
             raise ProtocolError(text, code="protocol.shapes")
@@ -181,10 +181,10 @@ class Node:
 
 
 def _foreign(run: RunConfig, manifest: Manifest) -> str:
-    """Return what the server asks of a site whose data are not for it; empty where they are.
+    """Return the server's requests that do not fit a site's data; empty if all do.
 
-    A name may lead to any code that is installed, and a loss that does not suit the targets can
-    make what a client answers depend on its data.
+    A name may lead to any installed code, and a loss that does not suit the targets can make a client's reply depend on
+    its data.
     """
     if run.model and run.model != manifest.model and (manifest.model or run.model not in models.MODELS):
         return f"asks for model {run.model!r}; this site's data are for {manifest.model!r}"
@@ -203,7 +203,7 @@ def _foreign(run: RunConfig, manifest: Manifest) -> str:
 
 @lru_cache(maxsize=16)
 def _loss_of(model: str) -> str:
-    """Return the loss that a model has of its own; empty where it has none."""
+    """Return a model's default loss; empty if it has none."""
     try:
         return models.load(model).loss.name
     except UmbelError:
@@ -212,7 +212,7 @@ def _loss_of(model: str) -> str:
 
 @lru_cache(maxsize=16)
 def _try_out(source: _Source, model: Model, device: str, engine: str) -> Learner:
-    """Return the learner of a model that takes the data, of all clients alike."""
+    """Return the learner of a model that takes the data of all clients."""
     try:
         return try_out(model, _open(source), device, engine)
     except ModelError as error:
@@ -220,7 +220,7 @@ def _try_out(source: _Source, model: Model, device: str, engine: str) -> Learner
 
 
 def _stats(path: Path) -> list[os.stat_result]:
-    """Return the stat of a file, or those of a folder's files by name: asked in every message of a run."""
+    """Return the stat of a file, or those of a folder's files by name; called for every message of a run."""
     if os.path.isdir(path):
         with os.scandir(path) as entries:
             return [entry.stat() for entry in sorted(entries, key=lambda entry: entry.name)]

@@ -1,6 +1,6 @@
-"""The noisy messages of the PAC paper (Eq. 3): Gaussian noise on what a client changed, before the gate.
+"""The noisy messages of the PAC paper (Eq. 3): Gaussian noise on a client's changes, before the gate.
 
-It is a defence of that paper, which the gate does not count: no ledger knows of it.
+This is a defence of that paper, which the gate does not count: no ledger knows it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def noisy_messages(
     sources: Iterable[NoiseSource],
     everywhere: bool,
 ) -> Arrays:
-    """Return what clients trained (clients, \\*shape) from hypotheses (k, \\*shape) with noise of deviation sigma.
+    """Return clients' trained arrays (clients, \\*shape), from hypotheses (k, \\*shape), with noise of deviation sigma.
 
-    It is on the rows of each array that changed, or on all of them. In the first case any noise shows which rows
-    changed: in a recommender, the items that a client labelled.
+    It is on the changed rows of each array, or on all rows. In the first case the noise shows which rows changed: in a
+    recommender, the items that a client labelled.
     """
     noisy = {name: value.copy() for name, value in trained.items()}
     for c, source in zip(range(len(chosen)), sources, strict=True):

@@ -1,9 +1,11 @@
-"""Use a run's result: a client that never took part picks its best hypothesis and predicts with it."""
+"""Use a run's result: clients personalise hypotheses with their labelled rows, and predict. Nothing is released."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,82 +14,184 @@ import pandas as pd
 import safetensors.numpy
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from umbel import models
-from umbel.client.cohort import Cohort
-from umbel.client.learner import best_hypothesis
+from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.learner import Learner, best_hypothesis
+from umbel.client.personal import Own, make_own
 from umbel.client.trial import try_out
-from umbel.data import Dataset
+from umbel.data import Dataset, Manifest
 from umbel.models.fit import misfit
 from umbel.models.model import Model
+from umbel.models.optimizers import LocalOptimizer
+from umbel.models.prior import Prior
+from umbel.privacy.gate.policy import Personal
+from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.run_config import RunConfig, read_saved
 
-_NO_STEP = 1.0  # of what is local, only statistics of rows are left, and no step is made
+DEFAULT = Personal.AUTO
+"""The default personalisation."""
+
+_MOST_NAMED = 20  # clients that an error lists
+_NO_STEP = 1.0  # step size where only statistics of rows are local, so that no step is made
+_EPOCHS = 10  # of a client's further training, if its method trains
+_NUMBERS_AT_ONCE, _CLIENTS_AT_ONCE = 1 << 24, 256  # of hypotheses; a method may hold several times as many networks
+
+
+@dataclass(frozen=True)
+class Learnt:
+    r"""The result of a run.
+
+    Attributes
+    ----------
+    model : Model
+    hypotheses : dict of ndarray, each (k, \*shape)
+    config : RunConfig
+    prior : Prior, optional
+        The differences of clients around each hypothesis, if the server has estimated them from releases.
+    """
+
+    model: Model
+    hypotheses: Arrays
+    config: RunConfig
+    prior: Prior | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of hypotheses."""
+        return len(next(iter(self.hypotheses.values())))
+
+    def own(self, learner: Learner, support: Cohort, clients: Sequence[int], how: Personal) -> Own:
+        """Return clients' own predictors, from their labelled rows; for a model without local parameters."""
+        run = self.config
+        update = LocalUpdate(_EPOCHS, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
+        draws = partial(streams, run.seed, "shuffle", 0, clients)
+        return make_own(how, learner, self.hypotheses, support, update, draws, self.prior)
+
+    def own_of(self, dataset: Dataset, client: int, how: Personal = DEFAULT) -> Own:
+        """Return the own predictor of a client of a dataset."""
+        if own := ", ".join(self.model.local_shapes):
+            text = f"model {self.model.name!r} keeps {own} with each client, so the run's folder lacks them"
+            raise DatasetError(text, code="data.local-parameters")
+        learner = try_out(self.model, dataset)
+        return self.own(learner, Cohort.gather(dataset, [client], learner.device), [client], how)
+
+    def chunks(self, clients: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Yield as many clients at a time as there is memory for networks."""
+        size = min(_CLIENTS_AT_ONCE, max(1, _NUMBERS_AT_ONCE // (self.count * self.model.num_parameters)))
+        for begin in range(0, len(clients), size):
+            yield clients[begin : begin + size]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a client is told."""
+    """A client's prediction."""
 
     client: int
     hypothesis: int  # the one that fits the client's labelled rows best
-    metric: float  # of that hypothesis on them, as the model reports it
-    outputs: NDArray[Any]  # (rows,) or (rows, outputs): classes, or numbers as they are stored
+    metric: float  # of the predictor on them, as the model reports it
+    outputs: Tensor  # (rows, *output shape), as the model gives them
 
 
 def predictions(
-    model: Model, hypotheses: Arrays, dataset: Dataset, clients: list[int], features: NDArray[np.float32] | None = None
+    learnt: Learnt,
+    dataset: Dataset,
+    clients: Sequence[int],
+    features: NDArray[np.float32] | None = None,
+    how: Personal = DEFAULT,
 ) -> Iterator[Prediction]:
-    """Yield what each client predicts with its best hypothesis.
+    r"""Yield clients' predictions, with predictors made from their labelled rows in the dataset.
 
-    It predicts for rows without labels (rows, \\*feature shape), scaled as those of the dataset, which has its labelled
-    rows; by default for these. Hypotheses are (k, \\*shape) each.
+    The inputs are rows without labels (rows, \*feature shape), scaled like those of the dataset; by default the
+    labelled rows.
     """
-    learner = try_out(model, dataset)
+    learner = try_out(learnt.model, dataset)
+    if features is None:
+        for some in learnt.chunks(clients):
+            support = Cohort.gather(dataset, some, learner.device)
+            yield from predicted(learnt, learner, some, support, support, how)
+        return
+    rows = torch.from_numpy(features * np.float32(dataset.manifest.feature_scale)).to(learner.device)
+    asked = Cohort(rows, rows, np.array([len(rows)]))
     for client in clients:
-        cohort = Cohort.gather(dataset, [client], learner.device)
-        fresh = model.initial_local([np.random.default_rng(0)])
-        losses, metrics = (
-            learner.score_newcomers(hypotheses, cohort, fresh, _NO_STEP) if fresh else learner.score(hypotheses, cohort)
-        )
-        chosen = int(best_hypothesis(losses)[0])
-        inputs = cohort.features
-        if features is not None:
-            inputs = torch.from_numpy(features * np.float32(dataset.manifest.feature_scale))
-        best = {name: value[chosen : chosen + 1] for name, value in hypotheses.items()}
-        parameters = best | (learner.fit_local(best, cohort, fresh, _NO_STEP) if fresh else {})
-        outputs = learner.outputs({name: value[0] for name, value in parameters.items()}, inputs)
-        if model.metric.name == "accuracy":
-            outputs = outputs.argmax(-1)
-        elif outputs.shape[-1] == 1:
-            outputs = outputs[:, 0]
-        yield Prediction(client, chosen, float(metrics[chosen, 0]), outputs.cpu().numpy())
+        support = Cohort.gather(dataset, [client], learner.device)
+        yield from predicted(learnt, learner, [client], support, asked, how)
 
 
-def read_run(run: Path, data: Dataset) -> tuple[Model, Arrays]:
-    """Return the model and the best hypotheses of a run; `DatasetError` where they are missing or do not fit."""
+def predicted(
+    learnt: Learnt, learner: Learner, clients: Sequence[int], support: Cohort, asked: Cohort, how: Personal
+) -> Iterator[Prediction]:
+    """Yield each client's predictions for the given rows, with a predictor made from those of `support`.
+
+    A client's number seeds the order of its rows in training.
+    """
+    model = learnt.model
+    if model.local_shapes:
+        for i, client in enumerate(clients):
+            one = slice(i, i + 1)
+            yield _newcomer(learnt, learner, client, support.part(one), asked.part(one).features)
+        return
+    chosen = best_hypothesis(learner.score(learnt.hypotheses, support)[0])
+    own = learnt.own(learner, support, clients, how)
+    metrics = own.score(learner, support)[1]
+    outputs = own.outputs(learner, asked).cpu()
+    for i, client in enumerate(clients):
+        rows = slice(int(asked.starts[i]), int(asked.starts[i] + asked.lengths[i]))
+        yield Prediction(client, int(chosen[i]), float(metrics[i]), outputs[rows])
+
+
+def _newcomer(learnt: Learnt, learner: Learner, client: int, support: Cohort, inputs: Tensor) -> Prediction:
+    """Return a client's prediction by its best hypothesis and its rows' statistics."""
+    fresh = learnt.model.initial_local([np.random.default_rng(0)])
+    losses, metrics = learner.score_newcomers(learnt.hypotheses, support, fresh, _NO_STEP)
+    chosen = int(best_hypothesis(losses)[0])
+    best = {name: value[chosen : chosen + 1] for name, value in learnt.hypotheses.items()}
+    parameters = best | learner.fit_local(best, support, fresh, _NO_STEP)
+    outputs = learner.outputs({name: value[0] for name, value in parameters.items()}, inputs)
+    return Prediction(client, chosen, float(metrics[chosen, 0]), outputs.cpu())
+
+
+def read_run(run: Path, data: Dataset, prior: Prior | None = None) -> Learnt:
+    """Return a run's result; raise `DatasetError` if it is missing or does not fit the data."""
     for file in ("config.toml", "hypotheses.safetensors"):
         if not (run / file).is_file():
             raise DatasetError(f"{run / file} is missing; give the folder of one run", code="data.missing-file")
-    config = read_saved((run / "config.toml").read_text(encoding="utf-8"))["config"]
+    config = RunConfig.parse(read_saved((run / "config.toml").read_text(encoding="utf-8"))["config"])
     hypotheses = safetensors.numpy.load_file(run / "hypotheses.safetensors")
-    # A run that names no model took that of its dataset, which a newcomer need not have: then the newcomer's own data
-    # name it, and the shapes tell whether it is the same.
-    model = models.load_for(RunConfig.parse(config), data.manifest)
-    # In the order of the model's state dict, which a file does not keep.
+    # A run without a model used its dataset's, which a newcomer need not have. Then the newcomer's own data name it,
+    # and the shapes show whether it is the same.
+    model = models.load_for(config, data.manifest)
+    # In the order of the model's state dict; a file does not keep the order.
     shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
     if shapes != model.shapes:
         text = f"{run}: hypotheses of shapes {shapes} do not fit model {model.name!r}: {model.shapes}"
         raise DatasetError(text, code="data.unfit-hypotheses")
     if reason := misfit(model, data):
         raise DatasetError(f"{data.manifest.name}: model {model.name!r} {reason}", code="data.unfit-model")
-    # Statistics of its rows a newcomer can take; parameters that are trained it lacks.
+    # A newcomer can compute statistics of its rows, but it lacks trained parameters.
     if own := ", ".join(name for name in model.local_shapes if name not in model.buffers):
-        text = f"{run}: parameters {own} of model {model.name!r} are each client's own, and none has any"
+        text = f"{run}: parameters {own} of model {model.name!r} are local to each client, and a new client has none"
         raise DatasetError(text, code="data.local-parameters")
-    return model, {name: hypotheses[name] for name in model.shapes}
+    return Learnt(model, {name: hypotheses[name] for name in model.shapes}, config, prior)
+
+
+def client_in(data: Dataset, client: int | str) -> int:
+    """Return the number of a client from its name or number."""
+    names, count = list(data.names), data.manifest.clients
+    if client in names:
+        return names.index(str(client))
+    number = int(client) if str(client).isdecimal() else -1
+    if not 0 <= number < count:
+        known = f"there is no client {client!r}: {data.manifest.name} has the clients 0 to {count - 1}"
+        near = difflib.get_close_matches(str(client), names, 1)
+        more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+        named = f", called {', '.join(map(repr, names[:_MOST_NAMED]))}{more}" if names else ""
+        named += f"; did you mean {near[0]!r}?" if near else ""
+        raise DatasetError(f"{known}{named}", code="data.unknown-client")
+    return number
 
 
 def read_features(path: Path, data: Dataset) -> NDArray[np.float32]:
@@ -96,28 +200,16 @@ def read_features(path: Path, data: Dataset) -> NDArray[np.float32]:
     if not isinstance(features, np.ndarray):
         raise DatasetError(f"{path} holds several arrays; save the rows as one .npy", code="data.several-arrays")
     if features.shape[1:] != data.features.shape[1:]:
-        text = f"{path}: rows of shape {features.shape[1:]}, the data's are {data.features.shape[1:]}"
+        text = f"{path} has rows of shape {features.shape[1:]}, but the data's are {data.features.shape[1:]}"
         raise DatasetError(text, code="data.unfit-rows")
     return features.astype(np.float32)
 
 
-def table(made: list[Prediction], data: Dataset, with_targets: bool = True) -> pd.DataFrame:
+def table(made: list[Prediction], model: Model, data: Dataset, with_targets: bool = True) -> pd.DataFrame:
     """Return a row for each prediction, in the target's unit: client, row, hypothesis, prediction, and target.
 
-    Clients' names stand beside their numbers. Categories go by their names. Several outputs of a model are an array.
+    Clients' names stand beside their numbers. Categories appear by name. Several outputs of a model are an array.
     """
-    target = data.manifest.units.get("target", {})
-    scale, names = float(target.get("scale", 1.0)), target.get("categories", [])
-
-    def shown(values: NDArray[Any]) -> list[Any]:
-        if names and values.ndim == 1:
-            # A class is its place; a label of -1 or 1, or a score for it, is told by its sign.
-            places = values if np.issubdtype(values.dtype, np.integer) else np.sign(values)
-            return [names[place] for place in np.maximum(places, 0).astype(np.int64)]
-        if np.issubdtype(values.dtype, np.integer):
-            return list(values.tolist())
-        return list(values * scale) if values.ndim > 1 else (values * scale).tolist()
-
     frames = []
     for one in made:
         count = len(one.outputs)
@@ -126,16 +218,40 @@ def table(made: list[Prediction], data: Dataset, with_targets: bool = True) -> p
             **({"name": [data.names[one.client]] * count} if data.names else {}),
             "row": range(count),
             "hypothesis": [one.hypothesis] * count,
-            "prediction": shown(one.outputs),
+            "prediction": shown(told(model, one.outputs), data.manifest),
         }
         if with_targets:
-            columns["target"] = shown(np.asarray(data.client(one.client)[1]))
+            columns["target"] = shown(np.asarray(data.client(one.client)[1]), data.manifest)
         frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True)
 
 
-def mean_metric(made: list[Prediction], model: Model, data: Dataset) -> tuple[float, str]:
-    """Return the mean of the clients' metric on their labelled rows, and the unit that it is in."""
-    target = data.manifest.units.get("target", {}) if model.metric.name == "rmse" else {}
-    mean = float(np.mean([one.metric for one in made])) * float(target.get("scale", 1.0))
-    return mean, str(target.get("unit", ""))
+def told(model: Model, outputs: Tensor) -> NDArray[Any]:
+    """Return outputs (rows, \\*output shape) in readable form: classes, or numbers as they are stored."""
+    if model.metric.name == "accuracy":
+        outputs = outputs.argmax(-1)
+    elif outputs.shape[-1] == 1:
+        outputs = outputs[:, 0]
+    found: NDArray[Any] = outputs.numpy()
+    return found
+
+
+def shown(values: NDArray[Any], manifest: Manifest) -> list[Any]:
+    """Return targets or predictions, (rows,) or (rows, outputs), in the target's unit, classes by name."""
+    target = manifest.units.get("target", {})
+    names = target.get("categories", [])
+    if names and values.ndim == 1:
+        # A class is its position; the sign tells a label of -1 or 1, or a score for it.
+        places = values if np.issubdtype(values.dtype, np.integer) else np.sign(values)
+        return [names[place] for place in np.maximum(places, 0).astype(np.int64)]
+    if np.issubdtype(values.dtype, np.integer):
+        return list(values.tolist())
+    scaled = values * float(target.get("scale", 1.0))
+    return list(scaled) if values.ndim > 1 else list(scaled.tolist())
+
+
+def in_unit(value: float, model: Model, manifest: Manifest) -> str:
+    """Return a value of the model's metric with its name, and in the target's unit if it has one."""
+    target = manifest.units.get("target", {}) if model.metric.name == "rmse" else {}
+    value *= float(target.get("scale", 1.0))
+    return f"{model.metric.name} {value:.4g} {target.get('unit', '')}".rstrip()

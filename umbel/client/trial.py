@@ -1,13 +1,14 @@
-"""A trial step on made-up rows: what does not work with a model is found before anything else starts.
+"""A trial step on artificial rows: it finds problems of a model before anything else starts.
 
-It also says which of the two learners computes the model: what the batched one cannot do, or does
-otherwise, is left to the loop.
+It also decides which of the two learners computes the model: the loop, if the batched one cannot, or computes
+something else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from umbel.client.engines import learner_for
 from umbel.client.learner import Learner
 from umbel.data import Dataset
 from umbel.models import load
-from umbel.models.fit import Look, look, misfit, one_line
+from umbel.models.fit import look, misfit, one_line
 from umbel.models.losses import SLOPES
 from umbel.models.model import Kind, Model, Parameters
 from umbel.models.optimizers import LocalOptimizer
@@ -28,38 +29,49 @@ from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import DatasetError, ModelError
 from umbel.protocol.run_config import RunConfig
 
-_LENGTHS = (3, 2)  # rows of the made-up clients; unlike, so that one of them is padded
-_MEASURED = 200  # clients, by whose first updates a clip norm is guessed
+_LENGTHS = (3, 2)  # rows of the artificial clients; unequal, so that one of them is padded
+_MEASURED = 200  # clients whose first updates give a guess of the clip norm
 _STEP = LocalUpdate(local_epochs=1, step_size=0.01, batch_size=0)
-_SAME, _ROUNDING = 1e-3, 1e-6  # of a step, and of the numbers themselves: far below what another computation gives
+_SAME, _ROUNDING = 1e-3, 1e-6  # relative to a step, and to the numbers: far below the effect of another computation
 
 
 def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = "auto", hypotheses: int = 1) -> Learner:
     """Return the learner that computes a model on data like a dataset's, after one trial step.
 
-    It uses only the dataset's shapes and kinds of number, and `umbel.models.fit.misfit`: a refusal must not tell about
-    clients' data. With engine ``auto`` (`umbel.client.engines.learner_for`), the loop computes a model that cannot be
-    computed in batches. `hypotheses` is how many will be learnt at once, where that is known.
+    It uses only the dataset's shapes and types, and `umbel.models.fit.misfit`: a refusal must not reveal clients' data.
+    With engine ``auto`` (`umbel.client.engines.learner_for`), the loop computes a model that cannot be computed in
+    batches. `hypotheses` is their number, if known.
 
     Raises
     ------
     ModelError
-        In one line: what does not work, at which parameter or layer, and what to do.
+        The problem in one line, with the parameter or layer, and the fix.
     ConfigError
-        When there is no such device here.
+        If the device does not exist here.
     """
     if reason := misfit(model, dataset):
         raise ModelError(f"model {model.name!r} {reason}; name another model or repair the data", code="model.misfit")
     if hypotheses > 1 and _same(model):
-        told = f"model {model.name!r} starts the same each time, and {hypotheses} hypotheses would stay the same"
-        fix = "let it draw some of its parameters, or set hypotheses = 1"
+        told = (
+            f"model {model.name!r} always starts with the same parameters, so {hypotheses} hypotheses would stay equal"
+        )
+        fix = "draw some of its parameters at random, or set hypotheses = 1"
         raise ModelError(f"{told}; {fix}", code="model.same-start")
-    cohort = _made_up(dataset, look(model, dataset.features.shape[1:]), model)
+    targets, device = dataset.targets, learner_for(model, device, "loop").device.type
+    return _tried(model, dataset.features.shape[1:], targets.dtype.kind, targets.shape[1:], device, engine)
+
+
+@lru_cache(maxsize=16)
+def _tried(
+    model: Model, shape: tuple[int, ...], kind: str, target: tuple[int, ...], device: str, engine: str
+) -> Learner:
+    """Return the learner of a model after a trial step on made-up rows of such shapes; a large model takes a while."""
+    cohort = _made_up(shape, kind, target, model)
     with torch.random.fork_rng(devices=[]):
         _check_network(model, cohort.part(slice(1, 2)))
     loop, picked = learner_for(model, device, "loop"), learner_for(model, device, engine)
     if picked is loop and loop.device.type == "cpu":
-        return loop  # which does nothing else than what was just checked
+        return loop  # which has just been checked
     cohort = Cohort(cohort.features.to(loop.device), cohort.targets.to(loop.device), cohort.lengths)
     reason = "" if picked is loop else _unlike_alone(model, cohort)
     if not reason:
@@ -74,7 +86,7 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
 
 
 def check_fit(data: Dataset) -> None:
-    """Raise `DatasetError` unless the model and the loss that a dataset names take it."""
+    """Raise `DatasetError` unless the model and the loss that a dataset names take its data."""
     manifest = data.manifest
     if reason := misfit(load(manifest.model, manifest.loss), data):
         text = f"model {manifest.model!r} {reason}; give another --model or --loss, or leave both out"
@@ -82,9 +94,9 @@ def check_fit(data: Dataset) -> None:
 
 
 def first_update(run: RunConfig, model: Model, dataset: Dataset, hypotheses: Arrays) -> float:
-    """Return the median norm of a client's first update, over some training clients.
+    """Return the median norm of clients' first updates, over some training clients.
 
-    Nothing has been learnt before it, so that it is a first guess of the clip norm.
+    Before any training, it is a first guess of the clip norm.
     """
     learner = try_out(model, dataset, run.device, run.engine)
     some = range(0, dataset.manifest.train, -(-dataset.manifest.train // _MEASURED))
@@ -99,25 +111,25 @@ def first_update(run: RunConfig, model: Model, dataset: Dataset, hypotheses: Arr
 
 
 def _check_network(model: Model, cohort: Cohort) -> None:
-    """Raise unless the network scores without chance, and a step of its loss reaches all that is to be trained."""
+    """Raise unless the network scores without randomness, and a step of its loss reaches all trained parameters."""
     name, rows, targets = model.name, cohort.features, cohort.targets
     with torch.no_grad():
         first, second = model.apply({}, rows), model.apply({}, rows)
     if not _alike(first, second):
         raise ModelError(
-            f"model {name!r} gives the same rows other outputs each time that they are scored; "
-            "drop out in training alone, as with nn.Dropout or F.dropout(..., training=self.training)",
+            f"model {name!r} gives different outputs each time it scores the same rows; use dropout only in training, "
+            "with nn.Dropout or F.dropout(..., training=self.training)",
             code="model.random-score",
         )
     for score in (model.loss, model.metric):
         try:
             values = score.of_rows(first, targets)
         except Exception as error:
-            text = f"{score.name} cannot be computed of what model {name!r} gives: {one_line(error)}"
+            text = f"{score.name} cannot be computed from the outputs of model {name!r}: {one_line(error)}"
             raise ModelError(text, code="model.score") from error
         if values.shape != targets.shape[:1]:
             shape, count = tuple(values.shape), len(targets)
-            text = f"{score.name} of model {name!r} is of shape {shape} for {count} rows; return one a row"
+            text = f"{score.name} of model {name!r} is of shape {shape} for {count} rows; return one value a row"
             raise ModelError(text, code="model.score")
     parameters = {key: value.detach().clone() for key, value in model.module.named_parameters()}
     trained = {key: value.requires_grad_() for key, value in parameters.items() if model.kinds[key] is not Kind.FROZEN}
@@ -127,9 +139,7 @@ def _check_network(model: Model, cohort: Cohort) -> None:
         after = parameters | {key: value.clone() for key, value in start.items()}
         outputs.append(model.apply(after, rows, training=True))
     if not _alike(outputs[0], outputs[1]):
-        text = (
-            f"model {name!r} draws in training from a generator that is not PyTorch's own; use torch.rand and the like"
-        )
+        text = f"model {name!r} draws in training from a generator other than PyTorch's; use torch.rand and the like"
         raise ModelError(text, code="model.own-generator")
     changed = [
         key for key, value in start.items() if model.kinds[key] is Kind.FROZEN and not torch.equal(after[key], value)
@@ -146,34 +156,36 @@ def _check_network(model: Model, cohort: Cohort) -> None:
 def _check_gradients(model: Model, trained: Parameters, loss: Tensor) -> None:
     name, told = model.name, f"loss {model.loss.name!r} of model {model.name!r}"
     if not torch.isfinite(loss):
-        text = f"{told} is {loss.item()} on made-up rows; start from smaller weights, or take another loss"
+        text = f"{told} is {loss.item()} on artificial rows; start from smaller weights, or use another loss"
         raise ModelError(text, code="model.not-finite")
     if not loss.requires_grad:
-        raise ModelError(f"{told} has no gradient; take one that can be descended", code="model.no-gradient")
+        raise ModelError(f"{told} has no gradient; use a differentiable one", code="model.no-gradient")
     gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     found = dict(zip(trained, gradients, strict=True))
     if idle := [key for key, gradient in found.items() if gradient is None]:
         raise ModelError(
-            f"parameters {idle} of model {name!r} get no gradient, since its outputs do not hang on them; "
+            f"parameters {idle} of model {name!r} get no gradient, since its outputs do not depend on them; "
             f'set frozen = "{" ".join(idle)}"',
             code="model.no-gradient",
         )
     if odd := [key for key, gradient in found.items() if gradient is not None and not gradient.isfinite().all()]:
-        text = f"parameters {odd} of model {name!r} have no finite gradient on made-up rows; start from smaller weights"
+        text = (
+            f"parameters {odd} of model {name!r} have no finite gradient on artificial rows; start from smaller weights"
+        )
         raise ModelError(text, code="model.not-finite")
 
 
 def _unlike_alone(model: Model, cohort: Cohort) -> str:
-    """Return why, in batches, clients could not be what they are alone, for the middle of a sentence."""
+    """Return why clients could not be computed in batches as they are alone, for the middle of a sentence."""
     if look(model, tuple(cohort.features.shape[1:])).draws:
-        return "draws in training, as in dropout, which in batches would not be each client's own draw"
+        return "draws in training, as in dropout, and batches would mix the clients' draws"
     if model.batch_dependent:
-        return "takes the statistics of its batch, in which padding would count"
+        return "uses statistics of its batch, which would include padding"
     return ""
 
 
 def _against_batches(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
-    """Return what the batched learner makes otherwise, for the middle of a sentence; empty if nothing."""
+    """Return the batched learner's difference, for the middle of a sentence; empty if there is none."""
     model = learner.model
     try:
         found = _step(learner, cohort)
@@ -184,13 +196,13 @@ def _against_batches(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
         moved = np.abs(value - start.get(key, 0)).max(initial=0)
         allowed = _SAME * moved + _ROUNDING * (1 + np.abs(value).max(initial=0))
         if not np.abs(found[key] - value).max(initial=0) <= allowed:
-            return f"is computed otherwise in batches than by itself, as seen in {key}"
+            return f"is computed differently in batches than alone, as seen in {key}"
     return ""
 
 
 @contextmanager
 def _to_the_last_bits() -> Iterator[None]:
-    """Have a GPU compute in 32 bits: by default it convolves in fewer, and rounding would look like something else."""
+    """Make a GPU compute in 32 bits: by default it convolves in fewer, and rounding would look like an error."""
     backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before = [one.allow_tf32 for one in backends]
     try:
@@ -204,7 +216,7 @@ def _to_the_last_bits() -> Iterator[None]:
 
 @_to_the_last_bits()
 def _step(learner: Learner, cohort: Cohort) -> Arrays:
-    """Return what a learner makes of made-up clients: how the model scores, and all parameters after a step."""
+    """Return a learner's results for artificial clients: the scores, and all parameters after a step."""
     model = learner.model
     hypotheses = {key: value[None] for key, value in model.initial(0).items()}
     local = model.initial_local([np.random.default_rng(c) for c in range(len(cohort))])
@@ -215,21 +227,20 @@ def _step(learner: Learner, cohort: Cohort) -> Arrays:
     return {"the loss": loss, "the metric": metric} | shared | own
 
 
-def _made_up(dataset: Dataset, seen: Look, model: Model) -> Cohort:
-    """Return clients with rows of a dataset's shapes, tokens 0 and 1 or numbers between them."""
+def _made_up(shape: tuple[int, ...], kind: str, target: tuple[int, ...], model: Model) -> Cohort:
+    """Return clients with rows of such shapes, tokens 0 and 1 or numbers between them."""
     generator, count = np.random.default_rng(0), sum(_LENGTHS)
-    shape, targets = (count, *dataset.features.shape[1:]), dataset.targets
-    features = torch.from_numpy(generator.uniform(size=shape).astype(np.float32))
-    if seen.tokens:
+    features = torch.from_numpy(generator.uniform(size=(count, *shape)).astype(np.float32))
+    if look(model, shape).tokens:
         features = features.round().long()
     if model.hooks.misfit is not None:
-        features = torch.zeros_like(features)  # the network takes no rows but those that it has looked at
+        features = torch.zeros_like(features)  # the network only takes rows that it has seen before
     if model.loss.name in SLOPES:
         drawn = generator.choice([-1, 1], count)
-    elif targets.dtype.kind in "iu":
-        drawn = generator.integers(0, 2, (count, *targets.shape[1:]))
+    elif kind in "iu":
+        drawn = generator.integers(0, 2, (count, *target))
     else:
-        drawn = generator.uniform(size=(count, *targets.shape[1:])).astype(np.float32)
+        drawn = generator.uniform(size=(count, *target)).astype(np.float32)
     return Cohort(features, torch.from_numpy(drawn), np.array(_LENGTHS))
 
 

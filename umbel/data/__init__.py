@@ -1,17 +1,17 @@
-"""A dataset: a data set already split into clients.
+"""A dataset: data that are already split into clients.
 
 A dataset is either a LEAF JSON file (``users``, ``num_samples``, ``user_data``), for small
 data, or a folder::
 
-    manifest.json   what the data are: see `Manifest`
+    manifest.json   description of the data: see `Manifest`
     features.npy    (rows, *feature shape), the rows of a client together
     targets.npy     (rows,) or (rows, outputs)
     offsets.npy     (clients + 1,): client i owns rows offsets[i] to offsets[i + 1]
-    clients.json    what each client is called, where that is known; no message holds it
-    test/           clients that take part in no run, as a separate dataset, if there are any
+    clients.json    the clients' names, where they are known; no message holds them
+    test/           clients outside all runs, as a separate dataset, if there are any
 
-Folders are memory-mapped, so that cost grows with the clients that are read, not with the
-clients that there are. Training clients come first, validation clients after them.
+Folders are memory-mapped, so that the cost depends on the clients that are read, not on how many there are. Training
+clients come first, validation clients after them.
 """
 
 from umbel.data.data import Dataset, check, held_out, offsets_of, shard

@@ -1,4 +1,4 @@
-"""The rows of a dataset, the checks that they are what the format says, and its division into parts."""
+"""The rows of a dataset, checks against the format, and division into parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from umbel.data.manifest import Manifest
 from umbel.protocol.errors import DatasetError
 
 HELD_OUT = 5
-"""Of a newcomer's rows every fifth is kept to score it on."""
+"""Every fifth row of a newcomer is held out to score it."""
 _SCAN_ROWS = 1 << 16
 _LARGEST, _LARGEST_WHOLE = float(np.finfo(np.float32).max), np.iinfo(np.int64).max
 
@@ -33,11 +33,11 @@ class Dataset:
     targets : ndarray, shape (rows,) or (rows, outputs)
         Outputs, integers for classes.
     offsets : ndarray of int64, shape (clients + 1,)
-        Client ``i`` owns rows ``offsets[i]`` to ``offsets[i + 1]``; none, where it is not in this part.
+        Client ``i`` owns rows ``offsets[i]`` to ``offsets[i + 1]``, and none if it is not in this part.
     names : sequence of str
-        What each client is called where its data are; empty if that is not known. No message holds it.
+        The name of each client at its data; empty if unknown. No message holds it.
 
-    Booleans are kept as 0 and 1.
+    Booleans are stored as 0 and 1.
     """
 
     manifest: Manifest
@@ -54,13 +54,13 @@ class Dataset:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Number of rows of each client that is here: of all, unless this is a part."""
+        """Number of rows of each client in this part, or of all clients in a whole dataset."""
         first, step = self.manifest.shard
         return np.diff(self.offsets)[first::step]
 
     @cached_property
     def digest(self) -> str:
-        """The beginning of the SHA-256 of all rows and offsets; it does not depend on the files."""
+        """The beginning of the SHA-256 of all rows and offsets; it does not depend on the files' format."""
         digest = hashlib.sha256()
         for array in (self.features, self.targets, np.asarray(self.offsets, np.int64)):
             digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -80,7 +80,7 @@ class Dataset:
 
 
 def check(dataset: Dataset, source: Path) -> None:
-    """Raise unless shapes, offsets and values are what the format says; `source` is named in errors."""
+    """Raise unless shapes, offsets and values follow the format; `source` is named in errors."""
     manifest, offsets = dataset.manifest, dataset.offsets
     features, targets = dataset.features, dataset.targets
     if offsets.dtype.kind not in "iu" or offsets.shape != (manifest.clients + 1,):
@@ -88,7 +88,7 @@ def check(dataset: Dataset, source: Path) -> None:
         raise DatasetError(f"{source}: offsets must be {wanted}, got {found}", code="data.offsets")
     shapes = f"features {features.shape} and targets {targets.shape}"
     if features.ndim < 1 or targets.ndim < 1 or len(features) != len(targets):
-        raise DatasetError(f"{source}: {shapes} differ in rows", code="data.lengths")
+        raise DatasetError(f"{source}: {shapes} differ in their number of rows", code="data.lengths")
     if offsets[0] != 0 or offsets[-1] != len(features):
         found = f"{offsets[0]} to {offsets[-1]}"
         raise DatasetError(f"{source}: offsets run from {found}, not 0 to {len(features)} rows", code="data.offsets")
@@ -98,7 +98,7 @@ def check(dataset: Dataset, source: Path) -> None:
         span = f"offsets {offsets[bad[0]]} to {offsets[bad[0] + 1]}"
         raise DatasetError(f"{source}: client {bad[0]} has no rows ({span})", code="data.empty-client")
     if len(bad := np.flatnonzero(~here & (offsets[1:] != offsets[:-1]))):
-        raise DatasetError(f"{source}: client {bad[0]} is not of part {manifest.part}; shard again", code="data.part")
+        raise DatasetError(f"{source}: client {bad[0]} is not in part {manifest.part}; shard again", code="data.part")
     if 0 in (*features.shape[1:], *targets.shape[1:]):
         raise DatasetError(f"{source}: rows are empty in {shapes}", code="data.empty-rows")
     if len(dataset.names) not in (0, manifest.clients):
@@ -122,17 +122,17 @@ def check(dataset: Dataset, source: Path) -> None:
 
 
 def shard(dataset: Dataset, first: int, step: int) -> Dataset:
-    """Return the part of a dataset with the rows of clients ``first, first + step, ...``, for one machine of several.
+    """Return the part of a dataset with the rows of clients ``first, first + step, ...``, for one of several machines.
 
-    A part keeps the manifest of the whole and the numbers of its clients. It has a training client at least.
+    A part keeps the manifest of the whole and the numbers of its clients. It has at least one training client.
     """
     manifest, offsets = dataset.manifest, dataset.offsets
     if manifest.part:
         raise DatasetError(f"{manifest.name} is part {manifest.part} of a dataset; shard the whole", code="data.part")
     if not 1 <= step <= max(1, manifest.train):
-        raise DatasetError(f"{manifest.train} training clients do not make {step} parts", code="data.part")
+        raise DatasetError(f"{manifest.train} training clients are too few for {step} parts", code="data.part")
     if not 0 <= first < step:
-        raise DatasetError(f"there is no part {first} of {step}: they are numbered 0 to {step - 1}", code="data.part")
+        raise DatasetError(f"there is no part {first} of {step}: parts are numbered 0 to {step - 1}", code="data.part")
     here = np.arange(manifest.clients) % step == first
     lengths = np.diff(offsets)
     rows = np.repeat(here, lengths)
@@ -152,9 +152,9 @@ def offsets_of(lengths: Iterable[int]) -> NDArray[np.int64]:
 
 
 def held_out(lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return, of the rows of clients of so many each, which a newcomer is scored on and does not learn from.
+    """Return a mask of the rows that score a newcomer and that it does not train on, for clients of given lengths.
 
-    That is every fifth; of a client of fewer rows the last.
+    These are every fifth row; of a client with fewer than five rows the last.
     """
     position = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     last = np.repeat(np.where(lengths < HELD_OUT, lengths - 1, -1), lengths)
@@ -163,13 +163,13 @@ def held_out(lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _parts(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield a bounded part of the rows at a time, with its first row's number."""
+    """Yield a bounded number of rows at a time, with the number of their first row."""
     for start in range(0, len(array), _SCAN_ROWS):
         yield start, array[start : start + _SCAN_ROWS]
 
 
 def _first_bad_row(array: NDArray[Any], scale: float) -> int | None:
-    """Return the first row that a model cannot take: numbers times the scale in 32 bits, classes in signed 64 bits."""
+    """Return the first row with a value that a model cannot take: scaled 32-bit numbers, or signed 64-bit classes."""
     if array.dtype.kind in "iu":
         limits = np.iinfo(array.dtype)
         if limits.max <= _LARGEST_WHOLE and max(-limits.min, limits.max) * abs(scale) <= _LARGEST:

@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from umbel.data.data import Dataset, check, offsets_of
 from umbel.data.manifest import Manifest, check_printable
 from umbel.protocol.errors import DatasetError
-from umbel.protocol.home import special_file, write_atomically
+from umbel.protocol.home import special_file, told_if_full, write_atomically
 
 
 def read_json(file: Path) -> Any:
     if file.exists() and not file.is_file():
-        raise DatasetError(f"{file} is no file; put one there", code="data.unreadable")
+        raise DatasetError(f"{file} is not a file; put one there", code="data.unreadable")
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         what = "a dataset is a LEAF JSON file or a folder with a manifest.json"
         raise DatasetError(f"{file} is missing; {what}", code="data.no-file") from None
-    except (OSError, ValueError, RecursionError) as error:  # a number may have too many digits as well
+    except (OSError, ValueError, RecursionError) as error:  # ValueError also for a number with too many digits
         raise DatasetError(f"{file} cannot be read as JSON: {error}", code="data.unreadable") from None
 
 
@@ -36,16 +36,16 @@ def read_json(file: Path) -> Any:
 def open_folder(folder: Path) -> Dataset:
     manifest = Manifest.read(read_json(folder / "manifest.json"), folder / "manifest.json")
     if strange := special_file(folder):
-        raise DatasetError(f"{strange} is no file; delete it", code="data.unreadable")
+        raise DatasetError(f"{strange} is not a file; delete it", code="data.unreadable")
     arrays = {}
     for name in ("features", "targets", "offsets"):
         file = folder / f"{name}.npy"
         try:
-            # As a plain array: numpy's subclass takes longer over each access than a small cohort's rows.
+            # A plain array, since access through NumPy's memmap class takes longer than reading a small cohort's rows.
             arrays[name] = np.lib.format.open_memmap(file, mode="r").view(np.ndarray)
         except FileNotFoundError:
             raise DatasetError(f"{file} is missing; write the dataset again", code="data.no-file") from None
-        except Exception as error:  # numpy raises many kinds for a bad header
+        except Exception as error:  # NumPy raises many kinds for a bad header
             raise DatasetError(f"{file} is not a plain .npy array: {error}", code="data.unreadable") from None
     return Dataset(manifest, arrays["features"], arrays["targets"], arrays["offsets"], _read_names(folder))
 
@@ -56,7 +56,7 @@ def _read_names(folder: Path) -> list[str]:
         return []
     names = read_json(file)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DatasetError(f"{file} is no list of clients' names; write the dataset again", code="data.names")
+        raise DatasetError(f"{file} is not a list of clients' names; write the dataset again", code="data.names")
     check_printable(names, file)
     return names
 
@@ -66,13 +66,13 @@ def _foreign(folder: Path) -> bool:
 
 
 def check_out(folder: Path) -> None:
-    """Raise before the work where its result could not be written."""
+    """Raise early, before the work, if its result could not be written."""
     if _foreign(folder):
         raise DatasetError(f"{folder} exists and is not a dataset; give another folder with --out", code="data.exists")
-    # The folder is put in place by a rename, so it is the one above it that must be writable.
+    # A rename puts the folder in place, so the folder above it must be writable.
     above = next(parent for parent in folder.parents if parent.exists())
     if (folder.exists() and not folder.is_dir()) or not above.is_dir() or not os.access(above, os.W_OK):
-        raise DatasetError(f"{folder} cannot be written; give a folder that can with --out", code="data.not-writable")
+        raise DatasetError(f"{folder} cannot be written; give a writable folder with --out", code="data.not-writable")
 
 
 def write_dataset(
@@ -84,9 +84,9 @@ def write_dataset(
     names: Sequence[str] = (),
     test: Dataset | None = None,
 ) -> None:
-    """Check a dataset and write it as a folder, whole or not at all.
+    """Check a dataset and write it as a folder, completely or not at all.
 
-    Replaces a dataset already there; any other non-empty folder is left alone with an error.
+    It replaces a dataset that is already there; for any other non-empty folder it raises.
 
     Parameters
     ----------
@@ -94,12 +94,14 @@ def write_dataset(
     manifest, features, targets, offsets, names
         As in `Dataset`.
     test : Dataset, optional
-        Clients that take part in no run, kept in the folder ``test`` within.
+        Clients outside all runs, written to the subfolder ``test``.
 
     Raises
     ------
     DatasetError
-        When the data are not what the manifest says, or the folder is something else.
+        If the data do not fit the manifest, or the folder exists and is not a dataset.
+    DiskError
+        If the disk is full. An existing dataset then stays.
     """
     folder = Path(folder).expanduser()
     whole = Dataset(manifest, features, targets, np.asarray(offsets), names)
@@ -109,7 +111,7 @@ def write_dataset(
     if _foreign(folder) or (folder.exists() and not folder.is_dir()):
         raise DatasetError(f"{folder} exists and is not a dataset; give another folder", code="data.exists")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+    with told_if_full(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         new, old = Path(scratch) / "new", Path(scratch) / "old"
         for part, dataset in parts.items():
             _save(new / part, dataset)
@@ -140,9 +142,9 @@ def open_leaf(file: Path) -> Dataset:
 def write_leaf(path: Path, manifest: Manifest, clients: Mapping[str, tuple[Any, Any]]) -> None:
     """Write a dataset as LEAF JSON, with umbel's manifest beside LEAF's three keys.
 
-    `clients` holds x and y of each user, as nested lists or arrays; training clients first.
+    `clients` holds x and y of each user, as nested lists or arrays; training clients come first.
     """
-    data = {user: {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist()} for user, (x, y) in clients.items()}
+    data = {user: {"x": _listed(x), "y": _listed(y)} for user, (x, y) in clients.items()}
     counts = [len(rows["y"]) for rows in data.values()]
     document = {"manifest": manifest.entries(), "users": list(data), "num_samples": counts, "user_data": data}
     check(_parse_leaf(document, path), path)
@@ -150,8 +152,15 @@ def write_leaf(path: Path, manifest: Manifest, clients: Mapping[str, tuple[Any, 
     write_atomically(path, (json.dumps(document, separators=(",", ":")) + "\n").encode())
 
 
+def _listed(rows: Any) -> list[Any]:
+    """Return rows as nested lists; 32-bit numbers have the fewest digits that tell them apart."""
+    array = np.asarray(rows)
+    listed: list[Any] = (array.astype(str).astype(np.float64) if array.dtype == np.float32 else array).tolist()
+    return listed
+
+
 def _parse_leaf(raw: Any, file: Path) -> Dataset:
-    """Return the dataset of a decoded LEAF document; `file` is named in errors."""
+    """Return the dataset in a decoded LEAF document; `file` is named in errors."""
     if not isinstance(raw, dict) or not {"users", "num_samples", "user_data"} <= set(raw):
         raise DatasetError(f"{file}: LEAF JSON needs the keys users, num_samples and user_data", code="data.leaf")
     users, counts, data = raw["users"], raw["num_samples"], raw["user_data"]
@@ -166,7 +175,7 @@ def _parse_leaf(raw: Any, file: Path) -> Dataset:
     if "manifest" in raw:
         manifest = Manifest.read(raw["manifest"], file)
     elif users:
-        # LEAF keeps training and test users in separate files: all of these train.
+        # LEAF keeps training and test users in separate files: here all users train.
         manifest = Manifest(name=file.stem, clients=len(users), split={"train": len(users), "validation": 0})
     else:
         raise DatasetError(f"{file}: the dataset has no clients", code="data.no-rows")
@@ -182,7 +191,7 @@ def _parse_leaf(raw: Any, file: Path) -> Dataset:
     features, targets = parts
     with np.errstate(over="ignore"):
         features = features if manifest.tokens else features.astype(np.float32)
-    # One client's targets may happen to be whole numbers: they are classes only if those of all clients are.
+    # One client's targets may happen to be integers: they are classes only if all clients' targets are integers.
     targets = targets.astype(np.float32) if targets.dtype.kind == "f" else targets
     return Dataset(manifest, features, targets, offsets_of(counts), users)
 
@@ -202,5 +211,5 @@ def _rows(data: dict[str, Any], user: str, count: Any, file: Path) -> tuple[NDAr
         raise DatasetError(f"{source} has no rows; leave it out", code="data.empty-client")
     if x.dtype.kind not in "biuf" or y.dtype.kind not in "biuf":
         raise DatasetError(f"{source} holds values that are not numbers", code="data.not-numbers")
-    with np.errstate(over="ignore"):  # what becomes infinite is found, and named, with the rest
+    with np.errstate(over="ignore"):  # infinite values are found and named with the rest
         return x, y if y.dtype.kind in "biu" else y.astype(np.float32)

@@ -1,6 +1,6 @@
-"""Datasets by name, and the recipes that make them of public raw data.
+"""Datasets by name, and the recipes that make them from public raw data.
 
-Recipes are scripts, loaded by their path: a package ``datasets`` would hide Hugging Face's library of that name.
+Recipes are scripts that are loaded by path: a package ``datasets`` would hide Hugging Face's library of that name.
 """
 
 from __future__ import annotations
@@ -28,27 +28,32 @@ def find_dataset(name: str) -> Path:
     """Return the path of the dataset called `name`.
 
     An absolute path (or one that starts with ``~``) stays the same. A name is looked up in
-    ``$UMBEL_HOME/data`` and then among the datasets that travel with the app. The working
-    directory plays no part: in a Flower process it is not the user's.
+    ``$UMBEL_HOME/data`` and then among the datasets in the app. The working directory is
+    ignored: in a Flower process it is not the user's.
     """
     if not name:
         raise DatasetError('no dataset given; set dataset = "NAME", or an absolute path', code="data.none")
     candidates = _candidates(name, os.environ.get("UMBEL_HOME"))
     if found := next(filter(os.path.exists, candidates), None):
         return found
-    places, fix = " and ".join(map(str, candidates)), "list them by umbel data list, or make one by umbel data import"
+    places = " and ".join(map(str, candidates))
+    # A recipe makes datasets of its name, and others whose names begin with it.
+    recipe = max((one for one in recipes() if f"{name}-".startswith(f"{one.replace('_', '-')}-")), key=len, default="")
+    fix = "list datasets with umbel data list, or make one with umbel data import"
+    if recipe:
+        fix = f"make it with its recipe: umbel data make {recipe} --help"
     raise DatasetError(f"no dataset {name!r}: looked for {places}; {fix}", code="data.unknown")
 
 
 def find_typed(name: str | Path) -> Path:
-    """Return what `find_dataset` does, for a name or a path that a user gives where the user is."""
+    """Return the path of a dataset for a name, or a path relative to the user's folder."""
     path = Path(name).expanduser()
     return path.absolute() if path.exists() else find_dataset(str(name))
 
 
 @lru_cache(maxsize=16)
 def _candidates(name: str, _home: str | None) -> Sequence[Path]:
-    """Return where a dataset may be; `_home` is what the answer hangs on."""
+    """Return the possible paths of a dataset; `_home` is part of the cache's key."""
     path = Path(name).expanduser()
     return [path] if path.is_absolute() else [umbel_home() / "data" / name, BUNDLED / f"{name}.json"]
 
@@ -63,12 +68,12 @@ def digest_of(path: Path) -> str:
 
 
 def digest_of_rows(path: Path) -> str:
-    """Return the digest of the rows of the dataset at `path`, which are not checked."""
+    """Return the digest of the rows of the dataset at `path`, without checking them."""
     return (open_folder(path) if path.is_dir() else open_leaf(path)).digest
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read the manifest of the dataset at `path`, and no data where there is a folder."""
+    """Read the manifest of the dataset at `path`; of a folder no data are read."""
     if path.is_dir():
         file = path / "manifest.json"
         return Manifest.read(read_json(file), file)
@@ -78,25 +83,25 @@ def read_manifest(path: Path) -> Manifest:
 def open_dataset(path: Path, part: bool = False) -> Dataset:
     """Open and check the dataset at `path`, a folder or a LEAF JSON file.
 
-    `part` says whether a part of one will do (see `umbel.data.shard`).
+    `part` says whether a part of a dataset is accepted (see `umbel.data.shard`).
 
     Raises
     ------
     DatasetError
-        When a file is missing or unreadable, shapes or offsets do not fit, a client has no
+        If a file is missing or unreadable, shapes or offsets do not fit, a client has no
         rows, or a number is not finite. The text names the file, the client and the fix.
     """
     dataset = open_folder(path) if path.is_dir() else open_leaf(path)
     if dataset.manifest.part and not part:
         wrong = f"{path} holds part {dataset.manifest.part} of a dataset, for one machine of a Ray cluster"
-        raise DatasetError(f"{wrong}; this needs the whole", code="data.part")
+        raise DatasetError(f"{wrong}; give the whole dataset", code="data.part")
     check(dataset, path)
     return dataset
 
 
 @cache
 def recipes() -> Mapping[str, str]:
-    """Return by each recipe's name what it makes, in a few words, without running it."""
+    """Return a short description of each recipe by name, without running it."""
     found = {}
     for file in sorted(BUNDLED.glob("*.py")):
         first = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
@@ -107,7 +112,7 @@ def recipes() -> Mapping[str, str]:
 
 @cache
 def load_recipe(name: str) -> ModuleType:
-    """Return the module that a recipe is; its ``app`` is its command."""
+    """Return the module of a recipe; its ``app`` is its command."""
     spec = importlib.util.spec_from_file_location(f"umbel_recipe_{name}", BUNDLED / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

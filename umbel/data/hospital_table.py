@@ -1,4 +1,4 @@
-"""A site's own table of hospital charges, served as it is: its schema is ``hospital.toml``, next to this file.
+"""A site's own table of hospital payments; its schema is ``hospital.toml``, next to this file.
 
 A node reads it with ``reader="umbel.data.hospital_table:read"`` and ``reader-options="geonames=/data/US.txt"``.
 """
@@ -24,14 +24,16 @@ _ZIP = Column(name="Provider Zip Code", type="integer", minimum=1, maximum=99_99
 
 
 def read(csv: Path, register: Register, geonames: str = "") -> Dataset:
-    """Turn hospital charges into a dataset in memory, one client a provider (see `umbel.data.table.read`).
+    """Turn hospital payments into a dataset in memory, one client a provider (see `umbel.data.table.read`).
 
-    The columns of `csv` are those of the IPPS provider summary. A provider lies where GeoNames' postal codes of the US
-    place its ZIP code, to which leading zeros are given back.
+    The columns of `csv` are those of the IPPS provider summary. GeoNames' postal codes of the US locate a provider by
+    its ZIP code, after leading zeros are restored.
     """
     if not Path(geonames).is_absolute():
         fix = 'set reader-options to "geonames=/path/to/US.txt" in its node configuration'
-        wrong = f"{csv} is a table, whose ZIP codes must be located: unpack US.zip of geonames.org at this site"
+        wrong = (
+            f"{csv} is a table with ZIP codes, which GeoNames must locate: unpack US.zip of geonames.org at this site"
+        )
         raise SiteError(f"{wrong}, and {fix}", code="site.no-geonames")
 
     def locate(charges: pd.DataFrame) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""What the recipes in umbel/datasets share: where they write, and who trains."""
+"""Helpers that the recipes in umbel/datasets share: output folders, and the split into training and validation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from umbel.data.files import check_out
+from umbel.data.data import Dataset
+from umbel.data.files import check_out, write_dataset, write_leaf
 from umbel.data.manifest import Manifest
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import DatasetError
@@ -19,7 +20,7 @@ Out = Annotated[Path | None, typer.Option(help="Folder to write.", show_default=
 
 
 def command() -> typer.Typer:
-    """Return the command that a recipe is."""
+    """Return the command of a recipe."""
     return typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 
 
@@ -30,9 +31,10 @@ def downloads() -> Path:
 
 @contextmanager
 def writing(out: Path | None, name: str) -> Iterator[Path]:
-    """Yield where a recipe writes, ``$UMBEL_HOME/data/NAME`` if not to `out`; checked first, errors in one line.
+    """Yield the path that a recipe writes to: `out`, or ``$UMBEL_HOME/data/NAME``. Check it first; report errors in a
+    line.
 
-    A path that ends in .json is that of a LEAF file.
+    A path that ends in .json becomes a LEAF file.
     """
     folder = (out or umbel_home() / "data" / name).expanduser().absolute()
     with errors_in_one_line():
@@ -41,15 +43,24 @@ def writing(out: Path | None, name: str) -> Iterator[Path]:
         yield folder
 
 
+def write(path: Path, dataset: Dataset) -> None:
+    """Write a dataset to the path from `writing`, as a folder or as a LEAF file."""
+    if path.suffix == ".json":
+        rows = map(dataset.client, range(dataset.manifest.clients))
+        write_leaf(path, dataset.manifest, dict(zip(dataset.names, rows, strict=True)))
+    else:
+        write_dataset(path, dataset.manifest, dataset.features, dataset.targets, dataset.offsets, dataset.names)
+
+
 def split_of(clients: int, percent: int, name: str, fix: str) -> dict[str, int]:
-    """Return a manifest's split, in which so many of a hundred clients train; raise if there are fewer than two.
+    """Return a manifest's split in which `percent` of the clients train; raise if there are fewer than two clients.
 
     The error's text begins with `name` and ends with `fix`.
     """
     if clients < 2:
         wrong = f"{name}, and at least 2 are needed to train and validate"
         raise DatasetError(f"{wrong}; {fix}", code="data.too-few-clients")
-    # In whole numbers, where no rounding can move the border.
+    # Integer arithmetic: rounding cannot move the border.
     train = clients * percent // 100
     return {"train": train, "validation": clients - train}
 

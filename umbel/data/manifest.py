@@ -1,4 +1,4 @@
-"""What a dataset says of itself."""
+"""A dataset's description of itself."""
 
 from __future__ import annotations
 
@@ -13,61 +13,62 @@ from umbel.data.schema import Entries, Finite, Schema
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.plugins import distrust
 
+_ESTIMATED = re.compile(r"estimated from the training clients' rows with epsilon (\S+) a client")
 _PART = re.compile(r"(0|[1-9]\d{0,8})/([1-9]\d{0,8})")
-_SMALLEST, _LARGEST = 1e-38, 3e38  # what a 32-bit number can hold
-# Entries that stand in a file only where they say something.
+_SMALLEST, _LARGEST = 1e-38, 3e38  # range of 32-bit numbers
+# Entries that a file omits where they are empty.
 _IF_ANY = ("metric", "part", "pretrained", "tokens", "whole")
 
 
 def check_printable(found: Any, file: Path) -> None:
-    """Raise `DatasetError` where a text in what a file holds has signs that a terminal would act on."""
+    """Raise `DatasetError` if a text in the content of a file has control characters, which a terminal would act on."""
     for one in [found] if isinstance(found, str) else found.items() if isinstance(found, dict) else found:
         if isinstance(one, str) and not one.isprintable():
-            raise DatasetError(f"{file} holds {one!r}, which no terminal can print; mend it", code="data.unprintable")
+            raise DatasetError(f"{file} holds {one!r}, which no terminal can print; remove it", code="data.unprintable")
         if isinstance(one, dict | list | tuple):
             check_printable(one, file)
 
 
 class Manifest(Entries):
-    """What a dataset says of itself.
+    """A dataset's description of itself.
 
     Attributes
     ----------
     name : str
     model, loss, metric : str
-        The model, the loss and the metric it was made for (see `models.load`); empty when it has none.
+        The model, loss and metric that the data are made for (see `models.load`); empty if there is none.
     frozen, local : str
-        Patterns on the names of the model's parameters that are frozen, and of those that stay on
-        the nodes (see `models.load`); a run may not ask for others.
+        Patterns on the names of the model's frozen parameters, and of those that stay on the nodes
+        (see `models.load`); a run may not ask for others.
     pretrained : str
-        File of the weights that the model starts from (see `models.load`); a site opens no other.
+        File of the model's initial weights (see `models.load`); a site opens no other.
     clients : int
     split : dict
         ``{"train": a, "validation": b}`` with ``a + b == clients``: the first ``a`` clients
         train, the others validate.
     part : str
-        ``"i/m"`` where only the rows of clients i, i + m, i + 2m, ... are here, a shard for one machine of
-        several; all else that is said is of the whole. Empty where all are.
+        ``"i/m"`` if only the rows of clients i, i + m, i + 2m, ... are here, a shard for one of several
+        machines; all other entries describe the whole. Empty for a whole dataset.
     whole : str
-        Of a part, the digest of the whole's rows: parts of other rows do not go together.
+        In a part, the digest of the whole dataset's rows, which all of its parts must share.
     units : dict
-        Public constants that map stored numbers to the world's. ``units["target"]`` may hold
-        ``name``, ``unit`` and ``scale``: a stored target times ``scale`` is in ``unit``. Where
-        targets are classes, ``categories`` may hold their names.
+        Public constants that convert stored numbers to real units. ``units["target"]`` may hold
+        ``name``, ``unit`` and ``scale``: a stored target times ``scale`` is in ``unit``. For classes,
+        ``categories`` may hold their names.
     feature_scale : float
-        A model sees the stored features times this constant (1/255 for images kept as bytes).
+        A model sees the stored features times this constant (1/255 for images stored as bytes).
     tokens : int
-        Size of the vocabulary where features are tokens, whole numbers from 0 on, which reach a
-        model as 64-bit integers; 0 where they are numbers, which reach it in 32 bits.
+        Size of the vocabulary if features are tokens: integers from 0, which a model gets as 64-bit
+        integers. 0 if features are numbers, which a model gets in 32 bits.
     layout : Schema, optional
-        For data from a table: what its columns are, so that another table is encoded alike.
+        For data from a table: its columns, so that other tables are encoded in the same way.
     truth : list of list of float
-        Parameter vectors the data were made from, for synthetic data only.
+        For synthetic data only: the parameter vectors that generated them.
     groups : list of int
-        For made data: the distribution that each client's rows come from; empty when unknown.
-        Training does not use it: it is there to compare with what was found.
+        For generated data: the distribution of each client's rows; empty if unknown. Training does not
+        use it: compare it with the groups that a run finds.
     provenance, licence : str
-        Where the data come from and what may be done with them.
+        Origin of the data, and terms of their use.
     """
 
     source: ClassVar[str] = "the manifest"
@@ -98,8 +99,14 @@ class Manifest(Entries):
         return self.split["train"]
 
     @property
+    def epsilon_of_scales(self) -> str:
+        """The epsilon that estimating scales from rows cost each client; empty without such scales."""
+        found = _ESTIMATED.search(self.provenance)
+        return found[1] if found else ""
+
+    @property
     def shard(self) -> tuple[int, int]:
-        """Return i and m of ``part``; 0 and 1 where all clients are here."""
+        """Return i and m of ``part``; 0 and 1 if all clients are here."""
         first, _, step = (self.part or "0/1").partition("/")
         return int(first), int(step)
 
@@ -116,14 +123,14 @@ class Manifest(Entries):
         if len(groups) not in (0, self.clients):
             raise ValueError(f'"groups" must list a group for each of {self.clients} clients, got {len(groups)}')
         if groups and min(groups) < 0:
-            raise ValueError(f'"groups" must hold whole numbers from 0 on, got {min(groups)}')
+            raise ValueError(f'"groups" must hold integers from 0, got {min(groups)}')
         if not _SMALLEST <= abs(self.feature_scale) <= _LARGEST:
             raise ValueError(f"feature_scale must be a 32-bit number other than 0, got {self.feature_scale}")
         if self.tokens and self.feature_scale != 1:
-            raise ValueError(f"tokens are taken as they are: leave out feature_scale, got {self.feature_scale}")
+            raise ValueError(f"tokens are not scaled: leave out feature_scale, got {self.feature_scale}")
         target = self.units.get("target", {})
         if not isinstance(target, dict):
-            raise ValueError(f'"units" must say of the target an object, got {target!r}')
+            raise ValueError(f'"units" must hold an object as "target", got {target!r}')
         for what in ("name", "unit"):
             if not isinstance(target.get(what, ""), str):
                 raise ValueError(f"units.target.{what} must be text, got {target[what]!r}")
@@ -135,19 +142,19 @@ class Manifest(Entries):
             raise ValueError(f"units.target.categories must be a list of texts, got {categories!r}")
         try:
             json.dumps(self.model_dump(exclude={"truth", "groups"}), ensure_ascii=False, allow_nan=False).encode()
-        except ValueError as error:  # a number that is none, or text that cannot be written
+        except ValueError as error:  # NaN, or text that cannot be written
             raise ValueError(f"the manifest cannot be written as JSON: {error}") from None
         return self
 
     def entries(self) -> dict[str, Any]:
-        """Return the manifest as it stands in a file."""
+        """Return the manifest's entries as in a file."""
         entries = self.model_dump(exclude={"layout"})
         own = {key: value for key, value in entries.items() if value or key not in _IF_ANY}
         return own if self.layout is None else {**own, "layout": self.layout.entries()}
 
     @classmethod
     def read(cls, raw: Any, file: Path) -> Self:
-        """Check what a file says and return it; the file is named in errors."""
+        """Check and return the content of a file; the file is named in errors."""
         if not isinstance(raw, dict):
             raise DatasetError(f"{file}: the manifest must be a JSON object", code="data.manifest")
         manifest = cls.parse(raw, str(file))

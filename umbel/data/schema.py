@@ -1,6 +1,6 @@
-"""What the columns of a table are, and how a row becomes numbers: a TOML or JSON file, or part of a manifest.
+"""The columns of a table, and their encoding as numbers: a TOML or JSON file, or part of a manifest.
 
-Two sites with the same schema encode alike: all that it takes is public.
+Two sites with the same schema encode alike: everything in it is public.
 """
 
 from __future__ import annotations
@@ -9,29 +9,42 @@ import json
 import re
 import tomllib
 from collections import Counter
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.rules import Settings
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
+# TOML has dates; JSON has none.
+_AS_TEXT = BeforeValidator(lambda value: value.isoformat() if isinstance(value, date) else value)
+Day = Annotated[str, _AS_TEXT]
+
 OTHER = "other"
-"""The category of all that is in no list, where a column says ``other = "category"``."""
+"""The category of all unlisted texts, where a column has ``other = "category"``."""
 
 _NUMBERS = ("number", "integer")
 
+Part = Literal["year", "month", "weekday", "days"]
+_PARTS: dict[Part, dict[str, Any]] = {
+    "year": {"unit": "year", "scale": 10.0, "offset": 2000.0},
+    "month": {"unit": "1 to 12", "scale": 5.5, "offset": 6.5},
+    "weekday": {"unit": "0 for Monday to 6", "scale": 3.0, "offset": 3.0},
+    "days": {},  # a column gives the first day and the number of days
+}
+
 
 def repeated(names: list[str]) -> list[str]:
-    """Return the names that stand in a list more than once."""
+    """Return the names that a list holds more than once."""
     return sorted(name for name, count in Counter(names).items() if name and count > 1)
 
 
 class Entries(Settings):
-    """Base of what a file says, in the file's own words."""
+    """Base of a file's entries, under the names that the file uses."""
 
     model_config = ConfigDict(alias_generator=None)
     error = DatasetError
@@ -43,33 +56,43 @@ class Column(Entries):
     Attributes
     ----------
     name : str
-        As it stands at the head of the table; spaces, underscores and case play no part in finding it.
+        Its name in the table's header; spaces, underscores and case are ignored when it is looked up.
     type : str
-        ``number``; ``integer``, a whole number; ``boolean``; ``category``, one of a list of texts;
+        ``number``; ``integer``; ``boolean``; ``category``, one of a list of texts; ``date``;
         ``text``, for the column that names the client.
     unit : str
-        For people.
+        For readers.
     minimum, maximum : float, optional
-        Range of the numbers that are taken.
+        Range of the accepted numbers.
     scale, offset : float
         Public constants: a model sees ``(number - offset) / scale``.
     categories : list of str
-        The texts that are taken, in order.
+        The accepted texts, in order.
     other : str
-        What becomes of a text that is not among them: ``refuse`` the table, count it as one more
-        ``category``, or ``drop`` the row.
+        Treatment of other texts: ``refuse`` the table, count them as one more ``category``, or ``drop``
+        the row.
     encode : str
-        ``one-hot``, a column of 0 and 1 for each category, or ``index``, the place in the list.
+        ``one-hot``, a column of 0 and 1 for each category, or ``index``, the position in the list.
     pattern : str
         Regular expression whose first group is the category in a longer text.
+    format : str
+        Format of a date, as in ``strptime``; empty for ``2024-01-31``, with or without a time of day.
+    parts : list of str
+        For a date: the numbers that a model sees, among ``year``, ``month``, ``weekday`` and ``days``.
+    since, span : str, float
+        For a date: the public date that days are counted from, and the number of days that makes 1.
     fill : str, int, float or bool
-        What stands in for a missing value; empty to do as the schema says.
+        Replacement for a missing value; empty to follow `missing`.
+    missing : str
+        Treatment of a missing value: ``refuse`` the table, ``drop`` the row, or ``indicate``; empty to follow the
+        schema. An indicated feature has an extra number, 1 where the value is missing. Without a `fill`
+        its other numbers are then 0, so that a model sees the offset.
     """
 
     source: ClassVar[str] = "a column of the schema"
 
     name: str = Field(min_length=1)
-    type: Literal["number", "integer", "boolean", "category", "text"]
+    type: Literal["number", "integer", "boolean", "category", "date", "text"]
     unit: str = ""
     minimum: Finite | None = None
     maximum: Finite | None = None
@@ -79,7 +102,12 @@ class Column(Entries):
     other: Literal["refuse", "category", "drop"] = "refuse"
     encode: Literal["one-hot", "index"] = "one-hot"
     pattern: str = ""
-    fill: str | bool | int | float = ""
+    format: str = ""
+    parts: list[Part] = Field(default_factory=lambda: list(_PARTS), min_length=1)
+    since: Day = "2000-01-01"
+    span: float = Field(3652.5, gt=0, allow_inf_nan=False)
+    fill: Annotated[str | bool | int | float, _AS_TEXT] = ""
+    missing: Literal["", "refuse", "drop", "indicate"] = ""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -101,45 +129,65 @@ class Column(Entries):
         elif self.categories or self.other != "refuse" or self.pattern:
             raise ValueError(f"{where}: categories, other and pattern are for the type category, not {self.type}")
         try:
+            date.fromisoformat(self.since)
+        except ValueError:
+            raise ValueError(f"{where}: since must be a date such as 2000-01-31, got {self.since!r}") from None
+        if twice := repeated(list(self.parts)):
+            raise ValueError(f"{where} has the part {twice[0]!r} twice; each has one number")
+        own = {key for key in ("format", "parts", "since", "span") if key in self.model_dump(exclude_defaults=True)}
+        if self.type != "date" and own:
+            raise ValueError(f"{where}: {', '.join(sorted(own))} are for the type date, not {self.type}")
+        if "%z" in self.format.lower():
+            raise ValueError(f"{where}: dates have no time zone here; leave time zones out of the format")
+        try:
             groups = re.compile(self.pattern).groups
         except re.error as error:
-            raise ValueError(f"{where}: pattern {self.pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"{where}: pattern {self.pattern!r} is not a regular expression: {error}") from None
         if self.pattern and not groups:
-            raise ValueError(f"{where}: pattern {self.pattern!r} needs a group, in parentheses, that is the category")
+            raise ValueError(f"{where}: pattern {self.pattern!r} needs a group in parentheses: the category")
         return self
 
     @property
     def classes(self) -> list[str]:
-        """The categories, with that of all others if there is one; of a boolean, its two texts."""
+        """The categories, with that of all others if there is one; for a boolean, its two texts."""
         if self.type == "boolean":
             return ["false", "true"]
         return [*self.categories, *([OTHER] if self.other == "category" else [])]
 
     @property
     def stored(self) -> list[dict[str, Any]]:
-        """What each of the numbers that a feature becomes is: its name, unit, scale and offset."""
+        """Name, unit, scale and offset of each number that a feature becomes.
+
+        A model sees ``(number - offset) / scale``. The indicator of `missing`, if any, comes last.
+        """
+        same = {"unit": "0 or 1", "scale": 1.0, "offset": 0.0}
+        indicator = [{"name": f"{self.name} is missing"} | same] if self.missing == "indicate" else []
         if self.type == "category" and self.encode == "one-hot":
-            same = {"unit": "0 or 1", "scale": 1.0, "offset": 0.0}
-            return [{"name": f"{self.name} = {one}"} | same for one in self.classes]
+            return [*({"name": f"{self.name} = {one}"} | same for one in self.classes), *indicator]
+        if self.type == "date":
+            days = {"unit": f"days since {self.since}", "scale": self.span, "offset": 0.0}
+            return [*({"name": f"{self.name}: {part}"} | (_PARTS[part] or days) for part in self.parts), *indicator]
         unit = {"boolean": "0 or 1", "category": f"index in {', '.join(self.classes)}"}.get(self.type, self.unit)
-        return [{"name": self.name, "unit": self.unit or unit, "scale": self.scale, "offset": self.offset}]
+        own = {"name": self.name, "unit": self.unit or unit, "scale": self.scale, "offset": self.offset}
+        return [own, *indicator]
 
 
 class Schema(Entries):
-    """The columns of a table, and what is learnt from them.
+    """The columns of a table, and their roles.
 
     Attributes
     ----------
     name : str
     target : Column
-        What is predicted. A number is divided by its scale and has no offset; a category becomes the
-        number of its class; a boolean becomes -1 or 1, the labels of the losses of a margin.
+        The column to predict. A number is divided by its scale and has no offset; a category becomes the
+        number of its class; a boolean becomes -1 or 1, the labels of margin losses.
     features : list of Column
-        What it is predicted from.
+        The columns to predict it from.
     client : Column, optional
-        Whose row it is, of type ``text`` or ``integer``; without it, the whole table is one client's.
+        The client of each row, of type ``text`` or ``integer``; without it, all rows belong to one client.
     missing : str
-        What becomes of a row without a value: ``refuse`` the table, or ``drop`` the row.
+        Treatment of a missing value in a column without its own setting: ``refuse`` the table, ``drop`` the row, or
+        ``indicate`` it, which then becomes a setting of each feature.
     model, loss, metric, frozen, local, pretrained, provenance, licence : str
         As in a manifest.
     """
@@ -153,12 +201,22 @@ class Schema(Entries):
     frozen: str = ""
     local: str = ""
     pretrained: str = ""
-    missing: Literal["refuse", "drop"] = "refuse"
+    missing: Literal["refuse", "drop", "indicate"] = "refuse"
     provenance: str = ""
     licence: str = ""
     client: Column | None = None
     target: Column
     features: list[Column] = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _features_indicate(cls, raw: Any) -> Any:
+        """Copy "indicate" to each feature, so that a column alone determines how many numbers it becomes."""
+        if not isinstance(raw, dict) or raw.get("missing") != "indicate" or not isinstance(raw.get("features"), list):
+            return raw
+        entries = [one.model_dump(exclude_defaults=True) if isinstance(one, Column) else one for one in raw["features"]]
+        features = [{"missing": "indicate"} | one if isinstance(one, dict) else one for one in entries]
+        return {**raw, "missing": "refuse", "features": features}
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -167,30 +225,37 @@ class Schema(Entries):
             raise ValueError(f"the schema has the column {twice[0]!r} twice; each has one place")
         if self.client and self.client.type not in ("text", "integer"):
             raise ValueError(f"client: column {self.client.name!r} must be of type text or integer")
+        for column in (self.target, *([self.client] if self.client else [])):
+            if column.missing == "indicate":
+                raise ValueError(f"column {column.name!r}: only a feature indicates missing values; drop the row")
+        if self.target.type == "date":
+            raise ValueError(
+                f"target: column {self.target.name!r} is a date; make it a number, such as days since a date"
+            )
         for column in (self.target, *self.features):
             if column.type == "text":
                 raise ValueError(f"column {column.name!r}: the type text is for the client's column; list categories")
         if self.target.offset != 0:
-            raise ValueError(f"target: column {self.target.name!r} can have a scale and no offset")
+            raise ValueError(f"target: column {self.target.name!r} may have a scale but no offset")
         if self.target.type == "category" and len(self.target.classes) < 2:
-            raise ValueError(f"target: column {self.target.name!r} has one category, and nothing to tell apart")
+            raise ValueError(f"target: column {self.target.name!r} has only one category: there is nothing to predict")
         return self
 
     @property
     def said(self) -> dict[str, Any]:
-        """What a manifest says in the schema's own words, the schema itself included."""
+        """The manifest entries that come from the schema, including the schema itself."""
         same = ("model", "loss", "metric", "frozen", "local", "pretrained", "provenance", "licence")
         return {key: getattr(self, key) for key in same} | {"units": self.units, "layout": self}
 
     @property
     def units(self) -> dict[str, Any]:
-        """What a manifest says of stored numbers (`umbel.data.manifest.Manifest.units`)."""
+        """Units of stored numbers, for a manifest (`umbel.data.manifest.Manifest.units`)."""
         what = {"categories": self.target.classes} if self.target.classes else {"scale": self.target.scale}
         target: dict[str, Any] = {"name": self.target.name, "unit": self.target.unit, **what}
         return {"target": target, "features": [one for column in self.features for one in column.stored]}
 
     def entries(self) -> dict[str, Any]:
-        """Return the schema as one writes it in a file, without what is left at its default."""
+        """Return the schema's entries as in a file, without defaults."""
         return self.model_dump(exclude_defaults=True)
 
     @classmethod

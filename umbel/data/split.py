@@ -1,4 +1,4 @@
-"""``umbel data split``: a dataset as several sites that share no client, each with its own dataset."""
+"""``umbel data split``: split a dataset over several sites, so that each has a dataset with other clients."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from umbel.protocol.errors import DatasetError
 
 def main(
     dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data, or a path.")],
-    out: Annotated[Path, typer.Option(help="The folder in which site-1, site-2, ... are written.")],
+    out: Annotated[Path, typer.Option(help="The folder for site-1, site-2, ...")],
     sites: Annotated[int, typer.Option(help="How many.")] = 3,
 ) -> None:
-    """Split a dataset into as many as there are sites."""
+    """Split a dataset over several sites."""
     with errors_in_one_line():
         for folder in split(find_dataset(dataset), sites, out):
             typer.echo(folder)
@@ -30,8 +30,9 @@ def main(
 def split(source: Path, sites: int, out: Path) -> list[Path]:
     """Deal the clients of a dataset to `sites` sites; return their folders.
 
-    Site ``i`` of ``s`` gets every ``s``-th training client from ``i`` on, and so of the validation clients, so that its
-    own manifest says which of its clients train. Raises `DatasetError` when a site would have no training client.
+    Site ``i`` of ``s`` gets every ``s``-th training client, beginning with the ``i``-th, and likewise validation
+    clients. So its manifest says which of its clients train. Raises `DatasetError` if a site would have no training
+    client.
     """
     whole = open_dataset(source)
     manifest, offsets = whole.manifest, whole.offsets

@@ -1,4 +1,4 @@
-"""Tables against their schema: what a site checks its own CSV or parquet file with, and how rows become numbers.
+"""Tables with a schema: a site checks its CSV or parquet file against it, and rows become numbers.
 
 A node serves a table with ``reader="umbel.data.table:read"`` and ``reader-options="schema=/data/schema.toml"``.
 """
@@ -19,19 +19,23 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from umbel.data.data import Dataset, check, offsets_of
+from umbel.data.hints import Syntax
 from umbel.data.manifest import Manifest
 from umbel.data.schema import OTHER, Column, Schema, repeated
 from umbel.protocol.errors import DatasetError, SiteError
 
 MISSING = ("", "na", "n/a", "nan", "null")
-"""Texts that stand for a missing value, in upper or lower case."""
+"""Texts that stand for a missing value, in any case."""
 
 _OTHERS = (".json", ".jsonl", ".ndjson", ".xlsx", ".xls", ".ods", ".feather", ".arrow")
-"""Other tables, which a reader of CSV would take for one of a strange column."""
+"""Other table formats, which a CSV reader would take for one column of garbage."""
 
-TRUE, FALSE = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
+TRUE, FALSE = ("true", "yes", "t", "y", "1", "on"), ("false", "no", "f", "n", "0", "off", "-1")
+"""Texts of a boolean, in any case. -1 is a label of margin losses."""
 
-# With thousands set apart by commas, and a dollar sign: what spreadsheets write.
+ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?"
+
+# With commas between thousands and a dollar sign, as spreadsheets write numbers.
 _NUMBER = re.compile(r"[+-]?\$?\s*(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][+-]?\d+)?")
 
 Client = int | str
@@ -44,41 +48,42 @@ class Rows:
 
     features: NDArray[np.float32]
     targets: NDArray[Any]  # float32; int64 for the classes of a category; int8 of -1 and 1 for a boolean
+    labelled: NDArray[np.bool_]  # where the table has a target; elsewhere `targets` holds a placeholder
     clients: list[Client]
-    places: NDArray[np.int64]  # which row of the table each is, from 0 on
-    left_out: Mapping[str, int]  # how many rows were dropped, by the reason
+    places: NDArray[np.int64]  # the table's row number of each, from 0
+    left_out: Mapping[str, int]  # number of dropped rows by reason
 
 
 class Register(Protocol):
-    """Where a site keeps which client has which number, from 0. A ledger knows clients by number."""
+    """A site's numbering of its clients, from 0. A ledger identifies clients by these numbers."""
 
     def read(self) -> list[Client]:
-        """Return the clients in the order of their numbers."""
+        """Return the clients in order of their numbers."""
 
     def extend(self, known: Sequence[Client], new: Sequence[Client]) -> None:
-        """Give new clients the next numbers after those known."""
+        """Give new clients the next numbers after the known ones."""
 
 
 def read(path: Path, register: Register, schema: str = "", derive: Derive | None = None) -> Dataset:
     """Check a site's table against its schema, and return it as a dataset in memory.
 
-    The order of the table's rows plays no part.
+    The order of the table's rows does not matter.
 
     Parameters
     ----------
     path : Path
         The table, a CSV (``.csv``, ``.csv.gz``, ``.csv.zip``) or a parquet file.
     register : Register
-        Which client has which number. A client that comes gets the next, and none may go.
+        The numbers of the clients. A new client gets the next number, and no client may disappear.
     schema : str
         Path of the schema.
     derive : callable, optional
-        For your own reader: gets the rows and returns them with more columns, or with fewer rows.
+        For your own reader: gets the rows and returns them with extra columns, or with fewer rows.
 
     Raises
     ------
     DatasetError
-        When the table is not what the schema says, or a client of the register has gone. The text
+        If the table does not fit the schema, or a client of the register is gone. The text
         names the file, the column, the row and the fix.
     """
     if not Path(schema).is_absolute():
@@ -88,16 +93,18 @@ def read(path: Path, register: Register, schema: str = "", derive: Derive | None
     rows = encode(read_table(path), what, path, derive)
     if not rows.clients:
         why = ", ".join(f"{reason}: {count} rows" for reason, count in rows.left_out.items()) or "it has none"
-        raise DatasetError(f"{path}: no row is left ({why}); repair the table or its schema", code="data.no-rows")
+        raise DatasetError(f"{path}: no rows are left ({why}); repair the table or its schema", code="data.no-rows")
     known = register.read()
     present = set(rows.clients)
     if gone := [client for client in known if client not in present]:
-        fix = "put their rows back: the ledger counts by number"
-        raise DatasetError(f"{path}: clients {gone} have taken part and are gone; {fix}", code="data.gone-clients")
+        fix = "put their rows back, because the ledger counts clients by number"
+        raise DatasetError(
+            f"{path}: clients {gone} took part before and lack rows now; {fix}", code="data.gone-clients"
+        )
     new = sorted(present - set(known), key=lambda client: (str(type(client)), client))
     order = [*known, *new]
     owner = pd.Index(order, dtype=object).get_indexer(pd.Index(rows.clients, dtype=object))
-    # By what they hold: the same table in another order is the same dataset.
+    # Rows are sorted by content: the same table in another order is the same dataset.
     sort = np.lexsort((rows.targets, *rows.features.T[::-1], owner))
     split = {"train": len(order), "validation": 0}
     manifest = Manifest(name=what.name or path.name, clients=len(order), split=split, **what.said)
@@ -110,9 +117,9 @@ def read(path: Path, register: Register, schema: str = "", derive: Derive | None
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a CSV, all columns as text, or a parquet file, with its types; raise `DatasetError` for anything else.
+    """Read a CSV, with all columns as text, or a parquet file, with its types; raise `DatasetError` for other files.
 
-    Columns are separated by commas, semicolons or tabs, as the first line tells.
+    The first line shows whether commas, semicolons or tabs separate columns.
     """
     if not path.is_file():
         raise DatasetError(f"{path} is not a file; give a CSV or parquet file", code="data.no-file")
@@ -122,7 +129,7 @@ def read_table(path: Path) -> pd.DataFrame:
     try:
         return pd.read_parquet(path) if parquet else _read_csv(path)
     except ImportError:
-        raise DatasetError(f"{path} needs pyarrow: pip install pyarrow", code="data.needs-pyarrow") from None
+        raise DatasetError(f"{path} needs pyarrow: pip install 'umbel[parquet]'", code="data.needs-pyarrow") from None
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
         told = " ".join(str(error).split())
         kind = "parquet" if parquet else "CSV in UTF-8"
@@ -136,14 +143,14 @@ def _read_csv(path: Path) -> pd.DataFrame:
     head = heads[separator]
     if twice := repeated(head):
         raise DatasetError(f"{path}: two columns are called {twice[0]!r}; rename one", code="data.twice")
-    # Spreadsheets end lines with separators: columns without a name, which must then be empty.
+    # Spreadsheets end lines with separators: these make columns without a name, which must be empty.
     names = [name.strip() or f"\0{place}" for place, name in enumerate([*head, ""])]
     options |= {"sep": separator, "index_col": False, "header": 0}
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
             frame: pd.DataFrame = pd.read_csv(path, names=names[:-1], **options)
-        except pd.errors.ParserWarning:  # rows have more fields than the head
+        except pd.errors.ParserWarning:  # rows have more fields than the header
             frame = pd.read_csv(path, names=names, **options)
     for name in (name for name in frame.columns if name.startswith("\0")):
         if len(full := np.flatnonzero(frame.pop(name).fillna("").str.strip() != "")):
@@ -152,51 +159,93 @@ def _read_csv(path: Path) -> pd.DataFrame:
     return frame
 
 
-def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | None = None) -> Rows:
+def encode(
+    frame: pd.DataFrame,
+    schema: Schema,
+    source: Any,
+    derive: Derive | None = None,
+    *,
+    to_predict: bool = False,
+    syntax: Syntax = Syntax.SCHEMA,
+) -> Rows:
     """Check a table against a schema, and return its rows as numbers.
 
-    `source` is the table's name in errors, which name the first column that does not fit, its first bad row, counted
-    from 1 below the head, and the fix; for `derive` see `read`.
+    `source` is the table's name in errors. These name the first column that does not fit, its first bad row, counted
+    from 1 below the header, and the fix in a `syntax`. For `derive` see `read`. Rows `to_predict` need no target.
     """
     frame = frame.reset_index(drop=True)
     left_out: dict[str, int] = {}
-    for column in (schema.target, *schema.features):
-        if column.other == "drop" and not _absent(frame, [column]):
+    target = [] if to_predict else [schema.target]
+    for column in (*target, *schema.features):
+        if column.other == "drop" and not absent(frame, [column]):
             found = as_texts(column_in(frame, column), column.pattern)
             known = found.isin(column.categories) | missing_in(found)
-            frame = _keep(frame, known, left_out, f"{column.name} is none of its categories")
+            frame = _keep(frame, known, left_out, f"{column.name} is not one of its categories")
     if derive is not None:
         frame = derive(frame)
-    needed = [*schema.features, schema.target, *([schema.client] if schema.client else [])]
+    needed = [*schema.features, *target, *([schema.client] if schema.client else [])]
     check_columns(frame, needed, source)
-    if schema.missing == "drop":
-        for column in needed:
+    for column in needed:
+        if (column.missing or schema.missing) == "drop":
             there = ~missing_in(column_in(frame, column)) | (column.fill != "")
             frame = _keep(frame, there, left_out, f"{column.name} is missing")
-    scaled = [(_numbers(frame, column, source) - column.offset) / column.scale for column in schema.features]
-    targets: NDArray[Any] = values_of(frame, schema.target, source)
-    if schema.target.type == "category":
-        targets = targets.astype(np.int64)
-    elif schema.target.type == "boolean":
-        targets = (2 * targets - 1).astype(np.int8)
-    else:
-        targets = (targets / schema.target.scale).astype(np.float32)
+    scaled = [seen(frame, column, source, syntax) for column in schema.features]
+    labelled = _labelled(frame, schema.target) if to_predict else np.ones(len(frame), np.bool_)
+    targets = _targets(frame, labelled, schema.target, source, syntax)
     clients: list[Client] = [schema.name or "all"] * len(frame)
     if schema.client is not None:
         clients = _clients(frame, schema.client, source)
-    with np.errstate(over="ignore"):  # what becomes infinite is found, and named, when the dataset is checked
+    with np.errstate(over="ignore"):  # the check of the dataset finds and names infinite values
         stacked = np.concatenate(scaled, axis=1).astype(np.float32)
-    return Rows(stacked, targets, clients, frame.index.to_numpy(np.int64), left_out)
+    return Rows(stacked, targets, labelled, clients, frame.index.to_numpy(np.int64), left_out)
 
 
-def values_of(frame: pd.DataFrame, column: Column, source: Any) -> NDArray[np.float64]:
-    """Return a column's numbers (rows,) as they stand, checked; of a category, the place in the list."""
-    return _numbers(frame, column.model_copy(update={"encode": "index"}), source)[:, 0]
+def _labelled(frame: pd.DataFrame, target: Column) -> NDArray[np.bool_]:
+    """Return a mask of the rows (rows,) that have a target."""
+    if absent(frame, [target]):
+        return np.zeros(len(frame), np.bool_)
+    series = column_in(frame, target)
+    known = as_texts(series, target.pattern).isin(target.categories) if target.other == "drop" else True
+    return np.asarray(~missing_in(series) & known, np.bool_)
 
 
-def _numbers(frame: pd.DataFrame, column: Column, source: Any) -> NDArray[np.float64]:
-    """Return what a column becomes (rows, numbers), before it is scaled."""
+def _targets(
+    frame: pd.DataFrame, labelled: NDArray[np.bool_], target: Column, source: Any, syntax: Syntax
+) -> NDArray[Any]:
+    """Return the targets that a dataset stores (rows,), with a valid placeholder where there is no label."""
+    targets = np.zeros(len(frame))
+    if labelled.any():
+        targets[labelled] = values_of(frame[labelled], target, source, syntax)
+    if target.type == "category":
+        return targets.astype(np.int64)
+    if target.type == "boolean":
+        return (2 * targets - 1).astype(np.int8)
+    return (targets / target.scale).astype(np.float32)
+
+
+def seen(frame: pd.DataFrame, column: Column, source: Any, syntax: Syntax = Syntax.SCHEMA) -> NDArray[np.float64]:
+    """Return a model's view of a feature (rows, numbers), each number as `Column.stored` says."""
     series = column_in(frame, column)
+    indicate = column.missing == "indicate"
+    lacks = missing_in(series).to_numpy(np.bool_)
+    there = ~lacks if indicate and column.fill == "" else np.ones(len(series), np.bool_)
+    stored = column.stored[:-1] if indicate else column.stored
+    numbers = np.zeros((len(series), len(stored)))
+    values = _numbers(series[there], column, source, syntax, ("drop", "indicate"))
+    numbers[there] = (values - [one["offset"] for one in stored]) / [one["scale"] for one in stored]
+    return np.column_stack([numbers, lacks]) if indicate else numbers
+
+
+def values_of(frame: pd.DataFrame, column: Column, source: Any, syntax: Syntax = Syntax.SCHEMA) -> NDArray[np.float64]:
+    """Return a column's numbers (rows,), checked but not scaled; for a category, the position in its list."""
+    single = column.model_copy(update={"encode": "index"})
+    return _numbers(column_in(frame, column), single, source, syntax, ("drop",))[:, 0]
+
+
+def _numbers(
+    series: pd.Series, column: Column, source: Any, syntax: Syntax, missing: Sequence[str]
+) -> NDArray[np.float64]:
+    """Return the numbers of a column (rows, numbers) before scaling; `missing` says how to treat missing values."""
 
     def refuse(odd: Any, what: str, fix: str = "repair or remove that row") -> None:
         _refuse(series, odd, column, source, what, fix)
@@ -204,23 +253,36 @@ def _numbers(frame: pd.DataFrame, column: Column, source: Any) -> NDArray[np.flo
     if column.fill != "":
         series = series.astype(object).where(~missing_in(series), column.fill)
     else:
-        refuse(missing_in(series), "missing", 'fill it in, or set missing = "drop", or a fill')
+        value = column.classes[0] if column.classes else column.since if column.type == "date" else column.offset
+        ways = [*map(syntax.missing, missing), syntax.entry(column.name, "fill", value)]
+        refuse(missing_in(series), "missing", f"fill it in, or set {' or '.join(ways)}")
     if column.type == "category":
         texts = as_texts(series, column.pattern)
         index = pd.Index(column.classes).get_indexer(pd.Index(texts))
         if column.other == "category":
             index = np.where(texts.isin(column.categories), index, len(column.categories))
-        fix = f'repair that row, add the category to the schema, or set other = "category" to count it as {OTHER!r}'
-        refuse(index < 0, f"none of its categories {', '.join(column.categories)}", fix)
+        count, lists = (syntax.entry(column.name, *one) for one in (("other", "category"), ("categories", ["..."])))
+        fix = f"repair that row, list the category ({lists}), or set {count} to count it as {OTHER!r}"
+        refuse(index < 0, f"not one of its categories {', '.join(column.categories)}", fix)
         return np.eye(len(column.classes))[index] if column.encode == "one-hot" else index.astype(np.float64)[:, None]
     if column.type == "boolean":
-        texts = as_texts(series).str.lower().replace({"1.0": "1", "0.0": "0"})
+        texts = as_texts(series).str.lower().replace({"1.0": "1", "0.0": "0", "-1.0": "-1"})
         refuse(~texts.isin((*TRUE, *FALSE)), "not true or false")
         return texts.isin(TRUE).to_numpy().astype(np.float64)[:, None]
+    if column.type == "date":
+        days = _dates(series, column)
+        refuse(
+            days.isna(),
+            f"not a date as {column.format or '2024-01-31'}",
+            syntax.entry(column.name, "format", "%d.%m.%Y"),
+        )
+        since = (days.dt.normalize() - pd.Timestamp(column.since)).dt.days
+        parts = {"year": days.dt.year, "month": days.dt.month, "weekday": days.dt.weekday, "days": since}
+        return np.column_stack([parts[part].to_numpy(np.float64) for part in column.parts])
     values = as_numbers(series)
     refuse(~np.isfinite(values), "not a number")
     if column.type == "integer":
-        refuse(values % 1 != 0, "not a whole number")
+        refuse(values % 1 != 0, "not an integer")
     low = -np.inf if column.minimum is None else column.minimum
     high = np.inf if column.maximum is None else column.maximum
     span = f"not from {low:,.10g} to {high:,.10g}"
@@ -229,7 +291,7 @@ def _numbers(frame: pd.DataFrame, column: Column, source: Any) -> NDArray[np.flo
 
 
 def as_numbers(series: pd.Series) -> NDArray[np.float64]:
-    """Return numbers, or texts of numbers, as they stand; NaN where there is none."""
+    """Return numbers, or texts of numbers, without scaling; NaN where there is none."""
     if pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_bool_dtype(series):
         return series.to_numpy(np.float64, na_value=np.nan)
     texts = as_texts(series)
@@ -242,16 +304,27 @@ def as_numbers(series: pd.Series) -> NDArray[np.float64]:
     return values
 
 
+def _dates(series: pd.Series, column: Column) -> pd.Series:
+    """Return dates as they are written, in any time zone; NaT where there is none."""
+    if pd.api.types.is_datetime64_any_dtype(series):
+        plain: pd.Series = series.dt.tz_localize(None)
+        return plain
+    texts = as_texts(series)
+    if column.format:
+        return pd.to_datetime(texts, format=column.format, errors="coerce")
+    return pd.to_datetime(texts.where(texts.str.fullmatch(ISO_DATE)).str[:10], format="%Y-%m-%d", errors="coerce")
+
+
 def _clients(frame: pd.DataFrame, column: Column, source: Any) -> list[Client]:
     if column.type == "integer":
-        return [int(value) for value in _numbers(frame, column, source)[:, 0]]
+        return [int(value) for value in values_of(frame, column, source)]
     series = column_in(frame, column)
     _refuse(series, missing_in(series), column, source, "missing", "name the client, or remove that row")
     return as_texts(series).tolist()
 
 
 def as_texts(series: pd.Series, pattern: str = "") -> pd.Series:
-    """Return texts without spaces around them, or what a pattern finds in them; a whole number has no point."""
+    """Return texts without surrounding spaces, or the matches of a pattern in them; integers have no decimal point."""
     if pd.api.types.is_float_dtype(series):
         return series.map(lambda value: f"{value:.0f}" if value % 1 == 0 else str(value))
     texts = series.astype(str).str.strip()
@@ -259,29 +332,30 @@ def as_texts(series: pd.Series, pattern: str = "") -> pd.Series:
 
 
 def missing_in(series: pd.Series) -> pd.Series:
-    """Return where a column has no value."""
-    absent = series.isna()
+    """Return a mask of the missing values of a column."""
+    empty = series.isna()
     if not (pd.api.types.is_numeric_dtype(series) or pd.api.types.is_bool_dtype(series)):
-        absent |= series.astype(str).str.strip().str.lower().isin(MISSING)
-    return absent
+        empty |= series.astype(str).str.strip().str.lower().isin(MISSING)
+    return empty
 
 
 def check_columns(frame: pd.DataFrame, columns: Sequence[Column], source: Any) -> None:
     """Raise `DatasetError` unless a table has all of the columns."""
-    if absent := _absent(frame, columns):
+    if lacking := absent(frame, columns):
         found = [str(name).strip() for name in frame.columns]
-        wrong = f"{source} lacks the columns {absent}; it has {found}"
+        wrong = f"{source} lacks the columns {lacking}; it has {found}"
         raise DatasetError(f"{wrong}; rename one side's", code="data.missing-column")
 
 
 def column_in(frame: pd.DataFrame, column: Column) -> pd.Series:
-    """Return the column of a table that goes by a name."""
+    """Return the column of a table with a name."""
     if column.name in frame.columns:
         return frame[column.name]
     return frame[next(name for name in frame.columns if _plain(name) == _plain(column.name))]
 
 
-def _absent(frame: pd.DataFrame, columns: Sequence[Column]) -> list[str]:
+def absent(frame: pd.DataFrame, columns: Sequence[Column]) -> list[str]:
+    """Return the names of the columns that are missing in a table."""
     there = {_plain(name) for name in frame.columns}
     return [column.name for column in columns if _plain(column.name) not in there]
 
@@ -291,14 +365,14 @@ def _plain(name: Any) -> str:
 
 
 def _keep(frame: pd.DataFrame, kept: pd.Series, left_out: dict[str, int], reason: str) -> pd.DataFrame:
-    """Return the rows that are kept, and count the others under a reason."""
+    """Return the rows to keep, and count the others under a reason."""
     if lost := len(frame) - int(kept.sum()):
         left_out[reason] = lost
     return frame[kept]
 
 
 def _refuse(series: pd.Series, odd: Any, column: Column, source: Any, what: str, fix: str) -> None:
-    """Raise if a row is odd, naming the first, which is counted as a reader of the table counts, from 1 on."""
+    """Raise if a row is odd, and name the first one, counted from 1."""
     bad = series[np.asarray(odd)]
     if len(bad):
         shown = "" if what == "missing" else f"{bad.iloc[0]!r}, "

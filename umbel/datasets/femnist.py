@@ -1,9 +1,9 @@
-"""Recipe: handwritten digits and letters, one client a writer, in two groups of clients.
+"""Recipe: handwritten digits and letters, one client for each writer, in two groups of clients.
 
-FEMNIST (LEAF, from NIST special database 19): 62 classes, the experiment of Sec. 5.3 of the group
-privacy paper. All images of a client are turned by 90 degrees counter-clockwise with probability
-1/2. It is read from LEAF's own JSON files, with their white paper and dark ink, or from the Parquet
-files of flwrlabs/femnist on the Hugging Face hub, which are downloaded where no folder is given.
+FEMNIST (LEAF, from NIST special database 19): 62 classes, the experiment of Sec. 5.3 of the group privacy paper. All
+images of a client are turned by 90 degrees counter-clockwise with probability 1/2. The recipe reads LEAF's own JSON
+files, with their white paper and dark ink, or the Parquet files of flwrlabs/femnist on the Hugging Face hub. Without a
+folder it downloads the Parquet files.
 
     python datasets/femnist.py --help
 """
@@ -28,7 +28,7 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import Progress, track
 
-# Loaded by its path, a script does not find the modules next to it; the packages are one folder up.
+# Python does not find the modules beside a script that is loaded by path; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -41,7 +41,7 @@ REPOSITORY = "flwrlabs/femnist"
 """The data set on the Hugging Face hub."""
 
 COLUMNS = ("image", "writer_id", "character")
-"""Columns that are read of its Parquet files."""
+"""Columns to read from its Parquet files."""
 
 CLASSES = 62
 """Digits, capital letters, small letters."""
@@ -55,11 +55,11 @@ app = command()
 def read_leaf(folder: Path) -> Handwriting:
     """Read LEAF's JSON files, showing progress.
 
-    The folder is what LEAF's preprocess.sh leaves: one of ``*.json``, all of which are read, or one with ``train`` and
-    ``test`` (below ``data``, perhaps), whose rows of one user are put together. A user's ``x`` are lists of 784
-    grey values in [0, 1], ``y`` the classes. Where LEAF split each user's rows between the two, users without any
-    in ``train`` have lost most of theirs with a file that is not there: they are left out, and counted on stderr,
-    as users without any images are. Two files of one part may not name the same user.
+    The folder is the result of LEAF's preprocess.sh: one of ``*.json``, all of which are read, or one with ``train``
+    and ``test`` (perhaps below ``data``), whose rows of one user are put together. A user's ``x`` are lists of 784 grey
+    values in [0, 1], ``y`` the classes. If LEAF split each user's rows between the two, a user with rows in ``test``
+    only has lost most of them with a missing file. Such users are left out and counted on stderr, as are users without
+    images. Two files of one part may not name the same user.
     """
     rows: list[tuple[str, NDArray[np.uint8], NDArray[np.int64]]] = []
     parts: dict[Path, dict[str, Path]] = {}
@@ -72,7 +72,9 @@ def read_leaf(folder: Path) -> Handwriting:
                 raise DatasetError(f"{wrong}; {fix}", code="data.twice")
             rows.append(row)
     if lost := _without_train([set(part) for part in parts.values()]):
-        typer.echo(f"Writers left out, with rows in test alone, as files of train are missing: {len(lost)}", err=True)
+        typer.echo(
+            f"Writers left out, with rows only in test, because files of train are missing: {len(lost)}", err=True
+        )
     kept = [row for row in rows if row[0] not in lost]
     if empty := {user for user, *_ in kept} - {user for user, _, labels in kept if len(labels)}:
         typer.echo(f"Writers left out, without images: {len(empty)}", err=True)
@@ -84,10 +86,10 @@ def read_leaf(folder: Path) -> Handwriting:
 
 
 def read_parquet(folder: Path) -> Handwriting:
-    """Read the Parquet files of the Hugging Face hub, also in folders of the folder, showing progress."""
+    """Read the Parquet files of the Hugging Face hub, in the folder or its subfolders, showing progress."""
     files = _files(folder, "**/*.parquet", "--parquet")
     rows = [_count(file) for file in files]
-    # Filled row by row: the images are large, and one copy of them is enough.
+    # Filled row by row: the images are large, and a second copy would not fit.
     images = np.empty((sum(rows), SIDE, SIDE), np.uint8)
     labels: list[NDArray[np.int64]] = []
     writers: list[str] = []
@@ -112,9 +114,9 @@ def read_parquet(folder: Path) -> Handwriting:
 
 
 def download() -> Path:
-    """Download the Parquet files from the Hugging Face hub, or find them where it has put them before."""
+    """Download the Parquet files from the Hugging Face hub, or find an earlier download."""
     try:
-        # Only here: with files at hand it is not needed.
+        # Imported only here: it is not needed if the files are at hand.
         from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(repo_id=REPOSITORY, repo_type="dataset", allow_patterns="*.parquet"))
@@ -142,7 +144,7 @@ def main(
     rows: Limit = None,
     seed: Seed = 0,
 ) -> None:
-    """Write FEMNIST as a dataset, one client a writer, half of the clients turned by 90 degrees."""
+    """Write FEMNIST as a dataset, one client for each writer. Half of the clients have images turned by 90 degrees."""
     with writing(out, name) as folder:
         if leaf and parquet:
             raise DatasetError("--leaf and --parquet are both given; give one of them", code="data.options")
@@ -160,7 +162,7 @@ def main(
 
 
 def _files(folder: Path, pattern: str, option: str) -> list[Path]:
-    """Return the files to read, by name, so that their order on disk plays no part."""
+    """Return the files to read, sorted by name: their order on disk does not matter."""
     files = sorted(folder.glob(pattern)) if folder.is_dir() else []
     if not files:
         lack = f"has no {pattern.removeprefix('**/')}" if folder.is_dir() else "is not a folder"
@@ -171,7 +173,7 @@ def _files(folder: Path, pattern: str, option: str) -> list[Path]:
 def _leaf_files(folder: Path) -> list[Path]:
     """Return the JSON files of a folder, or those of LEAF's train and test in it, which hold each row once.
 
-    What else LEAF leaves beside these two, as all_data and sampled_data, has the same rows again.
+    Other folders that LEAF writes beside these two, such as all_data and sampled_data, repeat the rows.
     """
     if not folder.is_dir() or any(folder.glob("*.json")):
         return _files(folder, "*.json", "--leaf")
@@ -183,14 +185,15 @@ def _leaf_files(folder: Path) -> list[Path]:
                 fix = f"put train and test there, or give --leaf {there[0]} for that part alone"
                 raise DatasetError(f"{wrong}; {fix}", code="data.no-file")
             return [file for part in parts for file in _files(part, "*.json", "--leaf")]
-    wrong = f"{folder} has no *.json, and no folders train and test of these"
+    wrong = f"{folder} has neither *.json nor folders train and test with such files"
     raise DatasetError(f"{wrong}; give LEAF's data with --leaf", code="data.no-file")
 
 
 def _without_train(parts: list[set[str]]) -> set[str]:
-    """Return the users of LEAF's test, the second part if there are two, who miss the rows that others have in train.
+    """Return the users of LEAF's test, the second part if there are two, who lack rows in train although others have
+    some.
 
-    Where no user is in both, users were split and not their rows, and nothing is missing.
+    If no user is in both, LEAF split users and not their rows, and nothing is missing.
     """
     train, test = parts[0], set[str]().union(*parts[1:])
     return test - train if train & test else set()
@@ -199,7 +202,7 @@ def _without_train(parts: list[set[str]]) -> set[str]:
 def _leaf_users(file: Path) -> list[tuple[str, NDArray[np.uint8], NDArray[np.int64]]]:
     """Return name, images and labels of each user in a LEAF file.
 
-    One file's numbers are freed before the next file is read: decoded, they take about forty times the room of the
+    One file's numbers are freed before the next file is read: decoded, they take about forty times the memory of the
     bytes that are kept.
     """
     try:
@@ -229,7 +232,7 @@ def _leaf_rows(data: Any, source: str) -> tuple[NDArray[np.uint8], NDArray[np.in
     except (KeyError, TypeError, ValueError, OverflowError):
         what = f"x must be lists of {SIDE * SIDE} numbers and y as many classes"
         raise DatasetError(f"{source}: {what}; {_AGAIN}", code="data.leaf") from None
-    # The other way round, NaN would pass.
+    # Written so that NaN fails.
     if not ((x >= 0) & (x <= 1)).all():
         raise DatasetError(f"{source}: grey values must be from 0 to 1; {_AGAIN}", code="data.bad-value")
     labels = check_classes(y, CLASSES, source) if len(y) else np.empty(0, np.int64)
@@ -247,7 +250,7 @@ def _opened(file: Path) -> Iterator[pq.ParquetFile]:
 
 
 def _count(file: Path) -> int:
-    """Return how many rows a Parquet file has, without reading them."""
+    """Return the number of rows in a Parquet file, without reading them."""
     with _opened(file) as parquet:
         names, rows = parquet.schema_arrow.names, int(parquet.metadata.num_rows)
     if missing := [name for name in COLUMNS if name not in names]:
@@ -257,7 +260,7 @@ def _count(file: Path) -> int:
 
 
 def _batches(file: Path) -> Iterator[pa.RecordBatch]:
-    """Read a Parquet file a part at a time."""
+    """Read a Parquet file in parts."""
     with _opened(file) as parquet:
         for batch in parquet.iter_batches(_BATCH_ROWS, columns=list(COLUMNS)):
             if empty := [name for name in COLUMNS if batch.column(name).null_count]:

@@ -1,14 +1,18 @@
-"""Recipe: what Medicare pays hospitals, one client a provider (group privacy paper, Sec. 5.2).
+"""Recipe: Medicare's payments to hospitals, one client for each provider (group privacy paper, Sec. 5.2).
 
-Features of a row are the service, the longitude and the latitude of the provider; the target is the
-average total payment. Numbers are scaled by public constants alone: a statistic of the data would
-leak it, and no single client could compute it.
+The features of a row are the service, the longitude and the latitude of the provider; the target is the average total
+payment. Only public constants scale the numbers (umbel/data/hospital.toml): a statistic of the data would leak
+information, and no single client could compute it. In the paper, the service is a number. As four columns of 0 and 1,
+it needs no network: payments differ by service, and the order of services means nothing.
+
+Both results ship with umbel, as hospital.json and hospital-services.json next to this script.
 
 The charges are the Inpatient Prospective Payment System (IPPS) provider summary of fiscal year 2011
 by the Centers for Medicare & Medicaid Services (data.cms.gov), ZIP codes are located by GeoNames
-(download.geonames.org/export/zip, US.zip).
+(download.geonames.org/export/zip, US.zip; see NOTICE).
 
-    python datasets/hospital.py --help
+    python datasets/hospital.py --csv FILE --geonames FILE --out datasets/hospital.json
+    python datasets/hospital.py --csv FILE --geonames FILE --services one-hot --out datasets/hospital-services.json
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from __future__ import annotations
 import csv as csv_format
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,39 +36,37 @@ from rich.console import Console
 # A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from umbel.data import Column, DatasetError, Manifest, offsets_of, write_dataset
-from umbel.data.making import Out, command, counted, split_of, writing
-from umbel.data.table import as_texts, check_columns, column_in, values_of
+from umbel.data import Column, Dataset, DatasetError, Manifest, Schema, offsets_of
+from umbel.data.hospital_table import SCHEMA
+from umbel.data.making import command, counted, split_of, write, writing
+from umbel.data.table import as_texts, check_columns, column_in, encode, values_of
 
-SERVICES = (194, 292, 392, 690)
-"""The four diagnosis-related groups (DRGs) with most providers; a service's index is its place here."""
+LAYOUT = Schema.read(SCHEMA)
+"""The columns of a row, as in the paper.
 
-COLUMNS = {
-    "service": Column(
-        name="DRG Definition", type="category", categories=list(map(str, SERVICES)), pattern=r"^\s*(\d+)\b"
-    ),
-    "provider": Column(name="Provider Id", type="integer", minimum=1, maximum=999_999),
-    "zip": Column(name="Provider Zip Code", type="integer", minimum=1, maximum=99_999),
-    "payment": Column(name="Average Total Payments", type="number", minimum=500, maximum=500_000),
-}
-"""What is read of the CSV, by our name of a column. The published payments are of 2,673 to 156,158 dollars."""
-
-FEATURES: tuple[dict[str, Any], ...] = (
-    {"name": "service", "unit": f"index in DRGs {', '.join(map(str, SERVICES))}", "scale": 4.0, "offset": 0.0},
-    {"name": "longitude", "unit": "degrees", "scale": 50.0, "offset": -100.0},
-    {"name": "latitude", "unit": "degrees", "scale": 50.0, "offset": 40.0},
-)
-TARGET: dict[str, Any] = {"name": "Average Total Payments", "unit": "dollars", "scale": 10_000.0}
-"""Units of the columns: a stored number times ``scale``, plus ``offset``, is in ``unit``.
-
-100 degrees west, 40 degrees north is the middle of the contiguous states. Places that all lie to one side of 0 are
-nearly the same number to a network, whose hypotheses then start as constants: one of them suits all clients best, and
-the others are never trained.
+100 degrees west, 40 degrees north is the middle of the contiguous states. Without this offset all places lie on one
+side of 0, and are nearly the same number to a network, whose hypotheses then start as constants. One of these suits all
+clients best, and the others are never trained. The published payments are of 2,673 to 156,158 dollars.
 """
+
+_ZIP = Column(name="Provider Zip Code", type="integer", minimum=1, maximum=99_999)
+_READ = [column for column in (LAYOUT.features[0], LAYOUT.client, _ZIP, LAYOUT.target) if column is not None]
+
+LICENCE = (
+    "charges: public domain (work of the US government); places: GeoNames postal codes (https://www.geonames.org), "
+    "CC BY 4.0 (https://creativecommons.org/licenses/by/4.0/), averaged by ZIP code and scaled"
+)
 
 _CHUNK_ROWS = 20_000
 
 app = command()
+
+
+class Services(StrEnum):
+    """A model's view of the service."""
+
+    INDEX = "index"
+    ONE_HOT = "one-hot"
 
 
 class Zip(StrEnum):
@@ -74,29 +76,42 @@ class Zip(StrEnum):
     PADDED = "padded"
 
 
+def layout(services: Services) -> Schema:
+    """Return the schema of a row with its model: the paper's network, or a linear one for services as columns."""
+    if services is Services.INDEX:
+        return LAYOUT
+    service, *places = LAYOUT.features
+    columns = [service.model_copy(update={"encode": "one-hot", "scale": 1.0}), *places]
+    linear = {"name": "hospital-services", "model": "linear inputs=6 outputs=1", "loss": "mse"}
+    return LAYOUT.model_copy(update={"features": columns, **linear})
+
+
 def read_charges(csv: Path) -> pd.DataFrame:
     """Read the rows of the four services of an IPPS file, plain or compressed (.gz, .zip), showing progress.
 
-    A row is one of a provider and service: ``service`` (index in `SERVICES`), ``provider`` (its id), ``zip`` (as an
-    integer), ``payment`` (dollars).
+    Each row belongs to a provider and a service. Columns have the file's names; numbers are checked, and the service is
+    the number of its diagnosis-related group (DRG), as text.
     """
-    service, parts = COLUMNS["service"], []
+    service, parts = LAYOUT.features[0], []
     for chunk in _chunks(csv):
-        check_columns(chunk, list(COLUMNS.values()), csv)
+        check_columns(chunk, _READ, csv)
         parts.append(chunk[as_texts(column_in(chunk, service), service.pattern).isin(service.categories)])
     rows = pd.concat(parts)
     if rows.empty:
-        raise DatasetError(f"{csv}: no row has a DRG among {SERVICES}; give the IPPS file of 2011", code="data.no-rows")
-    numbers = pd.DataFrame({name: values_of(rows, column, csv) for name, column in COLUMNS.items()})
-    return numbers.astype({"service": np.int64, "provider": np.int64, "zip": np.int64})
+        wrong = f"{csv}: no row has a DRG among {', '.join(service.categories)}"
+        raise DatasetError(f"{wrong}; give the IPPS file of 2011", code="data.no-rows")
+    found = {column.name: values_of(rows, column, csv) for column in _READ}
+    whole = {column.name: np.int64 for column in _READ if column.type == "integer"}
+    services = np.array(service.categories)[found[service.name].astype(np.int64)]
+    return pd.DataFrame(found | {service.name: services}).astype(whole)
 
 
 def locate(zips: NDArray[np.int64], form: Zip, geonames: Path | None = None) -> NDArray[np.float64]:
     """Look ZIP codes (rows,) up in GeoNames; return longitudes and latitudes (rows, 2) in degrees.
 
     A code of several places lies at their mean, and an unknown one at NaN. `Zip.PADDED` looks up 02115 for the integer
-    2115, `Zip.AS_INTEGER` looks up 2115, which is no ZIP code: places whose code begins with 0 are not found. Without
-    the file `geonames`, plain or compressed, pgeocode downloads it.
+    2115. `Zip.AS_INTEGER` looks up 2115, which is not a ZIP code: places whose code begins with 0 are not found.
+          Without the file `geonames`, plain or compressed, pgeocode downloads it.
     """
     keys = [f"{code:05d}" if form is Zip.PADDED else str(code) for code in zips]
     places = _download(sorted(set(keys))) if geonames is None else _read_places(geonames)
@@ -105,51 +120,49 @@ def locate(zips: NDArray[np.int64], form: Zip, geonames: Path | None = None) -> 
 
 
 def build(
-    charges: pd.DataFrame, places: NDArray[np.float64], form: Zip, seed: int = 0, order: Sequence[int] | None = None
-) -> tuple[Manifest, NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
+    charges: pd.DataFrame,
+    places: NDArray[np.float64],
+    form: Zip,
+    seed: int = 0,
+    services: Services = Services.INDEX,
+) -> Dataset:
     """Turn located charges into a dataset.
 
-    Charges are as from `read_charges`, and places as from `locate` for their rows. Providers take the clients' places
-    in random order, unless the ids of all located ones are given in an order; the first 70 % train. Rows of a provider
-    that could not be located are left out.
+    Charges are as from `read_charges`, and places as from `locate` for their rows. Providers become clients in random
+    order; the first 70 % train. Rows of providers without a location are left out.
 
-    The results are as in `umbel.data.Dataset`: a row (3,) is the service's index, longitude and latitude in the units
-    of `FEATURES`, and the target is in 10,000 dollars; a client's rows come by increasing service.
+    A row is the service (one number, or four), longitude and latitude, in the units of `layout`, and the target is in
+    10,000 dollars; a client's rows come by increasing service. A client's name is the provider's id.
     """
     located = np.flatnonzero(np.isfinite(places).all(axis=1))
-    charges, places = charges.iloc[located], places[located]
+    charges = charges.assign(longitude=places[:, 0], latitude=places[:, 1]).iloc[located]
+    schema = layout(services)
+    assert schema.client is not None
     # Sorted ids, so that the result does not depend on the order of the file.
-    providers, provider = np.unique(charges["provider"], return_inverse=True)
+    providers, provider = np.unique(charges[schema.client.name], return_inverse=True)
     known = f"providers whose ZIP code GeoNames knows: {len(providers)}"
     split = split_of(len(providers), 70, known, f"check the GeoNames file, or use --zip {Zip.PADDED}")
-    if order is None:
-        client = np.random.default_rng(seed).permutation(len(providers))[provider]
-    else:
-        client = np.argsort(order)[provider]
-    # Should a provider list a service twice, the payment settles which comes first.
-    rows = np.lexsort((charges["payment"], charges["service"], client))
-    features = np.column_stack([charges["service"], places])
-    features = (features - [column["offset"] for column in FEATURES]) / [column["scale"] for column in FEATURES]
-    targets = charges["payment"].to_numpy() / TARGET["scale"]
+    place = np.random.default_rng(seed).permutation(len(providers))
+    client = place[provider]
+    # If a provider lists a service twice, the payment decides which row comes first.
+    rows = np.lexsort((charges[schema.target.name], charges[schema.features[0].name].astype(int), client))
+    encoded = encode(charges, schema, "the charges")
     lost = " kept as integers, so that those that begin with 0 are not found" if form is Zip.AS_INTEGER else ""
-    names = [column.name for column in COLUMNS.values()]
-    manifest = Manifest(
-        name="hospital",
-        model="mlp",
-        loss="rmse",
-        clients=len(providers),
-        split=split,
-        units={"target": TARGET, "features": list(FEATURES)},
-        provenance=(
+    manifest = Manifest(**schema.said | {
+        "name": schema.name,
+        "clients": len(providers),
+        "split": split,
+        "provenance": (
             "Centers for Medicare & Medicaid Services, Inpatient Prospective Payment System provider summary for the "
-            f"top 100 diagnosis-related groups, fiscal year 2011; columns {', '.join(names)}; DRGs "
-            f"{', '.join(map(str, SERVICES))}. ZIP codes{lost} located by GeoNames postal codes. Made by "
+            f"top 100 diagnosis-related groups, fiscal year 2011; columns {', '.join(one.name for one in _READ)}; DRGs "
+            f"{', '.join(schema.features[0].categories)}. ZIP codes{lost} located by GeoNames postal codes. Made by "
             f"datasets/hospital.py with seed {seed}."
         ),
-        licence="charges: public domain (work of the US government); places: GeoNames, CC BY 4.0",
-    )
+        "licence": LICENCE,
+    })  # fmt: skip
+    names = list(map(str, providers[np.argsort(place)]))
     offsets = offsets_of(np.bincount(client))
-    return manifest, features[rows].astype(np.float32), targets[rows].astype(np.float32), offsets
+    return Dataset(manifest, encoded.features[rows], encoded.targets[rows], offsets, names)
 
 
 @app.command()
@@ -162,27 +175,37 @@ def main(
         Zip,
         typer.Option(
             "--zip",
-            help="as-integer loses the leading 0 of a ZIP code, so that hospitals of the north-east are not located "
-            "and drop out: only this gives the paper's 2947 clients. padded locates them, for 3150 clients.",
+            help="as-integer loses the leading 0 of ZIP codes, so hospitals of the north-east are not located and drop "
+            "out. Only this gives the paper's 2947 clients. padded locates them and gives 3150 clients.",
         ),
     ] = Zip.AS_INTEGER,
-    out: Out = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of clients, and so of the split.")] = 0,
+    services: Annotated[
+        Services,
+        typer.Option(
+            help="index: the service as one number, for a network, as in the paper. one-hot: four columns of 0 and 1, "
+            "for a linear model; the dataset is then called hospital-services."
+        ),
+    ] = Services.INDEX,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder, or LEAF JSON file (.json).", show_default="$UMBEL_HOME/data/NAME")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of clients, which decides the split.")] = 0,
 ) -> None:
     """Write Medicare's hospital payments as a dataset, one client a provider (group privacy paper, Sec. 5.2)."""
-    with writing(out, "hospital") as folder:
+    with writing(out, layout(services).name) as path:
         _check(csv, "download the IPPS FY2011 CSV from data.cms.gov, then give --csv")
         if geonames is not None:
             _check(geonames, "unpack US.zip of geonames.org and give --geonames US.txt")
         charges = read_charges(csv)
-        places = locate(charges["zip"].to_numpy(), form, geonames)
-        manifest, features, targets, offsets = build(charges, places, form, seed)
-        write_dataset(folder, manifest, features, targets, offsets)
-    lost = charges["provider"].nunique() - manifest.clients
+        places = locate(charges[_ZIP.name].to_numpy(), form, geonames)
+        dataset = build(charges, places, form, seed, services)
+        write(path, dataset)
+    lost = charges[_READ[1].name].nunique() - dataset.manifest.clients
     typer.echo(
-        f"{counted(manifest)}, {len(targets)} rows; providers left out, their ZIP code unknown to GeoNames: {lost}"
+        f"{counted(dataset.manifest)}, {len(dataset.targets)} rows; providers left out, their ZIP code unknown to "
+        f"GeoNames: {lost}"
     )
-    typer.echo(folder)
+    typer.echo(path)
 
 
 def _check(file: Path, fix: str) -> None:
@@ -191,12 +214,12 @@ def _check(file: Path, fix: str) -> None:
 
 
 def _chunks(csv: Path) -> Iterator[pd.DataFrame]:
-    """Read a CSV a part at a time, all columns as text; progress counts bytes of the file."""
+    """Read a CSV in parts, with all columns as text; progress counts bytes of the file."""
     # pandas guesses the compression of a path, not of an open file.
     compression: Any = {".gz": "gzip", ".zip": "zip"}.get(csv.suffix)
     try:
         with rich.progress.open(csv, "rb", description=f"Reading {csv.name}", console=Console(stderr=True)) as file:
-            # Text as it stands, for errors to show; and without index_col=False, one comma too many at the end of
+            # Text stays unchanged, so that errors can show it. Without index_col=False, an extra comma at the end of
             # each row would shift the columns.
             yield from pd.read_csv(
                 file, dtype=str, keep_default_na=False, index_col=False, compression=compression, chunksize=_CHUNK_ROWS
@@ -226,9 +249,9 @@ def _read_places(geonames: Path) -> pd.DataFrame:
 
 
 def _download(keys: list[str]) -> pd.DataFrame:
-    """Return longitude and latitude by ZIP code as pgeocode has it, which downloads GeoNames once."""
+    """Return longitude and latitude by ZIP code from pgeocode, which downloads GeoNames once."""
     try:
-        # Only here: with a file at hand it is not needed.
+        # Imported only here: it is not needed if a file is at hand.
         import pgeocode
 
         table: pd.DataFrame = pgeocode.Nominatim("us").query_postal_code(keys)

@@ -1,8 +1,8 @@
-"""Recipe: which films people like, one client a user.
+"""Recipe: films that people like, one client for each user.
 
-MovieLens (GroupLens Research, University of Minnesota): ratings from half a star to five. A film is
-liked where it has at least four, or --liked; films that a user did not rate may count as disliked,
---unrated. The files of all its releases are read, or the smallest release, ml-100k, is downloaded.
+MovieLens (GroupLens Research, University of Minnesota): ratings from half a star to five. A user likes a film with a
+rating of at least four, or --liked. Films that a user did not rate may count as disliked: --unrated. The recipe reads
+the files of all releases, or downloads the smallest, ml-100k.
 
     python datasets/movielens.py --help
 """
@@ -39,26 +39,26 @@ from umbel.data.making import Out, command, counted, downloads, split_of, writin
 URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
 
 SEPARATORS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
-"""The files of MovieLens that hold ratings -> what stands between their columns."""
+"""The files of MovieLens that hold ratings, with the separator of their columns."""
 
 HEADER = ["userId", "movieId", "rating", "timestamp"]
 """First line of ratings.csv; the other files have the same columns and no such line."""
 
 LIKED = 4.0
-"""The lowest rating that is a like, if no other is given."""
+"""The lowest rating that is a like, by default."""
 
 LARGEST = {"user": 2**53, "item": 2**53, "rating": 5, "time": 2**53}
-"""The four columns -> the largest number taken there; beyond 2**53, numbers read as float64 are not whole."""
+"""The four columns with their largest accepted numbers; beyond 2**53, a float64 cannot hold every integer."""
 
 MOST_UNRATED = 100
-"""The most unrated items that there may be for each one rated."""
+"""Maximum number of unrated items for each rated one."""
 
 _FILES = "{}, {} or {}".format(*SEPARATORS)
 _GIVE = f"give {_FILES} of MovieLens with --ratings"
 _CHUNK_ROWS = 200_000
 _BLOCK = 2**20
 _LONGEST_LINE = 200  # bytes
-_LONGEST_VALUE = 40  # characters that stand in an error
+_LONGEST_VALUE = 40  # characters shown in an error
 _TIMEOUT = 60.0
 
 app = command()
@@ -67,7 +67,7 @@ app = command()
 def read_ratings(file: Path) -> pd.DataFrame:
     """Read the ratings of a MovieLens release: a file of `SEPARATORS`, under any name, or a ZIP that holds one.
 
-    A row is a line: ``user`` and ``item`` (their ids), ``rating`` (0 to 5), ``time`` (seconds).
+    Each line becomes a row: ``user`` and ``item`` (their ids), ``rating`` (0 to 5), ``time`` (seconds).
     """
     with _opened(file) as (stream, source):
         first = stream.readline(_LONGEST_LINE).decode("utf-8", "replace").strip()
@@ -94,9 +94,9 @@ def download() -> Path:
         try:
             with urlopen(URL, timeout=_TIMEOUT) as response, new.open("wb") as out:
                 shutil.copyfileobj(response, out)
-            # The directory of an archive is its end: an archive cut short has none.
+            # The directory of an archive is at its end, so a truncated archive has none.
             if not is_zipfile(new):
-                raise OSError("what came is not a whole ZIP archive")
+                raise OSError("the download is not a complete ZIP archive")
         except (OSError, HTTPException) as error:
             fix = "download it elsewhere and give --ratings FILE"
             raise DatasetError(f"{URL} cannot be downloaded: {error}; {fix}", code="data.download") from None
@@ -116,15 +116,15 @@ def build(
 ) -> tuple[Manifest, NDArray[np.int32], NDArray[np.int8], NDArray[np.int64]]:
     """Turn ratings into a dataset.
 
-    Of the ratings that a user gave an item, the latest counts, and of equal times the later row. Users who rated fewer
-    than `min_ratings` items are left out. The others take the clients' places in random order; the first 90 % train.
-    Items are renumbered by increasing id. For each one rated, `unrated` items are drawn, alike, from those that a user
-    did not rate, and count as disliked (fewer where there are no more).
+    Of a user's ratings of an item, the latest counts, and among equal times the later row. Users who rated fewer than
+    `min_ratings` items are left out. The others become clients in random order; the first 90 % train. Items are
+    renumbered by increasing id. For each rated item, `unrated` items are drawn uniformly from those that the user did
+    not rate, and count as disliked (fewer if there are not enough).
 
     The results are as in `umbel.data.Dataset`: a row (1,) is the item's index, and the target is 1 for a like, else -1;
     a client's rows come by increasing index. `source` is named in the manifest as what was read.
     """
-    # Stable: of equal times, the later row stays last.
+    # The sort is stable: among equal times, the later row stays last.
     latest = ratings.iloc[np.argsort(ratings["time"].to_numpy(), kind="stable")]
     latest = latest.drop_duplicates(["user", "item"], keep="last")
     kept = latest[latest.groupby("user")["item"].transform("size") >= min_ratings]
@@ -173,12 +173,12 @@ def main(
     min_ratings: Annotated[int, typer.Option(min=1, help="Users with fewer ratings are left out.")] = 10,
     liked: Annotated[float, typer.Option(min=0.5, max=5, help="The lowest rating that is a like.")] = LIKED,
     unrated: Annotated[
-        float, typer.Option(min=0, max=MOST_UNRATED, help="Unrated items that count as dislikes, for each one rated.")
+        float, typer.Option(min=0, max=MOST_UNRATED, help="Unrated items that count as dislikes, for each rated item.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of clients, and so of the split.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of clients, which decides the split.")] = 0,
     out: Out = None,
 ) -> None:
-    """Write the likes of MovieLens as a dataset, one client a user."""
+    """Write the likes of MovieLens as a dataset, one client for each user."""
     with writing(out, name) as folder:
         if ratings is not None and not ratings.is_file():
             raise DatasetError(f"{ratings} is not a file; {_GIVE}", code="data.no-file")
@@ -199,11 +199,11 @@ def main(
 def _unrated(
     client: NDArray[np.int64], item: NDArray[np.int64], items: int, share: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Draw for each client some of the items that it has no rating of; return owner and item of each."""
+    """Draw for each client some of the items that it has not rated; return owner and item of each."""
     owners, others = [], []
     for one, rated in enumerate(np.split(item[np.argsort(client, kind="stable")], np.cumsum(np.bincount(client))[:-1])):
         left = np.setdiff1d(np.arange(items), rated)
-        # A generator a client, so that its items do not depend on who else there is.
+        # One generator for each client: its items do not depend on the other clients.
         generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(one,)))
         drawn = generator.choice(left, min(round(share * len(rated)), len(left)), replace=False)
         owners.append(np.full(len(drawn), one))
@@ -227,7 +227,7 @@ def _opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
         else:
             with file.open("rb") as plain, _progress(plain, file.stat().st_size) as stream:
                 yield stream, str(file)
-    # zipfile raises RuntimeError for what it cannot unpack: a password, an unknown compression.
+    # zipfile raises RuntimeError for archives that it cannot unpack: a password, an unknown compression.
     except (OSError, EOFError, BadZipFile, RuntimeError, zlib.error) as error:
         fix = "remove it and download it again"
         raise DatasetError(f"{file} cannot be read: {error}; {fix}", code="data.unreadable") from None
@@ -238,7 +238,7 @@ def _progress(stream: BinaryIO, size: int) -> Any:
 
 
 class _ShortLines(RawIOBase):
-    """Bytes as they come, refused before anything splits them where a line is too long for a rating."""
+    """A stream of bytes that refuses a line too long for a rating, before anything splits it."""
 
     def __init__(self, stream: BinaryIO, source: str) -> None:
         self._stream, self._source = stream, source
@@ -260,15 +260,15 @@ class _ShortLines(RawIOBase):
 
 
 def _chunks(stream: BufferedIOBase, source: str, separator: str, header: int) -> Iterator[pd.DataFrame]:
-    """Read lines a part at a time, all columns as text, indexed by their number in the file."""
+    """Read lines in parts, with all columns as text, indexed by their number in the file."""
     try:
-        # Only Python's engine knows separators of two letters. Skipped lines would not count in the numbers of lines.
+        # Only pandas' Python engine supports separators of two letters. Its skipped lines would shift the line numbers.
         for chunk in pd.read_csv(
             stream, sep=separator, engine="c" if len(separator) == 1 else "python", header=None, skiprows=header,
             dtype=str, keep_default_na=False, quoting=csv.QUOTE_NONE, skip_blank_lines=False, chunksize=_CHUNK_ROWS,
         ):  # fmt: skip
             chunk.index += 1 + header
-            # What a short line lacks, one engine gives as an empty text, the other as NaN.
+            # One engine fills a short line with empty texts, the other with NaN.
             yield chunk.fillna("")
     except pd.errors.EmptyDataError:
         return
@@ -285,7 +285,7 @@ def _checked(lines: pd.DataFrame, source: str) -> pd.DataFrame:
     columns: dict[str, NDArray[Any]] = {}
     for column, (name, maximum) in enumerate(LARGEST.items()):
         values = pd.to_numeric(lines[column], errors="coerce").to_numpy(np.float64, na_value=np.nan)
-        # Said of the good ones, so that NaN is none of them.
+        # Written so that NaN is not good.
         good = (values >= 0) & (values <= maximum)
         kind = "a number from 0 to 5"
         if name != "rating":

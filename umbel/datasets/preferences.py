@@ -1,12 +1,12 @@
-"""Recipe: made-up preferences for items, one client a user.
+"""Recipe: synthetic preferences for items, one client for each user.
 
-The setting of *PAC identifiability in federated personalization*: a user likes the items whose
-vectors v point the way of her own vector u. Each client has a label for some of the items, and likes
-a fixed share of them, below one half, as the paper's Assumption 1 asks::
+The setting of *PAC identifiability in federated personalization*: a user likes the items whose vectors v point in the
+direction of her vector u. Each client has a label for some of the items, and likes a fixed share of them, below one
+half, as required by the paper's Assumption 1::
 
     u ~ N(0, I/d),   v_i ~ N(0, I),   the items of highest score u . v_i are liked
 
-The dataset that travels with the app, and one of the shape of MovieLens's ml-100k, are made by
+These commands make the dataset in the app, and one of the shape of MovieLens's ml-100k:
 
     python datasets/preferences.py --clients 67 --items 100 --out datasets/preferences.json
     python datasets/preferences.py --clients 943 --items 1682 --rows 106 --skew 1 --spread 1
@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 # A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from umbel.data import DatasetError, Manifest, offsets_of, write_dataset, write_leaf
-from umbel.data.making import command, counted, split_of, writing
+from umbel.data import Dataset, DatasetError, Manifest, offsets_of
+from umbel.data.making import command, counted, split_of, write, writing
 
 MIN_ROWS = 20
-"""No client gets fewer rows by `spread`, unless `rows` is smaller; MovieLens keeps no smaller user."""
+"""Lower limit of the rows that `spread` gives a client, unless `rows` is smaller; MovieLens has no smaller user."""
 
 STEEPEST = 10
-"""The largest `skew` and `spread`; far beyond, numbers overflow."""
+"""Largest `skew` and `spread`; far above it, numbers overflow."""
 
 Drawn = tuple[NDArray[np.int32], NDArray[np.int8], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]
 
@@ -53,8 +53,8 @@ def draw(
     """Draw features, targets, offsets, the users' vectors (clients, factors) and those of the items (items, factors).
 
     A row (1,) is the item's index, and the target is 1 for a like, else -1; a client's rows come by increasing index.
-    Items are drawn from one generator and each client from another: client ``c`` is the same however many clients there
-    are. It likes ``round(like_rate * n)`` of its n items, those of the highest scores.
+    One generator draws the items and another each client: client ``c`` does not depend on the number of clients. It
+    likes ``round(like_rate * n)`` of its n items, those with the highest scores.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def draw(
         Items are drawn with probability proportional to (index + 1)**-skew, without replacement; 0 for uniform.
     spread : float
         Standard deviation of the logarithm of a client's number of rows, which is log-normal with mean `rows`, then
-        kept from 20 to `items`; 0 for `rows` each.
+        limited to 20 to `items`; 0 for `rows` each.
     """
     wrong = ""
     if min(clients, items, factors, rows) < 1:
@@ -81,18 +81,18 @@ def draw(
     for client in range(clients):
         generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(client,)))
         user = generator.standard_normal(factors) / math.sqrt(factors)
-        # Drawn also where it is not used, so that the rest of the client is the same with any spread.
+        # Drawn even if unused, so that the rest of the client is the same for any spread.
         normal = generator.standard_normal()
         count = round(rows * math.exp(spread * normal - spread**2 / 2))
         count = min(max(count, min(rows, MIN_ROWS)), items)
         liked = round(like_rate * count)
         if not 0 < 2 * liked < count:
-            wrong = f"client {client} would like {liked} of its {count} items, not some and fewer than half"
+            wrong = f"client {client} would like {liked} of its {count} items, not at least one and fewer than half"
             fix = "give another --like-rate, or more --rows"
             raise DatasetError(f"{wrong} (Assumption 1 of the paper); {fix}", code="data.options")
         chosen = _choose(count, log_weights, generator)
         labels = np.full(count, -1, np.int8)
-        # A plain sum of products, which every platform rounds alike; a BLAS need not.
+        # A plain sum of products, which every platform rounds alike; BLAS may round differently.
         labels[np.argsort((item_vectors[chosen] * user).sum(axis=1))[count - liked :]] = 1
         users.append(user)
         features.append(chosen.astype(np.int32)[:, None])
@@ -104,8 +104,8 @@ def draw(
 
 def _choose(count: int, log_weights: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.int64]:
     """Draw items by weight, without replacement, and return their indices in increasing order."""
-    # Exponential waiting times, whose rates are the probabilities, end in the order of draws without replacement.
-    # In logarithms, where no probability is too small.
+    # Exponential waiting times with the probabilities as rates end in the order of draws without replacement.
+    # Logarithms keep tiny probabilities above 0.
     waiting = np.log(generator.standard_exponential(len(log_weights))) - log_weights
     return np.sort(np.argsort(waiting)[:count])
 
@@ -117,7 +117,9 @@ def main(
     factors: Annotated[int, typer.Option(min=1, help="Latent factors, of the data and of their model.")] = 8,
     rows: Annotated[int, typer.Option(min=1, help="Items that a client labels.")] = 40,
     like_rate: Annotated[float, typer.Option(help="Share of its items that a client likes, from 0 to .5.")] = 0.2,
-    skew: Annotated[float, typer.Option(min=0, help="Items are labelled by rank**-skew; 0 for all alike.")] = 0.0,
+    skew: Annotated[
+        float, typer.Option(min=0, help="Clients label an item in proportion to rank**-skew; 0 for all alike.")
+    ] = 0.0,
     spread: Annotated[
         float, typer.Option(min=0, help="Standard deviation of the logarithm of clients' rows; MovieLens has about 1.")
     ] = 0.0,
@@ -127,7 +129,7 @@ def main(
         Path | None, typer.Option(help="Folder, or LEAF JSON file (.json).", show_default="$UMBEL_HOME/data/NAME")
     ] = None,
 ) -> None:
-    """Write made-up preferences for items as a dataset, one client a user."""
+    """Write synthetic preferences for items as a dataset, one client for each user."""
     with writing(out, name) as path:
         features, targets, offsets, _, _ = draw(clients, items, factors, rows, like_rate, skew, seed, spread)
         settings = f"seed {seed}, rows {rows}, like rate {like_rate:g}, skew {skew:g}, spread {spread:g}"
@@ -143,12 +145,8 @@ def main(
             ),
             licence="Apache-2.0 (generated data)",
         )
-        if path.suffix == ".json":
-            names = [f"{part}-{i}" for part in ("train", "validation") for i in range(manifest.split[part])]
-            parts = (np.split(array, offsets[1:-1]) for array in (features, targets))
-            write_leaf(path, manifest, dict(zip(names, zip(*parts, strict=True), strict=True)))
-        else:
-            write_dataset(path, manifest, features, targets, offsets)
+        names = [f"{part}-{i}" for part in ("train", "validation") for i in range(manifest.split[part])]
+        write(path, Dataset(manifest, features, targets, offsets, names if path.suffix == ".json" else ()))
     likes = f"{len(targets)} rows, {(targets > 0).mean():.1%} of them likes"
     typer.echo(f"{counted(manifest)}, {items} items, {likes}")
     typer.echo(path)

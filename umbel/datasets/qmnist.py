@@ -1,9 +1,8 @@
-"""Recipe: handwritten digits by 539 writers, one client a writer, in two groups of clients.
+"""Recipe: handwritten digits by 539 writers, one client for each writer, in two groups of clients.
 
-The MNIST training images with the QMNIST labels, which say who wrote each of them. They come from
-the same source as FEMNIST's digits and are small enough for two cores: the experiment of Sec. 5.3
-of the group privacy paper in miniature. All images of a client are turned by 90 degrees
-counter-clockwise with probability 1/2.
+The MNIST training images with the QMNIST labels, which name the writer of each. They come from the same source as
+FEMNIST's digits and are small enough for two cores: the experiment of Sec. 5.3 of the group privacy paper in miniature.
+All images of a client are turned by 90 degrees counter-clockwise with probability 1/2.
 
     python datasets/qmnist.py --help
 """
@@ -21,7 +20,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-# Loaded by its path, a script does not find the modules next to it; the packages are one folder up.
+# Python does not find the modules beside a script that is loaded by path; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -39,7 +38,7 @@ COLUMNS = 8
 """Columns of the QMNIST labels."""
 
 CLASS, WRITER = 0, 2
-"""The two that are read: the digit, and NIST's number of its writer."""
+"""The two columns that are read: the digit, and NIST's number of its writer."""
 
 ABOUT = About(
     recipe="qmnist",
@@ -61,7 +60,7 @@ app = command()
 def read_idx(path: Path, dtype: str, shape: tuple[int, ...], url: str) -> NDArray[np.generic]:
     """Read a file of MNIST's format IDX, plain or compressed (.gz), as it is stored: (rows, *shape).
 
-    `dtype` is what it must hold, as NumPy writes it: ``">u1"`` or ``">i4"``; `url` is where to get it, for errors.
+    `dtype` is the required type in NumPy's notation, ``">u1"`` or ``">i4"``; `url` is its source, for errors.
     """
     if not path.is_file():
         raise DatasetError(f"{path} is not a file; download {url}", code="data.no-file")
@@ -104,7 +103,7 @@ def main(
     rows: Limit = None,
     seed: Seed = 0,
 ) -> None:
-    """Write MNIST's digits as a dataset, one client a writer, half of the clients turned by 90 degrees."""
+    """Write MNIST's digits as a dataset, one client a writer. Half of the clients have images turned by 90 degrees."""
     with writing(out, "qmnist") as folder:
         lines = write(folder, read_digits(images, labels), ABOUT, rows, seed)
     typer.echo("\n".join(lines))

@@ -4,8 +4,8 @@ A client's rows follow Eq. 23 or Eq. 24, each with probability 1/2::
 
     y = x . theta* + u,   u ~ U[0, 1),   theta* = (5, 6) or (4, -4.5)
 
-The paper does not say how x is distributed; here x ~ U[-1, 1)^2. A model without intercept cannot
-learn the mean 1/2 of u, so its RMSE is at least sqrt(1/3), about .577.
+The paper does not state the distribution of x; here x ~ U[-1, 1)^2. A model without intercept cannot learn the mean 1/2
+of u, so its RMSE is at least sqrt(1/3), about .577.
 
     python datasets/synthetic.py --help
 """
@@ -30,7 +30,7 @@ OPTIMA = ((5.0, 6.0), (4.0, -4.5))
 """The parameter vectors theta* of Eqs. 23 and 24."""
 
 DECIMALS = 6
-"""Digits kept after the point, so that the JSON file stays small."""
+"""Decimal digits, few enough to keep the JSON file small."""
 
 OUT = Path(__file__).with_name("synthetic.json")
 
@@ -52,7 +52,7 @@ def make(
         theta = OPTIMA[groups[-1]]
         x = generator.uniform(-1, 1, (samples, 2)).round(DECIMALS)
         noise = generator.uniform(0, 1, samples)
-        # A plain sum of two products, which every platform rounds alike; a BLAS need not.
+        # A plain sum of two products, which every platform rounds alike; BLAS may round differently.
         y = (x * theta).sum(axis=1) + noise
         data[name] = x, y.round(DECIMALS)
     manifest = Manifest(

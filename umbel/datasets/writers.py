@@ -1,8 +1,8 @@
-"""What the handwriting recipes share: images by writer -> a dataset with two groups of clients.
+"""Shared code of the handwriting recipes: from images by writer to a dataset with two groups of clients.
 
-One client a writer. All images of a client are turned by 90 degrees counter-clockwise with
-probability 1/2 (group privacy paper, Sec. 5.3), so that the clients are of two kinds, and the
-manifest's ``groups`` tells which is which: 0 upright, 1 turned.
+Each writer is a client. All images of a client are turned by 90 degrees counter-clockwise with probability 1/2 (group
+privacy paper, Sec. 5.3). So there are two groups of clients, and the manifest's ``groups`` gives each client's: 0
+upright, 1 turned.
 """
 
 from __future__ import annotations
@@ -26,17 +26,15 @@ SIDE = 28
 """Height and width of an image, in pixels."""
 
 Limit = Annotated[
-    int | None, typer.Option(min=1, help="Rows kept of each writer at most, drawn at random.", show_default="all")
+    int | None, typer.Option(min=1, help="Maximum rows of a writer, drawn at random.", show_default="all")
 ]
-Seed = Annotated[
-    int, typer.Option(min=0, help="Seed of the order of clients, and so of the split; of who is turned; of rows.")
-]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the split, of the turned clients and of the rows drawn.")]
 """Options of the recipes."""
 
 
 @dataclass(frozen=True)
 class Handwriting:
-    """Images (rows, 28, 28) in grey as they were found, with their classes and writers (rows,), in any order.
+    """Grey images (rows, 28, 28) in their original orientation, with classes and writers (rows,), in any order.
 
     A writer is a number or a name.
     """
@@ -48,9 +46,9 @@ class Handwriting:
 
 @dataclass(frozen=True)
 class About:
-    """What a recipe, the script of that name, knows of its data: entries of the manifest (`umbel.Manifest`).
+    """Facts about a recipe's data, the script of that name: entries of the manifest (`umbel.Manifest`).
 
-    How the dataset was drawn is added to the provenance.
+    `build` adds to the provenance how it drew the dataset.
     """
 
     recipe: str
@@ -63,11 +61,11 @@ class About:
 def build(
     found: Handwriting, about: About, rows: int | None = None, seed: int = 0
 ) -> tuple[Manifest, NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Turn handwriting into a dataset; the order of its rows plays no part.
+    """Turn handwriting into a dataset; the order of the rows in `found` does not matter.
 
-    Writers take the clients' places in random order; the first 90 % train. Of each, `rows` at most are kept, drawn at
-    random. The results are as in `umbel.data.Dataset`: a row is an image (28, 28) of bytes, and the target its class; a
-    client's rows come in random order.
+    Writers become clients in random order; the first 90 % train. Of each, at most `rows` are kept, drawn at random. The
+    results are as in `umbel.data.Dataset`: a row is an image (28, 28) of bytes, and the target its class; a client's
+    rows come in random order.
     """
     # Sorted, so that the result does not depend on the order of the rows.
     names, writer = np.unique(found.writers, return_inverse=True)
@@ -80,11 +78,11 @@ def build(
     kept: list[NDArray[np.int64]] = []
     for one in order:
         own = by_writer[one]
-        # The rows of a writer have no names: their content settles which comes first.
+        # The rows of a writer have no names, so their content decides which comes first.
         ranked = sorted(own, key=lambda row: (found.labels[row], found.images[row].tobytes()))
         kept.append(np.array(ranked, np.int64)[generator.permutation(len(own))[:rows]])
     offsets = offsets_of(map(len, kept))
-    # Filled client by client: the images are large, and one copy of them is enough.
+    # Filled client by client: the images are large, and a second copy would not fit.
     features = np.empty((offsets[-1], SIDE, SIDE), np.uint8)
     for client, own in enumerate(kept):
         features[offsets[client] : offsets[client + 1]] = np.rot90(found.images[own], turned[client], axes=(1, 2))
@@ -115,7 +113,7 @@ def write(folder: Path, found: Handwriting, about: About, rows: int | None, seed
 
 
 def check_classes(labels: NDArray[Any], classes: int, source: Path | str) -> NDArray[np.int64]:
-    """Return labels as int64, or raise where one is no class from 0 to `classes` - 1; `source` is named in errors."""
+    """Return labels as int64, or raise for a label outside 0 to `classes` - 1; `source` is named in errors."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         wrong = f"labels must be a list of whole numbers, got {labels.dtype} of shape {labels.shape}"
     elif len(bad := np.flatnonzero((labels < 0) | (labels >= classes))):

@@ -1,9 +1,9 @@
-"""Make what server and nodes prove themselves by: a CA, the server's certificate, secrets, the nodes' keys.
+"""Make the credentials of server and nodes: a CA, the server's certificate, secrets, the nodes' keys.
 
     umbel certs --server umbel.example.org --node site-1 --node site-2
 
-Files that exist are kept. Only the server's certificate is replaced: when its names change or it is about to expire.
-Nodes then need nothing new, because they trust the CA.
+Existing files are kept. Only the server's certificate is replaced: when its names change or it is about to expire.
+Nodes need no new files then, because they trust the CA.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from umbel.protocol.errors import CertificateError
 
 T = TypeVar("T")
 CA_DAYS, SERVER_DAYS, RENEW_DAYS = 3650, 365, 30
-OWN_NAMES = ("localhost", "superlink")  # by which the server's own machine and the executor beside it know it
+OWN_NAMES = ("localhost", "superlink")  # names for the server's own machine and the executor beside it
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 
 def main(
     server: Annotated[str, typer.Option(help="Names and addresses of the server, separated by spaces or commas.")] = "",
-    node: Annotated[list[str] | None, typer.Option(help="A node to make a key for; again for each.")] = None,
-    out: Annotated[Path, typer.Option(help="The folder.")] = Path("certs"),
+    node: Annotated[list[str] | None, typer.Option(help="A node to make a key for. May be repeated.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("certs"),
     owner: Annotated[
         int,
         typer.Option(
-            envvar="IMAGE_UID", help="Number of the image's user, who gets the private files if root makes them."
+            envvar="IMAGE_UID", help="User id in the image; this user gets the private files if root makes them."
         ),
     ] = 1000,
 ) -> None:
-    """Make what is missing in the folder."""
+    """Make the certificates, secrets and keys that the folder lacks."""
     with errors_in_one_line():
         made = make(out, server.replace(",", " ").split(), node or [], owner)
     for file in made:
         typer.echo(f"made {file}")
     if not made:
-        typer.echo(f"{out} has it all")
+        typer.echo(f"{out} has all files")
 
 
 def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) -> list[Path]:
@@ -66,7 +66,7 @@ def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) ->
     ----------
     folder : Path
     names : list of str
-        Host names and IP addresses of the server, besides `OWN_NAMES`.
+        Host names and IP addresses of the server, in addition to `OWN_NAMES`.
     nodes : list of str
     owner : int
         Number of the image's user, who gets the private files when root writes them.
@@ -74,15 +74,15 @@ def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) ->
     Raises
     ------
     CertificateError
-        When a name cannot be used or a file that is there cannot be read.
+        If a name is invalid or an existing file cannot be read.
     """
     subjects = [_subject(name) for name in dict.fromkeys([*OWN_NAMES, *names])]
     for node in nodes:
         if not _NODE.fullmatch(node):
-            text = f"{node!r} is no name for a node; use letters, digits and hyphens, as in site-1"
+            text = f"{node!r} is not a valid name for a node; use letters, digits and hyphens, as in site-1"
             raise CertificateError(text, code="certificate.bad-node")
         if (folder / f"{node}.pub").exists() and not (folder / node).exists():
-            text = f"{folder} has {node}.pub alone; register it, for its private key is at the site"
+            text = f"{folder} has only {node}.pub; register it, since its private key is at the site"
             raise CertificateError(text, code="certificate.key-at-site")
     folder.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
@@ -124,7 +124,7 @@ def _subject(name: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not re.fullmatch(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*", name):
-        text = f"{name!r} is no host name or IP address; give it without https:// and without a port"
+        text = f"{name!r} is not a host name or IP address; give it without https:// and without a port"
         raise CertificateError(text, code="certificate.bad-name")
     return x509.DNSName(name)
 
@@ -165,7 +165,7 @@ def _builder(name: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x50
         .subject_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # Machines' clocks differ; an hour is more than a node may be off.
+        # Clocks differ, but a node's clock should be off by less than an hour.
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -180,7 +180,7 @@ def _usage(signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _stale(folder: Path, ca: x509.Certificate, subjects: list[x509.GeneralName]) -> bool:
-    """Return whether the server's certificate is of another CA or key, lacks a name, or is about to expire."""
+    """Return whether the server's certificate has another CA or key, lacks a name, or is about to expire."""
     certificate, key = _read_certificate(folder / "server.crt"), _read_key(folder / "server.key")
     try:
         certificate.verify_directly_issued_by(ca)
@@ -199,7 +199,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
     key = _read(file, lambda content: load_key(content, password=None))
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        text = f"{file} is no elliptic-curve key; use the one that was made here"
+        text = f"{file} is not an elliptic-curve key; use the one that was made here"
         raise CertificateError(text, code="certificate.unreadable")
     return key
 
@@ -217,15 +217,15 @@ def _read(file: Path, load: Callable[[bytes], T]) -> T:
 
 
 def _write(file: Path, content: bytes, mode: int, reader: int | None) -> None:
-    """Write a file whole or not at all, and give it to `reader` if root writes it."""
+    """Write a file completely or not at all, and give it to `reader` if root writes it."""
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as stream:
-            os.fchmod(descriptor, mode)  # whatever the umask: a container must read what is public
+            os.fchmod(descriptor, mode)  # at any umask: a container must read public files
             stream.write(content)
         if reader is not None and os.geteuid() == 0:
-            # A container mounts the file as it is, and its user is not root.
+            # A container mounts the file unchanged, and its user is not root.
             os.chown(scratch, reader, reader)
         scratch.replace(file)
     finally:

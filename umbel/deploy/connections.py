@@ -1,8 +1,8 @@
-"""Bounds on what strangers may hold open at the server: connections, and the time for a request's first lines.
+"""Limits for strangers at the server: on open connections, and on the time for a request's head.
 
-They act before the guard, which sees requests alone. The parser is h11, which bounds a request's first lines; uvicorn's
-other one, httptools, keeps all that is sent. A request's body has a length, as all of Flower's have: h11 reads one that
-comes in pieces of a byte at 1.5 MB/s, and answers no other request meanwhile.
+They act before the guard, which sees only requests. The parser is h11, which limits a request's head; uvicorn's other
+parser, httptools, keeps everything that is sent. A request's body must have a length, as all of Flower's do: h11 reads
+a body in chunks of one byte at 1.5 MB/s, and answers no other request meanwhile.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class _WithoutPieces(h11.Connection):
-    """h11's side of a server, to which a body that comes in pieces is no HTTP."""
+    """The server's side of h11, which rejects a body in chunks."""
 
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request) and any(name == b"transfer-encoding" for name, _ in event.headers):
-            raise h11.RemoteProtocolError("a request's body has a length", error_status_hint=411)
+            raise h11.RemoteProtocolError("a request's body needs a length", error_status_hint=411)
         return event
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's HTTP connection by h11, closed where it is one too many or too slow to ask for something.
+    """uvicorn's HTTP connection by h11, closed if there are too many or it sends no request in time.
 
-    Connections of this machine itself count in the total alone.
+    Connections from this machine count only in the total.
     """
 
     most: ClassVar[int] = 256
     """At once."""
     most_of_a_peer: ClassVar[int] = 16
-    """At once from one address."""
+    """Maximum simultaneous connections from one address."""
     head_seconds: ClassVar[float] = 10.0
-    """From a connection, or a request's first byte, to the end of its headers."""
+    """Seconds from a connection, or a request's first byte, to the end of its headers."""
 
     _waiting: asyncio.TimerHandle | None = None
 

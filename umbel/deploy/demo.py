@@ -1,9 +1,9 @@
-"""Learn what a hospital stay costs over three sites, in containers on this machine.
+"""Learn the cost of a hospital stay over three sites, in containers on this machine.
 
-A server and three sites, each with hospitals of its own, a key, a ledger and a policy, talk over TLS. All is taken down
-at the end but the volumes, where the ledgers remain: the next run goes on charging them.
+A server and three sites talk over TLS. Each site has its hospitals, a key, a ledger and a policy. At the end everything
+is taken down except the volumes with the ledgers: the next run continues to charge them.
 
-    python -m umbel.deploy.demo --csv IPPS_FY2011.csv.gz
+    python -m umbel.deploy.demo
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
 import tomli_w
 import typer
 
+from umbel.data import find_dataset
+from umbel.data.split import split
 from umbel.deploy import certs
 from umbel.deploy.guard import read_secret
 from umbel.protocol.cli import command_line, errors_in_one_line
@@ -33,9 +34,10 @@ from umbel.protocol.project import APP, CONFIGS
 
 SITES = ("site-1", "site-2", "site-3")
 CONFIG = CONFIGS / "hospital-sites.toml"
-# Each site's manifest says who trains. A training client pays 3.2 a run, and may take part in 5. A validation client
-# pays 2 * 2 / 10 = 0.4 a report, and 2.8 for the 7 of a run: also 5 runs. Errors are clipped to 0.25, which is 2,500
-# dollars: the noise on the mean of three sites with 295 such clients each then has a standard deviation of 60 dollars.
+# Each site's manifest says which clients train. A training client spends 3.2 in a run, enough for 5 runs. A validation
+# client spends 2 * 2 / 10 = 0.4 on a report, and 2.8 on the 7 of a run: also 5 runs. Errors are clipped to 0.25, which
+# is 2,500 dollars: the noise on the mean of three sites with 295 such clients each has a standard deviation of 60
+# dollars.
 POLICY = (
     'role="split" min-noise-multiplier=10.0 clipping="public" max-choice-epsilon=1.0 budget=16.0 '
     "report-noise-multiplier=10.0 report-bound=0.25"
@@ -47,23 +49,20 @@ _ONLINE_S = 120.0
 Run = Callable[..., str]
 
 
-def main(
-    csv: Annotated[Path | None, typer.Option(help="The IPPS file; without it, the dataset that is there.")] = None,
-    geonames: Annotated[Path | None, typer.Option(help="The GeoNames file; without it, it is downloaded.")] = None,
-) -> None:
-    """Build the image, start a server and three sites, run, show what came out, take all down."""
+def main() -> None:
+    """Build the image, start a server and three sites, run, show the result, take everything down."""
     home = umbel_home() / "demo"
     with errors_in_one_line():
-        _write_sites(csv, geonames, home)
+        split(find_dataset("hospital"), len(SITES), home)
         certs.make(home / "certs", [], list(SITES), owner=int(os.environ.get("IMAGE_UID", "1000")))
         compose = composer(home)
         compose("build", "image")
         try:
             results = _run(compose, home / "certs")
         finally:
-            # The volumes stay, and with them what each site has spent.
+            # The volumes stay, with each site's ledger.
             compose("down")
-        _title("All is down; the sites' ledgers are still on their volumes")
+        _title("All containers are stopped; the sites' ledgers remain on their volumes")
         for site in SITES:
             compose("run", "--rm", "--no-deps", f"{site}-app", "umbel", "ledger", "check", LEDGER)
         compose("down")
@@ -71,32 +70,17 @@ def main(
 
 
 def composer(home: Path, project: str = "umbel-demo") -> Run:
-    """Return a function that runs Compose on the demo's services and returns what it wrote if asked to capture."""
+    """Return a function that runs Compose on the demo's services, and returns its output if asked to capture."""
     environment = os.environ | {
         "COMPOSE_PROJECT_NAME": project,
         "CERTS": str(home / "certs"),
         "DEMO": str(home),
-        "LISTEN": "127.0.0.1:",  # a free port, for this machine alone
+        "LISTEN": "127.0.0.1:",  # a free port, only for this machine
         "POLICY": POLICY,
         "SERVER": "superlink:8000",
     }
     docker_compose = [_tool("docker-compose"), "--progress", "quiet", "--profile", "demo"]
     return lambda *arguments, capture=False: _call([*docker_compose, *arguments], environment, capture)
-
-
-def _write_sites(csv: Path | None, geonames: Path | None, home: Path) -> None:
-    """Split the hospital dataset among the sites; build it first if there is a file to build it from."""
-    data = [sys.executable, "-m", "umbel", "data"]
-    if csv:
-        raw = ["--csv", str(csv), *(["--geonames", str(geonames)] if geonames else [])]
-        _call([*data, "make", "hospital", *raw], os.environ)
-    if not (umbel_home() / "data" / "hospital").exists():
-        raise DemoError(
-            "there are no hospital data yet; get IPPS_FY2011.csv.gz (the README's section on hospital charges says "
-            "where) and run: make compose-demo CSV=IPPS_FY2011.csv.gz",
-            code="demo.no-data",
-        )
-    _call([*data, "split", "hospital", "--sites", str(len(SITES)), "--out", str(home)], os.environ)
 
 
 def _run(compose: Run, keys: Path) -> Path:
@@ -128,7 +112,7 @@ def started(compose: Run, keys: Path) -> Iterator[Run]:
         def flwr(*arguments: str, capture: bool = False) -> str:
             return _call([_tool("flwr"), *arguments], environment, capture)
 
-        _title("The sites: their keys are registered, their ledgers made, then they start")
+        _title("The sites: register their keys, make their ledgers, start them")
         for site in SITES:
             _register(keys / f"{site}.pub", environment)
             compose("run", "--rm", "--no-deps", f"{site}-app", "sh", "-c", MAKE_LEDGER)
@@ -138,7 +122,7 @@ def started(compose: Run, keys: Path) -> Iterator[Run]:
 
 
 def _register(key: Path, environment: Mapping[str, str]) -> None:
-    """Tell the server of a node's key, if it does not know it from the last time."""
+    """Register a node's key at the server, unless it is registered already."""
     command = [_tool("flwr"), "supernode", "register", str(key), "demo", "--name", key.stem]
     done = subprocess.run(command, env=dict(environment), check=False, capture_output=True, text=True)
     answer = (done.stdout + done.stderr).strip()
@@ -168,7 +152,7 @@ def _fetch(compose: Run) -> Path:
 
 
 def _call(command: list[str], environment: Mapping[str, str], capture: bool = False) -> str:
-    """Run a command in the project's folder; raise when it fails."""
+    """Run a command in the project's folder; raise if it fails."""
     pipe = subprocess.PIPE if capture else None
     done = subprocess.run(command, env=dict(environment), cwd=APP, check=False, stdout=pipe, text=True)
     if done.returncode:
@@ -178,7 +162,7 @@ def _call(command: list[str], environment: Mapping[str, str], capture: bool = Fa
 
 
 def _tool(name: str) -> str:
-    """Return a command of this Python environment, or one of the system's."""
+    """Return a command of this Python environment, or of the system."""
     beside = Path(sys.executable).parent / name
     if beside.exists():
         return str(beside)

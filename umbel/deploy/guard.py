@@ -1,9 +1,9 @@
-"""A guard in front of Flower's server, which itself starts a run for whoever reaches its port.
+"""A guard in front of Flower's server, which otherwise starts runs for everyone who reaches its port.
 
-It looks at where a request comes from and at what it asks for, before Flower reads any of it. Sites get to the
-Fleet interface, which checks their keys. Runs and registration are for whoever has the operator's secret, or calls
-from where the operator says; the executor's interface is for the executor. All else is refused, also what is not
-known here.
+It checks a request's origin and target before Flower reads any of it. Sites reach the Fleet interface, which checks
+their keys. Only callers with the operator's secret, or from networks that the operator names, may start runs and
+register nodes. Only the executor reaches the executor's interface. Everything else is refused, including unknown
+requests.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import os
 import re
 import socket
+import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
@@ -29,20 +31,23 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-REFUSAL = "forbidden by this server's guard (docs/deployment.md, Errors)"
-"""What a caller reads; the ``flwr`` command prints it."""
+REFUSAL = "forbidden by this server's guard (docs/guides/deployment.md, Errors)"
+"""The caller's error text; the ``flwr`` command prints it."""
 
 _OBJECT = "/v1/fleet/push-object"
-"""Where a site sends the parts of an answer."""
+"""The path for the parts of a site's answer."""
 _LARGEST_OBJECT, _LARGEST_BODY = 64 << 20, 1 << 20
-"""Bytes of a request to the Fleet interface, with a part of an answer and without; Flower sends arrays in pieces of
-5 MiB, and names 10,000 parts in 680 kB."""
+"""Maximum bytes of a request to the Fleet interface, with a part of an answer and without. Flower sends arrays in
+pieces of 5 MiB, and names 10,000 parts in 680 kB."""
 _UNFOLDED = 64
-"""Bytes of memory that Flower makes of a byte of a request without a part: each 4 may be a message in a message."""
+"""Bytes of memory that Flower uses for a byte of a request without a part: each 4 may be a message in a message."""
 _IN_FLIGHT, _IN_FLIGHT_OF_A_PEER = 256 << 20, 128 << 20
-"""Bytes of memory for requests to it that are being read or answered: of all sites, and of one address."""
+"""Maximum bytes of memory for its requests in progress: of all sites, and of one address."""
 _BODY_S = 600.0
-"""Seconds for a request's body."""
+"""Maximum seconds for a request's body."""
+
+_ESTABLISHED = "01"
+"""A connection's state in Linux's tables."""
 
 _PATH = re.compile(r"/v1/(fleet|control|runtime)/[a-z]+(?:-[a-z]+)*")
 _SECRET = re.compile(r"[!-~]{32,}")
@@ -50,19 +55,19 @@ _SECRET = re.compile(r"[!-~]{32,}")
 
 @dataclass(frozen=True)
 class Rules:
-    """Who may do what."""
+    """The permissions of callers."""
 
-    # Callers who send it may start runs and register nodes, and so may callers from these networks. With neither, only
-    # this machine itself may.
+    # Callers with this secret, or from these networks, may start runs and register nodes. If both are empty, only this
+    # machine may.
     secret: bytes | None = field(default=None, repr=False)
     control_from: tuple[Network, ...] = ()
-    # Addresses of this machine. The executor must call one of these; with none, it must be on this machine.
+    # Addresses of this machine that the executor must call; if there are none, it must be on this machine.
     runtime_at: frozenset[Address] = frozenset()
 
     def let(self, scope: Scope) -> bool:
         """Return whether a request may pass."""
         path, method = scope["path"], scope["method"]
-        # Paths are compared as they were sent: what must be decoded, or cut, to be known is not known.
+        # Paths are compared as sent: a path that needs decoding or cutting is unknown.
         if scope.get("root_path") or scope.get("raw_path") != path.encode():
             return False
         if path == "/health":
@@ -84,18 +89,18 @@ class Rules:
     def _executes(self, scope: Scope) -> bool:
         if self.runtime_at:
             return _address(scope.get("server")) in self.runtime_at
-        return _is_this_machine(scope)
+        return _is_this_machine(scope) and _is_this_user(scope)
 
 
 class Guard:
-    """An ASGI application that hands on to another what the rules let pass."""
+    """An ASGI application that passes allowed requests on to another."""
 
     def __init__(self, app: Asgi, rules: Rules) -> None:
         self._app, self.rules = app, rules
         self._in_flight: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a connection on, or refuse it."""
+        """Pass a connection on, or refuse it."""
         kind = scope["type"]
         if kind == "lifespan":
             await self._app(scope, receive, send)
@@ -107,11 +112,11 @@ class Guard:
             else:
                 await self._app(scope, receive, send)
         elif kind == "websocket":
-            # Before it is accepted, which the caller sees as 403.
+            # Before it is accepted; the caller sees 403.
             await send({"type": "websocket.close", "code": 1008})
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a site's request on, but for one that is too large: Flower reads all of it before it looks at a key."""
+        """Pass a site's request on unless it is too large: Flower reads all of it before it checks a key."""
         peer = str(_address(scope.get("client")))
         most, each = (_LARGEST_OBJECT, 1) if scope["path"] == _OBJECT else (_LARGEST_BODY, _UNFOLDED)
         taken, refusal, begun = 0, (0, ""), False
@@ -123,15 +128,15 @@ class Guard:
                 async with asyncio.timeout_at(until):
                     message = await receive()
             except TimeoutError:
-                refusal = 408, f"a request that takes more than {_BODY_S:.0f} s is not taken"
+                refusal = 408, f"a request may take at most {_BODY_S:.0f} s"
                 return {"type": "http.disconnect"}
             some = len(message.get("body", b""))
             taken += some
             self._in_flight[peer] += each * some
             if taken > most:
-                refusal = 413, f"a request of more than {most >> 20} MiB is not taken"
+                refusal = 413, f"a request may have at most {most >> 20} MiB"
             elif self._in_flight.total() > _IN_FLIGHT or self._in_flight[peer] > _IN_FLIGHT_OF_A_PEER:
-                refusal = 503, "too much is on its way here; try again"
+                refusal = 503, "too many requests are in progress; try again"
             return {"type": "http.disconnect"} if refusal[0] else message
 
         async def send_some(message: MutableMapping[str, Any]) -> None:
@@ -161,7 +166,7 @@ async def _refuse(send: Send, status: int, detail: str) -> None:
 
 
 def read_secret(file: Path) -> bytes:
-    """Return the operator's secret that a file holds, if it is long enough and can travel in a header."""
+    """Return the operator's secret in a file, if it is long enough and fits into a header."""
     text = file.read_text(encoding="utf-8", errors="replace").strip()
     if not _SECRET.fullmatch(text):
         text = f"{file} holds no secret of 32 or more letters, digits and signs; `make certs` makes one"
@@ -183,21 +188,45 @@ def look_up(name: str) -> frozenset[Address]:
     try:
         found = {_address(entry[4]) for entry in socket.getaddrinfo(name, None)}
     except OSError as error:
-        raise GuardError(f"{name!r} is no name of this machine: {error}", code="guard.not-this-machine") from None
+        raise GuardError(f"{name!r} is not a name of this machine: {error}", code="guard.not-this-machine") from None
     return frozenset(address for address in found if address)
 
 
 def _is_this_machine(scope: Scope) -> bool:
-    """Return whether a connection has the same address at both ends, as none from another machine has."""
+    """Return whether a connection has the same address at both ends, which only local ones have."""
     caller = _address(scope.get("client"))
     return caller is not None and caller == _address(scope.get("server"))
 
 
+def _is_this_user(scope: Scope) -> bool:
+    """Return whether the other end of a local connection is a process of this user.
+
+    Another user at the executor's interface could take a run's work. If the system does not report a connection's
+    owner, as on macOS, this accepts any user.
+    """
+    wanted = [(_address(scope[end]), scope[end][1]) for end in ("client", "server")]
+    tables = [table for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if table.exists()]
+    for table in tables:
+        for row in table.read_text(encoding="ascii").splitlines()[1:]:
+            _, local, remote, state, _, _, _, user, *_ = row.split()
+            # A connection whose process has closed it counts as root's.
+            if state == _ESTABLISHED and [_end(local), _end(remote)] == wanted:
+                return int(user) == os.getuid()
+    return not tables
+
+
+def _end(text: str) -> tuple[Address | None, int]:
+    """Return address and port of a connection's end from Linux's notation: hexadecimal, in words of a number."""
+    digits, _, port = text.partition(":")
+    words = [int(digits[start : start + 8], 16) for start in range(0, len(digits), 8)]
+    return _address([ip_address(struct.pack(f"={len(words)}I", *words))]), int(port, 16)
+
+
 def _address(end: Any) -> Address | None:
-    """Return the address of an end of a connection; None where it has none, as a Unix socket."""
+    """Return the address of a connection's end; None if it has none, as with a Unix socket."""
     try:
         address = ip_address(end[0])
     except (TypeError, ValueError, IndexError):
         return None
-    # A socket that serves both families shows IPv4 addresses as IPv6 ones.
+    # A dual-stack socket shows IPv4 addresses as IPv6 ones.
     return getattr(address, "ipv4_mapped", None) or address

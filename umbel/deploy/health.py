@@ -1,4 +1,4 @@
-"""Exit with 0 if a process answers that it is well: what the health checks of the containers ask.
+"""Exit with 0 if a process reports that it is healthy, for the containers' health checks.
 
 python umbel/deploy/health.py https://localhost:8000/health /run/secrets/ca.crt
 python umbel/deploy/health.py 127.0.0.1:9095
@@ -14,9 +14,9 @@ _TIMEOUT_S = 5.0
 
 
 def healthy(address: str, ca: str | None = None) -> bool:
-    """Return whether a Flower process is well, at a URL or at ``HOST:PORT`` of an executor's gRPC health service.
+    """Return whether a Flower process is healthy, at a URL or at ``HOST:PORT`` of an executor's gRPC health service.
 
-    A https URL is checked against the certificate authority in the file `ca`.
+    The certificate authority in the file `ca` verifies an https URL.
     """
     if "://" in address:
         context = ssl.create_default_context(cafile=ca) if ca else None
@@ -25,7 +25,7 @@ def healthy(address: str, ca: str | None = None) -> bool:
                 return bool(response.status == 200)
         except OSError:
             return False
-    # Imported here, because a URL needs neither and is asked for every few seconds.
+    # Imported only here: a URL does not need it, and is checked every few seconds.
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 

@@ -3,8 +3,8 @@
     umbel site start --superlink HOST:PORT --root-certificates ca.crt \\
         --auth-supernode-private-key site.key --node-config 'data-path="/data/site"'
 
-takes the options of Flower's ``flower-supernode``. Started by itself, that would run the code that the
-server sends; here the site's own app answers (`umbel.client.executor`). The two end together.
+takes the options of Flower's ``flower-supernode``. On its own, that command would run the code that the server sends;
+here the site's own app answers (`umbel.client.executor`). The two processes end together.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OURS = ("--isolation", "--superexec-auth-secret-file")
 
 
 def _option(arguments: list[str], name: str, default: str) -> str:
-    """Return what an option is given, as ``--name value`` or ``--name=value``."""
+    """Return the value of an option, given as ``--name value`` or ``--name=value``."""
     for i, word in enumerate(arguments):
         if word == name and i + 1 < len(arguments):
             return arguments[i + 1]
@@ -42,15 +42,16 @@ def _option(arguments: list[str], name: str, default: str) -> str:
 
 
 def start(arguments: list[str]) -> list[str]:
-    """Start an executor beside this process, which is to become its SuperNode; return the SuperNode's options.
+    """Start an executor beside this process, which then becomes its SuperNode; return the SuperNode's options.
 
-    These are `arguments` and more; by default the SuperNode waits for its executor on this machine alone.
+    These are `arguments` and additional ones; by default only an executor on this machine reaches the SuperNode.
     """
     if taken := [name for name in _OURS if any(word.split("=")[0] == name for word in arguments)]:
-        raise SiteError(f"{taken[0]} is set by this command; leave it out", code="site.own-option")
+        raise SiteError(f"this command sets {taken[0]} itself; leave it out", code="site.own-option")
+    os.umask(0o077)
     host = _option(arguments, "--host", "127.0.0.1")
     port = _option(arguments, "--port", "9094")
-    # Others on this machine reach the same port: without the secret they could take the site's messages.
+    # Other users of this machine reach the same port: without the secret they could take the site's messages.
     folder = Path(tempfile.mkdtemp(prefix="umbel-node-"))
     secret = folder / "secret"
     secret.touch(mode=0o600)
@@ -65,7 +66,7 @@ def start(arguments: list[str]) -> list[str]:
 def _execute(parent: int, folder: Path, address: str, secret: Path) -> NoReturn:
     """Run an executor that ends with the SuperNode, and end the SuperNode with it."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # both come to the executor as well, and it ends this
+        signal.signal(number, signal.SIG_IGN)  # the executor gets both signals too, and ends this process
     options = ["--insecure", "--runtime-api-address", address]
     options += ["--superexec-auth-secret-file", str(secret), "--parent-pid", str(parent)]
     _wait(_executor(options, preexec_fn=_listen), parent)
@@ -76,7 +77,7 @@ def _execute(parent: int, folder: Path, address: str, secret: Path) -> NoReturn:
 
 
 def _executor(options: list[str], **how: Any) -> subprocess.Popen[Any]:
-    """Start the executor with what is installed: the working folder, whoever filled it, stands before nothing."""
+    """Start the executor with installed modules only, never those in the working folder."""
     places = filter(None, [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(PACKAGE.parent)])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
     command = [sys.executable, "-P", "-m", "umbel", "site", "executor", *options]
@@ -84,7 +85,7 @@ def _executor(options: list[str], **how: Any) -> subprocess.Popen[Any]:
 
 
 def _wait(executor: subprocess.Popen[bytes], parent: int) -> None:
-    """Wait until the executor ends; end it once this process's parent is no more the SuperNode."""
+    """Wait until the executor ends; end it if this process's parent is no longer the SuperNode."""
     while executor.poll() is None:
         if os.getppid() != parent:
             executor.terminate()
@@ -98,7 +99,7 @@ def _listen() -> None:
 
 
 def main(context: typer.Context) -> None:
-    """Start a site's node on one machine: a SuperNode with these options of Flower's, and umbel's executor."""
+    """Start a site's node on one machine: a SuperNode, and umbel's executor. Takes the options of flower-supernode."""
     with errors_in_one_line():
         arguments = start(context.args)
     supernode.run(arguments)

@@ -1,13 +1,14 @@
-"""The server: Flower's SuperLink, with umbel's guard in front of it, and the secret by which it lets ``flwr`` in.
+"""The server: Flower's SuperLink behind umbel's guard, and the secret that admits ``flwr``.
 
     umbel server start --control-secret certs/control.secret --host 0.0.0.0 --port 8000 ...
     umbel server login umbel certs/control.secret
 
-The first takes the options of Flower's ``flower-superlink``. Started by itself, that would start runs and register
-nodes for whoever reaches its port; here the guard (`umbel.deploy.guard`) lets in whoever has the operator's secret.
+The first takes the options of Flower's ``flower-superlink``. On its own, that command would start runs and register
+nodes for everyone who reaches its port; here the guard (`umbel.deploy.guard`) admits callers with the operator's
+secret.
 
-From a login on, `flwr` sends the secret to the address of this connection, and to no other. It is kept where Flower
-keeps sign-ins, ``credentials.yaml`` beside ``config.toml``, which no other user can read.
+After a login, `flwr` sends the secret only to the address of this connection. The secret is kept where Flower keeps
+sign-ins: ``credentials.yaml`` beside ``config.toml``, which no other user can read.
 """
 
 from __future__ import annotations
@@ -32,41 +33,45 @@ def _start(
     context: typer.Context,
     control_secret: Annotated[
         Path | None,
-        typer.Option(help="A file with a secret: whoever has it may start runs and register nodes, from anywhere."),
+        typer.Option(
+            help="File with a secret. Callers with the secret may start runs and register nodes, from any address."
+        ),
     ] = None,
     control_from: Annotated[
         str,
         typer.Option(
-            help="Addresses and networks from which anybody may start runs and register nodes; by default, where "
-            "there is no secret, this machine's own."
+            help="Addresses and networks that may start runs and register nodes without a secret; by default this "
+            "machine's, if --control-secret is missing."
         ),
     ] = "",
     runtime_at: Annotated[
         str,
         typer.Option(
-            help="A name or address of this machine that only the ServerApp's executor can reach; by default the "
+            help="Name or address of this machine that only the ServerApp's executor can reach; by default the "
             "executor must be on this machine."
         ),
     ] = "",
     largest_answer: Annotated[
-        int, typer.Option(min=1, help="MiB that a site's answer may have, of all its clients together.")
+        int, typer.Option(min=1, help="Maximum size of a site's reply, for all its clients together, in MiB.")
     ] = 1024,
 ) -> None:
-    """Start Flower's SuperLink with these options, and a guard in front of it."""
+    """Start Flower's SuperLink behind umbel's guard. Takes the options of flower-superlink."""
     with errors_in_one_line():
         rules = Rules(
             secret=read_secret(control_secret) if control_secret else None,
             control_from=parse_networks(control_from),
             runtime_at=look_up(runtime_at) if runtime_at else frozenset(),
         )
-    # There Flower finds its executor, also where this environment is not activated.
+    if "--simulation" not in context.args:
+        os.umask(0o077)  # messages in the database, the app's code, runs
+    # Flower looks for its executor there, also if this environment is not activated.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    log(INFO, "Runs and registration are for %s", _who(rules))
+    log(INFO, "Runs and registration are allowed for %s", _who(rules))
     run_superlink(context.args, lambda served: Guard(served, rules), BoundedConnection, largest_answer << 20)
 
 
 def _who(rules: Rules) -> str:
-    allowed = ["whoever has the operator's secret"] if rules.secret else []
+    allowed = ["callers with the operator's secret"] if rules.secret else []
     allowed += [f"callers from {network}" for network in rules.control_from]
     return " and ".join(allowed) or "this machine itself"
 
@@ -75,7 +80,7 @@ def _login(
     connection: Annotated[str, typer.Argument(help="A connection in Flower's config.toml.")],
     secret: Annotated[Path, typer.Argument(help="The file that holds the operator's secret.")],
 ) -> None:
-    """Keep the operator's secret for a connection."""
+    """Store the operator's secret for a connection of flwr."""
     with errors_in_one_line():
         home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
         address = _address(home / "config.toml", connection)

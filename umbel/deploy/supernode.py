@@ -2,9 +2,9 @@
 
     umbel site supernode --superlink HOST:PORT --isolation=process ...
 
-takes the options of Flower's ``flower-supernode``. That looks every three seconds, which is most of a round of a small
-model; this looks as seldom only where no message has come for a minute. Where the server is slow to answer it looks
-more seldom still: the looks of many sites that have nothing to do would hold up those that have.
+takes the options of Flower's ``flower-supernode``. Flower looks every three seconds, which takes most of a small
+model's round. This SuperNode looks as rarely only after a minute without a message. If the server is slow to answer it
+looks even more rarely: many idle sites would delay those with work.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> NoReturn:
 
 
 def main(context: typer.Context) -> None:
-    """Start the SuperNode alone, with the options of flower-supernode: the executor is in another container."""
+    """Start only the SuperNode, for an executor in another container. Takes the options of flower-supernode."""
     run(context.args)
 
 

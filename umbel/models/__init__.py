@@ -1,7 +1,7 @@
 """Models by name, each with its loss and metric.
 
 Options follow the name: ``mlp inputs=5 hidden=16 outputs=1``. Your own model is a function that returns a
-``torch.nn.Module`` (or a `Model`), given as ``package.module:factory``; for libraries see `umbel.models.libraries`.
+``torch.nn.Module`` (or a `Model`), given as ``package.module:factory``. For libraries see `umbel.models.libraries`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, make_dataclass, replace
+from dataclasses import field as dataclass_field
 from functools import lru_cache, partial
 from itertools import pairwise
 from types import FunctionType
@@ -22,17 +23,20 @@ from umbel.models.factors import BiasedFactors, Factors
 from umbel.models.libraries import library_of
 from umbel.models.losses import LOSSES, METRICS, SLOPES, Loss, Score, load_loss, load_metric
 from umbel.models.model import Model, check
-from umbel.models.networks import CNN, LeNet, Linear, Softmax, mlp
-from umbel.protocol import old_names
-from umbel.protocol.errors import ModelError, UmbelError
+from umbel.models.networks import CNN, LeNet, Linear, Softmax, Units, mlp
+from umbel.protocol import builds, old_names
+from umbel.protocol.errors import ConfigError, ModelError, UmbelError
 from umbel.protocol.plugins import import_by_name, parse_options, parse_pairs
 from umbel.protocol.run_config import RunConfig
 
 __all__ = ["LOSSES", "METRICS", "MODELS", "Loss", "Model", "Score", "load", "load_for", "load_loss", "load_metric"]
 
+UNITS = ("offset", "scale")
+"""Options of a model that scale features, one number for each feature."""
 _NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
     "cnn": CNN,
     "cnn10": partial(CNN, 10),
+    "cnn-dropout": partial(CNN, dropout=True),
     "cnn-sigmoid": partial(CNN, smooth=True),
     "cnn10-sigmoid": partial(CNN, 10, smooth=True),
     "lenet": LeNet,
@@ -49,14 +53,30 @@ Size = Annotated[int, Field(ge=1, le=10_000_000)]
 Sizes = Annotated[tuple[Size, ...], BeforeValidator(lambda text: tuple(text.split(",")))]
 
 
-def _options(**fields: Any) -> type[Any]:
-    return make_dataclass("Options", fields.items(), frozen=True)
+Constant = Annotated[float, Field(allow_inf_nan=False)]
+Constants = Annotated[tuple[Constant, ...], BeforeValidator(lambda text: tuple(text.split(",")))]
+
+
+def _options(units: bool = False, **fields: Any) -> type[Any]:
+    constants = [(name, Constants, dataclass_field(default=())) for name in UNITS] if units else []
+    return make_dataclass("Options", [*fields.items(), *constants], frozen=True)
 
 
 def dense(*sizes: Any) -> nn.Module:
-    """Return layers of these widths with ReLU between them; the numbers of a row are laid out flat."""
+    """Return layers of these widths with ReLU between them; each row is flattened first.
+
+    After the widths come the constants that scale features (`umbel.models.networks.Units`).
+    """
+    *sizes, offset, scale = sizes  # type: ignore[assignment]
     widths = [width for size in sizes for width in (size if isinstance(size, tuple) else (size,))]
     layers: list[nn.Module] = [nn.Flatten()]
+    if offset or scale:
+        if wrong := {len(one) for one in (offset, scale) if one} - {widths[0]}:
+            text = f"a model of {widths[0]} inputs needs as many offsets and scales, not {wrong.pop()}"
+            raise ModelError(text, code="model.units")
+        if 0 in scale:
+            raise ModelError("a scale of 0 is not a unit; leave scale out, or give 1", code="model.units")
+        layers.append(Units(offset, scale))
     for wide, narrow in pairwise(widths):
         layers += [nn.Linear(wide, narrow), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
@@ -64,13 +84,13 @@ def dense(*sizes: Any) -> nn.Module:
 
 _FACTORS = _options(items=Size, size=Size)
 SIZED: Mapping[str, tuple[type[Any], Callable[..., nn.Module]]] = {
-    "linear": (_options(inputs=Size, outputs=Size), dense),
-    "mlp": (_options(inputs=Size, hidden=Sizes, outputs=Size), dense),
+    "linear": (_options(inputs=Size, outputs=Size, units=True), dense),
+    "mlp": (_options(inputs=Size, hidden=Sizes, outputs=Size, units=True), dense),
     "softmax": (_options(features=Size, classes=Size), Softmax),
     "factors": (_FACTORS, Factors),
     "biased-factors": (_FACTORS, BiasedFactors),
 }
-"""The options of each model, and its network, which takes them in order."""
+"""The options of each model, and the function that builds its network from them."""
 
 
 @lru_cache(maxsize=16)
@@ -83,7 +103,7 @@ def load(
     pretrained: str = "",
     usual_loss: str = "",
 ) -> Model:
-    """Return the model called `name`, checked.
+    """Return the model `name`, checked.
 
     Parameters
     ----------
@@ -91,18 +111,18 @@ def load(
         A key of `MODELS`; or, with ``name=value`` after it, a key of `SIZED`,
         ``package.module:factory`` or ``library:model``.
     loss, metric : str
-        Names, or ``package.module:function``; empty for the model's own.
+        Names, or ``package.module:function``; empty for the model's defaults.
     frozen, local : str
         Patterns on names of parameters, separated by spaces (`Model`).
     pretrained : str
-        File of weights to start from (`umbel.models.model.find_weights`); empty to draw them.
+        File of initial weights (`umbel.models.model.find_weights`); empty to draw them.
     usual_loss : str
         The loss of a ``torch.nn.Module`` if `loss` is empty.
 
     Raises
     ------
     ModelError
-        When the model or the loss is unknown or unusable; the text lists what there is.
+        If the model or the loss is unknown or unusable; the text lists the choices.
     """
     own = load_loss(loss) if loss else None
     name = old_names.model(name)
@@ -133,11 +153,11 @@ def load(
 
 
 def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
-    """Return the model that a run asks for, or else the one its dataset was made for.
+    """Return a run's model, or the model of its dataset if the run names none.
 
-    A model of the run's own brings its own loss, or takes the manifest's if it has none; what the
-    manifest says of frozen and local parameters is of the manifest's own model alone. ``biased-factors``
-    without a size takes that of the dataset's factors. There is no manifest where every node serves its own data.
+    A model that the run names brings its loss, or takes the manifest's loss if it has none. The manifest's frozen and
+    local parameters concern only the manifest's model. ``biased-factors`` without a size takes the size of the
+    dataset's factors. If every node serves its own data, there is no manifest.
 
     Raises
     ------
@@ -156,23 +176,28 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
             )
         name = f"{name} {words}"
     loss, frozen, local, metric, pretrained = run.loss, run.frozen, run.local, run.metric, run.pretrained
-    if manifest is not None and (not default or run.model in ("", default)):
+    if manifest is not None and (not default or not run.model or _without_units(run.model) == default):
         loss, metric = loss or manifest.loss, metric or manifest.metric
         frozen, local = frozen or manifest.frozen, local or manifest.local
         pretrained = pretrained or manifest.pretrained
     return load(name, loss, frozen, local, metric, pretrained, manifest.loss if manifest else "")
 
 
+def _without_units(name: str) -> str:
+    return " ".join(word for word in name.split(" ") if word.partition("=")[0] not in UNITS)
+
+
 def _sized(kind: str, words: str, loss: Loss | None) -> Model:
-    """Return the model of a key of `SIZED`, its options being words as ``name=value name=value``."""
+    """Return the model of a key of `SIZED`, with `words` as its options ``name=value name=value``."""
     options, network = SIZED[kind]
-    name, size = f"{kind} {words}", astuple(parse_options(options, words, f"model {kind!r}"))
+    parsed = parse_options(options, words, f"model {kind!r}")
+    name, size = f"{kind} {words}", astuple(parsed)
     if options is _FACTORS and loss and loss.name not in SLOPES:
         raise ModelError(
-            f"model {name!r} needs a loss of the margin, not {loss.name!r}; choose from {', '.join(SLOPES)}",
+            f"model {name!r} needs a margin loss, not {loss.name!r}; choose from {', '.join(SLOPES)}",
             code="model.loss",
         )
-    usual = "log" if options is _FACTORS else "mse" if size[-1] == 1 else "cross-entropy"
+    usual = "log" if options is _FACTORS else "mse" if getattr(parsed, "outputs", size[-1]) == 1 else "cross-entropy"
     loss = loss or LOSSES[usual]
     metric = "accuracy" if loss.name == "cross-entropy" else "right-sign" if loss.name in SLOPES else "rmse"
     return Model(name, partial(network, *size), loss, loss if loss.by_row else METRICS[metric])
@@ -193,12 +218,14 @@ def _from_factory(name: str, loss: Loss | None) -> Model:
     except UmbelError:
         raise
     except Exception as error:
+        if mend := builds.hint(error):
+            raise ConfigError(f"model {name!r}: {mend}", code="config.mixed-builds") from error
         raise ModelError(f"model {name!r} cannot be made: {error!r}", code="model.not-built") from error
     if isinstance(made, Model):
         return replace(made, name=name)
     if not isinstance(made, nn.Module):
         raise ModelError(
-            f"model {name!r} gave a {type(made).__name__}; return a torch.nn.Module or a models.Model",
+            f"model {name!r} returned a {type(made).__name__}; return a torch.nn.Module or a models.Model",
             code="model.not-a-module",
         )
     if loss is None:
@@ -208,7 +235,7 @@ def _from_factory(name: str, loss: Loss | None) -> Model:
 
 
 def _factory(path: str) -> Callable[..., Any]:
-    """Return the factory ``package.module:factory``: a class of modules, or a function of that very package."""
+    """Return the factory ``package.module:factory``: a module class, or a function that this very package defines."""
     found: Any = import_by_name(path)
     makes = found.func if isinstance(found, partial) else found
     package = path.partition(":")[0].partition(".")[0]
@@ -216,12 +243,13 @@ def _factory(path: str) -> Callable[..., Any]:
     if is_module or (isinstance(makes, FunctionType) and makes.__module__.partition(".")[0] == package):
         return cast(Callable[..., Any], found)
     raise ModelError(
-        f"model {path!r} is no class of torch.nn.Module, and no function that {package!r} defines", code="model.factory"
+        f"model {path!r} is neither a class of torch.nn.Module nor a function that {package!r} defines",
+        code="model.factory",
     )
 
 
 def _value(text: str) -> Any:
-    """Return a number, a truth value, None or a tuple of such where that is what is written; else the text."""
+    """Return the number, truth value, None or tuple of these that a text denotes; otherwise the text."""
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):

@@ -1,7 +1,7 @@
-"""Recommendation by factors: the items' vectors are learnt together, each user's stays on its device.
+"""Recommendation by factors: the items' vectors are learnt together, and each user's vector stays on its device.
 
 `Factors` is the model of *PAC identifiability in federated personalization* (Sec. 3): a user likes item i if
-u . v_i > 0. Recommend with `BiasedFactors`: items and users also have biases, and a prior.
+u . v_i > 0. For recommendations use `BiasedFactors`: its items and users also have biases, and a prior.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from umbel.data import Dataset, held_out
+from umbel.models.hooks import Rows
 from umbel.models.losses import SLOPES
 
 INITIAL_SCALE = 0.1
 """Standard deviation of the components of fresh item vectors."""
 
 VECTOR_DECAY, BIAS_DECAY = 5.0, 1.0
-"""Of biased factors: precisions of the Gaussian priors of vectors and of biases, of items and users alike."""
+"""Precisions of the Gaussian priors of biased factors: of vectors and of biases, for items and users alike."""
 
 SHRINKAGE = 5.0
-"""Labels at the average rate that are added to each item and each user when `baselines` computes their biases."""
+"""Number of pseudo-labels at the average rate for each item and each user when `baselines` computes their biases."""
 
-# How a newcomer fits its vector to the items: plain descent, and for factors without a prior a little
-# decay a row, without which the vector of a client whose items can be told apart would have no end to go to.
+# A newcomer fits its vector to the items by gradient descent. Factors without a prior get a small decay for each row:
+# without it, the vector of a client whose items can be separated would grow without limit.
 _NEWCOMER_STEPS = 200
 _NEWCOMER_DECAY = 1e-3
 
@@ -34,8 +35,8 @@ _NEWCOMER_DECAY = 1e-3
 class Factors(nn.Module):
     """Scores u . v_i of I items, with vectors of length d (the PAC paper's k).
 
-    Items move by the sum of their samples' gradients and the user's vector by the mean (PAC paper,
-    Eqs. 1 and 2), since in a minibatch an item occurs once at most.
+    Items step by the sum of their samples' gradients and the user's vector by the mean (PAC paper, Eqs. 1 and 2), since
+    an item occurs at most once in a minibatch.
     """
 
     local_parameters = ("user",)
@@ -52,7 +53,7 @@ class Factors(nn.Module):
         return scores[:, None]
 
     def draw_local(self, generator: np.random.Generator) -> dict[str, NDArray[Any]]:
-        """Return a fresh user's vector, from N(0, I/d)."""
+        """Return an initial vector of a user, from N(0, I/d)."""
         size = len(self.user)
         return {"user": generator.standard_normal(size) / np.sqrt(size)}
 
@@ -65,10 +66,10 @@ class Factors(nn.Module):
         lengths: NDArray[np.int64],
         loss: str,
     ) -> dict[str, NDArray[np.float32]]:
-        """Return the vectors (clients, d) that suit newcomers' rows best, items being as they are.
+        """Return the vectors (clients, d) that fit newcomers' rows best, for fixed items.
 
         For the arguments see `umbel.models.hooks.Hooks`; `loss` is a key of `umbel.models.losses.SLOPES`. A client
-        without rows has a vector of 0.
+        without rows gets the vector 0.
         """
         vectors, offsets = cls._seen_by_users(shared["items"].astype(np.float64))
         slope = SLOPES[loss]
@@ -91,35 +92,36 @@ class Factors(nn.Module):
 
     @staticmethod
     def _seen_by_users(items: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the factors of a user's parameters at each item (I, d), and the rest of the score (I,)."""
+        """Return the coefficients of a user's parameters for each item (I, d), and the rest of the score (I,)."""
         return items, np.zeros(len(items))
 
     @staticmethod
     def _newcomer_decay(size: int, count: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the decay (clients, size) that goes with the mean loss over `count` rows (clients, 1)."""
+        """Return the decay (clients, size) that belongs to the mean loss over `count` rows (clients, 1)."""
         return np.full((len(count), size), _NEWCOMER_DECAY)
 
     @staticmethod
-    def baselines(dataset: Dataset, metric: str) -> dict[str, float]:
-        """Return `umbel.models.factors.baselines`, which say how often a sign is right."""
-        return baselines(dataset) if metric == "right-sign" else {}
+    def baselines(known: Rows, support: Rows, query: Rows, metric: str) -> dict[str, NDArray[np.float64]]:
+        """Return `rules`, which know only the share of right signs."""
+        return rules(known, support, query) if metric == "right-sign" else {}
 
     def misfit(self, dataset: Dataset) -> str:
-        """Return what keeps the model from the data: items' numbers, and labels of -1 and 1; empty if nothing does."""
+        """Return why the model does not take the data, which must be items' numbers and labels of -1 and 1; else
+        empty."""
         items = len(self.items)
         features, targets = np.asarray(dataset.features), np.asarray(dataset.targets)
         if features.shape[1:] != (1,) or targets.ndim != 1:
-            return "needs rows of one feature, an item's number, and one label"
+            return "needs rows with one feature, an item's number, and one label"
         if not np.isin(targets, (-1, 1)).all():
             return "needs labels of -1 and 1"
         if dataset.manifest.feature_scale != 1:
-            return "needs items' numbers as they are, and feature_scale = 1"
+            return "needs unscaled item numbers: set feature_scale = 1"
         numbers = features[:, 0]
         if not ((numbers == np.floor(numbers)) & (numbers >= 0) & (numbers < items)).all():
-            return f"knows the items 0 to {items - 1} alone"
+            return f"knows only the items 0 to {items - 1}"
         owner = np.repeat(np.arange(len(dataset.offsets) - 1), np.diff(dataset.offsets))
         if len(np.unique(owner * items + numbers.astype(np.int64))) < len(numbers):
-            return "takes an item once at most from each client"
+            return "takes each item at most once from a client"
         return ""
 
 
@@ -127,10 +129,10 @@ class BiasedFactors(Factors):
     """Scores u . v_i + b_i + c: biases of items, which are shared, and of users, which are not.
 
     Matrix factorisation with biases (Koren, Bell and Volinsky, 2009) for labels, at the maximum of the posterior:
-    vectors and biases have Gaussian priors of mean 0 and precisions `VECTOR_DECAY` and `BIAS_DECAY`. So an item
-    or a user with few labels stays near the average. A user starts at 0, as an average one; all steps go
-    down the sum over a minibatch, those of users too. ``items`` (I, d + 1) holds each item's vector and then its
-    bias, ``user`` (d + 1,) the user's.
+    vectors and biases have Gaussian priors of mean 0 and precisions `VECTOR_DECAY` and `BIAS_DECAY`. So an item or a
+    user with few labels stays near the average. A user starts at 0, as an average one. All steps follow the gradient
+    summed over a minibatch, users' steps too. ``items`` (I, d + 1) holds each item's vector and then its bias, ``user``
+    (d + 1,) the user's.
     """
 
     summed_parameters = ("items", "user")
@@ -148,7 +150,7 @@ class BiasedFactors(Factors):
         return scores[:, None]
 
     def draw_local(self, generator: np.random.Generator) -> dict[str, NDArray[Any]]:
-        """Return a fresh user's vector and bias, 0."""
+        """Return an initial vector and bias of a user, all 0."""
         return {"user": np.zeros(len(self.user))}
 
     @staticmethod
@@ -161,49 +163,61 @@ class BiasedFactors(Factors):
 
 
 def _precisions(size: int) -> NDArray[np.float64]:
-    """Return those of the priors of a vector and a bias, `size` numbers in all."""
+    """Return the precisions of the priors of a vector and a bias, `size` numbers in all."""
     return np.array([VECTOR_DECAY] * (size - 1) + [BIAS_DECAY])
 
 
-def baselines(dataset: Dataset) -> dict[str, float]:
-    """Return how often rules that learn no vector are right: the least that a recommender must beat.
+def rules(known: Rows, support: Rows, query: Rows) -> dict[str, NDArray[np.float64]]:
+    """Return for each client how often baselines that learn no vector are right; a recommender must beat them.
 
-    They are scored on the rows of validation clients on which `Learner.score_newcomers` scores a model. A rule
-    knows the labels of all training clients and, of each validation client, those that it fits its own vector to.
-    What a client's rate or an item's cannot decide is taken to be liked. The results are means over validation clients,
-    each counting once; ``item and user bias`` is the mean and what item and user stray from it, each shrunk (Koren,
+    For the arguments see `umbel.models.hooks.Hooks.baselines`. An item counts as liked where neither the client's rate
+    nor the item's decides. ``item and user bias`` is the mean plus the shrunken deviations of item and user (Koren,
     2009, Eq. 1).
     """
-    manifest, offsets = dataset.manifest, dataset.offsets
-    items = np.asarray(dataset.features)[:, 0].astype(np.int64)
-    liked = np.asarray(dataset.targets) > 0
-    border = int(offsets[manifest.train])
-    number = int(items.max()) + 1
-    mean = float(liked[:border].mean())
-    often = np.bincount(items[:border], minlength=number)
-    likes = np.bincount(items[:border], weights=liked[:border], minlength=number)
+    (items, liked, _), (seen, seen_liked, seen_owner), (scored, truth, owner) = map(_likes, (known, support, query))
+    clients, number = len(query[2]), 1 + max((int(one.max(initial=0)) for one in (items, seen, scored)), default=0)
+    mean = float(liked.mean())
+    often = np.bincount(items, minlength=number)
+    likes = np.bincount(items, weights=liked, minlength=number)
     item_rate = np.where(often > 0, likes / np.maximum(often, 1), mean)
     item_bias = (likes - mean * often) / (often + SHRINKAGE)
 
-    items, liked, lengths = items[border:], liked[border:], np.diff(offsets[manifest.train :])
-    scored = held_out(lengths)
-    owner = np.repeat(np.arange(len(lengths)), lengths)
+    def of_clients(values: NDArray[Any], owner: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.bincount(owner, weights=values, minlength=clients).astype(np.float64)
 
-    def of_users(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the sum of values (rows,) over the rows that each user learns from."""
-        return np.bincount(owner[~scored], weights=values[~scored], minlength=len(lengths)).astype(np.float64)
-
-    known = of_users(np.ones(len(owner)))
-    user_rate = np.where(known > 0, of_users(liked.astype(float)) / np.maximum(known, 1), mean)
-    user_bias = of_users(liked - mean - item_bias[items]) / (known + SHRINKAGE)
+    labels = of_clients(np.ones(len(seen)), seen_owner)
+    user_rate = np.where(labels > 0, of_clients(seen_liked, seen_owner) / np.maximum(labels, 1), mean)
+    user_bias = of_clients(seen_liked - mean - item_bias[seen], seen_owner) / (labels + SHRINKAGE)
     guesses = {
-        "all liked": np.full(len(liked), True),
+        "all liked": np.full(len(scored), True),
         "user's majority": user_rate[owner] >= 0.5,
-        "item's majority": item_rate[items] >= 0.5,
-        "item and user bias": mean + item_bias[items] + user_bias[owner] >= 0.5,
+        "item's majority": item_rate[scored] >= 0.5,
+        "item and user bias": mean + item_bias[scored] + user_bias[owner] >= 0.5,
     }
-    each = np.bincount(owner[scored], minlength=len(lengths))
-    return {
-        name: float(np.mean(np.bincount(owner[scored], weights=(guess == liked)[scored]) / each))
-        for name, guess in guesses.items()
-    }
+    return {name: of_clients(guess == truth, owner) / query[2] for name, guess in guesses.items()}
+
+
+def _likes(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+    """Return item, whether it is liked, and client of each row."""
+    features, targets, lengths = rows
+    return features[:, 0].astype(np.int64), targets > 0, np.repeat(np.arange(len(lengths)), lengths)
+
+
+def baselines(dataset: Dataset) -> dict[str, float]:
+    """Return the means of `rules` over validation clients, with equal weights.
+
+    They are scored on those rows of validation clients on which `Learner.score_newcomers` scores a model. A baseline
+    knows the labels of all training clients, and of each validation client the labels on which a model fits its vector.
+    """
+    train, offsets = dataset.manifest.train, dataset.offsets
+    features, targets, border = np.asarray(dataset.features), np.asarray(dataset.targets), int(offsets[train])
+    lengths = np.diff(offsets)
+    scored = held_out(lengths[train:])
+    owner = np.repeat(np.arange(len(lengths) - train), lengths[train:])
+
+    def part(chosen: NDArray[np.bool_]) -> Rows:
+        counts = np.bincount(owner[chosen], minlength=len(lengths) - train)
+        return features[border:][chosen], targets[border:][chosen], counts
+
+    found = rules((features[:border], targets[:border], lengths[:train]), part(~scored), part(scored))
+    return {name: float(values.mean()) for name, values in found.items()}

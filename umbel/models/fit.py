@@ -1,7 +1,8 @@
-"""Whether a model takes a dataset's features and its loss the targets, and what else a first look at it shows."""
+"""Checks whether a model takes a dataset's features and its loss the targets, by a first look at the model."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,34 +16,39 @@ from umbel.models.losses import SLOPES
 from umbel.models.model import Model
 from umbel.protocol.errors import ModelError, UmbelError
 
-MOST_TOKENS = 1 << 24  # 32-bit numbers, as which a cohort holds its rows, count no further
+# Memory that one chunk of a cohort may take. Fixed as long as so much is free, because the size of a
+# chunk may change results in the last digit and a seed must give the same result every time.
+CPU_CHUNK_BYTES = 1 << 30
+MOST_TOKENS = 1 << 24  # a cohort holds its rows as 32-bit floats, which are exact only up to here
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a model shows when it is applied to rows of zeros."""
+    """Properties that a model shows when it is applied to rows of zeros."""
 
-    tokens: bool  # it takes whole numbers, as an embedding does, and no others
+    tokens: bool  # it takes only integers, as an embedding does
     draws: bool  # it draws at random in training, as dropout does
     alone: bool  # it scores a single row; batch normalisation without running statistics does not
-    activations: int  # how many numbers its layers put out for one row
+    activations: int  # how many numbers its layers output for one row
     outputs: tuple[int, ...]  # shape of the outputs of one row
+    repeats: bool  # a layer that keeps statistics is used more than once
 
 
 @lru_cache(maxsize=16)
 def look(model: Model, shape: tuple[int, ...]) -> Look:
-    """Apply a model to rows of a shape, and return what it shows; raise where it does not take them.
+    """Apply a model to rows of a shape, and return its properties; raise if it does not take them.
 
-    The text of the error is for the end of a sentence.
+    The error's text completes a sentence.
     """
     rows = torch.zeros(2, *shape)
-    activations = int(np.prod(shape))
+    activations, used = int(np.prod(shape)), Counter[nn.Module]()
 
-    def count(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
+    def count(layer: nn.Module, _inputs: Any, outputs: Any) -> None:
         nonlocal activations
+        used[layer] += isinstance(layer, nn.modules.batchnorm._NormBase)
         activations += outputs.numel() // len(rows) if isinstance(outputs, Tensor) else 0
 
-    # Not in inference mode: what a network keeps from it for later cannot be trained with.
+    # Not in inference mode: tensors that a network caches there cannot be used in training.
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         hooks = [layer.register_forward_hook(count) for layer in model.module.modules()]
         try:
@@ -62,20 +68,28 @@ def look(model: Model, shape: tuple[int, ...]) -> Look:
         if outputs.dtype != torch.float32:
             raise ModelError(f"gives outputs of type {outputs.dtype}, not float32", code="model.misfit")
         alone = _scores_one(model, rows[:1], tuple(outputs.shape[1:]))
-        # Buffers change in training; the model's must not.
+        # Buffers change in training; those of the model must not.
         buffers = {name: value.clone() for name, value in model.module.named_buffers()}
         before = torch.get_rng_state()
         try:
             model.apply(buffers, rows, training=True)
         except Exception as error:
-            told = f"{shape} in scoring alone, not in training: {one_line(error)}"
+            told = f"{shape} in evaluation only, not in training: {one_line(error)}"
             raise ModelError(f"takes features of shape {told}", code="model.misfit") from error
         draws = not torch.equal(before, torch.get_rng_state())
-    return Look(rows.dtype == torch.int64, draws, alone, activations, tuple(outputs.shape[1:]))
+    repeats = max(used.values()) > 1
+    return Look(rows.dtype == torch.int64, draws, alone, activations, tuple(outputs.shape[1:]), repeats)
+
+
+def training_bytes(model: Model, shape: tuple[int, ...], rows: int) -> int:
+    """Return the memory of a client while it is trained on minibatches of so many rows of a shape."""
+    n = model.num_parameters + sum(int(np.prod(local)) for local in model.local_shapes.values())
+    # Parameters, their gradient and the next parameters; activations, forward and backward.
+    return 4 * (3 * n + 2 * rows * look(model, shape).activations)
 
 
 def _apply(model: Model, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the outputs, and the rows: as numbers, or as tokens where the model does not take numbers."""
+    """Return the outputs, and the rows: as numbers, or as tokens if the model does not take numbers."""
     try:
         return model.apply({}, rows), rows
     except Exception as error:
@@ -98,10 +112,10 @@ def _scores_one(model: Model, row: Tensor, outputs: tuple[int, ...]) -> bool:
 
 
 def misfit(model: Model, dataset: Dataset) -> str:
-    """Return what keeps the model from the data, for the end of a sentence; empty if nothing does.
+    """Return why the model does not take the data, to complete a sentence; empty if it does.
 
-    All clients' rows are looked at: training that failed at some clients and not at others would tell
-    about their data. A network may look for itself (`umbel.models.hooks.Hooks`).
+    All clients' rows are checked: a training that failed only at some clients would reveal something about their data.
+    A network may check its data itself (`umbel.models.hooks.Hooks`).
     """
     if model.hooks.misfit is not None:
         return model.hooks.misfit(dataset)
@@ -111,21 +125,21 @@ def misfit(model: Model, dataset: Dataset) -> str:
     except ModelError as error:
         return error.text
     if not seen.alone and dataset.lengths.min() < 2:
-        return "takes the statistics of a client's rows, and a client has one row alone; let it keep running statistics"
+        return "computes statistics over several rows, but a client has only one row; use running statistics"
     tokens = seen.tokens or dataset.manifest.tokens
     return (_bad_tokens(model, dataset) if tokens else "") or _bad_targets(model, seen.outputs, targets)
 
 
 def _bad_tokens(model: Model, dataset: Dataset) -> str:
-    """Return what keeps a model that takes whole numbers from these: it is tried on the extremes of each place."""
+    """Return why a model of integers does not take these rows: it is tried on the extremes of each position."""
     features, manifest = dataset.features, dataset.manifest
     lowest, highest = features.min(axis=0), features.max(axis=0)
     if features.dtype.kind not in "iu" and not (np.asarray(features) == np.floor(features)).all():
-        return "takes whole numbers, as an embedding does, and the features are not; begin with a layer of numbers"
+        return "takes integers, as an embedding does, but the features are not integers; begin with a layer for numbers"
     if manifest.feature_scale != 1 or max(abs(float(lowest.min())), abs(float(highest.max()))) >= MOST_TOKENS:
-        return f"takes whole numbers: set feature_scale = 1, and number tokens from 0 to {MOST_TOKENS - 1}"
+        return f"takes integers: set feature_scale = 1, and number tokens from 0 to {MOST_TOKENS - 1}"
     if manifest.tokens:
-        # The last of the vocabulary: a table that is too small for it must not fail at some clients alone.
+        # Use the vocabulary's last token: a table that is too small for it must not fail only at some clients.
         lowest, highest = np.zeros_like(lowest), np.full_like(highest, manifest.tokens - 1)
     try:
         with torch.no_grad():
@@ -136,7 +150,7 @@ def _bad_tokens(model: Model, dataset: Dataset) -> str:
 
 
 def _bad_targets(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
-    """Return what keeps the loss from the targets, given the shape of a row's outputs."""
+    """Return why the loss does not take the targets, given the shape of a row's outputs."""
     width, shape = outputs[-1], targets.shape[1:]
     if model.loss.by_row:
         return _bad_extremes(model, outputs, targets)
@@ -145,18 +159,18 @@ def _bad_targets(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
         return "" if fits else f"with loss {model.loss.name!r} needs one output, and labels of -1 and 1"
     if targets.dtype.kind in "iu" and shape == outputs[:-1] and width > 1:
         fits = bool(0 <= targets.min() <= targets.max() < width)
-        return "" if fits else f"knows the classes 0 to {width - 1} alone"
+        return "" if fits else f"knows only the classes 0 to {width - 1}"
     if model.loss.name == "cross-entropy" or model.metric.name == "accuracy":
         if targets.dtype.kind in "iu" and len(outputs) > 1:
             return f"gives outputs of shape {outputs} for a row, whose classes are of shape {shape}; classes come last"
-        return "needs classes, whole numbers, as targets"
+        return "needs classes, which are integers, as targets"
     fits = shape == outputs or (targets.ndim, outputs) == (1, (1,))
     many = f"{width} outputs" if len(outputs) == 1 else f"outputs of shape {outputs}"
     return "" if fits else f"has {many}, a target is of shape {shape}"
 
 
 def _bad_extremes(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
-    """Return why a user's own loss does not take the smallest and the largest target; empty if it does."""
+    """Return why a user's loss does not take the smallest and the largest target; empty if it does."""
     extremes = np.stack([targets.min(axis=0), targets.max(axis=0)])
     extremes = extremes.astype(np.float32 if extremes.dtype.kind == "f" else np.int64)
     try:
@@ -169,6 +183,6 @@ def _bad_extremes(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Return the text of an error that came from elsewhere, in one line of no more than a few."""
+    """Return the text of a foreign error in one line."""
     text = " ".join((error.text if isinstance(error, UmbelError) else str(error)).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:300]} ..."

@@ -1,4 +1,4 @@
-"""Losses and metrics: what a client descends and what it reports."""
+"""Losses, which clients minimise, and metrics, which they report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.func import vmap
 from umbel.protocol.errors import ModelError
 from umbel.protocol.plugins import import_by_name
 
-# RMSE has no gradient at zero residual; far below any real mean square, this gives it one.
+# RMSE has no gradient at residual zero; this gives it one, far below any real mean square.
 TINY = 1e-12
 
 Array = NDArray[np.floating]
@@ -24,22 +24,22 @@ S = TypeVar("S", bound="Score")
 
 @dataclass(frozen=True)
 class Score:
-    """A per-sample value and how its mean over a client's samples is reported.
+    """A value for each sample, and the way to report its mean over a client's samples.
 
     Attributes
     ----------
     name : str
     per_sample : callable
-        ``(outputs (*batch, o), targets (*batch,) or (*batch, o)) -> (*batch,)``; see `of_rows` for
-        outputs of more axes.
+        ``(outputs (*batch, o), targets (*batch,) or (*batch, o)) -> (*batch,)``; for outputs of more axes see
+        `of_rows`.
     report : callable
         Maps the mean over samples to the reported value, elementwise.
     higher_is_better : bool
     share : bool
-        It is from 0 to 1.
+        Whether it lies between 0 and 1.
     by_row : bool
-        `per_sample` is a function like those of ``torch.nn.functional``, in whose shapes, of a batch, and
-        is called with one row at a time.
+        Whether `per_sample` takes a batch in the shapes of ``torch.nn.functional``, and is called with one row at a
+        time.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Score:
     def of_rows(self, outputs: Tensor, targets: Tensor, axes: int = 1) -> Tensor:
         r"""Return the value of each row, (\*batch,).
 
-        Numbers of several axes, as images, are compared as one vector. Where a row has several classes, as
+        Numbers with several axes, such as images, are compared as one vector. Where a row has several classes, such as
         the next tokens of a sequence, its value is their mean.
 
         Parameters
@@ -61,7 +61,7 @@ class Score:
             The last axis is that of classes.
         targets : Tensor, shape (\*batch, \*target shape)
         axes : int
-            How many axes are the batch's.
+            Number of batch axes.
         """
         if self.by_row:
             return self._row_by_row(outputs, targets, axes)
@@ -82,21 +82,21 @@ class Score:
 
 @dataclass(frozen=True)
 class Loss(Score):
-    """A score that a local step can descend.
+    """A score that a local step can minimise.
 
     Attributes
     ----------
     objective : callable
-        Maps the mean over a minibatch to what the step descends, elementwise.
+        Maps the mean over a minibatch to the objective of a step, elementwise.
     """
 
     objective: Callable[[Tensor], Tensor]
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return ``|output - target|**2`` a sample; classes count as one-hot vectors.
+    """Return ``|output - target|**2`` for each sample; classes count as one-hot vectors.
 
-    Whole numbers are classes where there are several outputs and one target a sample.
+    Integers are classes if there are several outputs and one target for each sample.
     """
     if not targets.is_floating_point() and outputs.shape[-1] > 1 and targets.ndim < outputs.ndim:
         targets = nn.functional.one_hot(targets.long(), outputs.shape[-1])
@@ -105,7 +105,7 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return ``-log softmax(output)[target]`` a sample."""
+    """Return ``-log softmax(output)[target]`` for each sample."""
     return torch.logsumexp(outputs, -1) - outputs.gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
 
 
@@ -131,9 +131,9 @@ LOSSES = {
     "hinge": Loss("hinge", lambda outputs, targets: (1 - margin(outputs, targets)).relu(), _same, _same),
     "margin": Loss("margin", lambda outputs, targets: -margin(outputs, targets), _same, _same),
 }
-"""Losses by name. ``mse`` descends the mean square and reports its root, ``rmse`` descends the
-root itself (group privacy paper, Eq. 10); both report RMSE. ``log``, ``hinge`` and ``margin`` are
-of one score and a label of -1 or 1 (PAC paper, Sec. 3)."""
+"""Losses by name. ``mse`` minimises the mean square and reports its root, ``rmse`` minimises the root itself (group
+privacy paper, Eq. 10); both report RMSE. ``log``, ``hinge`` and ``margin`` take one score and a label of -1 or 1 (PAC
+paper, Sec. 3)."""
 
 METRICS = {
     "rmse": Score("rmse", squared_error, torch.sqrt),
@@ -145,19 +145,19 @@ METRICS = {
 def load_loss(name: str) -> Loss:
     """Return a loss by name, or by import path: a function ``(outputs, targets)`` that PyTorch can differentiate.
 
-    It may return the mean over the rows that it is given, or a value for each, as those of
+    It may return the mean over the rows in a batch, or a value for each row, as the functions of
     ``torch.nn.functional`` do. It gets one row at a time, as a batch of one.
 
     Raises
     ------
     ModelError, ConfigError
-        When there is none; the text lists what there is.
+        If there is no such loss; the text lists the choices.
     """
     return Loss(name, _function(name), _same, _same, by_row=True) if ":" in name else _named(LOSSES, name, "loss")
 
 
 def load_metric(name: str) -> Score:
-    """Return a metric, as `load_loss` does a loss; a function says by ``higher_is_better = True`` if more is better."""
+    """Return a metric like `load_loss`; a function says by ``higher_is_better = True`` that more is better."""
     if ":" not in name:
         return _named(METRICS, name, "metric")
     own = _function(name)
@@ -177,7 +177,7 @@ def _named(known: dict[str, S], name: str, what: str) -> S:
 def _function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     found: Callable[[Tensor, Tensor], Tensor] = import_by_name(name)
     if not callable(found) or isinstance(found, type):
-        raise ModelError(f"{name!r} is no function of outputs and targets", code="model.not-a-function")
+        raise ModelError(f"{name!r} is not a function of outputs and targets", code="model.not-a-function")
     return found
 
 
@@ -191,4 +191,4 @@ SLOPES: dict[str, Callable[[Array], Array]] = {
     "hinge": lambda margins: -(margins < 1).astype(margins.dtype),
     "margin": lambda margins: -np.ones_like(margins),
 }
-"""Derivative of each loss of the margin (Assumption 2); at 0 it is not 0."""
+"""Derivative of each margin loss (Assumption 2); at 0 it is not 0."""

@@ -1,8 +1,8 @@
-"""A model: a network with its loss and its metric, and which of its parameters travel.
+"""A model: a network with its loss and its metric, and the kind of each of its parameters.
 
-Three kinds of parameters. *Frozen* ones are part of the model: never trained, never sent; both sides
-compare a digest of them. *Shared* ones are what a hypothesis is, what a release is, and what n counts.
-*Local* ones are each client's own: trained, and never leaving its node.
+There are three kinds of parameters. *Frozen* ones are part of the model: never trained and never sent; both sides
+compare a digest of them. *Shared* ones make up a hypothesis and a release, and n counts them. *Local* ones belong to
+each client: they are trained and never leave its node.
 
 Buffers are never shared. The running statistics of batch normalisation are local (FedBN: Li et al., ICLR
 2021), other buffers are frozen.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -36,12 +37,12 @@ from umbel.protocol.home import umbel_home
 
 Parameters = dict[str, Tensor]
 
-_FROZEN_SEED = 0  # of parameters that are neither trained nor sent
+_FROZEN_SEED = 0  # for parameters that are neither trained nor sent
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class Kind(StrEnum):
-    """What becomes of a parameter."""
+    """The kind of a parameter: who trains it, and whether it travels."""
 
     FROZEN = "frozen"
     SHARED = "shared"
@@ -50,10 +51,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class _Network:
-    """A network as it is used.
+    """The network in use.
 
-    ``changing`` are the layers that behave differently in training: not those in evaluation mode, nor those with
-    frozen statistics.
+    ``changing`` are the layers that behave differently in training: not those in evaluation mode, nor those with frozen
+    statistics.
     """
 
     module: nn.Module
@@ -65,27 +66,27 @@ class _Network:
 class Model:
     """A network with its loss and metric.
 
-    A parameter that has several names, as tied weights do, counts once, by the first of them.
+    A parameter with several names, such as tied weights, counts once, under the first name.
 
-    A network may declare more (`umbel.models.hooks.Hooks`). A parameter with ``requires_grad=False`` is frozen. A
-    layer that the network puts in evaluation mode stays there.
+    A network may declare more (`umbel.models.hooks.Hooks`). A parameter with ``requires_grad=False`` is frozen. A layer
+    that the network puts in evaluation mode stays in it.
 
     Attributes
     ----------
     name : str
-        As given in run config.
+        Its name as in the run config.
     network : callable
         Builds the network, a ``torch.nn.Module`` with floating point parameters.
     loss : Loss
-        What a client descends and reports.
+        The loss that a client minimises and reports.
     metric : Score
-        What a validation client reports beside the loss.
+        The value that a validation client reports beside the loss.
     frozen, local : tuple of str
-        Patterns on names, as ``backbone.*``, of parameters that are frozen or local, in addition to those
-        of the network itself. A parameter that the network makes local stays so.
+        Patterns on the names of parameters that are frozen or local, such as ``backbone.*``, in addition to those
+        of the network itself. A parameter that the network makes local stays local.
     pretrained : str
-        File of weights to start from (`find_weights`); empty to draw all. What the file
-        lacks, or has in another shape, is drawn.
+        File of initial weights (`find_weights`); empty to draw all. Parameters that the file lacks, or has in
+        another shape, are drawn.
     """
 
     name: str
@@ -98,7 +99,7 @@ class Model:
 
     @property
     def module(self) -> nn.Module:
-        """The network whose forward pass is used; of its parameters only the frozen ones are."""
+        """The network for the forward pass; only its frozen parameters are used."""
         return self._network.module
 
     @property
@@ -109,7 +110,7 @@ class Model:
     @cached_property
     def _network(self) -> _Network:
         module = self._build(_FROZEN_SEED)
-        # Weights from a library come in evaluation mode as a whole, which says nothing of single layers.
+        # A library's pretrained network comes in evaluation mode as a whole: this says nothing about single layers.
         module = module if module.training else module.train()
         kinds = _kinds(module, self.frozen, self.local)
         first = {name: names[0] for names in _names(module).values() for name in names}
@@ -120,12 +121,12 @@ class Model:
 
     @cached_property
     def names(self) -> dict[str, tuple[str, ...]]:
-        """All names of each parameter and buffer, by the first of them, in the order of the state dict."""
+        """All names of each parameter and buffer, under the first of them, in the order of the state dict."""
         return _names(self.module)
 
     @cached_property
     def buffers(self) -> frozenset[str]:
-        """Names of the buffers, which no gradient trains."""
+        """Names of the buffers; gradients do not train them."""
         return frozenset(name for name, _ in self.module.named_buffers())
 
     @cached_property
@@ -161,7 +162,7 @@ class Model:
 
     @cached_property
     def hooks(self) -> Hooks:
-        """What the network declares of itself."""
+        """The network's declarations about itself."""
         return Hooks.of(self.module)
 
     @cached_property
@@ -180,30 +181,71 @@ class Model:
         return sum(int(np.prod(shape)) for shape in self.shapes.values())
 
     @cached_property
+    def linear(self) -> bool:
+        """Whether the model is one dense layer with drawn weights, and nothing else in it is trained."""
+        trained = [layer for layer in self.module.modules() if layer._parameters]
+        plain = type(self.module) is nn.Sequential and [type(layer) for layer in trained] == [nn.Linear]
+        return plain and not (self.pretrained or self.frozen or self.local)
+
+    @cached_property
     def batch_dependent(self) -> bool:
-        """Whether in training each row's outputs hang on the rows beside it, as in batch normalisation."""
+        """Whether a row's outputs in training depend on the other rows of its batch, as in batch normalisation."""
         return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self._network.changing)
 
-    def apply(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
-        """Return the outputs ``(batch, ...)`` of inputs ``(batch, *row shape)`` under the given parameters.
+    @cached_property
+    def convolves(self) -> bool:
+        """Whether a layer is a convolution."""
+        return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self.module.modules())
 
-        Frozen parameters may be left out. In training the network drops out and takes the statistics of the batch, and
-        the buffers among the parameters change.
+    @cached_property
+    def local_statistics(self) -> bool:
+        """Whether all local parameters are running statistics of batch normalisation, which training does not read."""
+        statistics = {
+            _inside(prefix, name)
+            for prefix, layer in _with_statistics(self.module)
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer in self._network.changing
+            for name in _STATISTICS
+        }
+        return bool(self.local_shapes) and self.local_shapes.keys() <= statistics
+
+    @contextmanager
+    def last_statistics(self) -> Iterator[None]:
+        """Have running statistics be those of the last rows that a layer sees in training, and of no rows before."""
+        layers: list[Any] = [layer for _, layer in _with_statistics(self.module) if layer.momentum != 0]
+        momenta = [layer.momentum for layer in layers]
+        try:
+            for layer in layers:
+                layer.momentum = 1.0
+            yield
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
+
+    def apply(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
+        """Return the outputs ``(batch, ...)`` for inputs ``(batch, *row shape)`` with the given parameters.
+
+        Frozen parameters may be left out. In training, dropout is on, batch statistics are used, and the buffers among
+        the parameters change.
         """
         if self.module.training is not training:
             for layer in self._network.changing:
                 layer.training = training
         outputs = functional_call(self.module, parameters, (inputs,))
-        # Models of Hugging Face's transformers give a record.
+        # Models of Hugging Face's transformers return a record.
         found: Tensor = getattr(outputs, "logits", outputs)
         return found
 
     def initial(self, seed: int) -> Arrays:
-        """Draw fresh shared parameters."""
+        """Draw initial shared parameters."""
         return self._values(self.module if seed == _FROZEN_SEED else self._build(seed), Kind.SHARED)
 
     def initial_local(self, generators: Sequence[np.random.Generator]) -> Arrays:
-        """Draw fresh local parameters, each (clients, \\*shape), from a generator a client."""
+        """Draw initial local parameters, each (clients, \\*shape), from one generator for each client."""
+        if not self.local_shapes:
+            return {}
+        if self.local_statistics:  # which are no draw
+            start = self._values(self.module, Kind.LOCAL)
+            return {name: np.repeat(value[None], len(generators), axis=0) for name, value in start.items()}
         draw = self.hooks.draw_local or self._draw_local
         drawn = [draw(generators[i]) for i in range(len(generators))]
         return {
@@ -215,9 +257,11 @@ class Model:
         return self._values(self._build(int(generator.integers(2**63))), Kind.LOCAL)
 
     def _build(self, seed: int) -> nn.Module:
-        """Build the network. PyTorch's initialisers read the global generator alone: it is put back afterwards."""
+        """Build the network. PyTorch's initialisers use only the global generator, whose state is restored
+        afterwards."""
         with torch.random.fork_rng(devices=[]):
-            # `torch.manual_seed` seeds accelerators as well, and where none is in use yet keeps a trace of each call.
+            # `torch.manual_seed` also seeds accelerators, and before their first use it stores a stack trace for each
+            # call.
             torch.default_generator.manual_seed(seed)
             network = self.network()
         state = _tensors(network)
@@ -227,7 +271,7 @@ class Model:
         return network
 
     def _starts(self, network: nn.Module) -> Parameters:
-        """Return the weights in the file that the network has in the same shape."""
+        """Return the weights in the file that have the same shape in the network."""
         shapes = {name: value.shape for name, value in _tensors(network).items()}
         return {name: value for name, value in self._weights.items() if shapes.get(name) == value.shape}
 
@@ -264,14 +308,14 @@ def check(model: Model) -> None:
             none = f"{f'frozen parameters {lost}' if found else 'parameters'} of model {name!r} in the right shape"
             wrong = f"pretrained = {model.pretrained!r} has none of the {none}"
             raise ModelError(f"{wrong}; the model has {', '.join(model.names)}", code="model.pretrained")
-        log(INFO, "Model %s starts from %s, but for %s", name, model.pretrained, ", ".join(missing) or "nothing")
+        log(INFO, "Model %s starts from %s, except for %s", name, model.pretrained, ", ".join(missing) or "nothing")
     if not model.shapes:
         fix = f"let frozen and local match fewer of {', '.join(every)}"
         raise ModelError(f"model {name!r} has no shared parameters left; {fix}", code="model.nothing-shared")
 
 
 def find_weights(name: str) -> Path:
-    """Return the file of a name, an absolute path or one under ``$UMBEL_HOME/models``, or raise `ModelError`."""
+    """Return the file for a name, which is an absolute path or lies in ``$UMBEL_HOME/models``; else `ModelError`."""
     path = umbel_home() / "models" / Path(name).expanduser()
     if not path.is_file():
         raise ModelError(f"pretrained = {name!r}: there is no file {path}; put it there", code="model.pretrained")
@@ -279,9 +323,9 @@ def find_weights(name: str) -> Path:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file, or of a state dict that ``torch.save`` wrote; no code in it is run.
+    """Return the tensors of a safetensors file, or of a state dict from ``torch.save``, without running code in it.
 
-    Anything else is a `ModelError`.
+    `ModelError` for any other file.
     """
     try:
         if path.suffix == ".safetensors":
@@ -294,18 +338,18 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
         found = found["state_dict"]
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ModelError(f"{path} holds no state dict; save model.state_dict()", code="model.pretrained")
+        raise ModelError(f"{path} does not hold a state dict; save model.state_dict()", code="model.pretrained")
     return dict(found)
 
 
 def _tensors(network: nn.Module) -> Parameters:
-    """Return parameters and buffers by each of their names."""
+    """Return parameters and buffers under each of their names."""
     return dict(network.named_parameters(remove_duplicate=False)) | dict(network.named_buffers(remove_duplicate=False))
 
 
 def _names(network: nn.Module) -> dict[str, tuple[str, ...]]:
     tensors = _tensors(network)
-    # Buffers that are not part of the state dict come last.
+    # Buffers outside the state dict come last.
     ordered = [name for name in network.state_dict() if name in tensors]
     ordered += [name for name in tensors if name not in {*ordered}]
     names: dict[int, tuple[str, ...]] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -17,11 +19,31 @@ class Linear(nn.Linear):
         nn.init.normal_(self.weight)
 
 
+class Units(nn.Module):
+    """Scales features: ``(x - offset) / scale``, with constants from the model's name.
+
+    Parameters
+    ----------
+    offset, scale : sequence of float
+        One for each feature; empty for 0 and 1.
+    """
+
+    def __init__(self, offset: Sequence[float] = (), scale: Sequence[float] = ()) -> None:
+        super().__init__()
+        # Neither parameters nor buffers: they never change and never travel.
+        self._offset = torch.tensor(offset or (0.0,), dtype=torch.float32)
+        self._scale = torch.tensor(scale or (1.0,), dtype=torch.float32)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return scaled features (..., d)."""
+        return (rows - self._offset.to(rows.device)) / self._scale.to(rows.device)
+
+
 def mlp() -> nn.Module:
     """Return the hospital network 3 -> 2 -> 1 with ReLU: 11 parameters (Sec. 5.2).
 
-    Weights start as PyTorch draws them, biases at 0: what sets two hypotheses apart at first is then
-    what they make of the data, not a constant by which one of them suits all clients best.
+    Weights start as PyTorch draws them, biases at 0. So at first two hypotheses differ in their dependence on the data,
+    not in a constant that would make one of them fit all clients best.
     """
     layers = nn.Linear(3, 2), nn.Linear(2, 1)
     for layer in layers:
@@ -35,11 +57,15 @@ class CNN(nn.Module):
     The kernels are 3x3 and unpadded: the 2x2 kernels printed in Table 3 would give 1,400,990
     parameters, not the number that the text states. For 10 classes, of digits alone, there are 1,199,882.
 
-    With ``smooth`` it has sigmoids in place of ReLU, as where deep leakage from gradients attacks it (Sec. 5.3).
+    With ``smooth`` it has sigmoids instead of ReLU, as in the attack by deep leakage from gradients (Sec. 5.3). With
+    ``dropout`` it is FedML's CNN_DropOut (Reddi et al., ICLR 2021, Table 4): a quarter after the pooling, half after
+    the wide layer.
     """
 
-    def __init__(self, classes: int = 62, smooth: bool = False) -> None:
+    def __init__(self, classes: int = 62, smooth: bool = False, dropout: bool = False) -> None:
         super().__init__()
+        self._after_pool: nn.Module = nn.Dropout(0.25) if dropout else nn.Identity()
+        self._after_wide: nn.Module = nn.Dropout(0.5) if dropout else nn.Identity()
         self.conv1 = nn.Conv2d(1, 32, 3)
         self.conv2 = nn.Conv2d(32, 64, 3)
         self.fc1 = nn.Linear(9216, 128)
@@ -49,18 +75,19 @@ class CNN(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (batch, classes) of images (batch, 28, 28) or (batch, 1, 28, 28)."""
         hidden = self._activation(self.conv1(images.reshape(-1, 1, 28, 28)))
-        # The largest is the largest before the activation too, and of a quarter of the numbers that takes less time.
-        hidden = self._activation(nn.functional.max_pool2d(self.conv2(hidden), 2)).flatten(1)
-        logits: Tensor = self.fc2(self._activation(self.fc1(hidden)))
+        # Pooling before the monotone activation gives the same result from a quarter of the numbers, and is faster.
+        hidden = self._after_pool(self._activation(nn.functional.max_pool2d(self.conv2(hidden), 2))).flatten(1)
+        logits: Tensor = self.fc2(self._after_wide(self._activation(self.fc1(hidden))))
         return logits
 
 
 class LeNet(nn.Module):
-    """The network that deep leakage from gradients was shown on (Zhu, Liu and Han, NeurIPS 2019), for 28x28 images.
+    """The network of the first attack by deep leakage from gradients (Zhu, Liu and Han, NeurIPS 2019), for 28x28
+    images.
 
-    Strides instead of pooling and sigmoids instead of ReLU make it twice differentiable, as the
-    attack needs, and weights and biases start uniformly in [-1/2, 1/2], as in the authors' code. It
-    is there for audits. For 10 classes, of digits alone, there are 13,426 parameters.
+    Strides instead of pooling and sigmoids instead of ReLU make it twice differentiable, as the attack needs. Weights
+    and biases start uniformly in [-1/2, 1/2], as in the authors' code. It is there for audits. For 10 classes, digits
+    only, it has 13,426 parameters.
     """
 
     def __init__(self, classes: int = 62) -> None:
@@ -82,12 +109,12 @@ class LeNet(nn.Module):
 
 
 class Softmax(nn.Module):
-    """Logits ``W x`` without intercept, W drawn from N(0, .01²): the only layer trained on fixed, public features.
+    """Logits ``W x`` without intercept, W drawn from N(0, .01²): the only trained layer, on fixed, public features.
 
     The price n/nu of a guarantee grows with the number n of parameters, which is features times classes here.
 
-    From nearly 0 the first step on all rows is nearly that of least squares, which for white features
-    is its solution. Exactly 0 would make all hypotheses the same.
+    From nearly 0, the first step on all rows is nearly a step of least squares, which for white features gives the
+    solution. Exactly 0 would make all hypotheses the same.
     """
 
     def __init__(self, features: int, classes: int) -> None:

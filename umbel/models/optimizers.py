@@ -1,4 +1,4 @@
-"""How a client goes down its gradients: a local optimizer of ``torch.optim`` by name, clipping, a proximal term."""
+"""Local optimisation at a client: an optimizer of ``torch.optim`` by name, clipping, a proximal term."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class SGD:
     weight_decay: NotNegative = 0.0
 
     def make(self, parameters: Iterable[Tensor], step_size: float) -> torch.optim.Optimizer:
-        """Return the optimizer of some parameters, with nothing yet in its memory."""
+        """Return the optimizer of some parameters, with an empty state."""
         nesterov = self.nesterov and self.momentum > 0
-        # Parameters of all clients at once where that is faster; the numbers are the same.
+        # foreach steps all clients' parameters at once where that is faster; the numbers are the same.
         return torch.optim.SGD(parameters, step_size, self.momentum, 0.0, self.weight_decay, nesterov, foreach=True)
 
 
@@ -59,28 +59,28 @@ class Adam:
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Options of ``torch.optim.AdamW``, whose weight decay is beside the gradient and not in it."""
+    """Options of ``torch.optim.AdamW``, which decouples weight decay from the gradient."""
 
     weight_decay: NotNegative = 0.01
     kind: ClassVar[type[torch.optim.Adam]] = torch.optim.AdamW
 
 
 OPTIMIZERS: dict[str, type[SGD | Adam]] = {"sgd": SGD, "momentum": Momentum, "adam": Adam, "adamw": AdamW}
-"""Local optimizers by name, each with its options. A client's optimizer starts from nothing in each round."""
+"""Local optimizers by name, each with its options. A client's optimizer state is reset in each round."""
 
 
 @dataclass(frozen=True)
 class LocalOptimizer:
-    """What a client makes of a gradient.
+    """The step that a client computes from a gradient.
 
     Attributes
     ----------
     optimizer : SGD or Adam
     clip_gradient : float
-        Longest gradient, over all trained parameters of a client; 0 for no limit.
+        Maximum gradient norm, over all trained parameters of a client; 0 for no limit.
     proximal : float
-        mu of FedProx (Li et al., MLSys 2020, Eq. 2): the loss has ``mu/2 |w - w_0|**2`` added, w_0 being the shared
-        parameters that the client starts the round from.
+        mu of FedProx (Li et al., MLSys 2020, Eq. 2): it adds ``mu/2 |w - w_0|**2`` to the loss, where w_0 are the
+        shared parameters at the start of the client's round.
     """
 
     optimizer: SGD | Adam = SGD()
@@ -89,12 +89,12 @@ class LocalOptimizer:
 
     @classmethod
     def of(cls, run: RunConfig) -> Self:
-        """Return what a run asks for; raise `ConfigError` when the optimizer has no such option."""
+        """Return the optimizer of a run; raise `ConfigError` if it has no such option."""
         return cls(_optimizer(run.optimizer, run.optimizer_options), run.clip_gradient, run.proximal)
 
     @property
     def plain(self) -> bool:
-        """Whether a step is ``w - s g`` and nothing else."""
+        """Whether a step is just ``w - s g``."""
         return self == PLAIN
 
 

@@ -1,1 +1,1 @@
-"""What server and clients agree on: messages, records, errors, plugins. Knows of neither side."""
+"""The parts that server and client share: messages, records, settings, errors, plug-ins. It imports neither side."""

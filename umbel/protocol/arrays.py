@@ -1,4 +1,4 @@
-"""Named arrays, as a model's state dict with one more axis in front, and matrices of parameter vectors."""
+"""Named arrays, as in a model's state dict with an extra leading axis, and matrices of parameter vectors."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
 Vectors = NDArray[Any]
-"""Rows of parameters (m, n), of 32 bits as they travel or of 64."""
+"""Parameter vectors as rows (m, n), in 32 bits as they travel, or in 64."""
 Matrix = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
-_CACHED = 1 << 17  # numbers of 64 bits that a core keeps at hand
+_CACHED = 1 << 17  # 64-bit numbers that fit into a core's cache
 
 
 class Packed(Arrays):
-    """Named arrays (m, \\*shape) that are the columns of one matrix, whose memory they share.
+    """Named arrays (m, \\*shape) that are the columns of one matrix and share its memory.
 
     Parameters
     ----------
     matrix : ndarray, shape (m, n)
     shapes : mapping
-        Of each array, in the order of its columns, without the leading axis.
+        The shape of each array without the leading axis, in the order of the columns.
     """
 
     def __init__(self, matrix: NDArray[Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -40,7 +40,7 @@ class Packed(Arrays):
 
     @property
     def matrix(self) -> NDArray[Any]:
-        """The matrix; `ValueError` when arrays have been put in or taken out."""
+        """The matrix; `ValueError` when arrays have been added or removed."""
         now = tuple(self.values())
         if len(now) != len(self._columns) or not all(map(is_, now, self._columns)):
             raise ValueError("these arrays are no longer the columns of one matrix")
@@ -48,16 +48,16 @@ class Packed(Arrays):
 
 
 def as_matrix(arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Return named arrays of one type as one matrix (m, n), without a copy where that is what they are made of."""
+    """Return named arrays of one type as one matrix (m, n), without a copy where they share a matrix already."""
     if isinstance(arrays, Packed):
         return arrays.matrix
     return flatten(arrays, next(iter(arrays.values())).dtype)
 
 
 def in_blocks(vectors: Vectors, rows: NDArray[np.int64] | None = None) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """Yield the columns of vectors (m, n), or of some rows, in 64 bits and some at a time.
+    """Yield the columns of vectors (m, n), or of some rows, in 64 bits and in blocks.
 
-    Models may be large: a copy of all would take long, and as much memory again.
+    Blocks save memory: a copy of a whole large model would take as much memory again.
     """
     rows = rows if rows is not None and len(rows) < len(vectors) else None
     size = max(1, _CACHED // max(1, len(vectors if rows is None else rows)))
@@ -78,7 +78,7 @@ def mean_of(vectors: Vectors, rows: NDArray[np.int64] | None = None) -> NDArray[
 def all_finite(values: NDArray[Any], axis: int | None = None) -> Any:
     """Return whether 32-bit numbers, or sums of a few of them, are all finite, over the whole array or along an axis.
 
-    Their sum shows it, because finite ones cannot make it overflow in 64 bits: one pass over models that may be large.
+    One pass is enough: a sum of finite 32-bit numbers cannot overflow in 64 bits.
     """
     with np.errstate(invalid="ignore"):
         return np.isfinite(values.sum(axis=axis, dtype=np.float64))
@@ -87,7 +87,7 @@ def all_finite(values: NDArray[Any], axis: int | None = None) -> Any:
 def distances(
     vectors: Vectors, centre: NDArray[np.float64], rows: NDArray[np.int64] | None = None
 ) -> NDArray[np.float64]:
-    """Return how far each of vectors (m, n), or of some rows, is from a centre (n,)."""
+    """Return the distance of each of vectors (m, n), or of some rows, to a centre (n,)."""
     squares = np.zeros(len(vectors) if rows is None else len(rows))
     for columns, block in in_blocks(vectors, rows):
         squares += np.square(block - centre[columns]).sum(axis=1)
@@ -96,7 +96,7 @@ def distances(
 
 
 def flatten(arrays: Mapping[str, NDArray[Any]], dtype: Any = np.float64) -> NDArray[Any]:
-    """Return named arrays with a common leading axis (m, \\*shape) as one matrix (m, n), which is a copy."""
+    """Return named arrays with a common leading axis (m, \\*shape) as one matrix (m, n), always a copy."""
     if isinstance(arrays, Packed):
         return arrays.matrix.astype(dtype)
     rows = len(next(iter(arrays.values())))

@@ -1,6 +1,6 @@
-"""What every command of umbel has in common.
+"""Helpers that every command of umbel shares.
 
-It reports what went wrong in one line that begins with "Error:", with an exit code by kind.
+A command reports an error in one line that begins with "Error:", and its exit code depends on the error's kind.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import typer
 from rich.console import Console
 
 from umbel.protocol.errors import UmbelError
+from umbel.protocol.home import disk_error
 
 PASSES_ON = {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}}
-"""Settings of a command that takes options that it does not know, to pass them on."""
+"""Settings of a command that passes unknown options on."""
 
 
 @contextmanager
@@ -25,18 +26,20 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
     try:
         yield
     except reported as error:
+        if isinstance(error, OSError) and not isinstance(error, UmbelError):
+            error = disk_error(error, error.filename or "a file") or error
         fail(str(error), error.exit_code if isinstance(error, UmbelError) else 1)
 
 
 def command_line(main: Callable[..., None], **settings: Any) -> typer.Typer:
-    """Return the command that a function is. A traceback, which may end in a log, shows no values."""
+    """Return the command for a function. Its tracebacks, which may end up in a log, show no values."""
     command = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
     command.command(**settings)(main)
     return command
 
 
 def command_group(told: str) -> typer.Typer:
-    """Return a group of commands, which `told` describes."""
+    """Return a group of commands with the description `told`."""
     return typer.Typer(
         add_completion=False,
         suggest_commands=False,
@@ -47,19 +50,19 @@ def command_group(told: str) -> typer.Typer:
 
 
 def console() -> Console:
-    """Return where tables are printed."""
-    # Redirected, a table has no terminal's width to fit, and a cut cell would be a wrong one.
+    """Return the console for tables."""
+    # Redirected output has no terminal width to fit, and a cut cell would be wrong.
     terminal = Console()
     return terminal if terminal.is_terminal else Console(width=200)
 
 
 def printable(text: str) -> str:
-    """Return text that a server wrote as it is, without what a terminal acts on."""
+    """Return text from a server without the control characters that a terminal acts on."""
     return "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
 
 
 def csv_cell(value: object) -> object:
-    """Return a cell of a CSV file which no spreadsheet takes for a formula; numbers stay as they are."""
+    """Return a cell of a CSV file that no spreadsheet reads as a formula; numbers stay as they are."""
     return f"'{value}" if isinstance(value, str) and value[:1] in _FORMULAS else value
 
 
@@ -67,6 +70,6 @@ _FORMULAS = tuple("=+-@\t\r")
 
 
 def fail(reason: str, exit_code: int = 1) -> NoReturn:
-    """End the command with one line."""
+    """Print one line of error and exit."""
     typer.echo(f"Error: {printable(reason)}", err=True)
     raise typer.Exit(exit_code) from None

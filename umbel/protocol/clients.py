@@ -1,6 +1,6 @@
-"""A client's number, of which it has three: one for the run, one for its node, and one for the dataset.
+"""The three numbers of a client: in the run, on its node, and in the dataset.
 
-The server samples clients by their number in the run. A message counts the clients of its node, so that it says
+The server samples clients by their number in the run. A message numbers the clients of its node, so that it says
 nothing of other nodes. Data, ledger and random streams go by the number in the dataset.
 
 The server turns the first into the second (`umbel.server.nodes.roster.Roster.place`). The node turns the second into
@@ -16,9 +16,9 @@ from typing import NewType
 ClientInRun = NewType("ClientInRun", int)
 """Over all nodes of a run, from 0, in the order of the nodes."""
 ClientOnNode = NewType("ClientOnNode", int)
-"""Within a node, from 0: those that train first, then those that report."""
+"""Within a node, from 0: training clients first, then validation clients."""
 ClientInDataset = NewType("ClientInDataset", int)
-"""Over the whole dataset, from 0; a node hosts those of its place."""
+"""Over the whole dataset, from 0; a node hosts the clients of its partition."""
 
 
 def counted(clients: Sequence[int], first: int, step: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree: catch `UmbelError` for all of it.
+"""All errors of umbel, as one tree: catch `UmbelError` for any of them.
 
 ::
 
@@ -19,11 +19,13 @@
     ├── NotApplicableError  an attack does not fit the model
     ├── CertificateError    certificates or keys cannot be made or used
     ├── GuardError          the guard in front of the server cannot be set up
-    └── DemoError           the demonstration cannot continue
+    ├── DemoError           the demonstration cannot continue
+    ├── DiskError           a file cannot be written, because its disk is full
+    └── WorthError          under ``--strict``, a run is not shown to be worth it
 
-The text names the thing (a key, a file, a client) and the fix. Every error has a short, stable code, such as
-``config.unknown-key``, at the end of its line: docs/errors.md lists them all. Sentences may change; codes do not.
-Programming errors stay Python's own.
+The text names the thing (a key, a file, a client) and the fix. Every error ends with a short, stable code, such as
+``config.unknown-key``; docs/reference/errors.md lists them all. Sentences may change; codes do not. Programming
+errors stay Python's own.
 """
 
 from __future__ import annotations
@@ -33,15 +35,16 @@ from typing import ClassVar, Self
 
 
 class UmbelError(Exception):
-    """Anything that umbel itself finds wrong.
+    """An error that umbel itself reports.
 
-    The text says what is wrong, and the fix. The code is the kind, a dot, and a few words with hyphens.
+    The text says what is wrong and how to fix it. The code is the kind, a dot, and a few words with hyphens.
     """
 
     kind: ClassVar[str] = "umbel"
     """The first part of the code."""
     exit_code: ClassVar[int] = 1
-    """With which a command ends: 2 for a wrong request, 3 for data, 4 for a refusal by sites, 1 for the rest."""
+    """Exit code of a command: 2 for a wrong request, 3 for data, 4 for a refusal by sites, 5 for a run that is not
+    worth it, 1 for the rest."""
 
     def __init_subclass__(cls, *, kind: str = "", exit_code: int = 0) -> None:
         cls.kind, cls.exit_code = kind or cls.kind, exit_code or cls.exit_code
@@ -56,13 +59,14 @@ class UmbelError(Exception):
 
     @classmethod
     def of(cls, error: Exception, prefix: str = "") -> Self:
-        """Return an error of this class with the text and the code of another, after a prefix that says where."""
+        """Return an error of this class with the text and code of another, after a prefix that says where it
+        happened."""
         text = error.text if isinstance(error, UmbelError) else str(error)
         return cls(f"{prefix}{text}", code=error.code if isinstance(error, UmbelError) else "")
 
 
 def told(line: str, prefix: str = "") -> UmbelError | None:
-    """Return the error that another process told in a line, after a prefix; None where the line ends with no code."""
+    """Return the error that another process printed as a line, after a prefix; None where the line has no code."""
     found = re.fullmatch(r"(?P<text>.*) \[(?P<code>(?P<kind>[a-z]+)\.[a-z0-9-]+)\]", line, re.DOTALL)
     kinds = {kind.kind: kind for kind in UmbelError.__subclasses__()}
     if found is None or found["kind"] not in kinds:
@@ -136,3 +140,11 @@ class GuardError(UmbelError, kind="guard"):
 
 class DemoError(UmbelError, kind="demo"):
     """The demonstration cannot continue."""
+
+
+class DiskError(UmbelError, OSError, kind="disk"):
+    """A file cannot be written, because its disk is full."""
+
+
+class WorthError(UmbelError, kind="worth", exit_code=5):
+    """Under ``--strict``, a run is not shown to be worth it."""

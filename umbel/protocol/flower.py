@@ -1,7 +1,7 @@
-"""The parts of Flower that are not public, imported here and nowhere else in the app.
+"""The parts of Flower that are not public. Only this module imports them.
 
-They move from one release to the next; `tests/protocol/test_flower.py` says which is gone or has changed. What only a
-site's executor or the server needs is imported when it is called for, since it takes long.
+They change between releases; `tests/protocol/test_flower.py` names each part that is gone or has changed. Imports that
+only a site's executor or the server needs are made inside functions, since they take long.
 """
 
 from __future__ import annotations
@@ -66,51 +66,53 @@ __all__ = [
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 
 Answer = Callable[[Message, Context], Message]
-"""What a ClientApp is: from a message and the node's context to the reply."""
+"""A ClientApp as a function: from a message and the node's context to the reply."""
 
 _SOON_S = 0.05
-"""After which a part of a message that is still on its way is looked for again; Flower waits a second at first."""
+"""Seconds until a missing part of a message is looked for again; Flower waits one second at first."""
 
 _EXPIRED_S = 1.0
-"""From one look of a SuperLink for tasks whose processes died to the next."""
+"""Seconds between a SuperLink's checks for tasks whose processes died."""
 
 _LOCKED_S = 30.0
-"""How long a request to a SuperLink waits for its turn to write to the database; Flower gives up after 5 seconds."""
+"""Seconds that a request to a SuperLink waits to write to the database; Flower gives up after 5 seconds."""
 
 _OBJECTS = 10_000
-"""Parts of an answer, such as its records and arrays, and each 20 MiB of an array. The database is not free for others
-while they are noted, some thousand a second."""
+"""Maximum number of parts of an answer: records, arrays, and each 20 MiB of an array. While the server notes them,
+about a thousand a second, the database is blocked for others."""
 
 _ANSWERS = 10_000
-"""The latest answers whose bytes are counted."""
+"""Number of latest answers whose bytes are counted."""
 
 _LONGEST_S = 1e9
-"""Seconds that a node may say an answer took. Flower adds them up, and cannot show a sum that is infinite."""
+"""Longest time in seconds that a node may report for an answer. Flower sums these times and fails on an infinite
+sum."""
 
 _LIMIT = re.compile(r", answer up to (\d{1,18}) bytes$")
-"""In a message's group, which Flower's database keeps and shows in the logs: how large the answer may be."""
+"""Maximum size of the answer, in a message's group: Flower's database keeps the group, and the logs show it."""
 
 _IDLE_S = 1.0
-"""The most by which an executor without a task looks later for the next one."""
+"""Longest extra wait, in seconds, of an executor without a task."""
 
 CLIENT_TASK = "flwr-clientapp"
-"""The kind of task that is a ClientApp's."""
+"""The task type of a ClientApp."""
 
 
 def identify(node: int = 1) -> None:
-    """Say who this process is, where Flower has not: without that no Message can be made."""
+    """Set this process's identity where Flower has not: no Message can be made without one."""
     if TaskIdentity._run_id is None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, node, 1
 
 
 def filled(record: R, entries: Mapping[str, Any]) -> R:
-    """Put entries into a record, which fit it: Flower's check of each number takes longer than all the rest."""
+    """Put entries that fit into a record, without Flower's check of each number, which takes longer than all the
+    rest."""
     record.__dict__["_data"].update(entries)
     return record
 
 
 def encoded(dtype: str, shape: tuple[int, ...], data: bytes) -> Array:
-    """Return an array in numpy's format, as ``Array(dtype, shape, SType.NUMPY, data)`` does without its checks."""
+    """Return an array in NumPy's format, like ``Array(dtype, shape, SType.NUMPY, data)`` but without its checks."""
     array = Array.__new__(Array)
     array.__dict__.update(dtype=dtype, shape=shape, stype=SType.NUMPY, data=data, _is_dirty=True)
     return array
@@ -124,19 +126,19 @@ def with_content(message: Message, content: RecordDict) -> Message:
 
 
 def build_bundle(folder: Path) -> bytes:
-    """Return the bundle that ``flwr run`` would submit of the app in a folder.
+    """Return the bundle that ``flwr run`` would submit for the app in a folder.
 
-    Flower looks at every file there, which with a virtual environment in it takes seconds.
+    Flower looks at every file there, which takes seconds in a folder with a virtual environment.
     """
     return bytes(import_module("flwr.cli.build").build_fab_from_files(_files(folder.resolve()))[0])
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Return the files of a folder by their paths in it, but for those in folders that git ignores, and for links."""
+    """Return the files of a folder by relative path, without links and without folders that git ignores."""
     utils = import_module("flwr.cli.utils")
     rules = folder / ".gitignore"
     patterns = [] if rules.is_symlink() else utils.load_gitignore_patterns(rules)
-    # A rule that takes others back may be about what lies in a folder that they leave out.
+    # A rule that re-includes files may concern a folder that the other rules leave out.
     ignored = utils.build_pathspec([] if any(one.startswith("!") for one in patterns) else patterns)
     found: dict[str, Path] = {}
     for where, folders, names in os.walk(folder):
@@ -151,16 +153,16 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def run_superexec(arguments: Sequence[str], launch: Callable[[Any], None]) -> None:
-    """Run Flower's SuperExec with its own command-line options.
+    """Run Flower's SuperExec with its command-line options.
 
-    Every task goes to `launch`, of any kind. Flower itself would look for a command on the PATH and start it.
+    Every task of any kind goes to `launch`. Flower itself would look for a command on the PATH and start it.
 
     Parameters
     ----------
     arguments : sequence of str
-        As for ``flower-superexec``.
+        Options of ``flower-superexec``.
     launch : callable
-        Gets a task: ``task_type``, `CLIENT_TASK` or another, ``runtime_api_address``, ``token``,
+        Called with a task: ``task_type``, `CLIENT_TASK` or another, ``runtime_api_address``, ``token``,
         ``insecure``, ``root_certificates_path``.
     """
     command = import_module("flwr.supercore.cli.flower_superexec")
@@ -172,24 +174,25 @@ def run_superexec(arguments: Sequence[str], launch: Callable[[Any], None]) -> No
 
 
 def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connection: type, largest_answer: int) -> None:
-    """Run Flower's SuperLink with its own command-line options.
+    """Run Flower's SuperLink with its command-line options.
 
     Parameters
     ----------
     arguments : sequence of str
-        As for ``flower-superlink``.
+        Options of ``flower-superlink``.
     guard : callable
-        From the application that it would serve to the one that it serves.
+        Wraps the application that Flower would serve, and returns the one to serve.
     connection : type
-        A protocol of uvicorn's, of which there is one for each connection.
+        A uvicorn protocol, instantiated for each connection.
     largest_answer : int
-        Bytes of all parts of a site's answer, also where the message says more or nothing (`limit_answer`).
+        Maximum bytes of a site's answer, all parts together, also where the message allows more or names no limit
+        (`limit_answer`).
     """
     command = import_module("flwr.superlink.cli.flower_superlink")
     uvicorn = import_module("uvicorn")
 
     def serve(app: Any, **options: Any) -> None:
-        # By what a caller says of itself in a header it could name any address as its own.
+        # Proxy headers would let a caller claim any address.
         uvicorn.run(app=guard(app), **options | {"proxy_headers": False, "http": connection})
 
     _replace(command, command._run_superlink_http_api, uvicorn=SimpleNamespace(run=serve))
@@ -202,25 +205,25 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connect
     state = import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
     state._cleanup_expired_task_tokens = _seldom(state._cleanup_expired_task_tokens, _EXPIRED_S)
     sql = import_module("flwr.supercore.sql_mixin")
-    # What has been read goes from the disk too, where the database is new.
+    # In a new database, content that has been read is removed from the disk too.
     pragmas = {"auto_vacuum": "FULL"} | dict(sql.SQLITE_PRAGMAS) | {"busy_timeout": f"{1000 * _LOCKED_S:.0f}"}
     _replace(sql, sql._set_sqlite_pragmas, SQLITE_PRAGMAS=tuple(pragmas.items()))
     for second_door in (command.FLWR_INTERNAL_GRPC_CONTROL_API, command.FLWR_INTERNAL_GRPC_FLEET_API):
-        # With these Flower serves the same once more, on unguarded ports.
+        # With these, Flower would serve the same application again on unguarded ports.
         os.environ.pop(second_door, None)
     sys.argv = ["flower-superlink", *arguments]
     command.flower_superlink()
 
 
 def run_supernode(arguments: Sequence[str], sleep: Callable[[float], None]) -> None:
-    """Run Flower's SuperNode with its own command-line options.
+    """Run Flower's SuperNode with its command-line options.
 
     Parameters
     ----------
     arguments : sequence of str
-        As for ``flower-supernode``.
+        Options of ``flower-supernode``.
     sleep : callable
-        Waits in place of Flower, which says how many seconds it would wait: for the next message, or a reply.
+        Replaces Flower's waiting; gets the seconds that Flower would wait for the next message or reply.
     """
     command = import_module("flwr.supernode.cli.flower_supernode")
     client = import_module("flwr.supernode.start_client_internal")
@@ -234,9 +237,9 @@ def run_supernode(arguments: Sequence[str], sleep: Callable[[float], None]) -> N
 
 
 def keep_beating() -> None:
-    """Have a node tell a SuperLink again that it is there, where that had no time for it: Flower never would again."""
+    """Keep a node's heartbeat going after a SuperLink was too busy for one: Flower would never send another."""
     connection = import_module("flwr.supernode.fleet_http_connection")
-    request_response = connection.http_request_response.__wrapped__  # of the function that makes it a context
+    request_response = connection.http_request_response.__wrapped__  # the function that the decorator makes a context
     _replace(connection, request_response, HeartbeatSender=partial(_steady, connection.HeartbeatSender))
 
 
@@ -255,19 +258,19 @@ def _steady(sender: Callable[..., Any], beat: Callable[[], bool]) -> Any:
 
 
 def in_memory(grid: object) -> bool:
-    """Return whether a grid is that of Flower's own simulation, which imports it before the app runs."""
+    """Return whether a grid is Flower's own simulation grid, which Flower imports before the app runs."""
     module = sys.modules.get("flwr.superlink.grid.inmemory_grid")
     return module is not None and isinstance(grid, module.InMemoryGrid)
 
 
 def pull_soon() -> None:
-    """Have the grid of a ServerApp look soon for what is still missing of a reply; a simulation's has all of it."""
+    """Shorten a ServerApp's wait for missing parts of a reply; in simulation no part is ever missing."""
     if (grid := sys.modules.get("flwr.superlink.grid.http_grid")) is not None:
         _replace(grid, grid.HttpGrid.pull_messages, pull_objects=_soon(grid.pull_objects))
 
 
 def stay_at_server() -> None:
-    """Follow no redirect: a server could have a site call any address inside its network, with its key's headers."""
+    """Follow no redirect: a server could make a site call any address in its network, with the site's headers."""
     client = import_module("flwr.supercore.protobuf.client")
     httpx = import_module("httpx")
 
@@ -279,9 +282,9 @@ def stay_at_server() -> None:
 
 @cache
 def refuse_repeated_parts() -> None:
-    """From here on, refuse an array that is sent to this process and names one of its parts more than once.
+    """From here on, refuse a received array that names one of its parts more than once.
 
-    Flower would put the part in as often as the message says: 100 kB fill any memory.
+    Flower would insert the part as often as it is named: a message of 100 kB could fill any memory.
     """
     array = import_module("flwr.app.message.array")
     inflate = array.Array.inflate.__func__
@@ -289,26 +292,26 @@ def refuse_repeated_parts() -> None:
     def inflate_once(cls: type, content: bytes, children: Any = None) -> Any:
         parts = json.loads(array.get_object_body(content, cls))["arraychunk_ids"]
         if len(set(parts)) != len(parts):
-            raise ValueError("an array repeats a part of itself, which is not taken from elsewhere")
+            raise ValueError("an array repeats one of its parts; umbel accepts no such array")
         return inflate(cls, content, children)
 
     array.Array.inflate = classmethod(inflate_once)
 
 
 def keep_secret(home: Path, address: str, secret: str) -> None:
-    """Have the ``flwr`` command send a secret to a server, in the header ``Authorization`` after ``Bearer``.
+    """Make the ``flwr`` command send a secret to a server, as ``Authorization: Bearer``.
 
     Parameters
     ----------
     home : Path
         Flower's home, ``FLWR_HOME``.
     address : str
-        Of the server, as in the connection.
+        Address of the server, as in the connection.
     """
     store = import_module("flwr.supercore.credential_store").FileCredentialStore(home / "credentials.yaml")
     plugin = import_module("flwr.cli.auth_plugin").OidcCliPlugin(address)
     plugin.store = store
-    # Flower sends no access token where there is nothing to refresh it by; this one is never refreshed.
+    # Flower sends no access token without a refresh token; this one is never refreshed.
     tokens = import_module("flwr.supercore.auth.typing").AccountAuthCredentials(secret, refresh_token="none")
     plugin.store_tokens(tokens)
 
@@ -321,15 +324,15 @@ def run_task(
     Parameters
     ----------
     address, token : str
-        Of the SuperNode, and of the task.
+        Address of the SuperNode, and the task's token.
     insecure : bool
         Whether the SuperNode speaks plain HTTP.
     certificates : str, optional
-        File with the certificate that it is checked by.
+        File with the certificate that verifies the SuperNode.
     parent_pid : int, optional
-        A process whose end is the end of this one.
+        Process with which this one ends.
     app : callable
-        From the bytes of the bundle, which are never unpacked, to what answers the message (`Answer`).
+        Gets the bytes of the bundle, which are never unpacked; returns the app that answers (`Answer`).
     """
     runtime = import_module("flwr.supernode.runtime.run_clientapp")
     tls = import_module("flwr.supercore.tls")
@@ -354,9 +357,10 @@ def run_task(
 
 
 def _seldom(look: Callable[[Any], None], seconds: float) -> Callable[[Any], None]:
-    """Return what looks only if the last time is so many seconds ago.
+    """Return a version of `look` that runs at most once in so many seconds.
 
-    Flower looks with almost every request of a site, and writes to the database each time: all wait for each other.
+    Flower looks with almost every request of a site and writes to the database each time, so requests wait for each
+    other.
     """
     due = -math.inf
 
@@ -371,31 +375,32 @@ def _seldom(look: Callable[[Any], None], seconds: float) -> Callable[[Any], None
 
 @dataclass
 class _Answer:
-    """What may still come of an answer, in bytes, and the session by which Flower takes its parts."""
+    """The bytes that an answer may still send, and the session in which Flower takes its parts."""
 
     left: int
     session: str = ""
 
 
 class _Answers:
-    """Takes from a node its own answers to the server, none larger than asked for, and nothing else.
+    """Accepts from a node only its own answers to the server, none larger than requested.
 
-    Flower knows the node by its key, but believes what its message says of who sent it to whom: one from the
-    server to another site would be an order.
+    Flower authenticates the node by its key, but believes the sender and receiver that its message names. A node could
+    so
+    give orders to another site in the server's name.
 
     Parameters
     ----------
     most : int
-        Bytes of an answer to a message that does not say how many there may be (`limit_answer`).
+        Maximum bytes of an answer to a message without a limit (`limit_answer`).
     push_messages, push_object : callable
-        Flower's own, for the beginning of an answer and for each part.
+        Flower's functions for the beginning of an answer and for each part.
     """
 
     def __init__(self, most: int, push_messages: Callable[..., Any], push_object: Callable[..., Any]) -> None:
         self._most, self._push_messages, self._push_object = most, push_messages, push_object
         self._refusal = import_module("fastapi").HTTPException
         self._server = import_module("flwr.common.constant").SUPERLINK_NODE_ID
-        self._answers: OrderedDict[str, _Answer] = OrderedDict()  # by the message that they are for
+        self._answers: OrderedDict[str, _Answer] = OrderedDict()  # by the message that they answer
         self._sessions: dict[str, _Answer] = {}
         self._lock = Lock()
 
@@ -404,21 +409,21 @@ class _Answers:
         data, node = [one.metadata for one in request.messages_list], request.node.node_id
         own = [one.src_node_id == node and one.dst_node_id == self._server for one in data]
         trees = request.message_object_trees
-        # Flower takes the same answer again, with another tree; one that bears the answer's name cannot be another.
+        # Flower accepts a repeated answer with another tree; the name of an answer fixes its tree.
         named = [one.message_id for one in data] == [tree.object_id for tree in trees]
         if not (own == [True] and named and data[0].reply_to_message_id):
-            raise self._refusal(403, "a node sends its own answers to the server, and nothing else")
+            raise self._refusal(403, "a node may send only its own answers to the server")
         if not (math.isfinite(data[0].ttl) and math.isfinite(data[0].created_at)):
-            # The database has no such numbers: the server fails where it looks how old the answer is.
-            raise self._refusal(403, "an answer says when it was made, and for how long it is good")
+            # The database cannot store such numbers: the server fails when it computes the answer's age.
+            raise self._refusal(403, "an answer needs a finite time of creation and time to live")
         if _more_than(_OBJECTS, trees[0]):
-            raise self._refusal(403, f"an answer has at most {_OBJECTS} parts")
+            raise self._refusal(403, f"an answer may have at most {_OBJECTS} parts")
         if not all(0 <= one <= _LONGEST_S for one in request.clientapp_runtime_list):
             del request.clientapp_runtime_list[:]
         name = data[0].reply_to_message_id
         asked_node, group = _asked(state, name)
         if asked_node != node:
-            return PushMessagesResponse()  # too late, or for another: Flower says the same, but first notes a session
+            return PushMessagesResponse()  # late, or for another: Flower replies the same, but records a session first
         limit = _LIMIT.search(group)
         most = min(self._most, int(limit[1])) if limit else self._most
         with self._lock:
@@ -429,7 +434,7 @@ class _Answers:
         response = self._push_messages(request=request, state=state)
         if response.objects_to_push:
             with self._lock:
-                self._sessions.pop(answer.session, None)  # which Flower has ended
+                self._sessions.pop(answer.session, None)  # Flower has ended it
                 answer.session = response.session_id
                 self._sessions[answer.session] = answer
         return response
@@ -437,8 +442,8 @@ class _Answers:
     def push_object(self, request: Any, state: Any) -> Any:
         """Take a part of an answer."""
         if not (session := request.session_id):
-            raise self._refusal(403, "a part of an answer names its session")
-        # A server that has started again does not know how large it was to be.
+            raise self._refusal(403, "a part of an answer needs its session")
+            # After a restart, the server does not know the limit.
         answer, stored = self._sessions.get(session) or _Answer(self._most, session), False
         self._take(answer, size := len(request.object_content))
         try:
@@ -446,7 +451,7 @@ class _Answers:
             stored = response.stored
         finally:
             with self._lock:
-                if not stored:  # it may be sent again
+                if not stored:  # it may be sent once more
                     answer.left += size
                 elif session not in self._sessions:
                     self._answers[session] = self._sessions[session] = answer
@@ -455,16 +460,17 @@ class _Answers:
     def _take(self, answer: _Answer, size: int) -> None:
         with self._lock:
             if size > answer.left:
-                raise self._refusal(413, "an answer larger than the server asked for is not taken")
+                raise self._refusal(413, "the answer is larger than the server allowed")
             answer.left -= size
 
 
 def keep_true_parts() -> None:
-    """Have the server's stores take an object's parts from its content, and before that is there from the last claim.
+    """Make the server's stores read an object's parts from its content; until that arrives, the last claim holds.
 
-    An object's name is the hash of its content, and some contents are known before they are sent. Flower keeps the
-    first claim of what its parts are. So a node could make the server's next message, or another node's answer,
-    impossible to store or to read.
+    An object's name is the hash of its content, and some contents are known in advance. Flower keeps the first claim
+    about
+    an object's parts. So a node could make the server's next message, or another node's answer, impossible to store or
+    to read.
     """
     in_file = import_module("flwr.supercore.object_store.sql_object_store").SqlObjectStore
     in_memory = import_module("flwr.supercore.object_store.in_memory_object_store").InMemoryObjectStore
@@ -506,7 +512,7 @@ def _parts_named_in(content: bytes) -> set[str]:
 
 
 class _Parts:
-    """What a store in memory holds of objects, while nothing else changes it."""
+    """The objects of a store in memory, while nothing else changes it."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -514,17 +520,17 @@ class _Parts:
     @classmethod
     @contextmanager
     def of(cls, store: Any) -> Iterator[Self]:
-        """Yield what a store holds."""
+        """Yield the objects of a store, locked."""
         with store.lock_store:
             yield cls(store)
 
     def children(self, name: str) -> set[str] | None:
-        """Return the parts of an object, as far as the store knows; None for an object that it does not have."""
+        """Return the known parts of an object; None for an object that the store does not have."""
         entry = self._store.store.get(name)
         return None if entry is None else set(entry.child_object_ids)
 
     def mend(self, name: str, parts: set[str]) -> None:
-        """Give an object its parts, if the store has all of these."""
+        """Set the parts of an object, if the store has all of them."""
         known = self.children(name)
         if known is not None and known != parts and all(self.children(part) is not None for part in parts):
             self._change(name, known - parts, parts - known)
@@ -539,7 +545,7 @@ class _Parts:
 
 
 class _SqlParts(_Parts):
-    """The same of a store in a database."""
+    """The objects of a store in a database."""
 
     def __init__(self, store: Any, session: Any) -> None:
         super().__init__(store)
@@ -550,12 +556,12 @@ class _SqlParts(_Parts):
     @classmethod
     @contextmanager
     def of(cls, store: Any) -> Iterator[Self]:
-        """Yield what a store holds."""
+        """Yield the objects of a store, locked."""
         with store._mutation_session() as session:
             yield cls(store, session)
 
     def children(self, name: str) -> set[str] | None:
-        """Return the parts of an object, as far as the store knows; None for an object that it does not have."""
+        """Return the known parts of an object; None for an object that the store does not have."""
         child, select = self._tables.ObjectChild, self._sql.select
         found = set(self._session.scalars(select(child.child_id).where(child.parent_id == name)))
         return found if found or name in self._store else None
@@ -571,7 +577,7 @@ class _SqlParts(_Parts):
 
 
 def _asked(state: Any, message: str) -> tuple[int, str]:
-    """Return the node that a message is for, and its group; 0 where there is none, or no longer."""
+    """Return the node that a message is for, and its group; 0 where the message does not exist or has expired."""
     if (kept := getattr(state, "message_ins_store", None)) is not None:  # without a database
         return (kept[message].metadata.dst_node_id, kept[message].metadata.group_id) if message in kept else (0, "")
     row = state.get_valid_message_ins(message)
@@ -579,17 +585,17 @@ def _asked(state: Any, message: str) -> tuple[int, str]:
 
 
 def limit_answer(message: Message, most: int) -> None:
-    """Note on a message how many bytes the answer to it may have; a server behind umbel's guard takes no more."""
+    """Note on a message how many bytes its answer may have; a server behind umbel's guard accepts no more."""
     message.metadata.__dict__["_group_id"] = f"{message.metadata.group_id}, answer up to {most} bytes"
 
 
 def drop_limit(answer: Message) -> None:
-    """Give an answer the group of the message as it was before `limit_answer`."""
+    """Give an answer the message's group from before `limit_answer`."""
     answer.metadata.__dict__["_group_id"] = _LIMIT.sub("", answer.metadata.group_id)
 
 
 def _more_than(most: int, tree: Any) -> bool:
-    """Return whether a tree of objects has more than so many."""
+    """Return whether a tree has more than so many objects."""
     left, number = [tree], 0
     while left and number <= most:
         number += 1
@@ -598,7 +604,7 @@ def _more_than(most: int, tree: Any) -> bool:
 
 
 class _Executor:
-    """What Flower's SuperExec asks for a place to run a task, and to run it."""
+    """Stands in for what Flower's SuperExec uses to find capacity and to run a task."""
 
     def __init__(self, launch: Callable[[Any], None]) -> None:
         self._launch = launch
@@ -617,7 +623,7 @@ class _Executor:
         return self._results.accepted()
 
     def reconcile(self) -> None:
-        """Wait, where no task has come for a while, before Flower looks for the next one."""
+        """Wait before Flower looks for the next task, if none has come for a while."""
         time.sleep(pause(time.monotonic() - self._last, 0.0, _IDLE_S))
 
     def close(self) -> None:
@@ -629,7 +635,8 @@ def _soon(pull: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replace(module: ModuleType, function: FunctionType, **parts: Any) -> None:
-    """Have a function of Flower's use other parts; raise where it would not, since it would then do as it likes."""
+    """Make a Flower function use other parts; raise if it no longer uses them, since the change would have no
+    effect."""
     if missing := set(parts) - set(function.__code__.co_names):
         raise RuntimeError(f"Flower's {function.__name__} no longer uses {', '.join(sorted(missing))}; use Flower 1.41")
     for name, part in parts.items():

@@ -1,43 +1,67 @@
-"""Where umbel keeps its files, and how it writes them."""
+"""The folder of umbel's files, and safe ways to write them."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from umbel.protocol.errors import ConfigError
+from umbel.protocol.errors import ConfigError, DiskError
 
 
 def umbel_home() -> Path:
     """Return the folder of data and runs: ``$UMBEL_HOME``, or ``~/umbel``."""
     home = Path(os.environ.get("UMBEL_HOME") or Path.home() / "umbel").expanduser()
     if not home.is_absolute():
-        # It would mean another folder in every process.
+        # A relative path would name a different folder in every process.
         raise ConfigError(f"UMBEL_HOME must be an absolute path, got {str(home)!r}", code="config.home")
     return home
 
 
 def make_home_of(file: Path) -> None:
-    """Make the folder of a file if it is umbel's home; any other folder must be there."""
+    """Create the folder of a file if it is umbel's home; any other folder must exist."""
     if file.parent == umbel_home():
         file.parent.mkdir(parents=True, exist_ok=True)
+
+
+def disk_error(error: OSError, path: object) -> DiskError | None:
+    """Return the error to raise where a file could not be written because its disk is full; None for other reasons."""
+    # NumPy tells no number, but how much of an array it could not write.
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT) and "requested and" not in str(error):
+        return None
+    text = f"the disk is full, and {path} cannot be written; make room, or set UMBEL_HOME to a folder on another disk"
+    return DiskError(text, code="disk.full")
+
+
+@contextmanager
+def told_if_full(path: Path) -> Iterator[None]:
+    """Raise `DiskError` with a file's or folder's path where there is no room to write it."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error, path) or error from None
 
 
 def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
     """Replace a file so that a reader, or the next run, sees the old or the new one, never half.
 
-    Only its owner may read a `private` one, at any umask.
+    At any umask, only the owner may read a `private` file, and no file is world-writable. Raises `DiskError` if the
+    disk is full.
     """
-    # A name of the process's own, should two write the same file.
+    # The name contains the process number, in case two processes write the same file.
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    mode = 0o600 if private else 0o666
+    mode = 0o600 if private else 0o664
     try:
-        # A file made here alone: in a folder that was sent, or that others write to, a link may wait under this name.
+        # O_EXCL below: in a folder that others write to, or that was sent, a link may wait under this name.
         scratch.unlink(missing_ok=True)
-        with open(scratch, "wb", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, mode)) as file:
+        with (
+            told_if_full(path),
+            open(scratch, "wb", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, mode)) as file,
+        ):
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -47,24 +71,36 @@ def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Add to a file, so that it is on the disk; of a process that is killed meanwhile a part may be there."""
-    with path.open("ab") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    """Append to a file and flush to disk; if the process is killed meanwhile, a part may be there.
+
+    Raises `DiskError` if the disk is full. The file is then as it was.
+    """
+    with told_if_full(path), path.open("ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
 
 
 def special_file(folder: Path) -> Path | None:
-    """Return a pipe or device in a folder, or a link to one, if there is any: to read it may never end."""
+    """Return a pipe or device in a folder, or a link to one, if there is any: reading it may never end."""
     return next((one for one in folder.iterdir() if one.exists() and not (one.is_file() or one.is_dir())), None)
 
 
-def private_scratch() -> Path:
-    """Return a folder for temporary files that this user's processes share, and no other user can read or prepare."""
-    folder = Path(tempfile.gettempdir()) / f"umbel-{os.getuid()}"
+def private_scratch(within: str = "") -> Path:
+    """Return a folder for temporary files that only this user's processes can read or prepare.
+
+    It lies in `within`, by default the system's folder for temporary files.
+    """
+    folder = Path(within or tempfile.gettempdir()) / f"umbel-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-    # Others may have made it first: what lies there is theirs.
-    return folder if private else Path(tempfile.mkdtemp(prefix="umbel-"))
+    # Others may have created it first; then its content is theirs.
+    return folder if private else Path(tempfile.mkdtemp(prefix="umbel-", dir=within or None))

@@ -1,19 +1,19 @@
-"""What travels between server and clients: one message a node and round, not one a client.
+"""The messages between server and clients: one message a node and round, not one a client.
 
 ==========  ==============================================================================
 query       both ways the protocol version; back, how many clients the node hosts
-train       the hypotheses, and what is asked of the node's clients in a round: `TrainingSpec`,
+train       the hypotheses, and the tasks of the node's clients for a round: `TrainingSpec`,
             `EvaluationSpec`, or both. Back, releases with public flags of who released, or the site's
-            sums and counts with flags of whom they are of, and loss and metric of each client
-            that reports. Releases that lie on a public grid may travel as numbers of its steps, in 16 bits
-evaluate    the same where a round asks for evaluation alone
-query.keep  the best hypotheses, when a run is over; back, nothing
+            sums and counts with flags of the clients in them, and loss and metric of each client
+            that reports. Releases on a public grid may travel as 16-bit multiples of its step
+evaluate    the same for a round that only evaluates
+query.keep  the best hypotheses at the end of a run, and how clients differ around each, as far as
+            the server has estimated it from releases; back, nothing
 ==========  ==============================================================================
 
-The records are Flower's own. Arrays are a model's shared parameters with one more axis in front: the
-hypotheses in what the server sends, the clients that released in what a node sends back, or the
-hypotheses where it releases sums. They travel packed (`umbel.protocol.records.pack`): as one matrix, a row a
-hypothesis or a client.
+The records are Flower's. Arrays are a model's shared parameters with an extra leading axis: the hypotheses in the
+server's message; in a node's reply the clients that released, or the hypotheses where it releases sums. They travel
+packed (`umbel.protocol.records.pack`): as one matrix with a row for each hypothesis or client.
 """
 
 from __future__ import annotations
@@ -29,12 +29,23 @@ from numpy.typing import NDArray
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import filled
-from umbel.protocol.records import Held, held_in, in_steps, pack, record_in, times_step, unpack
+from umbel.protocol.records import (
+    Held,
+    from_array_record,
+    held_in,
+    in_steps,
+    pack,
+    record_in,
+    times_step,
+    to_array_record,
+    unpack,
+)
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.tasks import LONGEST_NAME, VERSION, EvaluationSpec, Hosting, TrainingSpec
 
 _VERSION = "version"
 _HYPOTHESES = "hypotheses"
+_PRIOR = "prior"
 _TRAINING = "training"
 _EVALUATION = "evaluation"
 _ASSIGNED = "assigned"
@@ -45,16 +56,16 @@ _SCORES = "scores"
 _NOISE = "noise-multiplier"
 _HOSTING = "hosting"
 _RUN = "run"
-# Bytes of an answer without its numbers: what Flower says of records and arrays, or of an error; and for each client
+# Bytes of an answer without its parameters: Flower's description of records, arrays or an error; and for each client
 # whether it released, its choice, its loss and its metric.
 _OF_FLOWER, _OF_A_CLIENT = 1 << 16, 32
 PARTS = (_HYPOTHESES, _TRAINING, _EVALUATION, _VERSION, _RUN)
-"""The records that a message to a node may have; a node looks at no others."""
+"""The records that a message to a node may have; a node ignores all others."""
 
 
 D = TypeVar("D", TrainingSpec, EvaluationSpec)
 
-# --- what the server sends
+# --- messages of the server
 
 
 def query() -> RecordDict:
@@ -65,14 +76,14 @@ def query() -> RecordDict:
 def round_request(
     hypotheses: ArrayRecord, training: TrainingSpec | None = None, evaluation: EvaluationSpec | None = None
 ) -> RecordDict:
-    """Return the content of a round's message to a node; all of a round may share the packed `hypotheses`."""
+    """Return the content of a round's message to a node; all messages of a round may share the packed `hypotheses`."""
     asked = {_TRAINING: training, _EVALUATION: evaluation}
     records = {name: spec.to_record() for name, spec in asked.items() if spec is not None}
     return filled(RecordDict(), {_HYPOTHESES: hypotheses, **records})
 
 
 def merged(messages: Iterable[Message]) -> list[Message]:
-    """Return a round's messages with those to one node, which start from the same hypotheses, made into one."""
+    """Merge those of a round's messages that go to the same node and start from the same hypotheses."""
     by_node: dict[int, Message] = {}
     for message in messages:
         first = by_node.setdefault(message.metadata.dst_node_id, message)
@@ -87,14 +98,14 @@ def asks(content: RecordDict) -> tuple[bool, bool]:
 
 
 def largest_answer(content: RecordDict) -> int:
-    """Return how many bytes the answer to a message may have, of all its parts together as Flower sends them."""
+    """Return how many bytes the answer to a message may have: all its parts together, as Flower sends them."""
     hypotheses, training = content.get(_HYPOTHESES), content.get(_TRAINING)
     size = _OF_FLOWER + _OF_A_CLIENT * (_number_asked(training) + _number_asked(content.get(_EVALUATION)))
     if isinstance(training, ConfigRecord) and isinstance(hypotheses, ArrayRecord):
         for name, matrix in hypotheses.items():
             k, *columns = matrix.shape
             rows = k if training.get("release_by") == ReleaseBy.SITE else _number_asked(training)
-            # The name is JSON within JSON, and Flower names each 5 MiB of the numbers.
+            # The name is JSON within JSON, and Flower names each 5 MiB of the array.
             size += 2 * len(name) + math.ceil(4 * rows * math.prod(columns) * (1 + 2**-10))
     return size
 
@@ -104,29 +115,40 @@ def _number_asked(task: object) -> int:
     return len(clients) if isinstance(clients, list) else 0
 
 
-def keep_request(hypotheses: ArrayRecord, run: str = "") -> RecordDict:
-    """Return the content of a message that tells nodes what the run of that name has found."""
-    return RecordDict({_HYPOTHESES: hypotheses, _RUN: ConfigRecord({_RUN: run})})
+def keep_request(hypotheses: ArrayRecord, run: str = "", prior: Arrays | None = None) -> RecordDict:
+    """Return the content of a message that sends a run's best hypotheses to nodes, with the run's name.
+
+    A prior says how clients differ around each hypothesis (`umbel.models.prior.Prior.arrays`).
+    """
+    content = RecordDict({_HYPOTHESES: hypotheses, _RUN: ConfigRecord({_RUN: run})})
+    if prior is not None:
+        content[_PRIOR] = to_array_record(prior)
+    return content
 
 
-# --- what a node reads in it
+# --- reading them on a node
 
 
 def version_in(content: RecordDict) -> Any:
-    """Return the version of the protocol that a query names."""
+    """Return the protocol version in a query."""
     return record_in(content, _VERSION, ConfigRecord).get(_VERSION)
 
 
 def run_in(content: RecordDict) -> str:
-    """Return the name of the run that has found what a message tells."""
+    """Return the name of the run in a message."""
     name = record_in(content, _RUN, ConfigRecord).get(_RUN)
     if not isinstance(name, str):
         raise ProtocolError("the message does not name its run", code="protocol.run-name")
     return name
 
 
+def prior_in(content: RecordDict) -> Arrays | None:
+    """Return the arrays of the prior in a message; None where it has none."""
+    return from_array_record(record_in(content, _PRIOR, ArrayRecord)) if _PRIOR in content else None
+
+
 def run_names(content: RecordDict) -> set[str]:
-    """Return what a round's message calls its run, in the parts that can be read."""
+    """Return the names of the run in a round's message, from the parts that can be read."""
     names = (record.get(_RUN) for name, record in content.items() if name in (_TRAINING, _EVALUATION))
     return {name for name in names if isinstance(name, str) and len(name) <= LONGEST_NAME}
 
@@ -140,12 +162,12 @@ def hypotheses_in(content: RecordDict) -> Arrays:
 
 
 def training_in(content: RecordDict) -> TrainingSpec | None:
-    """Check and return what a message asks of training clients; None if that is nothing."""
+    """Check and return the task of a message's training clients; None if it has none."""
     return _task_in(content, _TRAINING, TrainingSpec)
 
 
 def evaluation_in(content: RecordDict) -> EvaluationSpec | None:
-    """Check and return what a message asks of validation clients; None if that is nothing."""
+    """Check and return the task of a message's validation clients; None if it has none."""
     return _task_in(content, _EVALUATION, EvaluationSpec)
 
 
@@ -158,11 +180,11 @@ def _task_in(content: RecordDict, name: str, kind: type[D]) -> D | None:
     return kind.from_record(record_in(content, name, ConfigRecord))
 
 
-# --- what the gate asks its handler, within a node
+# --- from the gate to its handler, within a node
 
 
 def training_only(hypotheses: Arrays, task: TrainingSpec, assigned: NDArray[np.int64]) -> RecordDict:
-    """Return a message that asks for training and nothing else, of what has been checked already.
+    """Return a message that asks for training only, with a task that has been checked already.
 
     `assigned` (clients,) is the hypothesis that each client trains, or -1 for the one that fits it best.
     """
@@ -175,11 +197,11 @@ def assigned_in(content: RecordDict) -> NDArray[np.int64]:
 
 
 def evaluation_only(hypotheses: Arrays, task: EvaluationSpec) -> RecordDict:
-    """Return a message that asks for evaluation and nothing else, of what has been checked already."""
+    """Return a message that asks for evaluation only, with a task that has been checked already."""
     return filled(RecordDict(), {_HYPOTHESES: Held(hypotheses), _EVALUATION: Held(task)})
 
 
-# --- what a node answers
+# --- replies of a node
 
 
 def hosting_reply(hosting: Hosting) -> RecordDict:
@@ -199,10 +221,10 @@ def training_reply(
     released : sequence of int
         1 for each asked client that released, 0 for each that did not.
     choices : sequence of int, optional
-        For each client that released, its hypothesis (`TrainingSpec.disclose_choice`).
+        The hypothesis of each client that released (`TrainingSpec.disclose_choice`).
     step : float
-        A power of two, of which all numbers of the releases are multiples that 16 bits can count; they travel so.
-        0 has them travel as they are.
+        A power of two. If set, the releases are multiples of it that fit 16 bits, and they travel as these multiples.
+        If 0, they travel unchanged.
     """
     counts: dict[str, int | float | list[int] | list[float]] = {"clients": list(released)}
     if choices is not None:
@@ -215,7 +237,7 @@ def training_reply(
 def site_reply(sums: Arrays, counts: Sequence[float], released: Sequence[int]) -> RecordDict:
     """Return the part of a round's reply that holds a site's sums.
 
-    They are the sum of the updates of each hypothesis (k, \\*shape), and how many clients trained each, with noise.
+    The sums, with noise, are the updates of each hypothesis (k, \\*shape) and the number of clients that trained each.
     `released` is 1 for each asked client that took part, 0 for each that did not.
     """
     record = MetricRecord({"clients": list(released), "counts": list(counts)})
@@ -230,11 +252,11 @@ def evaluation_reply(losses: NDArray[Any], metrics: NDArray[Any], noise_multipli
     return filled(RecordDict(), {_SCORES: filled(MetricRecord(), both)})
 
 
-# --- what the server reads in it
+# --- reading them on the server
 
 
 def hosting_in(content: RecordDict) -> Hosting:
-    """Check and return what a node says of itself."""
+    """Check and return a node's account of its clients."""
     record = content.get(_HOSTING)
     if not isinstance(record, MetricRecord):
         raise ProtocolError("does not say what it hosts", code="protocol.hosting")
@@ -242,7 +264,7 @@ def hosting_in(content: RecordDict) -> Hosting:
 
 
 def released_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.bool_], NDArray[np.int64] | None]:
-    """Check who released and return the releases, a flag for each asked client, and the choices if they are told."""
+    """Check and return the releases, a flag for each asked client, and the choices if clients disclosed them."""
     counts = record_in(content, _RELEASED, MetricRecord)
     flags = _flags(counts, asked)
     arrays = unpack(record_in(content, _ARRAYS, ArrayRecord))
@@ -255,7 +277,7 @@ def released_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.boo
 
 
 def site_sums_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.float64], NDArray[np.bool_]]:
-    """Check who took part and return a site's sums, its counts, and a flag for each asked client."""
+    """Check and return a site's sums, its counts, and a flag for each asked client."""
     record = record_in(content, _RELEASED, MetricRecord)
     flags = _flags(record, asked)
     arrays = unpack(record_in(content, _ARRAYS, ArrayRecord))
@@ -273,9 +295,9 @@ def _flags(record: MetricRecord, asked: int) -> NDArray[np.bool_]:
 
 
 def number_released(content: RecordDict, asked: int, rows: int | None = None) -> int:
-    """Return how many of the asked clients a reply says released; 0 for one that says something else.
+    """Return how many of the asked clients released according to a reply; 0 for an inconsistent reply.
 
-    Its matrix must have that many `rows`: k where a site was asked for sums, by default one a client that released.
+    Its matrix must have `rows` rows: k where a site was asked for sums, by default one for each client that released.
     """
     record = content.get(_RELEASED)
     flags = record.get("clients") if isinstance(record, MetricRecord) else None
@@ -288,17 +310,17 @@ def number_released(content: RecordDict, asked: int, rows: int | None = None) ->
 
 
 def let_go(content: RecordDict) -> None:
-    """Take the arrays out of a reply, once they are kept elsewhere."""
+    """Remove the arrays from a reply once they are kept elsewhere, to free their memory."""
     content.pop(_ARRAYS, None)
 
 
 def answers_training(content: RecordDict) -> bool:
-    """Return whether a reply has anything to say of training clients."""
+    """Return whether a reply has a part about training clients."""
     return _RELEASED in content
 
 
 def scores_in(content: RecordDict, asked: int) -> NDArray[np.float64] | None:
-    """Return loss and metric (2, asked) of the asked clients; None where a reply has none that fit."""
+    """Return loss and metric (2, asked) of the asked clients; None where a reply has none of that shape."""
     record = content.get(_SCORES)
     if not isinstance(record, MetricRecord):
         return None
@@ -307,5 +329,5 @@ def scores_in(content: RecordDict, asked: int) -> NDArray[np.float64] | None:
 
 
 def reports_exactly(content: RecordDict) -> bool:
-    """Return whether loss and metric in a reply came without noise, as far as it says."""
+    """Return whether loss and metric in a reply came without noise, according to the reply."""
     return not record_in(content, _SCORES, MetricRecord).get(_NOISE)

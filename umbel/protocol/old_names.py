@@ -1,4 +1,4 @@
-"""Names of umbel 0.1, understood until 2.0 with a hint that says the new one. docs/names.md lists them."""
+"""Names of umbel 0.1. They work until 2.0, with a hint at the new name; docs/reference/names.md lists them."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ MODELS: Mapping[str, str] = {
     r"(factors|biased-factors)-(\d+)x(\d+)": r"\1 items=\2 size=\3",
     r"(?:umbel\.)?models\.softmax:softmax(\d+)x(\d+)": r"softmax features=\1 classes=\2",
 }
-"""Models that had their size in their name, as run configs, manifests and schemas name them."""
+"""Models that had their size in their name, as in run configs, manifests and schemas."""
 
 
 DIGESTS: Mapping[str, str] = {"35b10b9aa49e35ae": "c6a829d1b39a0727"}
-"""Of datasets that come with umbel and whose rows are the same as before: ``preferences``, whose model is renamed."""
+"""Datasets that come with umbel and whose rows are unchanged: ``preferences``, whose model has a new name."""
 
 
 @cache
 def model(name: str) -> str:
-    """Return the name of today for a model, with its size as options."""
+    """Return the current name of a model, with its size as options."""
     for pattern, now in MODELS.items():
         if found := re.fullmatch(pattern, name):
             new = re.sub(r"(?<=\d)x(?=\d)", ",", found.expand(now))
@@ -59,5 +59,5 @@ def model(name: str) -> str:
 
 @cache
 def hint(old: str, new: str) -> None:
-    """Say once that a name is old."""
+    """Warn once that a name is old."""
     log(WARNING, "%s is now called %s; the old name works until umbel 2.0", old, new)

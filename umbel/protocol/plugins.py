@@ -1,4 +1,4 @@
-"""A user's own code, by import path, and the options that it takes."""
+"""A user's own code, by import path, and its options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from umbel.protocol import old_names
+from umbel.protocol import builds, old_names
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import append, umbel_home
 from umbel.protocol.project import OWN_PATH, PACKAGE
@@ -26,32 +26,32 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-    """For code that has no options."""
+    """The options of code that has none."""
 
 
 TRUST = "UMBEL_TRUST"
-"""Environment variable with names, or modules, that a person trusts, separated by spaces."""
+"""Environment variable with trusted names or modules, separated by spaces."""
 _TRUSTED = "trusted.txt"
-_LIBRARIES = ("torch.nn", "torch.nn.functional")  # of functions of tensors
+_LIBRARIES = ("torch.nn", "torch.nn.functional")  # functions of tensors
 _distrusted: set[str] = set()
 
 
 def distrust(*texts: object) -> None:
-    """Note names of code in what a folder carries, a dataset or a run.
+    """Mark the names of code in a folder's texts, a dataset's or a run's, as untrusted.
 
-    Folders are sent around, and to import a name, or to call it, runs code. So `import_by_name` refuses a name that a
-    folder carries, unless the person has named it as well (`trust`).
+    Folders are sent around, and importing or calling a name runs code. So `import_by_name` refuses a name from a folder
+    unless the user has given the same name (`trust`).
     """
     _distrusted.update(text for text in texts if isinstance(text, str) and ":" in text)
 
 
 def trust(*texts: object) -> None:
-    """Note names of code that the person who runs this process has typed, and remember them in umbel's home."""
+    """Trust the names of code that the user of this process has typed, and remember them in umbel's home."""
     remember(names_in(texts))
 
 
 def remember(names: Iterable[str]) -> None:
-    """Trust names, ``package.module:attribute``, or whole modules, from now on."""
+    """From now on, trust names, ``package.module:attribute``, or whole modules."""
     if new := {*names} - _trusted():
         with suppress(OSError):
             umbel_home().mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def remember(names: Iterable[str]) -> None:
 
 
 def trust_elsewhere() -> dict[str, str]:
-    """Return the environment in which processes on other machines trust what this one does."""
+    """Return the environment variables that make processes on other machines trust the same names."""
     return {TRUST: " ".join(sorted(_trusted()))}
 
 
@@ -68,7 +68,7 @@ def names_in(texts: Iterable[object]) -> set[str]:
     """Return the names of code, ``package.module:attribute``, in values of a run config or a manifest."""
     words = {word for text in texts if isinstance(text, str) for word in text.replace(";", " ").split()}
     named = {word for word in words if ":" in word and "=" not in word}
-    # ``flower:package.module:Class`` imports what stands behind its first word.
+    # ``flower:package.module:Class`` imports the part after its first word.
     return named | {word.partition(":")[2] for word in named if word.count(":") > 1}
 
 
@@ -79,7 +79,7 @@ def _trusted() -> set[str]:
 
 def _is_trusted(name: str) -> bool:
     module = name.partition(":")[0]
-    # Keys split their texts differently. So a name that stands anywhere in a text comes from the folder.
+    # Keys split their texts differently. So a name anywhere in a folder's text counts as the folder's.
     sent = any(name in text for text in _distrusted)
     return not sent or module in _LIBRARIES or not _trusted().isdisjoint({name, module})
 
@@ -90,8 +90,8 @@ def import_by_name(name: str) -> Any:
     Raises
     ------
     ConfigError
-        If there is none; the text says which half is missing. Also if a folder carries the name, and the person has
-        not named it.
+        If it cannot be imported; the text says which half is missing. Also if the name comes from a folder and the user
+        has not given it.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith("."):
@@ -104,12 +104,15 @@ def import_by_name(name: str) -> Any:
         try:
             module = importlib.import_module(module_name)
         except Exception as error:  # a user's code may raise anything
+            if mend := builds.hint(error):
+                text = f"cannot import {module_name!r} of {name!r}: {mend}"
+                raise ConfigError(text, code="config.mixed-builds") from error
             raise ConfigError(f"cannot import {module_name!r} of {name!r}: {error}", code="config.import") from error
     try:
         found = getattr(module, attribute)
     except AttributeError:
-        raise ConfigError(f"{module_name!r} has no {attribute!r} (asked for {name!r})", code="config.import") from None
-    # Of umbel's own code a folder may name classes, which whoever asks for one checks, and nothing else to call.
+        raise ConfigError(f"{name!r} names {attribute!r}, which {module_name!r} lacks", code="config.import") from None
+    # From umbel's own code a folder may name only classes: the caller checks these, but not other callables.
     if not (trusted or isinstance(found, type)):
         raise _untrusted(name)
     return found
@@ -123,7 +126,7 @@ def _untrusted(name: str) -> ConfigError:
 
 
 def own_path() -> str:
-    """Return the value of `OWN_PATH` with which another process finds by name what this one does."""
+    """Return the value of `OWN_PATH` with which another process finds the same modules by name."""
     folders = [*_own_folders(), *map(os.path.abspath, sys.path)]
     return os.pathsep.join(dict.fromkeys(folders))
 
@@ -134,9 +137,9 @@ def _own_folders() -> list[str]:
 
 @contextmanager
 def _own_first() -> Iterator[None]:
-    """Find the user's own modules before installed ones of the same name; and from then on after them.
+    """Inside, find the user's modules before installed ones of the same name; outside, after them.
 
-    The user names the first module; what that imports later, and what libraries import, is meant as installed.
+    The user names the first module; its imports, and those of libraries, mean installed modules.
     """
     folders = _own_folders()
     sys.path[:0] = folders
@@ -150,7 +153,7 @@ def _own_first() -> Iterator[None]:
 
 
 def _current(module_name: str) -> str:
-    """Return the name of today for a module of umbel 0.1, unless the user has a module of that name."""
+    """Return the current name of a module of umbel 0.1, unless the user has a module of that name."""
     top, dot, rest = module_name.partition(".")
     package = old_names.PACKAGES.get(top)
     if package is None or not _is_umbels(top):
@@ -161,26 +164,26 @@ def _current(module_name: str) -> str:
 
 
 def _is_umbels(top: str) -> bool:
-    """Return whether a top-level name is none of the user's: nothing is there, or a link into umbel in a checkout."""
+    """Return whether a top-level name is not the user's: nothing is there, or a link into umbel in a checkout."""
     found = PathFinder.find_spec(top)
     places = [found.origin or "", *(found.submodule_search_locations or [])] if found else []
     return not any(place and not Path(place).resolve().is_relative_to(PACKAGE) for place in places)
 
 
 def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type[Any]) -> type[T]:
-    """Return the class called `name`: built in, or a user's own as ``package.module:Class``.
+    """Return the class `name`: built in, or a user's as ``package.module:Class``.
 
     Parameters
     ----------
     what : str
-        What it is, for errors.
+        The kind of class, for errors.
     base : type
-        On which a user's own must be built.
+        Required base class of a user's class.
 
     Raises
     ------
     ConfigError
-        When there is none, or it is built on something else; the text lists what there is.
+        If there is no such class, or it has another base; the text lists the choices.
     """
     if name in built_in:
         return built_in[name]
@@ -192,7 +195,7 @@ def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type
     found = import_by_name(name)
     if not (isinstance(found, type) and issubclass(found, base)):
         built_on = f"{base.__module__}.{base.__name__}"
-        raise ConfigError(f"{what} {name!r} is no class built on {built_on}", code="config.not-built-on")
+        raise ConfigError(f"{what} {name!r} is not a class built on {built_on}", code="config.not-built-on")
     return found
 
 
@@ -208,16 +211,16 @@ def parse_pairs(text: str, key: str) -> dict[str, str]:
 
 
 def parse_options(kind: type[T], text: str, key: str) -> T:
-    """Return the options in ``name=value name=value`` as the dataclass that a user's code declares for them.
+    """Parse ``name=value name=value`` into the dataclass of options that a user's code declares.
 
-    A field's name may be written with hyphens. Values are read as the type of the field.
+    A field's name may have hyphens. A value is read as the field's type.
 
     Parameters
     ----------
     kind : type
-        A dataclass; annotate a field with ``pydantic.Field`` for bounds.
+        A dataclass; ``pydantic.Field`` annotations set bounds.
     key : str
-        The setting that `text` belongs to, named in errors.
+        The setting that `text` belongs to, for errors.
 
     Raises
     ------

@@ -1,28 +1,39 @@
-"""Where umbel's own files are: beside the package in a checkout or a bundle, inside it where a wheel is installed."""
+"""Locations of umbel's own files: beside the package in a checkout or bundle, inside it in an installed wheel."""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).resolve().parents[1]
-"""The folder of the package itself."""
+"""The folder of the package."""
 
 INSTALLED = PACKAGE / "_app"
-"""Where a wheel has what lies at the root of a checkout; ``hatch_build.py`` puts it there."""
+"""The folder, in a wheel, of files from the root of a checkout; ``hatch_build.py`` puts them there."""
 
 APP = INSTALLED if INSTALLED.is_dir() else PACKAGE.parent
-"""The folder of ``pyproject.toml``, ``LICENSE``, ``README.md`` and, but for a bundle, ``configs``."""
+"""The folder of ``pyproject.toml``, ``LICENSE``, ``README.md`` and, except in a bundle, ``configs``."""
 
 CONFIGS = APP / "configs"
-"""The folder of the run configurations that go by name."""
+"""The folder of the run configurations that have names."""
 
 OWN_PATH = "PYTHONPATH_UMBEL"
-"""Variable with the folders of a user's own modules: the processes of a run work elsewhere than the user does.
+"""Environment variable with the folders of the user's modules, for a run's processes in other working directories.
 
-A name that begins with ``UMBEL_`` would be an entry of a site's policy.
+Its name does not begin with ``UMBEL_``, since such a name would be an entry of a site's policy.
 """
 
 
+@cache
+def described() -> Mapping[str, Any]:
+    """Return the table ``project`` of umbel's own ``pyproject.toml``. An image has no package metadata."""
+    found: Mapping[str, Any] = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return found
+
+
 def source(name: str) -> Path:
-    """Return where a file or folder is that lies at ``name`` in a checkout; patterns stay patterns."""
+    """Return the location of the file or folder ``name`` of a checkout; patterns stay patterns."""
     return (PACKAGE.parent if name.startswith(f"{PACKAGE.name}/") else APP) / name

@@ -28,7 +28,7 @@ def table() -> str:
 
 
 def with_table(text: str) -> str:
-    """Return a pyproject.toml with the table as it should be; raise `ConfigError` for one that has none."""
+    """Return a pyproject.toml with the current table; raise `ConfigError` for one without a table."""
     before, found, after = text.partition(_TABLE)
     if not found:
         raise ConfigError(f"there is no {_TABLE.strip()} to write to", code="config.no-table")
@@ -37,7 +37,7 @@ def with_table(text: str) -> str:
 
 
 def main(path: Path) -> None:
-    """Write the table into a pyproject.toml."""
+    """Write the table to a pyproject.toml."""
     with errors_in_one_line():
         write_atomically(path, with_table(path.read_text(encoding="utf-8")).encode())
 

@@ -1,4 +1,4 @@
-"""Flower's records: named arrays to and from them, and how they are taken out of a message."""
+"""Flower's records: conversion to and from named arrays, and reading them from a message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from umbel.protocol.arrays import Arrays, Packed, as_matrix
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import SType, encoded, filled
 
-_LONGEST_NAME = 1 << 18  # of a matrix, in characters: the names and shapes of some thousands of parameters
+_LONGEST_NAME = 1 << 18  # of a matrix, in characters: names and shapes of some thousands of parameters
 _MOST_AXES = 32
 
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Held(ConfigRecord):
-    """A value on its way within a process, as it is: nothing of it can be sent, where Flower sees an empty record."""
+    """A value that stays within a process. It cannot be sent: Flower sees an empty record."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Held(ConfigRecord):
 
 
 def held_in(content: RecordDict, name: str, kind: type[T]) -> T:
-    """Return the value of that name which is held in a message; `ProtocolError` if there is none of that kind."""
+    """Return the value of that name and kind in a message; `ProtocolError` if there is none."""
     value = getattr(content.get(name), "value", None)
     if not isinstance(value, kind):
         raise ProtocolError(f"there is no {kind.__name__} {name!r}", code="protocol.records")
@@ -42,8 +42,8 @@ def held_in(content: RecordDict, name: str, kind: type[T]) -> T:
 
 
 def record_in(content: RecordDict, name: str, kind: type[R]) -> R:
-    """Return the record of that name; `ProtocolError` if there is none of that kind."""
-    # By itself: `RecordDict.array_records` and its like make a new dictionary of all of them each time.
+    """Return the record of that name and kind; `ProtocolError` if there is none."""
+    # `RecordDict.array_records` and its like make a new dictionary of all records on each call.
     record = content.get(name)
     if not isinstance(record, kind):
         raise ProtocolError(f"there is no {kind.__name__} {name!r}", code="protocol.records")
@@ -51,65 +51,65 @@ def record_in(content: RecordDict, name: str, kind: type[R]) -> R:
 
 
 def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Return named arrays as Flower's record, each as ``Array(value)`` would be but copied once."""
+    """Return named arrays as Flower's record, equal to ``Array(value)`` for each but copied only once."""
     return filled(ArrayRecord(), {name: _encode(np.asarray(value, order="C")) for name, value in arrays.items()})
 
 
 def from_array_record(record: ArrayRecord) -> Arrays:
-    """Return Flower's record as named arrays, which share the record's memory and cannot be written to.
+    """Return Flower's record as named arrays, which are read-only and share the record's memory.
 
-    `ProtocolError` for an array that is not in numpy's format, holds objects, or is shorter than it says.
+    `ProtocolError` for an array that is not in NumPy's format, holds objects, or is shorter than it says.
     """
     arrays = {}
     for name, value in record.items():
         try:
             arrays[name] = _decode(value)
-        except Exception as error:  # whatever numpy makes of bytes that are no array
+        except Exception as error:  # NumPy may raise anything for bytes that are no array
             raise ProtocolError(f"array {name!r} cannot be read: {error}", code="protocol.arrays") from None
     return arrays
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Return named arrays (m, \\*shape) of one type as a record of one matrix (m, n), called as its columns are.
+    """Return named arrays (m, \\*shape) of one type as a record of one matrix (m, n), whose name describes its columns.
 
-    Flower sends every array of a record by itself, in two requests, each of which a SuperLink's database waits for.
-    The name is JSON: an object that says each array's name and shape, in order.
+    Flower sends every array of a record separately, in two requests, and each waits for a SuperLink's database.
+    The name is JSON: an object with each array's name and shape, in order.
     """
     lengths, types = ({of(value) for value in arrays.values()} for of in (len, attrgetter("dtype")))
     if len(lengths) != 1 or len(types) != 1:
-        raise ValueError(f"arrays of one length and type can be packed, not of lengths {lengths} and types {types}")
+        raise ValueError(f"only arrays of one length and type can be packed, not lengths {lengths} and types {types}")
     name = _name(tuple((name, value.shape[1:]) for name, value in arrays.items()))
     return to_array_record({name: as_matrix(arrays)})
 
 
 def unpack(record: ArrayRecord) -> Packed:
-    """Return what `pack` made a record of, as views that cannot be written to; `ProtocolError` for anything else."""
+    """Unpack a record from `pack` as read-only views; `ProtocolError` for any other record."""
     if len(record) != 1:
-        raise ProtocolError(f"there are {len(record)} arrays where one matrix should be", code="protocol.arrays")
+        raise ProtocolError(f"the record has {len(record)} arrays instead of one matrix", code="protocol.arrays")
     ((name, array),) = record.items()
     try:
         matrix, columns = _decode(array), _columns(name)
         return Packed(matrix, columns)
-    except Exception as error:  # whatever a sender makes of it
+    except Exception as error:  # a sender may put anything there
         raise ProtocolError(f"the matrix cannot be read: {error}", code="protocol.arrays") from None
 
 
 MOST_STEPS = 2**15 - 1
-"""How many 16 bits can count."""
+"""The largest multiple that fits 16 bits."""
 
 
 def in_steps(arrays: Arrays, step: float) -> Packed:
-    """Return multiples of a power of two as how many times they are it, `MOST_STEPS` at most, in 16 bits."""
+    """Return multiples of `step`, a power of two, as 16-bit integers: how many steps each is, at most `MOST_STEPS`."""
     times = as_matrix(arrays) / np.float32(step)
     return _of(times.clip(-MOST_STEPS, MOST_STEPS).astype(np.int16), arrays)
 
 
 def times_step(arrays: Arrays, step: Any) -> Packed:
-    """Return what `in_steps` was given; `ProtocolError` where this is something else."""
+    """Undo `in_steps`; `ProtocolError` for arrays of another kind."""
     matrix = as_matrix(arrays)
     if type(step) is not float or math.frexp(step)[0] != 0.5 or matrix.dtype != np.int16:
-        raise ProtocolError("its numbers are no multiples of a power of two", code="protocol.arrays")
-    with np.errstate(over="ignore"):  # what is too large is infinite, and no release
+        raise ProtocolError("its numbers are not multiples of a power of two", code="protocol.arrays")
+    with np.errstate(over="ignore"):  # too large a value becomes infinite, and so is not a valid release
         return _of(matrix * np.float32(step), arrays)
 
 
@@ -127,17 +127,17 @@ def _name(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
 
 @lru_cache(maxsize=4)
 def _columns(name: str) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each array, in the order of its columns."""
+    """Return the shape of each array, in column order."""
     if len(name) > _LONGEST_NAME:
         raise ValueError(f"its name is {len(name)} characters long")
     pairs = json.loads(name, object_pairs_hook=list)
     for _, shape in pairs:
-        # Nothing else than whole numbers that fit an array: what is computed with them is as long as they are.
+        # Only integers that fit an array: otherwise computing with them could take very long.
         if len(shape) > _MOST_AXES or any(type(axis) is not int or not 0 <= axis < 2**40 for axis in shape):
-            raise ValueError("its name says no shapes")
+            raise ValueError("its name has no valid shapes")
     columns = {name: tuple(shape) for name, shape in pairs}
     if not columns or len(columns) != len(pairs) or not all(type(name) is str for name in columns):
-        raise ValueError("its name does not tell arrays apart")
+        raise ValueError("its name must name each array once")
     return columns
 
 
@@ -150,7 +150,7 @@ def _decode(array: Array) -> NDArray[Any]:
     data = array.data
     if array.stype != SType.NUMPY:
         raise ValueError(f"its format is {array.stype!r}")
-    # The length of the header is in 2 bytes, from version 2 of the format in 4.
+    # In version 1 of the format the header's length takes 2 bytes, from version 2 on 4.
     prefix = 10 if data[6:7] == b"\x01" else 12
     start = prefix + int.from_bytes(data[8:prefix], "little")
     dtype, shape, order = _parse_header(data[:start])
@@ -160,7 +160,7 @@ def _decode(array: Array) -> NDArray[Any]:
 
 @lru_cache(maxsize=256)
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, bytes]:
-    """Return the name of a type, and the beginning of an array in numpy's format."""
+    """Return the name of a type, and the header of an array in NumPy's format."""
     buffer = BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": dtype.str, "fortran_order": False, "shape": shape})
     return str(dtype), buffer.getvalue()
@@ -168,7 +168,7 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, bytes]:
 
 @lru_cache(maxsize=256)
 def _parse_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
-    """Return type, shape and order of an array in numpy's format."""
+    """Return type, shape and order from the header of an array in NumPy's format."""
     buffer = BytesIO(header)
     version = np.lib.format.read_magic(buffer)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]

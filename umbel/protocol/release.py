@@ -1,4 +1,4 @@
-"""What a client gave away at once: one word for gate, ledger, accountant, planner and report."""
+"""A release and its cost: the vocabulary that gate, ledger, accountant, planner and report share."""
 
 from __future__ import annotations
 
@@ -12,46 +12,47 @@ LAPLACE = "laplace"
 """The mechanism of the group privacy paper, and the default."""
 
 MAX_CHOICE_EPSILON = 30.0
-"""Beyond it a choice is as good as open, and its chances are finer than random numbers are."""
+"""Largest epsilon of a choice. Above it a choice is practically open, and its probabilities are finer than random
+numbers."""
 
 NOISE_STEPS = 16
-"""The standard deviation of a component's noise spans at least so many steps of the grid on which a release is rounded,
-and so many steps of 32-bit numbers."""
+"""The standard deviation of a component's noise is at least this many steps of the grid on which a release is rounded,
+and at least this many steps of 32-bit numbers."""
 
 _LONGEST, _GRAIN = 1000, 2**32  # denominators of prices
 
 
 class Clipping(StrEnum):
-    """How large an update the noise hides."""
+    """The size of update that the noise hides."""
 
     UPDATE = "update"
     """The norm of the client's own update, at least a floor (the group privacy paper): a heuristic."""
     PUBLIC = "public"
-    """A clip norm that everybody knows, to which the client clips its update: a guarantee."""
+    """A public clip norm, to which the client clips its update: a guarantee."""
 
 
 class Kind(StrEnum):
-    """What is released."""
+    """The kind of a release."""
 
     TRAIN = "train"
     """A trained model."""
     SITE = "site"
-    """What a site makes of its clients' updates together, and of which hypotheses they chose."""
+    """A site's sums over its clients' updates, and over their choices of hypotheses."""
     REPORT = "report"
-    """Loss and metric of a client that also trains."""
+    """Loss and metric of a client that also trains, or of a client in a site's mean."""
 
 
 class ReleaseBy(StrEnum):
-    """Who adds the noise to what."""
+    """The party that adds the noise."""
 
     CLIENT = "client"
-    """Each client to its own model. Others see the model only with noise."""
+    """Each client, to its own model. Others see the model only with noise."""
     SITE = "site"
-    """A site once to the sums of its clients' updates: the clients trust it."""
+    """A site, once, to the sums of its clients' updates: the clients trust it."""
 
 
 class NoisePer(StrEnum):
-    """What is noised by itself, within a radius of its own."""
+    """The unit that gets separate noise, within a separate radius."""
 
     VECTOR = "vector"
     """All parameters as one."""
@@ -84,26 +85,26 @@ class ClipSchedule:
 
 @dataclass(frozen=True)
 class Release:
-    """One release of one client, as far as what it costs goes.
+    """One release of one client, as far as its cost depends on it.
 
-    A site's release is one of each client that took part in it.
+    A site's release counts as one release of each client in it.
 
     Attributes
     ----------
     n : int
-        Numbers released: the model's shared parameters, or 2 for a report.
+        Number of values released: the model's shared parameters, or 2 for a report.
     noise_multiplier : float
         nu; 0 for a release without noise.
     radius : float or None
-        The public clip norm. None in mode ``update``, since the norm of an update must not be written down. None as
-        well where releases of different clip norms are counted together, which cost the same.
+        The public clip norm. None in mode ``update``, since the norm of an update must not be written down. None also
+        where releases of different clip norms are counted together: they cost the same.
     mechanism : str
-        The law of the noise, by name.
+        Name of the noise mechanism.
     hypotheses : int
-        k, among which the client chose; 0 where that is not on record.
+        k, the number of hypotheses that the client chose among; 0 where that is not on record.
     choice_epsilon : float
-        Of what hides the choice: randomised response, or in a site's release the noise on how many clients
-        chose each hypothesis. 0 where nothing hides it, as in the paper, or that noise costs nothing extra.
+        Epsilon that hides the choice: of randomised response, or in a site's release of the noise on how many clients
+        chose each hypothesis. 0 where nothing hides it, as in the paper, or where that noise costs nothing extra.
     """
 
     kind: Kind
@@ -119,42 +120,43 @@ class Release:
     def paper_cost(self) -> Fraction | None:
         """The paper's budget, a heuristic: n / nu within the radius (group privacy paper, Sec. 4.1.3).
 
-        None, for no bound at all, without noise or with another than the paper's.
+        None, which means no bound at all, without noise or with another mechanism than the paper's.
         """
         counted = self.noise_multiplier > 0 and self.mechanism == LAPLACE
         return quotient(self.n, self.noise_multiplier) if counted else None
 
     @property
     def chooses(self) -> bool:
-        """Whether the client chose among hypotheses, and what it releases may tell which."""
+        """Whether the client chose among hypotheses, so that its release may reveal the choice."""
         return self.hypotheses != 1
 
     @property
     def formal(self) -> bool:
-        """Whether it has a guarantee between any two data sets of the client: clip norm and choice are covered.
+        """Whether the release has a guarantee between any two data sets of the client: clip norm and choice are
+        covered.
 
-        A site's release covers the choice by itself.
+        A site's release always covers the choice.
         """
         covered = self.choice_epsilon > 0 or not self.chooses or self.kind is Kind.SITE
         return self.clipping is Clipping.PUBLIC and self.noise_multiplier > 0 and covered
 
     def paper_spend(self, times: float) -> float:
-        """Return the paper's budget of so many releases; infinite where it counts none."""
+        """Return the paper's budget of so many releases; infinite where the paper gives no bound."""
         if self.paper_cost is None:
             return float("inf") if times else 0.0
         return float(Fraction(times) * self.paper_cost)
 
 
 def exact(value: float) -> Fraction:
-    """Return the number that people wrote: .3 is 3/10, and not the binary number next to it."""
+    """Return the decimal number that people wrote: .3 is 3/10, and not the nearest binary number."""
     return Fraction(repr(float(value)))
 
 
 @lru_cache(maxsize=64)
 def quotient(above: int, below: float) -> Fraction:
-    """Return above / below, exactly where the fraction is short, and else rounded up to a multiple of 2**-32.
+    """Return above / below: exact where the fraction is short, otherwise rounded up to a multiple of 2**-32.
 
-    Sums of many prices stay cheap to compute that way, and are never too small.
+    So sums of many prices stay cheap to compute and are never too small.
     """
     price = Fraction(above) / exact(below)
     if price.denominator <= _LONGEST:

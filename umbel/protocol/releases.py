@@ -1,4 +1,4 @@
-"""What a round gives the server, checked: releases, sites' sums, and the scores of validation clients."""
+"""A round's results on the server, checked: releases, sites' sums, and the scores of validation clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from umbel.protocol.arrays import Vectors
 
 SPREAD = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""What is told of how clients differ: these quantiles, each a value that a client reported."""
+"""Quantiles that show how clients differ; each is a value that a client reported."""
 
 
 @dataclass(frozen=True)
@@ -20,18 +20,18 @@ class Releases:
     Attributes
     ----------
     vectors : ndarray of float32, shape (m, n)
-        Sanitised parameter vectors, as they travelled, which cannot be written to. A sum over clients wants 64 bits
+        Sanitised parameter vectors as they travelled; read-only. Sum over clients in 64 bits
         (`umbel.protocol.arrays.mean_of`).
     clients : ndarray of int, shape (m,)
-        Who released, counted over the dataset.
+        The clients that released, counted over the dataset.
     choices : ndarray of int, shape (m,), or None
-        What they chose, if they were asked.
+        Their choices, if clients were asked for them.
     asked : int
-        How many clients were.
+        Number of clients asked.
     lost_nodes : int
-        Nodes that did not answer, or not as they should.
+        Nodes without a reply, or with an invalid one.
     outside : ndarray of int
-        Clients whose releases were left out because they lie too far from what was sent; they have paid as well.
+        Clients whose releases were left out because they lie too far from the hypotheses. They were charged as well.
     """
 
     vectors: Vectors
@@ -49,11 +49,11 @@ class Sums:
     Attributes
     ----------
     sums : ndarray, shape (s, k, n)
-        Of the updates of each site's clients by hypothesis, with noise.
+        The updates of each site's clients, summed by hypothesis, with noise.
     counts : ndarray, shape (s, k)
-        How many of its clients trained each, as it says: with noise, and between 0 and all of them.
+        How many of its clients trained each hypothesis, according to the site: with noise, and between 0 and all.
     clients, asked, lost_nodes, outside
-        As in `Releases`; outside are clients of sites of which a sum is longer than theirs can be.
+        As in `Releases`; outside are clients of sites whose sum is longer than valid updates allow.
     """
 
     sums: NDArray[np.float64]
@@ -66,7 +66,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Scores:
-    """Loss and metric, averaged over the validation clients that answered, each counting once.
+    """Loss and metric, averaged over the validation clients that replied, with equal weights.
 
     Values far from all others are pulled in (`umbel.server.nodes.bounds.pulled_in`).
 
@@ -75,7 +75,7 @@ class Scores:
     loss_spread, metric_spread : list of float
         The quantiles `SPREAD` over the clients that reported without noise; empty where there are none.
     exact : int
-        How many of the clients reported without noise. No guarantee covers these.
+        Number of clients that reported without noise. No guarantee covers these.
     """
 
     loss: float

@@ -1,7 +1,7 @@
-"""Settings: each one defined once, with its default, its rule and its help, and checked by pydantic.
+"""Settings: each defined once, with default, rule and help, and checked by pydantic.
 
-A class built on `Settings` is the definition; error texts, the tables in the docs and the comments in
-pyproject.toml all come from it.
+A subclass of `Settings` is the definition; error texts, the tables in the docs and the comments in pyproject.toml all
+come from it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from umbel.protocol import old_names
 from umbel.protocol.errors import UmbelError
 
-# What pydantic's types of error begin with, in our words.
+# Beginnings of pydantic's error types, in our words.
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -32,9 +32,9 @@ _KINDS = {
 
 
 class Settings(BaseModel):
-    """Base of all settings: immutable, in kebab-case outside; unknown entries are refused.
+    """Base of all settings: immutable, with names in kebab-case outside; unknown entries are refused.
 
-    A subclass says in `error` what it raises, and in `source` where its entries come from.
+    A subclass says in `error` which class it raises, and in `source` where its entries come from.
     """
 
     model_config = ConfigDict(
@@ -56,13 +56,13 @@ class Settings(BaseModel):
 
     @classmethod
     def parse(cls, entries: Mapping[str, Any], source: str = "") -> Self:
-        """Check entries, by their names in kebab-case, and return the settings in them.
+        """Check entries with kebab-case names and return the settings.
 
-        The first entry that cannot be used raises `error`, which names it and the fix, after the name of the `source`.
+        The first invalid entry raises `error`, which names the `source`, the entry and the fix.
         """
         entries = cls.current(entries)
         try:
-            # By the fields' own names, with underscores, they come from code alone.
+            # Only code uses the fields' own names, with underscores.
             if strange := entries.keys() - cls.names():
                 raise cls._unknown(list(strange))
             return cls(**entries)
@@ -71,9 +71,15 @@ class Settings(BaseModel):
 
     @classmethod
     def current(cls, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """Return entries by today's names, with the model's; a setting under two names stays twice and is refused."""
+        """Return entries under current names, with hyphens; a setting under two names stays twice and is refused.
+
+        The model's name becomes the current one, too.
+        """
         found: dict[str, Any] = {}
         for name, value in entries.items():
+            kebab = name.replace("_", "-")
+            if name not in cls.names() and kebab in {*cls.names(), *old_names.SETTINGS} and kebab not in entries:
+                name = kebab
             new = old_names.SETTINGS.get(name)
             if new and new in cls.names() and name not in cls.names() and new not in entries.keys() | found.keys():
                 old_names.hint(name, new)
@@ -83,18 +89,18 @@ class Settings(BaseModel):
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Self:
-        """Return what `parse` does, at once when it is asked the same again, as it is in each message of a run."""
-        # With their types: 1, 1.0 and true are the same to Python, and not to a setting.
+        """Return the result of `parse`, cached: each message of a run has the same entries."""
+        # The key includes types: 1, 1.0 and true are equal in Python but differ as settings.
         key = tuple(zip(entries, map(type, entries.values()), entries.values(), strict=True))
         try:
             settings: Self = _parsed(cls, key)
-        except TypeError:  # a value that cannot be looked up, which no setting is
+        except TypeError:  # an unhashable value, which no setting accepts
             return cls.parse(entries)
         return settings
 
     @classmethod
     def _explain(cls, error: ValidationError) -> UmbelError:
-        """Return what is wrong with the first entry, unknown ones before all others."""
+        """Return an error for the first invalid entry; unknown entries come before all others."""
         kind = cls.error.kind
         found = error.errors(include_url=False)
         strange = [str(one["loc"][0]) for one in found if one["type"] == "extra_forbidden"]
@@ -102,7 +108,7 @@ class Settings(BaseModel):
             return cls._unknown(strange)
         first = found[0]
         if not first["loc"] or first["type"] == "value_error":
-            # What a validator of the class raised says it all.
+            # The message of the class's own validator is complete.
             text = str(first["ctx"]["error"]) if "ctx" in first else first["msg"]
             return cls.error(text, code=f"{kind}.conflict")
         key = str(first["loc"][0])
@@ -122,7 +128,7 @@ class Settings(BaseModel):
         for name in sorted(names):
             near = difflib.get_close_matches(name, known, 1)
             if old_names.SETTINGS.get(name) in known:
-                told.append(f"{name} is now called {old_names.SETTINGS[name]}; give one of them")
+                told.append(f"{name} is now called {old_names.SETTINGS[name]}; give only one of them")
             elif near:
                 told.append(f"there is no {name}; did you mean {near[0]}?")
             else:
@@ -150,7 +156,7 @@ def _parsed(kind: type[Settings], entries: tuple[tuple[str, type, Any], ...]) ->
 
 
 def rule(field: FieldInfo) -> str:
-    """Return in words what a setting may be, as "a whole number of at least 1"."""
+    """Return the values that a setting accepts, in words, as in "a whole number of at least 1"."""
     kind = field.annotation
     options = _options(kind)
     if options:
@@ -178,7 +184,7 @@ def rule(field: FieldInfo) -> str:
 
 
 def fault_text(fault: Any) -> str:
-    """Return in our words what pydantic finds wrong with a value."""
+    """Return pydantic's fault in our words."""
     bounds = {
         "greater_than": "above {gt:g}",
         "greater_than_equal": "at least {ge:g}",
@@ -198,7 +204,7 @@ def fault_text(fault: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as one writes it in TOML."""
+    """Return a value in TOML's notation."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

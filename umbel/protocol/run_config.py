@@ -16,17 +16,17 @@ from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Clipping, ClipSc
 from umbel.protocol.rules import Settings
 from umbel.protocol.tasks import TrainingSpec
 
-# More than any experiment needs, and few enough that a node cannot be made to run out of memory.
+# More than any experiment needs, and few enough to fit a node's memory.
 MAX_HYPOTHESES = 1000
 MAX_CLIENTS = 1_000_000
-"""As many clients as a node may say it hosts, unless a run says otherwise."""
+"""Maximum number of clients that a node may report, unless a run sets another."""
 AUTO = 0
-"""Stands for a number of hypotheses that the strategy chooses (`umbel.strategies.how_many`)."""
+"""Placeholder for a number of hypotheses that the strategy chooses (`umbel.strategies.how_many`)."""
 _AUTO_MOST, _RELEASES_EACH = 8, 4
 
 
 def _number(value: Any) -> Any:
-    # Flower hands 1 over where 1.0 is meant; a bool is no number.
+    # Flower passes 1 where 1.0 is meant; a bool is not a number.
     return float(value) if type(value) is int else value
 
 
@@ -40,60 +40,60 @@ Noised = Annotated[NoisePer, Field(strict=False)]
 
 
 class RunConfig(Settings):
-    """What a run is asked to do; the server's word, which a site's policy overrules."""
+    """The configuration of a run. The server sets it, and a site's policy overrules it."""
 
     error = ConfigError
     source: ClassVar[str] = "the run config"
     SECTIONS: ClassVar[Mapping[str, str]] = {
-        "strategy": "What is learnt, and from what",
+        "strategy": "Model, data and strategy",
         "rounds": "Rounds",
-        "local-epochs": "What a client does",
-        "noise-multiplier": "Privacy; a site's own policy wins over what is asked here",
-        "max-clients-per-node": "What one node may do",
+        "local-epochs": "Local training",
+        "noise-multiplier": "Privacy; a site's own policy overrules these settings",
+        "max-clients-per-node": "Limits for one node",
         "observers": "Watching",
         "min-nodes": "Waiting",
     }
-    """By the first key of each section of pyproject.toml's table (`umbel.protocol.pyproject`)."""
+    """Titles of the sections of pyproject.toml's table, by first key (`umbel.protocol.pyproject`)."""
 
     strategy: str = Field(
         "group-privacy",
         description="group-privacy, site-average, trimmed-mean, geometric-median, fedavg, fedavgm, fedadam, fedyogi, "
-        "fedadagrad, ifca, cfl, recommender, flower:Class for one of Flower's own, or package.module:Class",
+        "fedadagrad, ifca, cfl, recommender, flower:Class for a strategy of Flower, or package.module:Class",
     )
-    strategy_options: str = Field("", description='the strategy\'s own options, as "name=value name=value"')
+    strategy_options: str = Field("", description='options of the strategy, as "name=value name=value"')
     dataset: str = Field(
         "synthetic",
-        description='a name under $UMBEL_HOME/data or in datasets/, or an absolute path; "" where every node '
+        description='a name under $UMBEL_HOME/data or in datasets/, or an absolute path; "" if every node '
         "serves its own data",
     )
     model: str = Field(
         "",
-        description="linear, mlp, cnn, cnn10, cnn-sigmoid, cnn10-sigmoid, lenet, lenet10, package.module:factory or "
-        "library:model; with a size as in linear inputs=3 outputs=1, mlp inputs=3 hidden=2 outputs=1, softmax "
-        "features=100 classes=10, factors items=100 size=8, biased-factors items=100 size=8; "
-        '"" for the dataset\'s own',
+        description="linear, mlp, cnn, cnn10, cnn-dropout, cnn-sigmoid, cnn10-sigmoid, lenet, lenet10, "
+        "package.module:factory or library:model; sizes follow the name, as in linear inputs=3 outputs=1, "
+        "mlp inputs=3 hidden=2 outputs=1, softmax features=100 classes=10, factors items=100 size=8, "
+        "biased-factors items=100 size=8; "
+        '"" for the model that the dataset names',
     )
     loss: str = Field(
         "",
-        description='mse, rmse, cross-entropy, log, hinge, margin, or package.module:function; "" for the model\'s own',
+        description='mse, rmse, cross-entropy, log, hinge, margin, or package.module:function; "" for the default',
     )
-    metric: str = Field(
-        "", description='rmse, accuracy, right-sign, or package.module:function; "" for the model\'s own'
-    )
+    metric: str = Field("", description='rmse, accuracy, right-sign, or package.module:function; "" for the default')
     pretrained: str = Field(
-        "", description="weights to start from, safetensors or state dict: a file's path, or one in $UMBEL_HOME/models"
+        "",
+        description="file with initial weights, safetensors or a state dict: a path, or a name in $UMBEL_HOME/models",
     )
     frozen: str = Field(
-        "", description='parameters that are never trained and never sent, as patterns on names: "conv* fc1.*"'
+        "", description='name patterns of parameters that are neither trained nor sent, such as "conv* fc1.*"'
     )
     local: str = Field(
-        "", description='parameters that are trained and never leave the node, as patterns on names: "head.*"'
+        "", description='name patterns of parameters that are trained but never leave the node, such as "head.*"'
     )
     hypotheses: Annotated[int, BeforeValidator(_hypotheses)] = Field(
         2,
         ge=AUTO,
         le=MAX_HYPOTHESES,
-        description='k, the number of models that are learnt at once; 0, or "auto", has it chosen from the releases',
+        description='k, the number of hypotheses; 0 or "auto" chooses it from the releases',
     )
 
     rounds: int = Field(100, ge=1, description="maximum number of rounds")
@@ -102,26 +102,25 @@ class RunConfig(Settings):
     )
     clients_per_round: int = Field(20, ge=1, description="U, training clients asked in each round")
     max_participations: int = Field(
-        2, ge=0, description="how often a client takes part at most, in turn with the others; 0 for a random draw"
+        2, ge=0, description="maximum participations of a client, in turns; 0 for random draws without a maximum"
     )
-    validation_clients_per_round: int = Field(0, ge=0, description="validation clients asked each time; 0 for all")
+    validation_clients_per_round: int = Field(0, ge=0, description="clients asked in each validation; 0 for all")
     validate_every: int = Field(1, ge=1, description="rounds from one validation to the next")
     validate_by: Literal["mean", "median"] = Field(
-        "mean", description="over clients; a loss far from all others is pulled in; median where many sites may lie"
+        "mean",
+        description="how clients' losses are combined: mean, with outliers clipped, or median, if many sites may lie",
     )
-    min_releases: int = Field(1, ge=1, description="a round with fewer releases leaves the hypotheses as they are")
-    restarts: int = Field(
-        5, ge=1, description="random sets of initial hypotheses, of which validation clients pick the best"
-    )
+    min_releases: int = Field(1, ge=1, description="a round with fewer releases does not change the hypotheses")
+    restarts: int = Field(5, ge=1, description="random sets of initial hypotheses; validation clients pick the best")
     start_from: str = Field(
         "",
-        description="a run whose best hypotheses are the first ones here, for new data or new clients: its folder, or "
-        "the folder's name; local parameters are not taken over",
+        description="run whose best hypotheses this one starts from, for new data or clients: its folder, or the "
+        "folder's name; local parameters are new",
     )
     resume: str = Field(
         "",
-        description="an interrupted run to continue: its folder, or the folder's name; in simulation the nodes' own "
-        "limits and local parameters are reset",
+        description="interrupted run to continue: its folder, or the folder's name; in simulation, counts for "
+        "the nodes' limits and local parameters start again",
     )
     seed: int = Field(0, ge=0, description="seed of every draw in simulation; elsewhere only of the server's draws")
 
@@ -129,21 +128,21 @@ class RunConfig(Settings):
     local_steps: int = Field(
         TrainingSpec.local_steps,
         ge=0,
-        description="above 0: this many minibatches, each drawn from all rows, in place of epochs",
+        description="minibatches of a round, each drawn from all rows; 0 trains by epochs instead",
     )
     step_size: Number = Field(TrainingSpec.step_size, gt=0, description="s, the step size of local training")
     batch_size: int = Field(TrainingSpec.batch_size, ge=0, description="B; 0 for all of a client's rows at once")
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = Field(
-        "sgd", description="of torch.optim: sgd, momentum, adam, adamw; its state is reset in each round"
+        "sgd", description="sgd, momentum, adam or adamw, as in torch.optim; each round starts with a new state"
     )
     optimizer_options: str = Field(
         "", description='momentum, nesterov, weight-decay, beta1, beta2 or epsilon, as "name=value name=value"'
     )
     clip_gradient: Number = Field(0.0, ge=0, description="maximum gradient norm of a step; 0 for no limit")
-    proximal: Number = Field(0.0, ge=0, description="mu of FedProx, which holds clients near where a round starts")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto uses the GPU if there is one; cpu, cuda")
+    proximal: Number = Field(0.0, ge=0, description="mu of FedProx, which keeps clients near the round's hypotheses")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="cpu, cuda, or auto: the GPU if there is one")
     engine: Literal["auto", "loop", "batched"] = Field(
-        "auto", description="how a cohort is computed; loop and batched are for debugging"
+        "auto", description="how a node computes its clients; loop and batched are for debugging"
     )
 
     noise_multiplier: Number = Field(
@@ -152,60 +151,58 @@ class RunConfig(Settings):
         description="nu, noise per unit of clip norm; 0 for no noise, in simulation only",
     )
     mechanism: str = Field(
-        TrainingSpec.mechanism, description="the law of the noise: laplace, gaussian, or package.module:Class"
+        TrainingSpec.mechanism, description="noise mechanism: laplace, gaussian, or package.module:Class"
     )
     choice_epsilon: Number = Field(
         TrainingSpec.choice_epsilon,
         ge=0,
         le=MAX_CHOICE_EPSILON,
-        description="epsilon of the randomised choice of a hypothesis; 0 for the paper's open choice",
+        description="epsilon of the randomised choice of a hypothesis; 0 for no randomisation, as in the paper",
     )
     noise_per: Noised = Field(
         TrainingSpec.noise_per,
-        description="the unit that gets noise by itself: vector (all parameters as one), layer, row",
+        description="unit that gets separate noise: vector (all parameters together), layer or row",
     )
     clipping: Clips = Field(
         TrainingSpec.clipping,
-        description="update: the norm of the client's update (the paper); public: a schedule, to which clients clip",
+        description="update: clip to the norm of the client's update, as in the paper; public: to a public schedule",
     )
-    clip_norm_floor: Number = Field(ClipSchedule.floor, gt=0, description="the smallest clip norm, or radius")
-    clip_norm: Number = Field(ClipSchedule.start, gt=0, description="public: the clip norm of round 1")
+    clip_norm_floor: Number = Field(ClipSchedule.floor, gt=0, description="smallest clip norm, or radius")
+    clip_norm: Number = Field(ClipSchedule.start, gt=0, description="with public clipping: the clip norm of round 1")
     clip_norm_decay: Number = Field(
-        ClipSchedule.decay, gt=0, description="public: its factor from one round to the next"
+        ClipSchedule.decay, gt=0, description="with public clipping: its factor from one round to the next"
     )
     message_noise: Number = Field(
         TrainingSpec.message_noise,
         ge=0,
-        description="sigma of the PAC paper's noisy messages; it bounds nothing that is counted",
+        description="sigma of the PAC paper's noisy messages; the guarantee does not count it",
     )
 
     max_clients_per_node: int = Field(
-        MAX_CLIENTS, ge=1, description="a node that says it hosts more is left out; a simulation may have more"
+        MAX_CLIENTS, ge=1, description="nodes that report more clients are left out; not in simulation"
     )
     max_node_share: Number = Field(
-        1.0, gt=0, le=1, description="the largest share of a round's clients that one node may have, not in simulation"
+        1.0, gt=0, le=1, description="maximum share of a round's clients on one node; not in simulation"
     )
     max_update_norm: Number = Field(
         0.0,
         ge=0,
-        description="longer updates are left out; 0 for the clip norm where it is public, and elsewhere for 1,000,000",
+        description="longer updates are left out; 0 stands for a public clip norm, and otherwise for 1,000,000",
     )
 
-    observers: str = Field(
-        "", description='observers of the run, each as "package.module:Class name=value", separated by ;'
-    )
+    observers: str = Field("", description='observers of the run, as "package.module:Class name=value", separated by ;')
 
-    track: str = Field("", description='a tool in which to follow the run: mlflow, tensorboard, wandb; "" for none')
+    track: str = Field("", description='tool that records the run: mlflow, tensorboard or wandb; "" for none')
     track_options: str = Field(
-        "", description='the tool\'s options, as "name=value": uri and experiment, folder, or project'
+        "", description='options of that tool, as "name=value": uri and experiment, folder, or project'
     )
 
-    min_nodes: int = Field(1, ge=1, description="nodes that must be there before round 1")
+    min_nodes: int = Field(1, ge=1, description="nodes that must be connected before round 1")
     node_wait: Number = Field(
-        300.0, gt=0, description="seconds to wait for them; a first answer takes as long as importing PyTorch does"
+        300.0, gt=0, description="maximum seconds to wait for nodes; a node imports PyTorch before its first reply"
     )
     round_timeout: Number = Field(3600.0, gt=0, description="seconds to wait for a round's replies")
-    quorum: Number = Field(1.0, gt=0, le=1, description="a round closes when this share of its clients has answered")
+    quorum: Number = Field(1.0, gt=0, le=1, description="share of a round's clients whose replies close the round")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -213,15 +210,15 @@ class RunConfig(Settings):
             text = f"min-releases = {self.min_releases} exceeds clients-per-round = {self.clients_per_round}; lower it"
             raise ValueError(text)
         if not self.clip_norm_bounded:
-            made = f"makes the clip norm infinite in {self.rounds} rounds; lower it"
+            made = f"makes the clip norm infinite within {self.rounds} rounds; lower it"
             raise ValueError(f"clip-norm-decay = {self.clip_norm_decay} {made}")
         if self.noise_per is not NoisePer.VECTOR and self.clipping is Clipping.PUBLIC:
             raise ValueError(f'noise-per = "{self.noise_per}" works only with clipping = "update"; change one of them')
         if self.mechanism != LAPLACE and self.clipping is Clipping.UPDATE and self.noise_multiplier:
-            text = f'mechanism = "{self.mechanism}" bounds nothing with clipping = "update"; set clipping = "public"'
+            text = f'mechanism = "{self.mechanism}" needs a public clip norm; set clipping = "public"'
             raise ValueError(text)
         if self.max_participations and self.max_node_share < 1:
-            text = "max-participations and max-node-share do not go together; set max-participations = 0"
+            text = "max-participations and max-node-share cannot be combined; set max-participations = 0"
             raise ValueError(f"{text}, or max-node-share = 1")
         if not (self.local_epochs or self.local_steps):
             raise ValueError("local-epochs = 0 and local-steps = 0 train nothing; set one of them")
@@ -229,7 +226,8 @@ class RunConfig(Settings):
 
     @property
     def most_hypotheses(self) -> int:
-        """k, or the most that are tried where it is chosen: so few that each gets several of a round's releases."""
+        """k, or the largest k tried where it is chosen: small enough that each hypothesis gets several releases a
+        round."""
         if self.hypotheses != AUTO:
             return self.hypotheses
         return min(_AUTO_MOST, max(2, self.clients_per_round // _RELEASES_EACH))
@@ -248,12 +246,12 @@ class RunConfig(Settings):
         return ClipSchedule(self.clipping, self.clip_norm_floor, self.clip_norm, self.clip_norm_decay)
 
     def training(self, round: int = 1) -> TrainingSpec:
-        """Return the template of what the run asks of training clients in a round."""
+        """Return the template of a round's task for training clients."""
         said = {entry.name: getattr(self, entry.name) for entry in fields(TrainingSpec) if hasattr(self, entry.name)}
         return TrainingSpec(**said | {"clip_norm": self.schedule.at(round)})
 
     def release(self, n: int, hypotheses: int) -> Release:
-        """Return what a training client gives away of a model of n parameters each time that it takes part."""
+        """Return a training client's release of a model of n parameters, one for each participation."""
         return Release(
             Kind.TRAIN,
             n,
@@ -265,7 +263,7 @@ class RunConfig(Settings):
         )
 
     def entries(self) -> dict[str, Any]:
-        """Return the config as Flower hands it to the app: kebab-case keys, plain values."""
+        """Return the config as Flower passes it to the app: kebab-case keys, plain values."""
         return {
             key: str(value) if isinstance(value, str) else value
             for key, value in self.model_dump(by_alias=True).items()
@@ -273,14 +271,17 @@ class RunConfig(Settings):
 
 
 def read_saved(text: str) -> dict[str, Any]:
-    """Return what a run's ``config.toml`` holds; nothing that it names is trusted, as the folder may have been sent.
+    """Return the content of a run's ``config.toml``. Its names are not trusted: the folder may come from others.
 
     Raises
     ------
     ConfigError
-        When it holds signs that a terminal would act on.
+        If it holds control characters, which a terminal would act on.
     """
-    saved = tomllib.loads(text)
+    try:
+        saved = tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError("config.toml is nested too deep", code="config.unreadable") from None
     if isinstance(config := saved.get("config"), dict):
         distrust(*config.values())
         if odd := [one for one in config.values() if isinstance(one, str) and not one.isprintable()]:

@@ -1,4 +1,4 @@
-"""Whether code runs in a simulation. Where it runs tells that; no message and no setting does."""
+"""Whether code runs in a simulation. Only the place where it runs decides, never a message or a setting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _in_process: ContextVar[bool] = ContextVar("umbel_in_process", default=False)
 
 @contextmanager
 def in_process() -> Iterator[None]:
-    """Mark what runs inside as a simulation in this process (for `umbel.simulation.grid` alone)."""
+    """Mark the code inside as a simulation in this process (for `umbel.simulation.grid` alone)."""
     token = _in_process.set(True)
     try:
         yield

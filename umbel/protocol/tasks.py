@@ -1,4 +1,4 @@
-"""What a server asks of a node's clients in a round, and what a node says about itself; both are checked."""
+"""The tasks that a server gives a node's clients in a round, and a node's account of itself; both are checked."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Clipping, ClipSc
 VERSION = 6
 
 _VERSION = "version"
-_MAX_WHOLE = 2**31  # more than any run needs, and nothing that a ledger cannot hold
+_MAX_WHOLE = 2**31  # more than any run needs, and a ledger can hold it
 LONGEST_NAME = 200
 
-# The types that each field of a message may have; a bool is no number here.
+# The allowed types of each field of a message; a bool is not a number here.
 _KINDS: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float),
@@ -36,7 +36,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class _Spec:
-    """What a server asks of some clients of a node in a round."""
+    """A server's task for some clients of a node in a round."""
 
     FIRST_ROUND: ClassVar[int]
 
@@ -44,10 +44,10 @@ class _Spec:
     clients: tuple[ClientOnNode, ...] = ()
 
     def asking(self, round: int, clients: Sequence[ClientOnNode]) -> Self:
-        """Return the same for other clients, in another round."""
+        """Return the same task for other clients, in another round."""
         spec = object.__new__(type(self))
         spec.__dict__.update(self.__dict__, round=round, clients=tuple(clients))
-        spec._check_asked()  # all else has been checked
+        spec._check_asked()  # the other fields have been checked
         return spec
 
     def _check_asked(self) -> None:
@@ -55,20 +55,21 @@ class _Spec:
         _clients(self.clients)
 
     def to_record(self) -> ConfigRecord:
-        """Return the spec as a ConfigRecord, with a key for each field."""
+        """Return the spec as a ConfigRecord with a key for each field."""
         entries = {name: str(value) if isinstance(value, str) else value for name, value in vars(self).items()}
         return filled(ConfigRecord(), entries | {"clients": list(self.clients)})
 
     @classmethod
     @cache
     def _fields(cls) -> dict[str, tuple[type, ...]]:
-        """Return the fields, each with the types that it may have."""
+        """Return the fields with their allowed types."""
         return {entry.name: _KINDS[str(entry.type)] for entry in fields(cls)}
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> Self:
-        """Check a ConfigRecord from the network, which must name every field, a round and a client; return its spec."""
-        entries = dict(record.items())  # whose look-ups are much faster than a record's
+        """Return the spec in a ConfigRecord from the network, checked: it must have every field, a round and a
+        client."""
+        entries = dict(record.items())  # look-ups are much faster than in a record
         if missing := [name for name in cls._fields() if name not in entries]:
             raise ProtocolError(f"the task lacks {missing[0]}", code="protocol.missing-field")
         spec = cls.of_config(entries)
@@ -79,12 +80,12 @@ class _Spec:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the spec in the config of a strategy's hook; a missing field has its default, other keys are ignored.
+        """Return the spec in the config of a strategy's hook; a missing field gets its default, other keys are ignored.
 
         Raises
         ------
         ProtocolError
-            When a field is of the wrong type or out of range.
+            If a field has the wrong type or is out of range.
         """
         kinds, values = cls._fields(), dict(config.items())
         values = {name: values[name] for name in kinds if name in values}
@@ -92,7 +93,7 @@ class _Spec:
             if type(value) not in kinds[name]:
                 raise ProtocolError(f"{name} of the task is a {type(value).__name__}", code="protocol.wrong-type")
         round, clients = values.pop("round", 0), values.pop("clients", ())
-        # All else stays as it is from round to round, and is checked once.
+        # The other fields stay the same in all rounds, so they are checked once.
         return cls._template(tuple(values.items())).asking(round, clients)
 
     @classmethod
@@ -103,12 +104,12 @@ class _Spec:
 
 @dataclass(frozen=True)
 class TrainingSpec(_Spec):
-    """What the server asks of the training clients of one node in a round.
+    """The server's task for the training clients of one node in one round.
 
-    One object from the run config to the noise: `umbel.protocol.run_config.RunConfig.training` makes a template
-    without round and clients, the strategy replaces what it decides (`HypothesisStrategy.task`),
-    `umbel.server.nodes.fleet` fills in round and clients, and the gate sanitises by it
-    (`umbel.privacy.gate.releases.Sanitiser`). What is not listed here is the run config's key of that name.
+    One object from the run config to the noise: `umbel.protocol.run_config.RunConfig.training` makes a template without
+    round and clients. The strategy replaces the fields that it decides (`HypothesisStrategy.task`).
+    `umbel.server.nodes.fleet` sets round and clients, and the gate sanitises by the task
+    (`umbel.privacy.gate.releases.Sanitiser`). Fields not listed here are the run config's keys of the same names.
 
     Attributes
     ----------
@@ -117,32 +118,31 @@ class TrainingSpec(_Spec):
     clients : tuple of ClientOnNode
         The asked clients, each at most once; empty in a template.
     clipping : Clipping
-        ``update``: the noise is for the norm of the client's own update, at least `clip_norm`.
-        ``public``: the client clips its update to `clip_norm`, and the noise is for that.
+        ``update``: the noise hides the norm of the client's own update, at least `clip_norm`.
+        ``public``: the client clips its update to `clip_norm`, and the noise hides that norm.
     clip_norm : float
         ``public``: the norm to which the client clips. ``update``: the smallest radius.
     disclose_choice : bool
-        Ask clients for the hypothesis they chose (IFCA); refused by any site that sanitises.
+        Ask clients for the hypothesis that they chose (IFCA); any site that sanitises refuses.
     local_steps : int
-        R of Protocol 1 (PAC paper): above 0, so many minibatches are each drawn from all of a
-        client's rows, in place of epochs. With neither steps nor epochs nothing is trained.
+        R of Protocol 1 (PAC paper): above 0, this many minibatches are each drawn from all of a
+        client's rows, instead of epochs. Without steps and epochs there is no training.
     message_noise : float
-        sigma of the PAC paper's noisy messages (Eq. 3); it comes before the gate, and bounds nothing
-        that the account counts.
+        sigma of the PAC paper's noisy messages (Eq. 3). It is added before the gate, and the account does not
+        count it.
     run : str
-        Name of the run, the same when it resumes after an interruption: clients keep their local
-        parameters by it.
+        Name of the run, the same after it resumes: clients keep their local parameters under it.
     frozen_digest : str
-        Of the model's frozen parameters, which do not travel; empty if there are none.
+        Digest of the model's frozen parameters, which do not travel; empty if there are none.
     choice_epsilon : float
         Epsilon of the mechanism that hides which hypothesis a client chose: randomised response, or the noise
-        on a site's counts; 0 asks for the paper's open choice.
+        on a site's counts; 0 for the paper's open choice.
     explore : float
-        Share of a site's clients that train a hypothesis drawn at random, so that none is left without
+        Share of a site's clients that train a hypothesis drawn at random, so that none stays without
         clients; only where the site releases.
     release_by : ReleaseBy
-        ``client``: each client's model, with its own noise. ``site``: for each hypothesis the sum of the updates
-        of the node's asked clients, and how many there are, with noise once.
+        ``client``: each client's model, with separate noise. ``site``: for each hypothesis the sum of the updates
+        of the node's asked clients and their number, with noise once.
     """
 
     FIRST_ROUND = 1
@@ -176,9 +176,7 @@ class TrainingSpec(_Spec):
         for name, kind in (("clipping", Clipping), ("noise_per", NoisePer), ("release_by", ReleaseBy)):
             object.__setattr__(self, name, _one_of(name.replace("_", "-"), kind, getattr(self, name)))
         if self.noise_per is not NoisePer.VECTOR and self.clipping is Clipping.PUBLIC:
-            text = (
-                f"noise-per {self.noise_per} goes only with clipping update: a public clip norm is of the whole vector"
-            )
+            text = f"noise-per {self.noise_per} needs clipping update: a public clip norm is that of the whole vector"
             raise ProtocolError(text, code="protocol.noise-per-clipping")
         if not 0 <= self.explore <= 1:
             raise _range(f"explore must be between 0 and 1, got {self.explore}")
@@ -195,7 +193,7 @@ class TrainingSpec(_Spec):
 
 @dataclass(frozen=True)
 class EvaluationSpec(_Spec):
-    """What the server asks of the validation clients of one node in a round.
+    """The server's task for the validation clients of one node in one round.
 
     Attributes
     ----------
@@ -224,7 +222,7 @@ class EvaluationSpec(_Spec):
 
 @dataclass(frozen=True)
 class Hosting:
-    """What a node says of itself when asked.
+    """A node's account of the clients that it hosts.
 
     Attributes
     ----------
@@ -246,27 +244,27 @@ class Hosting:
 
     @classmethod
     def from_record(cls, record: MetricRecord) -> Hosting:
-        """Check a node's reply and return what it says; `ProtocolError` for another version, or impossible counts."""
+        """Return a node's reply, checked; `ProtocolError` for another protocol version or impossible counts."""
         version = record.get(_VERSION)
         if type(version) is not int or version != VERSION:
             text = f"speaks protocol {version!r}, this server speaks {VERSION}; install the same umbel everywhere"
             raise ProtocolError(text, code="protocol.version")
         values: dict[str, Any] = {entry.name: record.get(entry.name) for entry in fields(cls)}
         if any(type(value) is not int for value in values.values()) or min(values["train"], values["validation"]) < 0:
-            raise ProtocolError(f"reports counts that cannot be: {values}", code="protocol.hosting")
+            raise ProtocolError(f"reports impossible counts: {values}", code="protocol.hosting")
         if (values["first"], values["step"]) != (-1, -1) and not 0 <= values["first"] < values["step"]:
-            raise ProtocolError(f"reports a share of a dataset that cannot be: {values}", code="protocol.hosting")
+            raise ProtocolError(f"reports an impossible share of a dataset: {values}", code="protocol.hosting")
         return cls(**values)
 
     @property
     def simulated(self) -> bool:
-        """Whether the node says it hosts a part of the run config's dataset."""
+        """Whether the node says that it hosts a part of the run config's dataset."""
         return self.step > 0
 
 
 def _check_site_release(spec: TrainingSpec) -> None:
-    """Raise where a site cannot release sums as the spec says."""
-    # Each client's part of a sum must be bounded by a number that does not depend on its data.
+    """Raise if a site cannot release the sums of this spec."""
+    # The bound on each client's part of a sum must not depend on the client's data.
     if spec.clipping is not Clipping.PUBLIC:
         reason = f'only with clipping "public", not {spec.clipping.value!r}'
     elif spec.noise_per is not NoisePer.VECTOR:
@@ -285,7 +283,7 @@ def _clients(clients: tuple[Any, ...]) -> None:
         raise ProtocolError("each client may be asked once, counted from 0", code="protocol.clients")
 
 
-@lru_cache(maxsize=4)  # in a simulation server and node look at the same clients
+@lru_cache(maxsize=4)  # in a simulation, server and node check the same clients
 def _different(clients: tuple[int, ...]) -> bool:
     return min(clients, default=0) >= 0 and len(set(clients)) == len(clients)
 
@@ -306,7 +304,7 @@ def _whole(name: str, value: int, minimum: int) -> None:
 
 
 def _as_floats(spec: Any, *names: str) -> None:
-    """Convert whole numbers to floats, and -0.0 to 0.0: a ledger writes each number as text."""
+    """Convert integers to floats, and -0.0 to 0.0: a ledger writes each number as text."""
     for name in names:
         object.__setattr__(spec, name, float(getattr(spec, name)) + 0.0)
 

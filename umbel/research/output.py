@@ -1,4 +1,4 @@
-"""What experiments and attacks leave behind: a page of tables, a CSV file, figures. Equal rows give equal bytes."""
+"""The output of experiments and attacks: a page of tables, a CSV file, figures. Equal rows give equal bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Columns = Mapping[str, str | Callable[[Row], str]]
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: a heading if there is one, a paragraph or more, and a table if there are columns."""
+    """A part of a page: an optional heading, one or more paragraphs, and a table if there are columns."""
 
     title: str
     text: str
@@ -37,7 +37,8 @@ class Section:
 
     @classmethod
     def of(cls, title: str, text: str, columns: Columns, rows: Iterable[Row]) -> Section:
-        """Show rows. A column is a key, a key with a format ("rmse:.3f"; None is empty), or a function of the row."""
+        """Return a section of rows. A column is a key, a key with a format ("rmse:.3f"; None is empty), or a
+        function."""
         return cls(title, text, tuple(columns), [[_shown(row, how) for how in columns.values()] for row in rows])
 
 
@@ -50,10 +51,10 @@ def _shown(row: Row, how: str | Callable[[Row], str]) -> str:
 
 @dataclass(frozen=True)
 class Page:
-    """What one experiment or attack leaves behind: a title and sections for people, and rows of the CSV `file`.
+    """The output of one experiment or attack: a title and sections for people, and rows of the CSV `file`.
 
-    The CSV file has the keys of all rows. The `document` is that of ``config.toml``, None for no such file; `draw`
-    draws figures into the folder; `aside` is printed below the tables, and not written.
+    The CSV file has the keys of all rows. The `document` becomes ``config.toml``, unless it is None; `draw` draws
+    figures into the folder; `aside` is printed below the tables, and not written.
     """
 
     title: str
@@ -94,7 +95,7 @@ class Page:
             if section.columns:
                 table = Table(*section.columns, title=section.title or self.title)
                 for row in section.rows:
-                    table.add_row(*map(escape, row))  # brackets are no markup here
+                    table.add_row(*map(escape, row))  # brackets are not markup here
                 console.print(table)
             if section.text:
                 console.print(section.text, soft_wrap=True, markup=False)
@@ -118,7 +119,7 @@ def average(values: Iterable[float]) -> tuple[float, float]:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the mean; NaN of nothing."""
+    """Return the mean; NaN for no values."""
     return average(values)[0]
 
 
@@ -129,7 +130,7 @@ def plus_minus(values: Iterable[float], digits: int) -> str:
 
 
 def spread(row: Row, name: str, digits: int) -> str:
-    """Return what `plus_minus` says of a row's NAME and NAME_sd, of as many values as it has ``runs``."""
+    """Return the text of `plus_minus` for a row's NAME and NAME_sd, over its ``runs`` values."""
     if math.isnan(row[name]):
         return "none"
     return f"{row[name]:,.{digits}f}" + (f" ± {row[f'{name}_sd']:,.{digits}f}" if row["runs"] > 1 else "")
@@ -141,21 +142,32 @@ def numbers(name: str, values: Iterable[float]) -> dict[str, float]:
 
 
 def difference(measured: float, printed: float) -> str:
-    """Return by how many per cent a measured number lies above or below a printed one."""
+    """Return the difference in per cent of a measured number from a printed one."""
     return f"{100 * (measured / printed - 1):+.0f} %"
 
 
-def rate(successes: int, runs: int) -> str:
-    """Return a count of runs with its 95 % Wilson interval, as text."""
-    if not runs:
-        return "no runs"
+def interval(successes: int, runs: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share, from at least one run (Wilson, 1927)."""
     z = 1.959964
     centre = (successes + z**2 / 2) / (runs + z**2)
     half = z * math.sqrt(successes * (runs - successes) / runs + z**2 / 4) / (runs + z**2)
-    return f"{successes} of {runs} ({100 * max(centre - half, 0):.0f} to {100 * min(centre + half, 1):.0f} %)"
+    return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; markers tell series apart in grey as well.
+def rate(successes: int, runs: int) -> str:
+    """Return a count of runs with its 95 % interval, as text."""
+    if not runs:
+        return "no runs"
+    low, high = interval(successes, runs)
+    return f"{successes} of {runs} ({100 * low:.0f} to {100 * high:.0f} %)"
+
+
+def verdict(low: float, high: float, wanted: float) -> str:
+    """Return whether a number in this interval is at least the wanted one: yes, no, or open if both are possible."""
+    return "yes" if low >= wanted else "no" if high < wanted else "open"
+
+
+# Okabe and Ito's colours, which the colour-blind can distinguish; markers separate series in grey as well.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -169,8 +181,8 @@ _STYLE: dict[Any, Any] = {
 def figure(
     folder: Path, name: str, rows: int = 1, columns: int = 1, size: tuple[float, float] = (6, 4)
 ) -> Iterator[Any]:
-    """Give the axes (rows, columns), or the only one, of a figure that is saved as ``NAME.svg`` and ``.png``."""
-    # Ids in an SVG are random unless they are salted.
+    """Yield the axes (rows, columns), or the only one, of a figure that is saved as ``NAME.svg`` and ``.png``."""
+    # Without a salt, the ids in an SVG are random.
     with matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}):
         drawing = Figure(figsize=size, layout="constrained")
         axes = drawing.subplots(rows, columns, squeeze=False)
@@ -182,5 +194,5 @@ def figure(
 
 
 def series(i: int) -> dict[str, Any]:
-    """Return how the i-th line of a figure looks."""
+    """Return the style of a figure's i-th line."""
     return {"color": COLOURS[i], "marker": MARKERS[i], "linewidth": 1}

@@ -17,8 +17,9 @@ from umbel.protocol.flower import log, pull_soon
 from umbel.protocol.plugins import trust
 from umbel.protocol.release import Clipping
 from umbel.server.history import State
+from umbel.server.memory import check_memory
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Baselines, Checkpoints, Log, Patience, Released, Resumed, named
+from umbel.server.observers import Checkpoints, Log, Patience, Released, Resumed, named
 from umbel.server.report import View, render
 from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.run_folder import RunFolder, versions
@@ -27,20 +28,21 @@ from umbel.server.saved import Saved
 from umbel.server.setup import Setup
 from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
+from umbel.strategies.differences import prior_of
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the strategy that the run config names."""
+    """Run the strategy in the run config."""
     pull_soon()
     trust(*context.run_config.values())
     conduct(grid, context.run_config, context.run_id)
 
 
 def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Sequence[Observer] = ()) -> Path:
-    """Do a run on the nodes of a grid, and return the folder that it leaves behind.
+    """Conduct a run on the nodes of a grid, and return its folder.
 
     Parameters
     ----------
@@ -48,32 +50,35 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
     run_config : mapping
     run_id : int
     watching : sequence of Observer
-        Besides those that the run config names.
+        Observers in addition to those of the run config.
 
     Raises
     ------
     ConfigError
-        When it cannot be run.
+        If the run config is invalid, or the run does not fit this machine's memory.
     FleetError
-        When the nodes that it needs are not there, or give nothing.
+        If the nodes that the run needs are missing, or return nothing.
     """
     setup = Setup.parse(run_config)
     observers = [Patience(setup.config.patience), *named(setup)]
     setup.strategy.summary()
     if not setup.config.noise_multiplier and setup.config.clipping is Clipping.PUBLIC:
         neither = "clipping=update choice-epsilon=0"
-        log(WARNING, "Without noise, updates are still clipped, and choices drawn. For neither: %s", neither)
+        log(WARNING, "Without noise, updates are still clipped and choices still randomised. To stop both: %s", neither)
     if setup.first:
-        log(INFO, "It starts from hypotheses of %s; what clients gave away there comes on top", setup.config.start_from)
+        log(INFO, "It starts from hypotheses of %s; what clients spent there comes on top", setup.config.start_from)
         if setup.model.local_shapes:
-            log(WARNING, "Clients begin their local parameters anew: what they kept in that run is of that run alone")
-    setup.fleet.roster(grid)
+            log(WARNING, "Clients start with new local parameters; those of that run are not reused")
+    roster = setup.fleet.roster(grid)
+    local = roster.simulated and not getattr(grid, "elsewhere", False)
+    check_memory(setup, len(roster.nodes), local)
     summary = Summary(setup.model, setup.manifest, setup.release)
     with ExitStack() as held:
         if setup.config.resume:
             folder = RunFolder(run_named("resume", setup.config.resume))
             held.enter_context(folder.held())
             state, snapshots = _resume(setup, grid)
+            folder.write_worth(None)
         else:
             folder = RunFolder.make(home_of_runs(), _name(setup, run_id))
             folder.write_config(setup.config.entries(), **setup.digests)
@@ -82,7 +87,8 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
             start = initial_hypotheses(setup, grid, folder.path.name)
             state = State(hypotheses=start, best=start)
             snapshots = Snapshots(state)
-        observers += [Log(summary), Checkpoints(snapshots), Released(), Baselines(), *watching]
+        checkpoints = held.enter_context(Checkpoints(snapshots))
+        observers += [Log(summary), checkpoints, Released(), *watching]
         if setup.config.resume:
             observers.append(Resumed())
         run = Run(setup, grid, state, observers, folder.path.name, folder)
@@ -92,9 +98,12 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
         folder.write_sections(sections)
         participations = setup.fleet.participations
         view = View(folder.path.name, summary, state, participations, snapshots, dict(run_config))
+        view.worth = folder.read_worth()
         folder.write_report(render(view, versions(), sections))
-        setup.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name)
-        for line in summary.closing_lines(state):
+        prior = prior_of(setup.strategy.state, len(next(iter(state.best.values()))))
+        setup.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name, prior)
+        last, exact = state.history[-1], max(entry.exact_reports for entry in state.history)
+        for line in summary.guarantee_lines(last.median_participations, last.max_participations, exact):
             log(INFO, line)
         log(INFO, "The results are in this folder; open report.html first:")
         log(INFO, "%s", folder.path)
@@ -102,19 +111,19 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
 
 
 def _resume(setup: Setup, grid: Grid) -> tuple[State, Snapshots]:
-    """Return where an interrupted run stands, after its last finished round."""
+    """Return the state of an interrupted run after its last finished round."""
     saved = Saved.of(setup)
     setup.fleet.resume(grid, saved.nodes, saved.spent)
     setup.strategy.state = saved.kept
-    # An evaluation at the end is of no round from here on, and must not stand for the one that is done next.
+    # An evaluation at the end belongs to no round of the resumed run, and must not stand for the next one.
     saved.folder.write_latest(saved.state, saved.kept)
-    log(INFO, "The run goes on after round %d", len(saved.state.history))
+    log(INFO, "The run continues after round %d", len(saved.state.history))
     log(INFO, "Results go to %s", saved.folder.path)
     return saved.state, saved.snapshots
 
 
 def _name(setup: Setup, run_id: int) -> str:
-    """Return a name that sorts by time and tells runs of one second apart."""
+    """Return a name that sorts by time and distinguishes runs of the same second."""
     what = setup.manifest.name if setup.manifest else setup.model.name
     plain = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{what}-{setup.config.strategy}")
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}-{run_id % 10**6:06d}"

@@ -1,4 +1,4 @@
-"""Where a run stands: its rounds so far, and the hypotheses."""
+"""The state of a run: its rounds so far, and the hypotheses."""
 
 from __future__ import annotations
 
@@ -8,49 +8,53 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from umbel.protocol.arrays import Arrays
 
-# The end of a run: a tenth of its rounds, at least so many, and so many releases a hypothesis. A
-# given one of k equal groups is missed by chance in that many releases less often than once in 20,000.
+# The end of a run: a tenth of its rounds, with minimum numbers of rounds and of releases for each hypothesis. The
+# probability that a given one of k equal groups gets none of that many releases is below 1 in 20,000.
 LAST_PART, MIN_ROUNDS, RELEASES_EACH = 10, 5, 10
-_ALL = 0.95  # the share of releases that is as good as all: now and then one strays
-_STRAYS = 0.5  # Eq. 9's ratio from which on one can
-_DIVERGED = 3.0  # times the lowest loss; where noise is all that moves hypotheses, losses go up and down by less
+_ALL = 0.95  # share of releases that counts as all: a few may stray
+_STRAYS = 0.5  # Eq. 9's ratio from which releases can stray
+_MADE_IN = 10  # last rounds that show how many clients a hypothesis suits; a single round varies by chance
+_DIVERGED = 3.0  # times the lowest loss; if only noise moves hypotheses, losses vary by less
 
 
 @dataclass(frozen=True)
 class Round:
-    """What came out of a round.
+    """The result of a round.
 
     Attributes
     ----------
     number : int
-        From 1. The last entry of a run evaluates what its last training round left.
+        From 1. A run's last entry evaluates the hypotheses from its last training round.
     loss, metric : float or None
-        Of the hypotheses that the round started from, over the validation clients that answered.
+        For the hypotheses at the start of the round, over the validation clients that replied.
     asked, releases, lost_nodes : int
-        Clients asked to train, clients that released, nodes that did not answer.
+        Clients asked to train, clients that released, nodes without a valid reply.
     groups : list of int
-        Releases that went to each hypothesis.
+        Number of releases for each hypothesis.
     nearest : list of float
-        Distance from each hypothesis that the round started from to the nearest other one; empty for k = 1.
+        Distance of each hypothesis at the start of the round to the nearest other one; empty for k = 1.
     moved : bool
-        Whether there were releases enough to move the hypotheses.
+        Whether there were enough releases to move the hypotheses.
     best_round : int
-        The round whose starting hypotheses had the lowest loss so far.
+        The round whose initial hypotheses had the lowest loss so far.
     median_participations, max_participations : float
         Over all training clients, up to this round.
     seconds : float
     dropped : int
-        Replies that came late, twice or unasked, and releases that lie too far from what was sent.
+        Late, repeated or unexpected replies, and releases too far from the hypotheses.
     loss_spread, metric_spread : list of float
-        How the validation clients differ (`umbel.protocol.releases.SPREAD`); empty without validation.
+        Quantiles over validation clients (`umbel.protocol.releases.SPREAD`); empty without validation.
     ratio : list of float
-        Both sides of the group privacy paper's Eq. 9 as a ratio, which it assumes to be far below 1: the longest
-        sanitised update assigned to each hypothesis, as a part of the distance to the nearest other one. 0 where there
-        were none; empty for k = 1, and where releases were not assigned.
+        The ratio of both sides of the group privacy paper's Eq. 9, which assumes that it is far below 1: the longest
+        sanitised update assigned to each hypothesis, relative to its distance to the nearest other one. 0 without
+        releases; empty for k = 1, and if releases were not assigned.
     exact_reports : int
-        Validation clients that reported without noise. No guarantee covers these.
+        Number of validation clients that reported without noise. No guarantee covers these.
     """
 
     number: int
@@ -74,27 +78,27 @@ class Round:
 
     @property
     def line(self) -> str:
-        """The round in JSON."""
+        """The round as JSON."""
         return json.dumps(asdict(self))
 
 
 @dataclass
 class State:
-    """Where a run stands; all that is needed to go on with it.
+    """The state of a run; it suffices to resume the run.
 
     Attributes
     ----------
     hypotheses : dict of ndarray, each (k, \\*shape)
-        What the next round starts from.
+        The hypotheses for the next round.
     best : dict of ndarray, each (k, \\*shape)
-        The hypotheses of lowest validation loss so far, or the newest without validation.
+        The hypotheses of lowest validation loss so far, or the latest without validation.
     best_loss : float
     best_round : int
     stale : int
-        Validations since the best one.
+        Number of validations since the best one.
     history : list of Round
     stopped : str
-        Why the run ended; empty while it goes on.
+        Why the run ended; empty while it runs.
     """
 
     hypotheses: Arrays
@@ -107,16 +111,16 @@ class State:
 
 
 def diverged(history: Sequence[Round]) -> bool:
-    """Return whether the rounds led away from the best hypotheses: the last loss is several times the lowest."""
+    """Return whether training moved away from the best hypotheses: the last loss is several times the lowest."""
     losses = [entry.loss for entry in history if entry.loss is not None]
     return bool(losses) and losses[-1] > _DIVERGED * abs(min(losses))
 
 
 def last_rounds(history: Sequence[Round]) -> list[Round]:
-    """Return the rounds at the end of the training by which it is judged who still gets releases.
+    """Return the rounds at the end of training that show which hypotheses still get releases.
 
-    They are the last tenth of those that moved the hypotheses, at least five, and as many as
-    hold ten releases a hypothesis. A run too short for that has none.
+    They are the last tenth of the rounds that moved the hypotheses, at least five, and enough for ten releases for each
+    hypothesis. A shorter run has none.
     """
     moved = [entry for entry in history if entry.moved]
     size = max(MIN_ROUNDS, math.ceil(len(moved) / LAST_PART))
@@ -131,13 +135,13 @@ def last_rounds(history: Sequence[Round]) -> list[Round]:
 
 
 def collapsed(history: Sequence[Round]) -> bool:
-    """Return whether a run has become one of a single model: nearly all its last releases are of one hypothesis.
+    """Return whether a run has collapsed into one model: nearly all its last releases belong to one hypothesis.
 
-    Where Eq. 9's ratio is below 1/2 no release can stray, since none is half of the way from its hypothesis to the
-    next. A release of another hypothesis then comes from a client that trained it: a small group keeps its own model.
+    If Eq. 9's ratio is below 1/2 no release can stray, since none is half of the way from its hypothesis to the next. A
+    release of another hypothesis then comes from a client that trained it: a small group keeps its own model.
     """
     last = last_rounds(history)
-    # Rounds of other hypotheses say nothing of these.
+    # Rounds with other hypotheses say nothing about these.
     if not last or len(last[-1].groups) == 1 or len({len(entry.groups) for entry in last}) > 1:
         return False
     totals = [sum(groups) for groups in zip(*(entry.groups for entry in last), strict=True)]
@@ -149,7 +153,22 @@ def collapsed(history: Sequence[Round]) -> bool:
     )
 
 
+def shares_of(history: Sequence[Round], best_round: int, k: int) -> NDArray[np.float64]:
+    """Return the share of the releases (k,) of each of k hypotheses, in the ten rounds that made them last.
+
+    They are those from which `best_round` started; the newest where it is 0. Equal shares where there were no releases.
+    """
+    made = [
+        entry.groups
+        for entry in history
+        if (not best_round or entry.number < best_round) and len(entry.groups) == k and any(entry.groups)
+    ]
+    groups = np.sum(made[-_MADE_IN:] or [[1] * k], axis=0, dtype=np.float64)
+    shares: NDArray[np.float64] = groups / groups.sum()
+    return shares
+
+
 def middle_ratio(rounds: Sequence[Round]) -> float | None:
-    """Return the median over rounds of Eq. 9's ratio, each the largest over hypotheses; None where it is not known."""
+    """Return the median over rounds of Eq. 9's ratio, the largest over hypotheses in each; None if it is unknown."""
     found = [max(entry.ratio) for entry in rounds if entry.ratio]
     return statistics.median(found) if found else None

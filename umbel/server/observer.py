@@ -1,4 +1,4 @@
-"""Observers watch a run: early stopping, checkpoints, the log, and classes of a user.
+"""Observers watch a run: early stopping, checkpoints, the log, and a user's classes.
 
 An observer is a class on `Observer`, named in the run config: ``observers = "package.module:Class
 name=value; another.module:Class"``. The fields of a dataclass, `Options`, are its options.
@@ -26,21 +26,21 @@ __all__ = ["Observer", "Run", "Section", "load_observers"]
 
 @dataclass
 class Run:
-    """A run that goes on, as its observers see it.
+    """A run in progress, as its observers see it.
 
     Attributes
     ----------
     setup : Setup
     grid : Grid
     state : State
-        Where it stands.
+        The current state.
     observers : sequence of Observer
     name : str
-        The same when the run goes on after an interruption.
+        The same after the run resumes.
     folder : RunFolder or None
-        What it leaves behind.
+        Its folder.
     outcome : Outcome or None
-        What the last round gave; None where it only validated.
+        The result of the last round; None if it only validated.
     """
 
     setup: Setup
@@ -62,7 +62,7 @@ class Run:
         return self.setup.strategy
 
     def stop(self, reason: str) -> None:
-        """Have this round be the last; in the evaluation after all rounds there is nothing left to stop."""
+        """Make this round the last; in the evaluation after all rounds it has no effect."""
         if not self.state.history or self.state.history[-1].asked:
             self.state.stopped = reason
 
@@ -82,29 +82,29 @@ class Observer:
         self.options = options if options is not None else self.Options()
 
     def begin(self, run: Run) -> None:
-        """Get ready, once the nodes are there; raise `ConfigError` where the run is not fit to be observed."""
+        """Prepare, once the nodes are connected; raise `ConfigError` if the run cannot be observed."""
 
     def before_round(self, run: Run, number: int) -> None:
-        """Look at what round `number` will start from."""
+        """Look at the hypotheses before round `number`."""
 
     def after_round(self, run: Run) -> None:
-        """Look at the round just done, the last of ``run.state.history``."""
+        """Look at the finished round, the last of ``run.state.history``."""
 
     def at_end(self, run: Run) -> None:
-        """Look at a run that is over."""
+        """Look at the finished run."""
 
     def section(self) -> Section | None:
-        """Return what to add to the report, at the end; None for nothing."""
+        """Return a section for the report, at the end; None for nothing."""
         return None
 
 
 def load_observers(text: str) -> tuple[Observer, ...]:
-    """Return the observers that the run config names.
+    """Return the observers in the run config.
 
     Raises
     ------
     ConfigError
-        When one cannot be imported, is none, or has other options.
+        If one cannot be imported, is not an observer, or has other options.
     """
     observers = []
     for entry in filter(None, map(str.strip, text.split(";"))):
@@ -112,7 +112,8 @@ def load_observers(text: str) -> tuple[Observer, ...]:
         kind = import_by_name(name)
         if not (isinstance(kind, type) and issubclass(kind, Observer)):
             raise ConfigError(
-                f"observers: {name!r} is no class built on umbel.server.observer.Observer", code="config.not-built-on"
+                f"observers: {name!r} is not a class built on umbel.server.observer.Observer",
+                code="config.not-built-on",
             )
         observers.append(kind(parse_options(kind.Options, options, f"observers, {name}")))
     return tuple(observers)

@@ -1,16 +1,23 @@
-"""umbel's own observers: early stopping, the log, what a run leaves behind, and the model's baselines beside it."""
+"""umbel's own observers: early stopping, the log, and the run folder."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from logging import INFO, WARNING
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from logging import ERROR, INFO, WARNING
+from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.durations import in_time
 from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import log
-from umbel.server.history import collapsed, last_rounds
+from umbel.protocol.words import count_of
+from umbel.server.history import State, collapsed, last_rounds
 from umbel.server.observer import Observer, Run, Section, load_observers
 from umbel.server.report.alarms import why_collapsed
 from umbel.server.setup import Setup
@@ -18,17 +25,18 @@ from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
 from umbel.server.tracking import load_tracker
 
-_FIRST = 3  # rounds; a node that keeps silent in one may only be slow
+_FIRST = 3  # rounds; a node without a reply in a single round may only be slow
 _LINES = 100
+_LARGE = 1 << 24  # bytes of hypotheses and strategy's state; writing fewer takes a few hundredths of a second
 
 
 def named(setup: Setup) -> tuple[Observer, ...]:
-    """Return the observers that a run config names, its tracker, and the strategy if it observes too.
+    """Return the observers in a run config, its tracker, and the strategy if it is an observer too.
 
     Raises
     ------
     ConfigError
-        When one of them cannot be made.
+        If one of them cannot be made.
     """
     run, strategy = setup.config, setup.strategy
     observes = (strategy,) if isinstance(strategy, Observer) else ()
@@ -43,37 +51,38 @@ class Patience(Observer):
         self._validations = validations
 
     def after_round(self, run: Run) -> None:
-        """Stop the run when its patience is over."""
+        """Stop the run after too many validations."""
         if 0 < self._validations <= run.state.stale:
-            run.stop(f"no better hypotheses in {self._validations} validations")
+            run.stop(f"no better hypotheses in {count_of(self._validations, 'validation')}")
 
 
 class Released(Observer):
-    """Ends a run to which no client gives anything: it would go on to its last round and look like one that is done."""
+    """Ends a run without releases, which would otherwise continue to its last round and look successful."""
 
     def after_round(self, run: Run) -> None:
-        """Raise when nothing was released in the first rounds; at once where simulated nodes refuse, as they will."""
-        if any(entry.releases for entry in run.state.history):  # the first, as a rule
+        """Raise if nothing was released in the first rounds; at once if simulated nodes refuse, since they always
+        will."""
+        if any(entry.releases for entry in run.state.history):  # usually the first entry
             return
         trained = [entry for entry in run.state.history if entry.asked]
         if not trained:
             return
         roster = run.fleet.roster(run.grid)
-        # Those that died are left out of the next round; others will refuse again.
+        # Dead nodes are left out of the next round; nodes that refuse will refuse again.
         if roster.simulated and trained[-1].lost_nodes > roster.left_out(trained[-1].number + 1):
-            raise FleetError("the simulated nodes refuse to train, so that nothing can be learnt", code="nodes.refused")
+            raise FleetError("the simulated nodes refuse to train, so the run cannot learn", code="nodes.refused")
         if len(trained) >= _FIRST:
             raise FleetError(
-                f"no client released anything in the first {_FIRST} rounds: {trained[-1].lost_nodes} nodes refused or "
-                "kept silent in the last of them; each site's own log says why",
+                f"no client released anything in the first {_FIRST} rounds; in the last of them "
+                f"{count_of(trained[-1].lost_nodes, 'node')} refused or did not reply; each site's log says why",
                 code="nodes.no-releases",
             )
 
 
 class Resumed(Observer):
-    """Says, in the log and in the report, what a resumed simulation has forgotten.
+    """Says, in the log and in the report, which state of its nodes a resumed simulation has lost.
 
-    What a site keeps on its disk a simulated node keeps in memory, for as long as it runs.
+    A site keeps it on its disk; a simulated node keeps it in memory, only while it runs.
     """
 
     def begin(self, run: Run) -> None:
@@ -83,28 +92,28 @@ class Resumed(Observer):
             return
         done = len(run.state.history)
         self._told = (
-            f"After round {done} the run goes on with new simulated nodes: "
-            "what their own policy limits (UMBEL_MAX_PARTICIPATIONS, UMBEL_BUDGET, ...) they count anew, unless "
-            "UMBEL_LEDGER_PATH names a ledger on disk. The run config's max-participations counts on.",
+            f"After round {done} the run continues with new simulated nodes. Their counts for their policy's limits "
+            "(UMBEL_MAX_PARTICIPATIONS, UMBEL_BUDGET, ...) start from 0 again, unless UMBEL_LEDGER_PATH names a ledger "
+            "on disk. The run config's max-participations is not reset.",
         )
         if run.setup.model.local_shapes:
             self._told += (
-                f"After round {done} clients begin their local parameters anew, so that the result is another than "
-                "that of a run that was never stopped.",
+                f"After round {done} clients start with new local parameters, so the result differs from that of "
+                "an uninterrupted run.",
             )
         for text in self._told:
             log(WARNING, "%s", text)
 
     def section(self) -> Section | None:
         """Return the same for the report."""
-        return Section("A simulation that was stopped", self._told) if self._told else None
+        return Section("Resumed simulation", self._told) if self._told else None
 
 
 class Log(Observer):
-    """Writes to the log how a run goes, with the time that is left.
+    """Logs the progress of a run, with the remaining time.
 
-    A run of up to a hundred rounds gets a line a round. Of a longer one every so many rounds get one,
-    about a hundred in all, and between two of them the first round that went wrong.
+    A run of up to a hundred rounds gets a line for each. A longer one gets about a hundred lines at regular intervals,
+    and between two of them one for the first round that went wrong.
 
     Parameters
     ----------
@@ -121,14 +130,19 @@ class Log(Observer):
         """Start the clock."""
         config = run.setup.config
         every = -(-config.rounds // _LINES)
-        # Where lines are few, those of rounds that were validated.
+        # With fewer lines than rounds, choose rounds that were validated.
         self._every = every if every == 1 else -(-every // config.validate_every) * config.validate_every
         self._began = self._clock()
         self._first: tuple[int, float] | None = None
         self._told = self._collapsed = False
 
+    def at_end(self, run: Run) -> None:
+        """Log the outcome."""
+        for line in self._summary.outcome_lines(run.state):
+            log(INFO, "%s", line)
+
     def after_round(self, run: Run) -> None:
-        """Write the round's line, if it gets one, and once when the hypotheses have collapsed into one."""
+        """Log the round, if it gets a line, and warn once if the hypotheses have collapsed into one."""
         self._line(run)
         history = run.state.history
         groups = history[-1].groups
@@ -142,7 +156,7 @@ class Log(Observer):
 
     def _line(self, run: Run) -> None:
         entry, rounds, now = run.state.history[-1], run.setup.config.rounds, self._clock()
-        # Of the first round the nodes' start is a part, which does not come again.
+        # The first round includes the nodes' start, so it is excluded from the estimate.
         first, first_end = self._first = self._first or (entry.number, now)
         due = (entry.number - 1) % self._every == 0 or entry.number >= rounds or bool(run.state.stopped)
         trouble = bool(entry.lost_nodes or (entry.asked and not entry.moved))
@@ -157,73 +171,70 @@ class Log(Observer):
         log(INFO, line)
 
 
-def in_time(seconds: float) -> str:
-    """Return a length of time for people, in its two largest units."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
 class Checkpoints(Observer):
-    """Saves a run after each round, so that one that was killed goes on.
+    """Saves a run after each round, so that a killed run can resume.
+
+    A thread writes a large model while the next round runs. The end of that round waits for the thread, and so does the
+    end of the run. Both raise the error of a failed write. Leaving the context waits too.
 
     Parameters
     ----------
     snapshots : Snapshots
-        Saved as well.
+        Saved too.
     """
 
     def __init__(self, snapshots: Snapshots) -> None:
         super().__init__()
         self._snapshots = snapshots
+        self._written: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        """Return the observer."""
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Wait for the last write; if another error ends the run, log that of the write."""
+        try:
+            self.wait()
+        except Exception as failure:
+            if kind is None:
+                raise
+            log(ERROR, "the last round could not be saved: %s", failure)
 
     def after_round(self, run: Run) -> None:
-        """Save where the run stands."""
-        if run.folder is not None:
-            run.folder.write_nodes(run.fleet.roster(run.grid).nodes)
-            self.at_end(run)
-            if self._snapshots.add(run.state, run.outcome):
-                run.folder.write_releases(self._snapshots.to_bytes())
+        """Save the state of the run."""
+        self.wait()
+        if (folder := run.folder) is None:
+            return
+        nodes = run.fleet.roster(run.grid).nodes
+        releases = self._snapshots.to_bytes() if self._snapshots.add(run.state, run.outcome) else b""
+
+        def write(state: State, participations: NDArray[np.int64], kept: Arrays) -> None:
+            folder.write_nodes(nodes)
+            folder.write_round(state, participations, release, kept)
+            if releases:
+                folder.write_releases(releases)
+
+        state, participations, release = run.state, run.fleet.participations, run.setup.release
+        kept = run.strategy.state
+        if sum(value.nbytes for value in [*state.hypotheses.values(), *kept.values()]) < _LARGE:
+            write(state, participations, kept)
+            return
+        # The next round changes these. Hypotheses are new arrays in each round.
+        state = replace(state, history=list(state.history))
+        kept = {name: value.copy() for name, value in kept.items()}
+        thread = ThreadPoolExecutor(1)
+        self._written = thread.submit(write, state, participations.copy(), kept)
+        thread.shutdown(wait=False)  # it ends after this write
 
     def at_end(self, run: Run) -> None:
-        """Save where the run stands, and why it ended, which without validation is known only at its end."""
+        """Save the state, and why the run ended, which without validation is known only at its end."""
+        self.wait()
         if run.folder is not None:
             run.folder.write_round(run.state, run.fleet.participations, run.setup.release, run.strategy.state)
 
-
-class Baselines(Observer):
-    """Says at the end of a run, and in its report, what the model's baselines reach (`umbel.models.hooks.Hooks`).
-
-    Only in simulation, where all clients' rows can be read, and only of models that declare baselines.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._text = ""
-
-    def at_end(self, run: Run) -> None:
-        """Compare, where there is something to compare."""
-        manifest, model = run.setup.manifest, run.setup.model
-        if model.hooks.baselines is None or manifest is None or manifest.part:
-            return
-        if not (run.state.best_round and run.fleet.roster(run.grid).simulated):
-            return
-        dataset = run.setup.open_dataset()
-        assert dataset is not None, "it has a manifest"
-        if not (found := model.hooks.baselines(dataset, model.metric.name)):
-            return
-        scored = {entry.number: entry.metric for entry in run.state.history if entry.metric is not None}
-        best, last = scored[run.state.best_round], scored[max(scored)]
-        beside = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
-        self._text = (
-            f"Validation {model.metric.name} of the best hypotheses {best:.4f}, of the last {last:.4f}. Baselines on "
-            f"the same rows: {beside}."
-        )
-        log(INFO, self._text)
-
-    def section(self) -> Section | None:
-        """Return the comparison."""
-        return Section("Beside baselines", (self._text,)) if self._text else None
+    def wait(self) -> None:
+        """Wait for the thread, and raise its error."""
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()

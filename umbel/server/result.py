@@ -1,4 +1,4 @@
-"""What a run has left behind, from its folder."""
+"""The result of a run, from its folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from numpy.typing import NDArray
 
 from umbel.data import Dataset
 from umbel.models.model import Model
+from umbel.models.prior import Prior
 from umbel.protocol.errors import ConfigError
+from umbel.server.history import shares_of
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
 from umbel.server.summary import Summary
+from umbel.server.worth import Worth
+from umbel.strategies.differences import prior_of
 
 
 class Result:
-    """What a run has left behind.
+    """The result of a run.
 
     Parameters
     ----------
@@ -44,23 +48,24 @@ class Result:
 
     @property
     def name(self) -> str:
-        """The name by which every command finds it."""
+        """The run's name, which every command accepts."""
         return self.path.name
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The whole run config that it ran with."""
+        """The complete run config."""
         return RunFolder(self.path).read_run_config()
 
     @property
     def outcome(self) -> str:
-        """Why it ended; empty for one that was interrupted."""
+        """Why the run ended; empty for an interrupted run."""
         file = self.path / "outcome.json"
         return str(json.loads(file.read_text(encoding="utf-8"))["stopped"]) if file.exists() else ""
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """A row a round, indexed by its number: validation loss and metric in the data's units, releases, seconds.
+        """One row for each round, indexed by its number: validation loss and metric in the data's units, releases,
+        seconds.
 
         See `umbel.server.history.Round` for the columns.
         """
@@ -80,31 +85,97 @@ class Result:
 
     @property
     def loss(self) -> float:
-        """The validation loss of the hypotheses that are kept, in the data's unit; NaN without one.
+        """The validation loss of the kept hypotheses, in the data's unit; NaN if there is none.
 
-        It is the lowest of all rounds that had as many hypotheses.
+        It is the lowest of all rounds with as many hypotheses.
         """
         best = int(self.history["best_round"].iloc[-1])
         return float(self.history["loss"][best]) if best else float("nan")
 
     @property
+    def shares(self) -> NDArray[np.float64]:
+        """The share of the releases (k,) of each of the best hypotheses, in the last ten rounds that made them.
+
+        Equal shares if there were no releases.
+        """
+        folder = RunFolder(self.path)
+        k = len(next(iter(folder.read_best().values())))
+        rounds = folder.read_history() if (self.path / "history.jsonl").exists() else []
+        return shares_of(rounds, rounds[-1].best_round if rounds else 0, k)
+
+    @property
+    def prior(self) -> Prior | None:
+        """The differences of clients around each hypothesis, after the last round; None if they are unknown."""
+        folder = RunFolder(self.path)
+        kept = folder.read_kept() if (self.path / "latest.safetensors").exists() else {}
+        return prior_of(kept, len(next(iter(folder.read_best().values()))))
+
+    @property
+    def last_loss(self) -> float:
+        """The loss of the last validation, in the data's unit; NaN if there is none."""
+        losses = self.history["loss"].dropna()
+        return float(losses.iloc[-1]) if len(losses) else float("nan")
+
+    @cached_property
+    def _worth(self) -> Worth:
+        found = RunFolder(self.path).read_worth()
+        if found is None:
+            text = f"the worth of {self.name} was not measured; where its data are, run umbel report {self.name}"
+            raise ConfigError(text, code="config.no-worth")
+        return found
+
+    @property
+    def worth(self) -> pd.DataFrame:
+        """Results for clients of the run and of simpler ways, on held-out rows: one row for each
+        (`umbel.server.worth`).
+
+        The columns are ``way``, ``mean`` and ``worst_decile`` of the metric in the data's unit, and ``remark``; the
+        index has the labels. Raises `ConfigError` if it was not measured.
+        """
+        columns = ["label", "way", "mean", "worst_decile", "remark"]
+        found = pd.DataFrame([asdict(arm) for arm in self._worth.arms], columns=columns).set_index("label")
+        return found.astype({"way": str, "mean": float, "worst_decile": float})
+
+    @property
+    def verdict(self) -> str:
+        """Whether the run was worth it, in words, with advice; errors as for `worth`."""
+        return self._worth.advice
+
+    @property
+    def guarantee(self) -> list[str]:
+        """The run's guarantee to a client, in words, and the clients outside it."""
+        return self._summary.guarantee_lines(*self._often)
+
+    @property
     def privacy(self) -> list[str]:
-        """What the clients have given away, in words: the guarantee, and the paper's budget, a heuristic."""
+        """The cost to clients, in words: the guarantee, and the paper's budget, a heuristic."""
+        return self._summary.privacy_lines(*self._often)
+
+    @property
+    def _often(self) -> tuple[float, int, int]:
         last = self.history.iloc[-1]
-        often = float(last["median_participations"]), int(last["max_participations"])
-        return self._summary.privacy_lines(*often, int(self.history["exact_reports"].max()))
+        exact = int(self.history["exact_reports"].max())
+        return float(last["median_participations"]), int(last["max_participations"]), exact
 
     @property
     def parameters(self) -> dict[str, NDArray[np.float32]]:
-        r"""The best hypotheses: each shared parameter by its name, (k, \*shape)."""
-        stored = safetensors.numpy.load_file(self.path / "hypotheses.safetensors")
+        r"""The best round's hypotheses: each shared parameter by its name, (k, \*shape)."""
+        return self._read("hypotheses")
+
+    @property
+    def last_parameters(self) -> dict[str, NDArray[np.float32]]:
+        r"""The last round's hypotheses: each shared parameter by its name, (k, \*shape)."""
+        return self._read("latest")
+
+    def _read(self, file: str) -> dict[str, NDArray[np.float32]]:
+        stored = safetensors.numpy.load_file(self.path / f"{file}.safetensors")
         return {name: stored[name] for name in self.model.shapes}
 
     @cached_property
     def hypotheses(self) -> list[torch.nn.Module]:
         """The best hypotheses, each as a network in evaluation mode.
 
-        Local parameters are as the network was built: only the clients have theirs.
+        Local parameters have their initial values: only the clients have theirs.
         """
         made = []
         for j in range(len(next(iter(self.parameters.values())))):
@@ -116,12 +187,12 @@ class Result:
 
     @property
     def model(self) -> Model:
-        """The model, whose hypotheses these are."""
+        """The model of these hypotheses."""
         return self._setup.model
 
     @property
     def dataset(self) -> Dataset | None:
-        """The data that it learnt from, where they are on this machine."""
+        """The data of the run, if they are on this machine."""
         return self._setup.open_dataset()
 
     @cached_property

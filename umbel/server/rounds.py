@@ -26,15 +26,21 @@ from umbel.server.nodes.transport import transport_of
 from umbel.server.observer import Run
 from umbel.server.setup import Setup
 
-_INITIAL = 3  # keeps the draws of initial hypotheses apart from the strategy's sampling
+_INITIAL = 3  # separates the draws of initial hypotheses from the strategy's sampling
 
 
 def draw_hypotheses(model: Model, k: int, seed: int, restart: int) -> Arrays:
-    """Draw k initial hypotheses, each (k, \\*shape)."""
+    """Draw k initial hypotheses, each (k, \\*shape).
+
+    A single hypothesis of a linear model begins at 0: random parameters would have to be unlearnt first, by clipped and
+    noisy updates. Several hypotheses must differ.
+    """
     seeds = [
         int(np.random.SeedSequence([seed, _INITIAL, restart, j]).generate_state(1, np.uint64)[0]) for j in range(k)
     ]
     drawn = [model.initial(seed) for seed in seeds]
+    if k == 1 and model.linear:
+        return {name: np.zeros_like(value[None]) for name, value in drawn[0].items()}
     return {name: np.stack([one[name] for one in drawn]) for name in drawn[0]}
 
 
@@ -59,7 +65,7 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
         messages += setup.fleet.ask_evaluation(
             0, to_array_record(hypotheses), setup.task(name).evaluation, grid, f"restart-{r}"
         )
-    # A node that keeps silent must not hold up the start where a round would not wait for it.
+    # A node without a reply must not delay the start longer than a round.
     needed = run.quorum * len(messages) if run.quorum < 1 else math.inf
     answers = Exchange(transport_of(grid)).run(messages, run.round_timeout, lambda there: len(there) >= needed)
     replies = [answer.reply for answer in answers]
@@ -83,7 +89,7 @@ def run_rounds(run: Run) -> None:
     for number in range(len(state.history) + 1, rounds + 1):
         if run.fleet.used_up:
             most = run.setup.config.max_participations
-            done = f"every client has taken part as often as it may (max-participations = {most})"
+            done = f"every client has reached max-participations = {most}"
             break
         for observer in run.observers:
             observer.before_round(run, number)
@@ -93,10 +99,10 @@ def run_rounds(run: Run) -> None:
         if state.stopped:
             break
     else:
-        done = f"all {rounds} rounds done"
+        done = f"all {rounds} rounds done" if rounds > 1 else "its only round is done"
     if not state.stopped:
         state.stopped = done
-        # What the last round of training left has not been evaluated yet.
+        # The hypotheses from the last training round have not been evaluated yet.
         if state.best_round:
             _run_round(run, len(state.history) + 1, arrays, task, train=False)
             for observer in run.observers:
@@ -109,7 +115,8 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
     """Do a round from the hypotheses in `arrays`; return those of the next."""
     began = time.perf_counter()
     setup, state, grid, strategy = run.setup, run.state, run.grid, run.strategy
-    fleet, nearest = run.fleet, distances(flatten(state.hypotheses))
+    fleet, k = run.fleet, len(next(iter(state.hypotheses.values())))
+    nearest = distances(flatten(state.hypotheses)) if k > 1 else []
     validates = not train or (number - 1) % setup.config.validate_every == 0
     messages = strategy.configure_train(number, arrays, task, grid) if train else []
     evaluations = strategy.configure_evaluate(number, arrays, task, grid) if validates else []

@@ -1,7 +1,7 @@
-"""What a run leaves behind: one folder.
+"""The folder of a run.
 
-Files are replaced whole or not at all. The two that grow with the rounds are appended to, so that a round writes as
-much however many there were; a last line that a killed run left half is none.
+Files are replaced completely or not at all. The two that grow with the rounds are appended to, so that each round
+writes the same amount. An incomplete last line, from a killed run, does not count.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from functools import lru_cache
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 import tomli_w
 from numpy.typing import NDArray
-from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from umbel.privacy.accounting.guarantee import pure_cost
 from umbel.protocol.arrays import Arrays
@@ -36,19 +36,23 @@ from umbel.protocol.release import Release
 from umbel.protocol.run_config import read_saved
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
+from umbel.server.worth import FILE as worth_file
+from umbel.server.worth import Worth
 
 T = TypeVar("T")
 
 _STRATEGY = "strategy/"
 _ROUND = TypeAdapter(Round)
-_TIMES = TypeAdapter(dict[NonNegativeInt, PositiveInt])
-_BEHIND = 10  # while a run goes on, ledger.csv lacks less than one release for so many of its rows
+_TIMES = TypeAdapter(dict[Annotated[int, Field(ge=0, lt=10**8)], Annotated[int, Field(ge=1, lt=2**32)]])
+"""Maximum number of clients; a folder that was sent may name any, and a report makes room for all up to the highest."""
+_MODE = 0o775  # at any umask, a run is not world-writable
+_BEHIND = 10  # during a run, ledger.csv may lack fewer than one release for so many of its rows
 _PACKAGES = ("flwr", "torch", "numpy", "safetensors")
 
 
 @dataclass(frozen=True)
 class Section:
-    """What an observer adds to the report.
+    """An observer's section in the report.
 
     Attributes
     ----------
@@ -69,20 +73,21 @@ class RunFolder:
 
     ==========================  ==========================================================
     ``hypotheses.safetensors``  the best hypotheses so far, each array (k, \*shape)
-    ``latest.safetensors``      what the next round would have started from; under ``strategy/`` what
-                                the strategy keeps from round to round; metadata ``rounds``: how many, a digest
-                                of all that, and one of the best hypotheses, "new" where no loss is known of them
+    ``latest.safetensors``      the hypotheses for the next round; under ``strategy/`` the state that the
+                                strategy keeps; metadata ``rounds``: their number, a digest of all
+                                that, and one of the best hypotheses, "new" if their loss is unknown
     ``nodes.json``              the nodes in the order in which their clients are numbered
     ``history.jsonl``           a line a round (`umbel.server.history.Round`)
     ``participations.jsonl``    a line a round: how often each client released in it; the first line of a
-                                run that went on is of all rounds before
+                                run that resumed covers all rounds before
     ``outcome.json``            why the run ended
-    ``sections.json``           what observers add to the report, if they add anything
+    ``worth.json``              for a simulation: its worth (`umbel.server.worth`)
+    ``sections.json``           observers' sections of the report, if there are any
     ``ledger.csv``              clients that released: participations, the pure epsilon between any
-                                two data sets ("none" where there is none), and n/nu in all; while a run goes
-                                on, up to a tenth of the releases may be in ``participations.jsonl`` alone
+                                two data sets ("none" if there is none), and n/nu in all; during a run up to a tenth
+                                of the releases may be only in ``participations.jsonl``
     ``config.toml``             the run config, the versions it ran with, digests of data and frozen parameters
-    ``releases.safetensors``    of a model of two parameters: what the first and the best round
+    ``releases.safetensors``    for a model of two parameters: what the first and the best round
                                 released, ``first.releases`` (m, 2), the hypothesis each was
                                 assigned to, ``first.groups`` (m,), and the hypotheses that the
                                 round started from, ``first.hypotheses`` (k, 2); ``best.`` too;
@@ -93,30 +98,31 @@ class RunFolder:
     Parameters
     ----------
     path : Path
-        Made when it is not there.
+        Made if it does not exist.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # What this object wrote last.
+        # Content that this object wrote last.
         self._best: Arrays | None = None
         self._known: tuple[Arrays, str] | None = None  # the best, and their digest
         self._stopped: str | None = None
+        self._latest = ""
         self._nodes: list[tuple[int, Hosting]] | None = None
         self._rounds = 0
         self._counts = np.zeros(0, np.int64)
         self._rows = 0  # of ledger.csv
-        self._untold = 0  # releases that it does not know of
-        path.mkdir(parents=True, exist_ok=True)
+        self._untold = 0  # releases that it lacks
+        path.mkdir(mode=_MODE, parents=True, exist_ok=True)
 
     @classmethod
     def make(cls, parent: Path, name: str) -> RunFolder:
-        """Make a folder that no other run has, called `name` or with a number behind it."""
+        """Make a folder called `name`, with a number appended if another run has that name."""
         parent.mkdir(parents=True, exist_ok=True)
         path, number = parent / name, 1
         while True:
             try:
-                path.mkdir()
+                path.mkdir(mode=_MODE)
                 return cls(path)
             except FileExistsError:
                 number += 1
@@ -124,20 +130,21 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep others from going on with the run meanwhile: what two leave in one folder would be a mix.
+        """Prevent others from resuming the run meanwhile: two processes would mix their files in the folder.
 
         Raises
         ------
         ConfigError
-            When another has it.
+            If another process holds it.
         """
-        # A file that is there in every run and never replaced; a lock on it ends with the process.
+        # This file exists in every run and is never replaced; a lock on it ends with the process.
         with (self.path / "config.toml").open("r+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(
-                    f"another process does the run in {self.path}; wait for it, or stop it", code="config.run-held"
+                    f"another process has the run in {self.path}; wait for it, or stop it",
+                    code="config.run-held",
                 ) from None
             yield
 
@@ -151,17 +158,17 @@ class RunFolder:
     def write_round(
         self, state: State, participations: NDArray[np.int64], release: Release, kept: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Save where the run stands.
+        """Save the state of the run.
 
         Parameters
         ----------
         state : State
         participations : ndarray of int
-            How often each training client released.
+            Number of releases of each training client.
         release : Release
-            What a client gives away each time that it takes part.
+            A client's release in each participation.
         kept : mapping
-            Arrays that the strategy keeps from round to round.
+            State that the strategy keeps from round to round.
         """
         if state.best is not self._best:
             self._write("hypotheses.safetensors", _to_bytes(state.best))
@@ -170,22 +177,21 @@ class RunFolder:
         if state.stopped != self._stopped:
             self._write("outcome.json", json.dumps({"stopped": state.stopped}) + "\n")
             self._stopped = state.stopped
-        # A table that is written when it has grown by a tenth costs each release as much, however many there were.
+        # Writing the table whenever it has grown by a tenth costs a constant amount for each release.
         if self._untold * _BEHIND >= self._rows or (state.stopped and self._untold):
             self._write_ledger(participations, release)
-        # Last, and with the number of rounds that it stands for: what it does not know of, a run
-        # that was killed in between does again.
+        # Last, and with its number of rounds: a killed run repeats rounds that it does not cover.
         self.write_latest(state, kept)
 
     def _write_new_rounds(self, history: Sequence[Round], participations: NDArray[np.int64]) -> None:
-        """Append what is new; the first time replace both files, with nothing of rounds that a killed run had begun."""
+        """Append new rounds; the first time, replace both files, without rounds that a killed run had begun."""
         done, counts = self._rounds, self._counts
-        self._rounds, self._counts = 0, np.zeros(0, np.int64)  # until all is written: after half a line none may come
+        self._rounds, self._counts = 0, np.zeros(0, np.int64)  # until all is written: no line may follow half a line
         write = append if done else write_atomically
         lines = "".join(entry.line + "\n" for entry in history[done:])
         if lines or not done:
             write(self.path / "history.jsonl", lines.encode())
-        if len(counts) < len(participations):  # the clients of nodes that joined come last
+        if len(counts) < len(participations):  # clients of nodes that joined later come last
             counts = np.pad(counts, (0, len(participations) - len(counts)))
         clients = np.flatnonzero(participations != counts)
         times = participations[clients] - counts[clients]
@@ -197,11 +203,11 @@ class RunFolder:
         self._untold += int(times.sum())
 
     def _write_ledger(self, participations: NDArray[np.int64], release: Release) -> None:
-        # Comparing first is what makes this quick where few of very many clients have released.
+        # The comparison makes this quick if few of very many clients have released.
         clients = np.flatnonzero(participations != 0)
         often = participations[clients].tolist()
         spent = {times: f"{times},{_spent(release, times)}" for times in set(often)}
-        # One format for all rows, of which a long run has tens of thousands, takes half the time of one each.
+        # One format string for all rows, tens of thousands in a long run, takes half the time of one for each.
         values: list[Any] = [None] * (2 * len(often))
         values[::2], values[1::2] = clients.tolist(), [spent[times] for times in often]
         rows = "%d,%s\n" * len(often) % tuple(values)
@@ -209,79 +215,106 @@ class RunFolder:
         self._rows, self._untold = len(often), 0
 
     def write_latest(self, state: State, kept: Mapping[str, NDArray[Any]]) -> None:
-        """Save what the next round starts from; arguments as of `write_round`, of which this is the last part."""
+        """Save the hypotheses for the next round; arguments as for `write_round`, which calls this last."""
         latest = state.hypotheses | {_STRATEGY + name: value for name, value in kept.items()}
         rounds = str(len(state.history))
-        # Hypotheses without a known loss have none when they are read again.
+        # Hypotheses without a known loss have none after reading either.
         if self._known is None or self._known[0] is not state.best:
             self._known = state.best, _digest(state.best, "")
         best = self._known[1] if math.isfinite(state.best_loss) else "new"
-        # In one entry: safetensors writes several in any order, and the same run should leave the same bytes.
-        metadata = {"rounds": f"{rounds} {_digest(latest, rounds)} {best}"}
-        self._write("latest.safetensors", _to_bytes(latest, metadata))
+        # One entry: safetensors writes several in any order, and the same run should give the same bytes.
+        told = f"{rounds} {_digest(latest, rounds)} {best}"
+        if told != self._latest:
+            self._write("latest.safetensors", _to_bytes(latest, {"rounds": told}))
+            self._latest = told
 
     def write_releases(self, content: bytes) -> None:
         """Save the releases in the plane (`umbel.server.snapshots.Snapshots`)."""
         self._write("releases.safetensors", content)
 
     def write_sections(self, sections: Sequence[Section]) -> None:
-        """Save what observers add to the report."""
+        """Save observers' sections of the report."""
         if sections:
             self._write("sections.json", json.dumps([asdict(section) for section in sections], indent=1) + "\n")
 
     def read_sections(self) -> list[Section]:
-        """Return what `write_sections` saved."""
+        """Return the sections that `write_sections` saved."""
         rows = json.loads(self._text("sections.json")) if (self.path / "sections.json").exists() else []
         return [Section(**(row | {"paragraphs": tuple(row["paragraphs"])})) for row in rows]
+
+    def write_worth(self, worth: Worth | None) -> None:
+        """Save the worth of the run; None removes an outdated one."""
+        if worth is None:
+            (self.path / worth_file).unlink(missing_ok=True)
+        else:
+            self._write(worth_file, worth.content)
+
+    def read_worth(self) -> Worth | None:
+        """Return the worth that `write_worth` saved, if any.
+
+        Raises
+        ------
+        ConfigError
+            If umbel did not write the file.
+        """
+        try:
+            return Worth.read(self._text(worth_file))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            text = f"{worth_file} in {self.path} cannot be used: {error}; delete it, and write the report again"
+            raise ConfigError(text, code="config.worth") from None
 
     def write_report(self, html: str) -> None:
         """Save the report."""
         self._write("report.html", html)
 
     def read_config(self) -> dict[str, Any]:
-        """Return what `write_config` saved: ``config``, ``versions``, and digests by name."""
+        """Return the content of `write_config`: ``config``, ``versions``, and digests by name."""
         return read_saved(self._text("config.toml"))
 
     def read_run_config(self) -> dict[str, Any]:
-        """Return the run config that the run ran with."""
+        """Return the run's config."""
         config = self.read_config().get("config")
         if not isinstance(config, dict):
-            raise ConfigError(f"config.toml in {self.path} has no table config; it is no run's", code="config.no-run")
+            raise ConfigError(
+                f"config.toml in {self.path} has no table config; it is not a run's", code="config.no-run"
+            )
         return config
 
     def read(self, names: Sequence[str]) -> tuple[State, dict[ClientInRun, int], Arrays]:
-        """Return the state, how often each client that released did so, and what the strategy kept.
+        """Return the state, the number of releases of each client that released, and the strategy's state.
 
         Parameters
         ----------
         names : sequence of str
-            The model's shared parameters, whose order a file does not keep.
+            The model's shared parameters in order; a file does not keep the order.
 
         Raises
         ------
         FileNotFoundError
-            When the folder holds no run that has finished a round.
+            If the folder holds no run with a finished round.
         ValueError
-            When its files do not go together.
+            If its files do not match.
         """
         latest_arrays, best = self._arrays("latest"), self.read_best()
         with safetensors.safe_open(self.path / "latest.safetensors", "numpy") as latest:
             metadata = latest.metadata() or {}
         number, *digests = metadata["rounds"].split(" ")
         if len(digests) != 2 or digests[0] != _digest(latest_arrays, number):
-            raise ValueError("latest.safetensors is not as the run wrote it")
+            raise ValueError("latest.safetensors has been changed")
         rounds = int(number)
         history = self.read_history(rounds)
         if not 1 <= rounds <= len(history):
-            raise ValueError(f"latest.safetensors is of {rounds} rounds, and history.jsonl of {len(history)}")
+            raise ValueError(f"latest.safetensors has {rounds} rounds, but history.jsonl has {len(history)}")
         history = history[:rounds]
         best_round = history[-1].best_round
         outcome = json.loads(self._text("outcome.json"))
         if not isinstance(outcome, dict) or "stopped" not in outcome:
             raise ValueError("outcome.json does not say why the run ended")
-        kept = {name[len(_STRATEGY) :]: value for name, value in latest_arrays.items() if name.startswith(_STRATEGY)}
+        kept = _kept(latest_arrays)
         losses = {entry.number: entry.loss for entry in history if entry.loss is not None}
-        # Not the best of these rounds where a round that was not finished had found better ones: it scores them again.
+        # If an unfinished round had found better hypotheses, these are not the best: the run scores them again.
         same = len(latest_arrays[names[0]]) == len(best[names[0]]) and digests[1] == _digest(best, "")
         state = State(
             hypotheses={name: latest_arrays[name] for name in names},
@@ -295,34 +328,38 @@ class RunFolder:
         return state, self.read_participations(), kept
 
     def read_history(self, finished: int = 0) -> list[Round]:
-        """Return all rounds that are saved, also those that a run which was killed does again; errors as `read`.
+        """Return all saved rounds, also those that a killed run repeats; errors as for `read`.
 
         Parameters
         ----------
         finished : int
-            So many lines are whole; the last one after these may be half a line.
+            So many lines must be complete; the last line after them may be incomplete.
         """
         return _read_lines(self.path / "history.jsonl", _round, finished)
 
     def read_participations(self) -> dict[ClientInRun, int]:
-        """Return how often each client that released did so, also in rounds that a run does again; errors as `read`."""
+        """Return the number of releases of each client that released, also in repeated rounds; errors as for `read`."""
         spent = Counter[ClientInRun]()
         for line in _read_lines(self.path / "participations.jsonl", _participations):
             spent.update(line)
         return dict(sorted(spent.items()))
 
+    def read_kept(self) -> Arrays:
+        """Return the strategy's state after the last round; errors as for `read`."""
+        return _kept(self._arrays("latest"))
+
     def read_best(self) -> Arrays:
-        """Return the best hypotheses; errors as `read`."""
+        """Return the best hypotheses; errors as for `read`."""
         return self._arrays("hypotheses")
 
     def write_nodes(self, nodes: Sequence[tuple[int, Hosting]]) -> None:
-        """Save the nodes and what they host, in the order in which their clients are numbered."""
+        """Save the nodes and their accounts, in the order in which their clients are numbered."""
         if nodes != self._nodes:
             self._write("nodes.json", json.dumps([{"node": node, **asdict(hosting)} for node, hosting in nodes]) + "\n")
             self._nodes = list(nodes)
 
     def read_nodes(self) -> list[tuple[int, Hosting]]:
-        """Return what `write_nodes` saved."""
+        """Return the nodes that `write_nodes` saved."""
         return [(row.pop("node"), Hosting(**row)) for row in json.loads(self._text("nodes.json"))]
 
     def _write(self, name: str, content: str | bytes) -> None:
@@ -339,7 +376,7 @@ class RunFolder:
 
 
 def _read_lines(path: Path, read: Callable[[str, int], T], finished: int = 0) -> list[T]:
-    """Return what each line says; the last one may be half, as a killed run left it, unless so many are finished."""
+    """Return the content of each line; the last may be incomplete after a kill, unless so many are finished."""
     lines, found = path.read_text(encoding="utf-8", errors="replace").splitlines(), []
     for number, line in enumerate(lines, 1):
         try:
@@ -362,14 +399,14 @@ def _round(line: str, number: int) -> Round:
         _ROUND.validate_json(line, strict=True)
         entry = Round(**json.loads(line))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"line {number} of history.jsonl is no round") from error
+        raise ValueError(f"line {number} of history.jsonl is not a round") from error
     if entry.number != number or not 0 <= entry.best_round <= number:
         raise ValueError(f"line {number} of history.jsonl is of round {entry.number}, the best {entry.best_round}")
     return entry
 
 
 def _digest(arrays: Arrays, rounds: str) -> str:
-    """Return a digest of the arrays that a number of rounds has left."""
+    """Return a digest of arrays after a number of rounds."""
     digest = blake2b(rounds.encode(), digest_size=16)
     for name, value in sorted(arrays.items()):
         digest.update(f"{name} {value.dtype} {value.shape}".encode())
@@ -384,12 +421,17 @@ def _spent(release: Release, times: int) -> str:
     return ",".join("none" if value == math.inf else f"{float(value):.10g}" for value in (epsilon, paper))
 
 
+def _kept(latest: Arrays) -> Arrays:
+    """Return the strategy's part of the arrays that `RunFolder.write_latest` saves."""
+    return {name[len(_STRATEGY) :]: value for name, value in latest.items() if name.startswith(_STRATEGY)}
+
+
 def _to_bytes(arrays: Arrays, metadata: dict[str, str] | None = None) -> bytes:
-    # Unlike `ascontiguousarray`, which gives a number alone an axis.
+    # Not `ascontiguousarray`, which adds an axis to a scalar.
     return safetensors.numpy.save({key: np.asarray(value, order="C") for key, value in arrays.items()}, metadata)
 
 
 @lru_cache
 def versions(packages: tuple[str, ...] = _PACKAGES) -> dict[str, str]:
-    """Return the versions that a run depends on: of packages, and of Python."""
+    """Return the versions of packages and Python that a run depends on."""
     return {package: version(package) for package in packages} | {"python": platform.python_version()}

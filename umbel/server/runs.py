@@ -1,25 +1,37 @@
-"""Runs by name: those that left a folder under ``$UMBEL_HOME/runs``."""
+"""Runs by name, from their folders under ``$UMBEL_HOME/runs``."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import safetensors
 
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import special_file, umbel_home
+
+DAMAGE = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
+    safetensors.SafetensorError,
+)  # fmt: skip
+"""The errors that Python raises if a run's file has been changed."""
+
+_LONGEST = 200
 
 LAST = "last"
 """Stands for the newest run."""
 
 
 def home_of_runs() -> Path:
-    """Return the folder in which runs are kept."""
+    """Return the folder of all runs."""
     return umbel_home() / "runs"
 
 
 def all_runs() -> list[Path]:
-    """Return the folders of all runs that are kept, the oldest first."""
-    # Their names begin with when they began.
+    """Return the folders of all runs, the oldest first."""
+    # Their names begin with their start times.
     return sorted(path.parent for path in home_of_runs().glob("*/config.toml"))
 
 
@@ -29,11 +41,11 @@ def find_run(name: str) -> Path:
     Raises
     ------
     ConfigError
-        When there is none, or several; the text names what is near.
+        If there is none, or several; the text names similar ones.
     """
     found = _find(name)
     if strange := special_file(found):
-        raise ConfigError(f"{found} holds {strange.name!r}, which is no file; delete it", code="config.special-file")
+        raise ConfigError(f"{found} holds {strange.name!r}, which is not a file; delete it", code="config.special-file")
     return found
 
 
@@ -64,8 +76,19 @@ def _find(name: str) -> Path:
 
 
 def run_named(key: str, name: str) -> Path:
-    """Return what `find_run` does, for a run that an entry of the run config names; errors name the entry."""
+    """Return the result of `find_run` for a run in an entry of the run config; errors name the entry."""
     try:
         return find_run(name)
     except ConfigError as error:
         raise ConfigError.of(error, f"{key}: ") from None
+
+
+@contextmanager
+def reading(run: Path | str) -> Iterator[None]:
+    """Report in one line that a run's files have been changed: the folder may have been sent."""
+    try:
+        yield
+    except DAMAGE as error:
+        what = " ".join(str(error).split())[:_LONGEST]
+        text = f"{run} is damaged: {type(error).__name__}: {what}; restore an intact copy"
+        raise ConfigError(text, code="config.run-damaged") from error

@@ -1,4 +1,4 @@
-"""A run that was stopped: read from its folder, and checked as a whole before it goes on."""
+"""An interrupted run: read from its folder, and checked as a whole before it resumes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
-
 from umbel.protocol import old_names
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInRun
@@ -18,11 +16,11 @@ from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
 from umbel.server.run_folder import RunFolder
-from umbel.server.runs import run_named
+from umbel.server.runs import DAMAGE, run_named
 from umbel.server.setup import Setup, check_hypotheses
 from umbel.server.snapshots import Snapshots
 
-# What may change when a run goes on.
+# Settings that may change when a run resumes.
 _FREE = {
     "resume", "rounds", "patience", "validate-every", "observers", "min-releases", "device", "engine", "min-nodes",
     "node-wait", "round-timeout", "quorum", "max-clients-per-node", "max-node-share", "max-update-norm", "track",
@@ -32,16 +30,16 @@ _FREE = {
 
 @dataclass(frozen=True)
 class Saved:
-    """What a run goes on with, after its last finished round.
+    """The content of a resumed run, after its last finished round.
 
     Attributes
     ----------
     folder : RunFolder
     state : State
     spent : dict from ClientInRun to int
-        How often each client that released did so.
+        Number of releases of each client that released.
     kept : dict of ndarray
-        What the strategy keeps from round to round.
+        State that the strategy keeps from round to round.
     nodes : list of (int, Hosting)
         In the order in which their clients are numbered.
     snapshots : Snapshots
@@ -61,7 +59,7 @@ class Saved:
         Raises
         ------
         ConfigError
-            When there is no such run, it is damaged, it has no rounds left, or it was another one.
+            If there is no such run, it is damaged, it has no rounds left, or it was a different one.
         """
         path = run_named("resume", setup.config.resume)
         folder = RunFolder(path)
@@ -79,13 +77,13 @@ class Saved:
             _check_participations(spent, nodes, state.history, newest)
             releases = path / "releases.safetensors"
             snapshots = Snapshots.of_bytes(state, releases.read_bytes()) if releases.exists() else Snapshots(state)
-        # Entries after the last round of training evaluate what it left, and come again at the end.
+        # Entries after the last training round only evaluate, and are made again at the end.
         over = not state.history[-1].asked or not state.best_round
         while state.history and not state.history[-1].asked:
             state.history.pop()
         if len(state.history) > setup.config.rounds or (over and len(state.history) == setup.config.rounds):
             raise ConfigError(
-                f"resume: the run has done its {len(state.history)} rounds; raise rounds to go on",
+                f"resume: the run has done its {len(state.history)} rounds; raise rounds to continue",
                 code="config.resume-done",
             )
         state.stopped = ""
@@ -94,35 +92,35 @@ class Saved:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Tell what goes wrong in reading a run in one line."""
+    """Report errors in reading a run in one line."""
     try:
         yield
     except FileNotFoundError as error:
         raise ConfigError(
             f"resume: {path} holds no run that finished a round: {error}", code="config.no-run"
         ) from error
-    except (OSError, LookupError, TypeError, ValueError, ProtocolError, safetensors.SafetensorError) as error:
+    except (OSError, ProtocolError, *DAMAGE) as error:
         text = error.text if isinstance(error, ProtocolError) else str(error)
         what = f"{text} is missing" if isinstance(error, KeyError) else text
         raise ConfigError(
-            f"resume: {path} is damaged: {' '.join(what.split())}; put back a copy that is whole, or start a new run",
+            f"resume: {path} is damaged: {' '.join(what.split())}; restore an intact copy, or start a new run",
             code="config.run-damaged",
         ) from error
 
 
 def _check_the_same(setup: Setup, was: Mapping[str, Any], data: str, name: str) -> None:
-    """Raise unless the run is asked what it was, on the rows that it had."""
+    """Raise unless the run has the same settings and rows as before."""
     config = setup.config.entries()
     for key, value in RunConfig.current(was).items():
         if key not in _FREE and config.get(key) != value:
             raise ConfigError(
-                f"resume: {key} was {value!r} and is {config.get(key)!r}; set it as it was",
+                f"resume: {key} was {value!r} and is {config.get(key)!r}; restore the old value",
                 code="config.resume-changed",
             )
     if data and (now := setup.digests["data"]) and now not in (data, old_names.DIGESTS.get(data)):
         raise ConfigError(
-            f"resume: the rows of dataset {setup.config.dataset!r} are others than those that the run began "
-            f"with; put these back, or start a new run: start-from={name} seed={setup.config.seed + 1}",
+            f"resume: the rows of dataset {setup.config.dataset!r} differ from those at the start of the run; "
+            f"restore them, or start a new run: start-from={name} seed={setup.config.seed + 1}",
             code="config.resume-data",
         )
 
@@ -130,7 +128,7 @@ def _check_the_same(setup: Setup, was: Mapping[str, Any], data: str, name: str) 
 def _check_participations(
     spent: Mapping[ClientInRun, int], nodes: Sequence[tuple[int, Hosting]], history: Sequence[Round], newest: Round
 ) -> None:
-    """Raise `ValueError` unless participations are of these nodes and rounds; errors of nodes as `Hosting.from_record`.
+    """Raise `ValueError` unless participations fit these nodes and rounds; errors of nodes as `Hosting.from_record`.
 
     Parameters
     ----------
@@ -139,7 +137,7 @@ def _check_participations(
     history : sequence of Round
         Up to the last finished round.
     newest : Round
-        That round, or one that a run which was killed had not finished: the participations may know of it.
+        That round, or an unfinished one of a killed run, which the participations may include.
     """
     if not nodes:
         raise ValueError("nodes.json names no node")
@@ -149,7 +147,7 @@ def _check_participations(
             raise ValueError(f"participations.jsonl says that client {client} of {clients} released {times} times")
     released = sum(entry.releases for entry in history)
     most = max(spent.values(), default=0)
-    # A run that was killed twice in a round had counted less, the first time, than the second time's history says.
+    # A run that was killed twice in a round may have counted less the first time than the second time's history says.
     if sum(spent.values()) < released or not history[-1].max_participations <= most <= newest.max_participations:
         raise ValueError(
             f"participations.jsonl says that there were {sum(spent.values())} releases, {most} of one client, and "

@@ -1,4 +1,4 @@
-"""What a run needs, from its configuration, checked before any work starts."""
+"""The parts of a run, from its configuration, checked before any work starts."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from umbel.strategies import HypothesisStrategy
 
 @dataclass(frozen=True)
 class Setup:
-    """A run config, and what it names.
+    """A run config, and the objects that it names.
 
     Attributes
     ----------
     config : RunConfig
     strategy : HypothesisStrategy
     fleet : Fleet
-        The clients, whom the strategy knows too.
+        The clients, which the strategy knows too.
     model : Model
     manifest : Manifest or None
-        What the dataset says of itself; None where every node serves its own.
+        The dataset's manifest; None if every node serves its own data.
     """
 
     config: RunConfig
@@ -51,17 +51,17 @@ class Setup:
 
     @classmethod
     def parse(cls, run_config: Mapping[str, Any]) -> Setup:
-        """Check a run config and return what it names.
+        """Check a run config and return its parts.
 
         Raises
         ------
         ConfigError, DatasetError, ModelError
-            For the first entry that cannot be used, or what it names.
+            For the first invalid entry, or for what it names.
         """
         run = RunConfig.parse(run_config)
         fleet = Fleet(run)
         strategy = strategies.make(run, fleet)
-        # Opened, and with that checked, here too: a simulation should fail before its nodes start to.
+        # Opening checks it here too: a simulation should fail before its nodes start.
         dataset = _open(run, part=True)
         manifest = dataset.manifest if dataset else None
         model = models.load_for(run, manifest)
@@ -88,22 +88,22 @@ class Setup:
         return cls(run, strategy, fleet, model, manifest)
 
     def open_dataset(self, part: bool = False) -> Dataset | None:
-        """Return the dataset, for those that look at its rows; None where every node serves its own.
+        """Return the dataset, to look at its rows; None if every node serves its own data.
 
-        Here may be a part of it alone; who does not say that this will do gets a `DatasetError`.
+        If only a part of it is here, this raises `DatasetError` unless `part` is set.
         """
         return _open(self.config, part)
 
     @cached_property
     def first(self) -> Arrays:
-        r"""The hypotheses of the run to start from, each array (j, \*shape) with j up to k; empty where all are drawn.
+        r"""The hypotheses of the run to start from, each array (j, \*shape) with j up to k; empty if all are drawn.
 
-        They are made of releases, which have their noise already, so starting from them costs no client anything.
+        They come from releases with noise, so starting from them costs no client anything.
 
         Raises
         ------
         ConfigError
-            When there is no such run, or what it has found does not fit this one.
+            If there is no such run, or its result does not fit this one.
         """
         run, k = self.config, self.strategy.first_hypotheses
         if not run.start_from or run.resume:
@@ -120,7 +120,7 @@ class Setup:
         was = saved.get("config")
         if not isinstance(was, dict) or type(was.get("seed")) is not int:
             raise ConfigError(
-                f"start-from: {path}/config.toml does not say which seed the run had; name another run",
+                f"start-from: {path}/config.toml does not contain the run's seed; name another run",
                 code="config.run-damaged",
             )
         if shapes != self.model.shapes:
@@ -129,7 +129,7 @@ class Setup:
             if data and run.dataset and data != run.dataset:
                 fix = f"that run was of dataset {data!r}; set dataset={data}, or {fix}"
             raise ConfigError(
-                f"start-from: the hypotheses of {path.name} are of {shapes}, and model {self.model.name!r} is of "
+                f"start-from: the hypotheses of {path.name} have shapes {shapes}, but model {self.model.name!r} has "
                 f"{self.model.shapes}; {fix}",
                 code="config.start-from-misfit",
             )
@@ -138,48 +138,48 @@ class Setup:
             _check_length(found)
         except ValueError as error:
             raise ConfigError(
-                f"start-from: no run can begin with what {path} holds: {error}; name another run",
+                f"start-from: no run can start from the content of {path}: {error}; name another run",
                 code="config.run-damaged",
             ) from None
         if saved.get("frozen", self.model.frozen_digest) != self.model.frozen_digest:
             raise ConfigError(
-                f"start-from: the hypotheses of {path.name} go with other frozen parameters than those of model "
-                f"{self.model.name!r}; set pretrained and frozen as they were",
+                f"start-from: the hypotheses of {path.name} belong to other frozen parameters than model "
+                f"{self.model.name!r} has; set pretrained and frozen as they were",
                 code="config.start-from-misfit",
             )
         if (there := len(next(iter(found.values())))) > k:
             fix = f"set hypotheses={there}" if k == run.most_hypotheses else "name a strategy that begins with as many"
             raise ConfigError(
-                f"start-from: {path.name} has {there} hypotheses, and this run begins with {k}; {fix}",
+                f"start-from: {path.name} has {there} hypotheses, but this run begins with {k}; {fix}",
                 code="config.start-from-misfit",
             )
         if was["seed"] == run.seed:
             raise ConfigError(
-                f"start-from: {path.name} had seed {run.seed} too, and this run would draw the same clients, and in "
-                f"simulation the same noise, again; set seed={run.seed + 1}",
+                f"start-from: {path.name} also had seed {run.seed}, so this run would draw the same clients and, in "
+                f"simulation, the same noise; set seed={run.seed + 1}",
                 code="config.start-from-seed",
             )
         return {name: found[name] for name in self.model.shapes}
 
     @property
     def digests(self) -> dict[str, str]:
-        """Digests of ``data`` and ``frozen`` parameters; the first is empty where every node serves its own data."""
+        """Digests of ``data`` and ``frozen`` parameters; the first is empty if every node serves its own data."""
         name = self.config.dataset
         return {"data": digest_of(find_dataset(name)) if name else "", "frozen": self.model.frozen_digest}
 
     @property
     def release(self) -> Release:
-        """What a training client gives away each time that it takes part."""
+        """A training client's release in each participation."""
         release = self.config.release(self.model.num_parameters, self.strategy.hypotheses)
         return site_release(release) if self.strategy.release_by is ReleaseBy.SITE else release
 
     def task(self, name: str = "") -> TrainingSpec:
-        """Return the template of what the run called `name` asks of clients in a round."""
+        """Return the template of the task that the run called `name` gives clients in a round."""
         return replace(self.config.training(), run=name, frozen_digest=self.model.frozen_digest)
 
 
 def check_hypotheses(hypotheses: Arrays, shapes: Mapping[str, tuple[int, ...]], most: int) -> None:
-    """Raise `ValueError` unless these are 1 to `most` hypotheses of a model, as training leaves them."""
+    """Raise `ValueError` unless these are 1 to `most` valid hypotheses of a model."""
     counts = {len(value) if value.ndim else 0 for value in hypotheses.values()}
     if len(counts) != 1 or not 1 <= min(counts) <= most:
         raise ValueError(f"there are {' or '.join(map(str, sorted(counts)))} hypotheses, not 1 to {most}")
@@ -197,7 +197,7 @@ def _check_length(hypotheses: Arrays) -> None:
     longest, most = (flatten(hypotheses) ** 2).sum(axis=1).max(), np.finfo(np.float32).max
     if longest > most:
         raise ValueError(
-            f"a hypothesis is {longest**0.5:.2g} long, and computing with more than {most**0.5:.2g} overflows"
+            f"a hypothesis has norm {longest**0.5:.2g}, and computing with norms above {most**0.5:.2g} overflows"
         )
 
 

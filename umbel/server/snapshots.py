@@ -1,4 +1,4 @@
-"""The releases of two rounds in the plane, for models of two parameters: what figure 1 of the paper draws."""
+"""The releases of two rounds in the plane, for models of two parameters, as in figure 1 of the paper."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Snapshot:
     groups : ndarray of int, shape (m,)
         The hypothesis that each release was assigned to; -1 in a round with too few releases.
     hypotheses : ndarray, shape (k, 2)
-        What the round started from.
+        The hypotheses at the start of the round.
     """
 
     round: int
@@ -39,9 +39,8 @@ class Snapshot:
 class Snapshots:
     """Keeps the first round of a run and its best one.
 
-    The best round is the one that started from the best hypotheses. Where these are what the
-    last round of training left, no round started from them, and without validation there
-    is no best round: in both cases the last round of training is kept.
+    The best round started from the best hypotheses. If these come from the last training round, no round started from
+    them. Without validation there is no best round. In both cases the last training round is kept.
 
     Parameters
     ----------
@@ -56,14 +55,14 @@ class Snapshots:
         self._start = state.hypotheses
 
     def add(self, state: State, outcome: Outcome | None) -> bool:
-        """Look at the round just done, and tell whether anything was kept.
+        """Look at the finished round, and return whether anything was kept.
 
         Parameters
         ----------
         state : State
             After the round.
         outcome : Outcome or None
-            Of the round; None where it only validated.
+            The round's outcome; None if it only validated.
         """
         number = state.history[-1].number
         start, self._start = self._start, state.hypotheses
@@ -77,7 +76,7 @@ class Snapshots:
 
     @classmethod
     def of_bytes(cls, state: State, content: bytes) -> Snapshots:
-        """Return what `to_bytes` gave; `state` is where the run stands."""
+        """Return the snapshots in `content`, from `to_bytes`; `state` is the run's current state."""
         read, tensors = cls(state), safetensors.numpy.load(content)
         metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
         for name in ("first", "best"):

@@ -1,8 +1,9 @@
-"""A run in words: the line a round and the closing lines."""
+"""A run in words: the line for each round, the outcome, and the guarantee."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,24 +14,25 @@ from umbel.models.model import Model
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.release import Release
+from umbel.protocol.words import count_of
 from umbel.server.history import Round, State, diverged
 
 _SHOWN_PARAMETERS = 3
 DIVERGED = "Ask more clients a round, or try fewer hypotheses, less noise or a smaller step-size."
-"""What to do where the rounds diverged."""
+"""Advice for rounds that diverged."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Says what happens, in the units of the data.
+    """Describes a run in the units of the data.
 
     Attributes
     ----------
     model : Model
     manifest : Manifest or None
-        Whose units and truth are used, if there is one.
+        The data's manifest, for units and truth, if there is one.
     release : Release
-        What a client gives away each time that it takes part.
+        A client's release in each participation.
     """
 
     model: Model
@@ -38,62 +40,78 @@ class Summary:
     release: Release
 
     def round_line(self, entry: Round, rounds: int) -> str:
-        """Return the line that the log shows for a round."""
+        """Return the log's line for a round."""
         line = f"round {entry.number:>{len(str(rounds))}}/{rounds}" if entry.asked else "after the last round"
         if entry.loss is not None and entry.metric is not None:
             line += f"  validation {self.loss(entry.loss)}"
             if self.model.metric.name != "rmse":
                 line += f"  {self.model.metric.name} {entry.metric:.4f}"
-            line += f"  best after {entry.best_round - 1} rounds"
+            line += f"  best after {count_of(entry.best_round - 1, 'round')}"
         if entry.asked:
             groups = "+".join(map(str, entry.groups))
             line += f"  releases {entry.releases}/{entry.asked} ({groups})"
         if entry.lost_nodes:
-            line += f"  {entry.lost_nodes} nodes lost"
+            line += f"  {count_of(entry.lost_nodes, 'node')} lost"
         if entry.asked and not entry.moved:
             line += "  TOO FEW RELEASES: hypotheses unchanged"
         return line
 
-    def closing_lines(self, state: State) -> list[str]:
-        """Return the lines to print when the run is over."""
+    def outcome_lines(self, state: State) -> list[str]:
+        """Return the outcome of a run: the last round's hypotheses first, then the best round's."""
         trained = sum(1 for entry in state.history if entry.asked)
-        lines = [f"The run is over after {trained} rounds: {state.stopped}."]
-        if state.best_round:
-            loss = self.loss(state.best_loss)
-            lines.append(f"Best hypotheses: after {state.best_round - 1} rounds of training, validation {loss}.")
+        lines = [f"The run is over after {count_of(trained, 'round')}: {state.stopped}.", *self._validated(state)]
         if diverged(state.history):
-            lines.append(f"Warning: the rounds diverged, and ended far from these. {DIVERGED}")
-        vectors = flatten(state.best)
-        if vectors.shape[1] <= _SHOWN_PARAMETERS:
+            lines.append(f"Warning: the rounds diverged. {DIVERGED}")
+        if _size(state.hypotheses) <= _SHOWN_PARAMETERS:
+            vectors = flatten(state.hypotheses)
             lines += [f"  hypothesis {j}: ({', '.join(f'{x:.3f}' for x in row)})" for j, row in enumerate(vectors)]
-        lines += [
-            f"  true parameters {where}: hypothesis {j} is {away:.3f} away" for where, j, away in self.found(state.best)
+        return lines + [
+            f"  true parameters {where}: hypothesis {j} is {away:.3f} away"
+            for where, j, away in self.found(state.hypotheses)
         ]
-        last = state.history[-1]
-        exact = max(entry.exact_reports for entry in state.history)
-        return [*lines, *self.privacy_lines(last.median_participations, last.max_participations, exact)]
 
-    def privacy_lines(self, median: float, maximum: int, exact: int = 0) -> list[str]:
-        """Return what the clients have given away.
+    def _validated(self, state: State) -> Iterator[str]:
+        """Yield the validation loss of the last validated hypotheses, and of the best."""
+        scored = [entry for entry in state.history if entry.loss is not None]
+        if not (scored and state.best_round):
+            return
+        last = scored[-1]
+        when = "the last round" if not last.asked else f"{count_of(last.number - 1, 'round')}, at the last validation"
+        line = f"After {when}: validation {self.loss(last.loss or 0.0)}"
+        if last.number == state.best_round:
+            yield f"{line}, the lowest of all rounds."
+            return
+        how = "exact losses of validation clients" if last.exact_reports else "validation clients"
+        best = count_of(state.best_round - 1, "round")
+        yield f"{line}. Best, after {best}, chosen by {how}: {self.loss(state.best_loss)}."
 
-        `median` and `maximum` say how often the median and the busiest client released, and `exact` how many
-        validation clients reported without noise.
+    def guarantee_lines(self, median: float, maximum: int, exact: int = 0) -> list[str]:
+        """Return a run's guarantee to a client, and the clients outside it.
+
+        `median` and `maximum` are the numbers of releases of the median and the busiest client, and `exact` is the
+        number of validation clients that reported without noise.
         """
         if why := gap(self.release):
-            lines = [f"Guaranteed to a client: nothing, since {why}."]
+            lines = [f"Guarantee: none, because {why}."]
         else:
-            both = [guarantee({self.release: math.ceil(times)}) for times in (median, maximum)]
-            (pure, at_delta), (most_pure, most) = map(in_words, both)
-            without = "no pure epsilon" if most_pure == "none" else f"pure epsilon {pure}, {most_pure}"
-            lines = [
-                "Guaranteed to a client, between any two of its data sets: "
-                f"epsilon {at_delta} (median), {most} (maximum) at delta {DELTA:g}; {without}. "
-                "What training clients report, where a site lets them, comes on top."
-            ]
+            usual, most = (_epsilons(in_words(guarantee({self.release: math.ceil(n)}))) for n in (median, maximum))
+            lines = [f"Guarantee, between any two data sets of a client: {most}."]
+            if usual != most:
+                lines[0] += f" The median client has {usual}."
         if exact:
-            lines.append(f"Outside the guarantee: {exact} validation clients, which reported exact losses.")
+            reported = count_of(exact, "validation client")
+            lines.append(f"Outside the guarantee: {reported}, which reported exact losses.")
+        if spent := self.manifest.epsilon_of_scales if self.manifest else "":
+            lines.append(f"Outside the guarantee: the scales of the data, estimated with epsilon {spent} a client.")
+        return lines
+
+    def privacy_lines(self, median: float, maximum: int, exact: int = 0) -> list[str]:
+        """Return the cost to the clients, with the paper's heuristic; for the arguments see above."""
+        lines = self.guarantee_lines(median, maximum, exact)
+        if not gap(self.release):
+            lines.append("Reports of training clients, if a site allows them, come on top.")
         if self.release.paper_cost is None:
-            return [*lines, "Paper's budget, a heuristic: none; it counts vector Laplace noise alone."]
+            return [*lines, "Paper's budget, a heuristic: none; it covers only vector Laplace noise."]
         paper = (amount(self.release.paper_spend(times)) for times in (median, maximum))
         return [*lines, "Paper's budget, a heuristic: n/nu a participation, {} (median), {} (maximum).".format(*paper)]
 
@@ -104,12 +122,12 @@ class Summary:
 
     @property
     def loss_name(self) -> str:
-        """What the loss is called when it is reported."""
+        """The loss's name in reports."""
         return "RMSE" if self.model.loss.name in ("mse", "rmse") else self.model.loss.name
 
     @property
     def scale(self) -> tuple[float, str]:
-        """What a loss times is in the target's unit, and that unit; (0, "") for a loss without one."""
+        """The factor from a loss to the target's unit, and that unit; (0, "") for a loss without one."""
         target = self.manifest.units.get("target", {}) if self.manifest else {}
         if self.loss_name == "RMSE" and self.model.metric.name == "rmse" and "scale" in target:
             return float(target["scale"]), str(target.get("unit", ""))
@@ -117,31 +135,40 @@ class Summary:
 
     @property
     def factor(self) -> float:
-        """What to multiply a loss by."""
+        """The factor for a loss."""
         return self.scale[0] or 1.0
 
     @property
     def metric_factor(self) -> float:
-        """What to multiply the metric by."""
+        """The factor for the metric."""
         return self.factor if self.model.metric.name == "rmse" else 1.0
 
     @property
     def in_unit(self) -> str:
-        """The loss's unit in brackets, to stand behind its name; empty where it has none."""
+        """The loss's unit in brackets, to follow its name; empty if it has none."""
         return f" ({self.scale[1]})" if self.scale[1] else ""
 
     def truth(self, n: int) -> NDArray[np.float64]:
-        """Return the true parameters (g, n) of the data; none where a model of n has no such thing."""
-        # A run may learn another model than the one that the data were made from.
+        """Return the true parameters (g, n) of the data; none if there are none for a model of n."""
+        # A run may use another model than the one that generated the data.
         if not (self.manifest and self.manifest.truth and all(len(row) == n for row in self.manifest.truth)):
             return np.zeros((0, n))
         return np.asarray(self.manifest.truth, np.float64)
 
-    def found(self, best: Arrays) -> list[tuple[str, int, float]]:
-        """Return for each of the true parameters their text, the nearest hypothesis, and how far it is."""
-        vectors = flatten(best)
-        found = []
-        for row in self.truth(vectors.shape[1]):
+    def found(self, hypotheses: Arrays) -> list[tuple[str, int, float]]:
+        """Return for each of the true parameters their text, the nearest hypothesis, and its distance."""
+        found, truth = [], self.truth(_size(hypotheses))
+        vectors = flatten(hypotheses) if len(truth) else np.empty((0, 0))
+        for row in truth:
             distances = np.linalg.norm(vectors - row, axis=1)
             found.append((f"({', '.join(f'{x:g}' for x in row)})", int(distances.argmin()), float(distances.min())))
         return found
+
+
+def _size(hypotheses: Arrays) -> int:
+    return sum(value[0].size for value in hypotheses.values())
+
+
+def _epsilons(words: tuple[str, str]) -> str:
+    pure, at_delta = words
+    return (f"pure epsilon {pure}, or " if pure != "none" else "") + f"epsilon {at_delta} at delta {DELTA:g}"

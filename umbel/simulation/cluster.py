@@ -1,6 +1,6 @@
-"""A Ray cluster: the one that ``RAY_ADDRESS`` names is joined, and this code shipped to it.
+"""A Ray cluster: join the one that ``RAY_ADDRESS`` names, and ship this code to it.
 
-What runs on its machines imports this module first, where nothing may be installed yet that umbel needs.
+Its machines import this module first, before umbel's dependencies may be installed there.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from umbel.protocol.errors import ClusterError
 from umbel.protocol.project import APP
 
-_TOKEN = "start Ray everywhere, and this run, with RAY_AUTH_MODE=token and one RAY_AUTH_TOKEN (docs/cluster.md)"
-PACKAGES = ("umbel", "ray", "flwr", "torch", "numpy", "safetensors")  # besides Python the same on all machines
+_TOKEN = "start Ray everywhere, and this run, with RAY_AUTH_MODE=token and one RAY_AUTH_TOKEN (docs/guides/cluster.md)"
+PACKAGES = ("umbel", "ray", "flwr", "torch", "numpy", "safetensors")  # these, and Python, are the same on all machines
 
 _LISTEN_S = 5.0
-_ANSWER_S = 30.0  # a busy machine takes long over it
+_ANSWER_S = 30.0  # a busy machine answers slowly
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # of gRPC, and no settings
-_START_S = 300.0  # a machine's first process unpacks the code, and a busy one takes long over it
+_START_S = 300.0  # a machine's first process unpacks the code, which takes long on a busy machine
 
 
 @dataclass(frozen=True)
 class Machine:
     """A machine of a cluster, which Ray calls a node."""
 
-    id: str  # Ray's own; a machine that comes back has another
+    id: str  # Ray's; a machine that returns has another
     name: str  # its address
     cpus: float
     gpus: int
 
 
 def address() -> str:
-    """Return the cluster that ``RAY_ADDRESS`` names; empty for none, or "local", which is none."""
+    """Return the cluster that ``RAY_ADDRESS`` names; empty for none, or for "local", which also means none."""
     named = os.environ.get("RAY_ADDRESS", "")
     return "" if named == "local" else named
 
 
 def probe() -> None:
-    """Raise `ClusterError` where nothing listens at ``HOST:PORT``, or something other than Ray does.
+    """Raise `ClusterError` if nothing listens at ``HOST:PORT``, or something other than Ray.
 
-    Ray would try for minutes, without a word.
+    Ray itself would try for minutes without a message.
     """
     named = address()
     host, _, port = named.removeprefix("ray://").rpartition(":")
@@ -68,22 +68,22 @@ def probe() -> None:
     except (OSError, OverflowError) as error:
         text = f"RAY_ADDRESS={named}: {error}; start the cluster, or unset RAY_ADDRESS"
         raise ClusterError(text, code="cluster.unreachable") from None
-    if answer[3:] != b"\x04":  # the settings, with which gRPC begins
+    if answer[3:] != b"\x04":  # the settings frame, with which gRPC begins
         text = f"RAY_ADDRESS={named} is not Ray's; give the port of ray start --head --port=PORT, or unset RAY_ADDRESS"
         raise ClusterError(text, code="cluster.not-ray")
 
 
 @contextmanager
 def joined(environment: Mapping[str, str] | None = None, modules: Sequence[Path] = ()) -> Iterator[None]:
-    """Join the cluster that ``RAY_ADDRESS`` names, and leave it at the end: all that was started there ends, too.
+    """Join the cluster that ``RAY_ADDRESS`` names, and leave it at the end, which ends everything started there.
 
-    Processes there have the variables of `environment` over those of Ray, and the user's own `modules`. Raises
-    `ClusterError` when there is no cluster, or a machine of it has other versions than this one.
+    Processes there have the variables in `environment` in addition to Ray's, and the user's `modules`. Raises
+    `ClusterError` if there is no cluster, or a machine of it has other versions than this one.
     """
     named = address()
     probe()
     quiet()
-    from umbel.simulation.launch import unpacked  # here: a machine's first import may lack what this takes
+    from umbel.simulation.launch import unpacked  # here, since a machine's first import may lack its dependencies
 
     with tempfile.TemporaryDirectory(prefix="umbel-code-") as scratch:
         shared: dict[str, Any] = {"working_dir": str(unpacked(APP, Path(scratch)))}
@@ -94,12 +94,12 @@ def joined(environment: Mapping[str, str] | None = None, modules: Sequence[Path]
 
             log(
                 logging.WARNING,
-                "Whoever reaches this Ray cluster can run code on its machines: %s",
+                "Everyone who reaches this Ray cluster can run code on its machines: %s",
                 _TOKEN,
             )
         try:
             ray.init(runtime_env=shared, logging_level=logging.ERROR, log_to_driver=False)
-        except Exception as error:  # ConnectionError, RuntimeError, ValueError: Ray raises what it likes
+        except Exception as error:  # Ray raises many kinds: ConnectionError, RuntimeError, ValueError
             raise ClusterError(_told(named, error), code="cluster.not-joined") from None
     try:
         check_versions({machine.name: found for machine, found in on_each(machines(), versions)})
@@ -110,9 +110,9 @@ def joined(environment: Mapping[str, str] | None = None, modules: Sequence[Path]
 
 @contextmanager
 def private() -> Iterator[None]:
-    """Have the Ray that this process starts listen on loopback alone, and ask for a token.
+    """Make the Ray that this process starts listen only on loopback, ask for a token, and keep its files private.
 
-    Ray reads its environment when it is imported, which may long have been done.
+    Ray reads its environment on import, which may have happened earlier.
     """
     from ray._private import ray_constants
 
@@ -123,8 +123,9 @@ def private() -> Iterator[None]:
         parts.AuthenticationTokenLoader.instance().reset_cache()
         parts.Config.initialize("")
 
-    before, several = {name: os.environ.get(name) for name in private_ray()}, ray_constants.ENABLE_RAY_CLUSTER
-    os.environ.update(private_ray())
+    settings, several = private_ray(), ray_constants.ENABLE_RAY_CLUSTER
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
     ray_constants.ENABLE_RAY_CLUSTER = False
     read()
     try:
@@ -144,7 +145,7 @@ def quiet() -> None:
 
 
 def machines() -> list[Machine]:
-    """Return the living machines of the cluster on which something may run, in the order of their names."""
+    """Return the living machines of the cluster that can run tasks, sorted by name."""
     found = []
     for node in ray.nodes():
         there = node["Resources"]
@@ -156,9 +157,9 @@ def machines() -> list[Machine]:
 def on_each(
     there: Sequence[Machine], task: Callable[..., Any], *arguments: Any, may_die: bool = False
 ) -> list[tuple[Machine, Any]]:
-    """Call a function on each machine, all at once; return each machine's result.
+    """Call a function on all machines at once; return each machine's result.
 
-    Raises `ClusterError` when a machine does not answer, unless it `may_die`: then it is left out.
+    Raises `ClusterError` if a machine does not answer, unless it `may_die`: then it is left out.
     """
     asked = {}
     for machine in there:
@@ -171,20 +172,20 @@ def on_each(
         except ray.exceptions.RayError as error:
             if not may_die:
                 raise ClusterError(
-                    f"machine {machine.name} of the Ray cluster cannot be used: {last_line(error)}; install there what "
-                    "is installed here, or take it out of the cluster",
+                    f"machine {machine.name} of the Ray cluster cannot be used: {last_line(error)}; install the same "
+                    "packages there as here, or remove it from the cluster",
                     code="cluster.machine",
                 ) from None
     return found
 
 
 def here(machine: Machine) -> Any:
-    """Return Ray's strategy that places a task or an actor on a machine, and nowhere else."""
+    """Return Ray's strategy that places a task or an actor only on this machine."""
     return NodeAffinitySchedulingStrategy(machine.id, soft=False)
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what must be the same on all machines; empty for what is not installed."""
+    """Return the versions that must be the same on all machines; empty for missing packages."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -195,7 +196,7 @@ def versions() -> dict[str, str]:
 
 
 def check_versions(there: Mapping[str, Mapping[str, str]]) -> None:
-    """Raise `ClusterError` where a machine's versions are not those of this one; builds of a version may differ."""
+    """Raise `ClusterError` if a machine's versions differ from those here; builds of a version may differ."""
     own = versions()
     for name, found in there.items():
         for package, ours in own.items():
@@ -205,25 +206,25 @@ def check_versions(there: Mapping[str, Mapping[str, str]]) -> None:
             fixes = {"python": f"run Python {ours}", "umbel": "install the umbel that is here"}
             fix = fixes.get(package, f"pip install '{package}=={_release(ours)}'")
             raise ClusterError(
-                f"machine {name} of the Ray cluster has {f'{package} {theirs}' if theirs else f'no {package}'}, and "
-                f"this one {package} {ours}; there: {fix}, and start its Ray again",
+                f"machine {name} of the Ray cluster has {f'{package} {theirs}' if theirs else f'no {package}'}, but "
+                f"this one has {package} {ours}; on that machine, {fix}, and start Ray again",
                 code="cluster.versions",
             )
 
 
 def last_line(error: BaseException) -> str:
-    """Return the end of an error of Ray's, which holds the traceback of what went wrong elsewhere."""
+    """Return the end of an error of Ray's, which contains the remote traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
 
 def _release(version: str) -> str:
-    """Return a version without its build: a machine with a GPU has another PyTorch of the same version."""
+    """Return a version without its build: PyTorch's build differs on a machine with a GPU."""
     return version.partition("+")[0]
 
 
 def _told(named: str, error: Exception) -> str:
-    """Return why a cluster cannot be joined, in a line."""
+    """Return in a line why a cluster cannot be joined."""
     text = " ".join(str(error).split())
     if "Version mismatch" in text:
         return f"RAY_ADDRESS={named}: {text} Start Ray on all machines from the Python environment that is used here"

@@ -1,4 +1,4 @@
-"""Flower Grids of simulations: what they have in common, and the one in this process, without Ray or a SuperLink."""
+"""Flower Grids of simulations: their base, and a grid in this process, without Ray or a SuperLink."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FIRST_NODE = 100
 
 
 def partitions(nodes: int) -> list[dict[str, Any]]:
-    """Return the configurations of so many simulated nodes, which split the run config's dataset."""
+    """Return the configurations of simulated nodes, which split the run config's dataset."""
     return [{"partition-id": i, "num-partitions": nodes} for i in range(nodes)]
 
 
 def answered(app: ClientApp, message: Message, context: Context) -> Message:
-    """Return what an app answers in a simulation, or, where it raises, an error as Flower's own engines make it."""
+    """Return an app's reply in a simulation, or, if it raises, an error like that of Flower's own engines."""
     try:
         with in_process():
             return app(message, context)
@@ -33,7 +33,7 @@ def answered(app: ClientApp, message: Message, context: Context) -> Message:
 
 
 class SimulatedGrid(Grid):
-    """Nodes that belong to the server's own simulation, wherever they live.
+    """Nodes that belong to the server's own simulation, in any process.
 
     Parameters
     ----------
@@ -47,7 +47,9 @@ class SimulatedGrid(Grid):
     """
 
     in_process = True
-    """Nodes are as trusted as the server is, and pulling never waits."""
+    """Nodes are as trusted as the server, and pulling never waits."""
+    elsewhere = False
+    """Whether nodes may be on other machines, with memory of theirs."""
 
     def __init__(self, node_configs: Sequence[Mapping[str, Any]]) -> None:
         self._run = Run.create_empty(run_id=1)
@@ -76,7 +78,7 @@ class SimulatedGrid(Grid):
 
     @abstractmethod
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return those replies to the given messages that are there, each once."""
+        """Return the available replies to the given messages, each once."""
 
     def numbered(self, message: Message) -> str:
         """Give a message a new id, and return it."""
@@ -85,7 +87,7 @@ class SimulatedGrid(Grid):
 
 
 class InProcessGrid(SimulatedGrid):
-    """Nodes that live in this process and answer one after the other, as soon as messages are pushed.
+    """Nodes in this process that answer in turn, as soon as messages are pushed.
 
     Parameters
     ----------
@@ -96,12 +98,12 @@ class InProcessGrid(SimulatedGrid):
     nodes : int
         Number of simulated nodes, which split the run config's dataset.
     node_configs : sequence of mapping, optional
-        Instead of `nodes`: the configuration of each node, as a site would write it.
+        Instead of `nodes`: the configuration of each node, as at a site.
 
     Attributes
     ----------
     contexts : dict from int to Context
-        What each node keeps, by node id.
+        The state of each node, by node id.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class InProcessGrid(SimulatedGrid):
         }
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Have each message answered by its node; return the messages' ids."""
+        """Pass each message to its node, which answers; return the messages' ids."""
         ids = []
         for message in messages:
             ids.append(self.numbered(message))
@@ -132,7 +134,7 @@ class InProcessGrid(SimulatedGrid):
         return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and return their replies; every node answers, so there is no waiting."""
+        """Send messages and return their replies; every node has already answered, so there is no waiting."""
         return self.pull_messages(list(self.push_messages(messages)))
 
     def _answer(self, message: Message) -> Message:

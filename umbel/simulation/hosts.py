@@ -1,4 +1,4 @@
-"""The processes on a Ray cluster that host simulated nodes."""
+"""Processes on a Ray cluster that host simulated nodes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import ray
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 import umbel.client.app
+from umbel.client.progress import PASSING
 from umbel.data import find_dataset
 from umbel.protocol.flower import FLOWER_LOGGER, identify
 from umbel.simulation.cluster import Machine, here, last_line, machines, on_each
@@ -25,13 +26,13 @@ Line = tuple[int, str]
 
 @dataclass(frozen=True)
 class Lost:
-    """A host is gone, with all that its simulated nodes kept."""
+    """A host is gone, with all state of its simulated nodes."""
 
     reason: str
 
 
 class Host:
-    """Answers the messages to the simulated nodes that live with it, of a run whose dataset is at a path here."""
+    """Answers messages to its simulated nodes, in a run whose dataset is at a local path."""
 
     def __init__(self, run_config: Mapping[str, Any]) -> None:
         identify()
@@ -41,9 +42,9 @@ class Host:
     def answer(
         self, config: Mapping[str, Any], message: Message, arrays: Sequence[str], *records: ArrayRecord
     ) -> tuple[Message, list[Line]]:
-        """Return the answer to a message, and what was written to the log meanwhile.
+        """Return the reply to a message, and the log lines written meanwhile.
 
-        The message comes without its arrays, whose names and records follow; `config` is that of the node.
+        The message comes without its arrays, whose names and records follow; `config` is the node's configuration.
         """
         node = message.metadata.dst_node_id
         context = self._contexts.setdefault(node, Context(1, node, dict(config), RecordDict(), dict(self._run_config)))
@@ -58,7 +59,7 @@ class Host:
 
 
 class RayHosts:
-    """Hosts that are Ray actors, in the cluster that was joined."""
+    """Hosts that are Ray actors, in the joined cluster."""
 
     def __init__(self, run_config: Mapping[str, Any]) -> None:
         self._run_config = dict(run_config)
@@ -70,7 +71,7 @@ class RayHosts:
         self._shared: tuple[ArrayRecord, Any] | None = None
 
     def places(self) -> list[Place]:
-        """Return where hosts may live; when a run goes on, machines with other data are of no use to it."""
+        """Return possible places for hosts; a resumed run cannot use machines with other data."""
         there = machines()
         new = [machine for machine in there if machine not in self._looked]
         looked = self._looked | dict(on_each(new, look, self._dataset, self._path, may_die=bool(self._first)))
@@ -84,11 +85,11 @@ class RayHosts:
         return self._first
 
     def lost(self, place: Place) -> None:
-        """Forget what the place's machine had; one that is dead, but not yet known to be, is found out so."""
+        """Forget the holdings of the place's machine; this also detects a dead machine."""
         self._looked.pop(place.machine, None)
 
     def start(self, place: Place) -> Any:
-        """Start an actor on the place's machine, and nowhere else."""
+        """Start an actor on the place's machine only."""
         gpus = 1 if place.machine.gpus else 0
         threads = {"OMP_NUM_THREADS": str(max(1, int(place.cpus)))}
         options = {
@@ -100,12 +101,12 @@ class RayHosts:
         return ray.remote(**options)(Host).remote(self._run_config | {"dataset": place.holding.path})
 
     def ask(self, host: Any, config: Mapping[str, Any], message: Message) -> Any:
-        """Send a message; arrays that are those of the message before are not sent again."""
+        """Send a message; arrays that are the same as in the previous message are not sent again."""
         light, arrays = without_arrays(message)
         return host.answer.remote(dict(config), light, list(arrays), *map(self._put, arrays.values()))
 
     def answers(self, tickets: Iterable[Any]) -> dict[Any, tuple[Message, list[Line]] | Lost]:
-        """Return what is there; it never waits."""
+        """Return the available answers; this never waits."""
         waiting = list(tickets)
         if not waiting:
             return {}
@@ -124,7 +125,7 @@ class RayHosts:
 
 
 def without_arrays(message: Message) -> tuple[Message, dict[str, ArrayRecord]]:
-    """Return a message without its arrays, and these: all messages of a round may share them."""
+    """Return a message without its arrays, and the arrays: all messages of a round may share them."""
     light, content = copy.copy(message), message.content
     arrays = {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
     light.content = RecordDict({name: record for name, record in content.items() if name not in arrays})
@@ -132,19 +133,21 @@ def without_arrays(message: Message) -> tuple[Message, dict[str, ArrayRecord]]:
 
 
 def environment() -> dict[str, str]:
-    """Return the part of this process's environment that hosts get: the policy of simulated nodes.
+    """Return the part of this process's environment for hosts: the policy of simulated nodes.
 
-    Not ``UMBEL_HOME``, which is each machine's own.
+    ``UMBEL_HOME`` is not in it: each machine has a different one.
     """
     return {key: value for key, value in os.environ.items() if key.startswith("UMBEL_") and key != "UMBEL_HOME"}
 
 
 class _Lines(logging.Handler):
-    """Keeps what is written to the log."""
+    """Collects log records."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kept: list[Line] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, PASSING, False):
+            return  # these lines travel with the reply, and come too late
         self.kept.append((record.levelno, self.format(record)))

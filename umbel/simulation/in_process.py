@@ -15,14 +15,33 @@ from umbel.protocol.run_config import RunConfig
 from umbel.server.app import conduct
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Patience, named
+from umbel.server.observers import Checkpoints, Patience, named
 from umbel.server.rounds import initial_hypotheses, run_rounds
+from umbel.server.run_folder import RunFolder
+from umbel.server.saved import Saved
 from umbel.server.setup import Setup
+from umbel.server.snapshots import Snapshots
 from umbel.simulation.grid import InProcessGrid
+
+_SAVED_EVERY = 25  # rounds
+
+
+class _Saves(Observer):
+    """Saves a run at regular intervals."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self._checkpoints = Checkpoints(Snapshots(state))
+
+    def after_round(self, run: Run) -> None:
+        """Save the run, if it is time."""
+        if run.state.history[-1].number % _SAVED_EVERY == 0 and not run.state.stopped:
+            self._checkpoints.after_round(run)
+            self._checkpoints.wait()
 
 
 class _NoNodeLost(Observer):
-    """Ends a run whose simulated node refuses: that is a fault of the run, and no chance."""
+    """Ends a run whose simulated node refuses: the run itself is at fault, and retrying cannot help."""
 
     def after_round(self, run: Run) -> None:
         entry = run.state.history[-1]
@@ -33,38 +52,39 @@ class _NoNodeLost(Observer):
 
 
 def run_config(name: str, **changes: Any) -> dict[str, Any]:
-    """Return the app's defaults with ``configs/NAME.toml`` and then `changes` over them.
+    """Return the app's defaults, overridden by ``configs/NAME.toml`` and then by `changes`.
 
     In the names of `changes` an underscore stands for a hyphen.
     """
     config = RunConfig().entries() | tomllib.loads((CONFIGS / f"{name}.toml").read_text(encoding="utf-8"))
     config |= {key.replace("_", "-"): value for key, value in changes.items()}
     if unknown := sorted(set(config) - set(RunConfig.names())):
-        raise ConfigError(f"{', '.join(unknown)}: no keys of the run config", code="config.unknown-key")
+        raise ConfigError(f"{', '.join(unknown)}: not in the run config", code="config.unknown-key")
     return config
 
 
 def run(config: Mapping[str, Any], nodes: int = 1, observers: Sequence[Observer] = ()) -> Path:
-    """Do a run as the app does, with its log, and return the folder that it leaves behind.
+    """Run the app in this process, with its log, and return its folder.
 
-    What it learns is what a run with ``flwr run`` learns: to the bit with as many nodes, or with ``engine=loop``, and
+    It learns the same as with ``flwr run``: bit-identical with as many nodes, or with ``engine=loop``, and otherwise
+    equal up to rounding.
     to rounding otherwise.
 
     Parameters
     ----------
     config : mapping
-        What it lacks is as by default.
+        Missing entries have their defaults.
     nodes : int
         Number of simulated nodes.
     observers : sequence of Observer
-        Besides those that the run config names.
+        Observers in addition to those of the run config.
 
     Raises
     ------
     ConfigError
-        When it cannot be run.
+        If the run config is invalid.
     FleetError
-        When the nodes refuse; the reason is in the log.
+        If the nodes refuse; the reason is in the log.
     """
     config = RunConfig().entries() | RunConfig.current(config)
     return conduct(InProcessGrid(umbel.client.app.app, config, nodes), config, secrets.randbelow(10**6), observers)
@@ -78,38 +98,56 @@ def play(
     observers: Sequence[Observer] = (),
     strict: bool = True,
     before: Run | None = None,
+    saved_in: Path | None = None,
 ) -> Run:
-    """Do a run, and return it as it ended; it leaves no folder behind.
+    """Run the app, and return the finished run; without a folder to save it in, it leaves none.
 
     Parameters
     ----------
     config : mapping
-        The whole run config.
+        The complete run config.
     nodes : int
         Number of simulated nodes.
     node_configs : sequence of mapping, optional
-        Instead of `nodes`: the configuration of each, as a site would write it.
+        Instead of `nodes`: the configuration of each, as at a site.
     observers : sequence of Observer
-        Besides those that the run config names.
+        Observers in addition to those of the run config.
     strict : bool
-        Whether a node that refuses ends the run.
+        Whether a refusing node ends the run.
     before : Run, optional
-        What the same nodes did before: they go on with what they keep, as their ledgers.
+        An earlier run of the same nodes, whose state, such as ledgers, they keep.
+        saved_in : Path, optional
+            A folder where the run is saved every 25 rounds. If a run of the same configuration was stopped there, it
+            resumes after its last saved round, with new simulated nodes, and ends as if it had not been stopped. The
+            model must have no local parameters, since new nodes would start with new ones.
 
     Raises
     ------
     FleetError
-        When a node refuses and the run is `strict`; the reason is in the log.
+        If a node refuses and the run is `strict`; the reason is in the log.
     """
-    setup = Setup.parse(config)
+    resumes = saved_in is not None and (saved_in / "latest.safetensors").exists()
+    setup = Setup.parse({**config, "resume": str(saved_in)} if resumes else config)
     grid = InProcessGrid(umbel.client.app.app, config, nodes, node_configs)
     if before is not None:
         assert isinstance(before.grid, InProcessGrid)
         for context, earlier in zip(grid.contexts.values(), before.grid.contexts.values(), strict=True):
             context.state = earlier.state
     setup.fleet.roster(grid)
-    start = initial_hypotheses(setup, grid)
+    if resumes:
+        saved = Saved.of(setup)
+        setup.fleet.resume(grid, saved.nodes, saved.spent)
+        setup.strategy.state = saved.kept
+        state = saved.state
+    else:
+        start = initial_hypotheses(setup, grid)
+        state = State(hypotheses=start, best=start)
     watching = [Patience(setup.config.patience), *named(setup), *observers, *([_NoNodeLost()] if strict else [])]
-    run = Run(setup, grid, State(hypotheses=start, best=start), watching)
+    folder = None
+    if saved_in is not None:
+        folder = RunFolder(saved_in)
+        folder.write_config(config, **setup.digests)
+        watching.append(_Saves(state))
+    run = Run(setup, grid, state, watching, folder=folder)
     run_rounds(run)
     return run

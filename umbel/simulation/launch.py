@@ -1,9 +1,9 @@
-"""Run the app in its own Flower simulation, and leave nothing behind but the results.
+"""Run the app in its own Flower simulation, and leave only the results behind.
 
-``flwr run`` alone uses a SuperLink that goes on running, in the directory and environment of
-the user who started it first, and installs the app's dependencies again for each run. This launcher
-starts one just for the run, in an empty directory on a free port, and stops it afterwards. It
-raises an error when the run failed, which ``flwr run --stream`` does not.
+``flwr run`` alone uses a SuperLink that continues to run, in the directory and environment of the user who first
+started it, and installs the app's dependencies again for each run. This launcher starts a SuperLink just for the run,
+in an empty directory on a free port, and stops it afterwards. It raises an error if the run failed, which
+``flwr run --stream`` does not.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ def run(
     check: Callable[[], object] = lambda: None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Run `app` with run-config `values` on as many simulated nodes, or as suit this machine, and stream its log.
+    """Run `app` with run-config `values` on simulated nodes, by default as suits this machine, and stream its log.
 
     Parameters
     ----------
     check : callable
-        Is called while the SuperLink starts; an error of it ends the run before that begins.
+        Called while the SuperLink starts; an error in it ends the run early.
     environment : mapping, optional
-        Variables of the run's processes besides this process's own.
+        Variables of the run's processes, in addition to this process's own.
 
     Raises
     ------
     LaunchError
-        When the SuperLink does not start, the run cannot be submitted, or it fails.
+        If the SuperLink does not start, the run cannot be submitted, or it fails.
     UmbelError
-        The one that ended the run, where its server's side told it.
+        The error that ended the run, if its server reported it.
     """
     with tempfile.TemporaryDirectory(prefix="umbel-simulation-") as scratch:
         home = Path(scratch)
@@ -62,7 +62,7 @@ def run(
                 check()
                 submit(app, values, wait(), nodes, relay=relay, ends=False)
             except KeyboardInterrupt:
-                # At once: ending all that was started takes a moment.
+                # First of all, since stopping all processes takes a moment.
                 relay.interrupted()
                 raise
 
@@ -76,10 +76,10 @@ def submit(
     relay: Relay | None = None,
     ends: bool = True,
 ) -> None:
-    """Run `app` on the SuperLink that `environment` leads to (see `superlink`); errors as `run`.
+    """Run `app` on the SuperLink that `environment` leads to (see `superlink`); errors as for `run`.
 
-    Flower takes seconds to end a run that has said its last line. On a SuperLink that is stopped next,
-    `ends` False does not wait for that.
+    Flower takes seconds to end a run after its last line. If the SuperLink is stopped next, `ends` = False skips that
+    wait.
     """
     home, relay = Path(environment["FLWR_HOME"]), relay or Relay()
     override = home / "run-config.toml"
@@ -88,7 +88,7 @@ def submit(
     flwr += ["--federation-config", federation_config(nodes, cpus)]
     if values:
         flwr += ["--run-config", str(override)]
-    # In its own session: this process acts on an interrupt.
+    # In a separate session: this process handles interrupts.
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     process = subprocess.Popen(flwr, env=dict(environment), cwd=home, start_new_session=True, **pipes)
     try:
@@ -105,30 +105,29 @@ def submit(
     if status != "finished:completed":
         reason = f"; the nodes say: {relay.reasons[0]}" if relay.reasons else ""
         why = details.removeprefix("Simulation failed with exception: ")
-        # An error that the server's side told keeps its class, and with that the command's exit code.
+        # An error from the server keeps its class, and so the command's exit code.
         raise told(why, f"the run ended as {status}: ") or LaunchError(
             f"the run ended as {status}: {why or 'see the log above'}{reason}", code="launch.failed"
         )
 
 
 def unpacked(app: Path, home: Path) -> Path:
-    """Return a folder with the files of an app that make its bundle: among few files ``flwr`` finds them at once."""
+    """Return a folder with only the files of an app's bundle: among few files ``flwr`` finds them at once."""
     folder = Path(tempfile.mkdtemp(prefix="app-", dir=home))
     try:
         bundle = build_bundle(app)
         with zipfile.ZipFile(BytesIO(bundle)) as archive:
             archive.extractall(folder)
-        # An app may have rules that only hold among all its files; and what is wrong with it, ``flwr`` itself says.
+        # An app may have rules that only hold among all its files; ``flwr`` itself reports problems of an app.
         return folder if build_bundle(folder) == bundle else app
     except Exception:
         return app
 
 
 def federation_config(nodes: int = 0, cpus: int = 2) -> str:
-    """Return Flower's federation config for this machine: a handful of nodes of `cpus` CPUs, each hosting many clients.
+    """Return Flower's federation config for this machine: a few nodes of `cpus` CPUs, each with many clients.
 
-    On two cores this is Flower's own default, two nodes of two CPUs. GPUs are shared out among
-    the nodes.
+    On two cores this is Flower's default, two nodes of two CPUs. The nodes share the GPUs.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = _gpus()
@@ -152,8 +151,8 @@ def _outcome(environment: Mapping[str, str], home: Path) -> tuple[str, str]:
             raise LaunchError(text, code="launch.unknown-outcome") from None
         if str(newest["status"]).startswith("finished"):
             return newest["status"], str(newest.get("status-details", ""))
-        time.sleep(0.2)  # the log may end a moment before the status does
-    return newest["status"], "it goes on after its log ended"
+        time.sleep(0.2)  # the log may end a moment before the status changes
+    return newest["status"], "it is still running after its log ended"
 
 
 def _gpus() -> int:

@@ -1,4 +1,4 @@
-"""Where on a cluster simulated nodes may live: what each machine has of the dataset, and who goes where."""
+"""Places for simulated nodes on a cluster: each machine's part of the dataset, and the assignment of nodes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from umbel.simulation.cluster import Machine
 
 @dataclass(frozen=True)
 class Holding:
-    """What a machine has of a dataset."""
+    """A machine's part of a dataset."""
 
-    path: str = ""  # empty where it has nothing
-    part: tuple[int, int] = (0, 1)  # i and m where it has the rows of part i of m alone
-    # Digests: of what the manifest says of the whole, of the data here, and of the rows of the whole.
+    path: str = ""  # empty if it has nothing
+    part: tuple[int, int] = (0, 1)  # i and m if it has only the rows of part i of m
+    # Digests: of the whole's manifest, of the local data, and of the whole's rows.
     manifest: str = ""
     data: str = ""
     whole: str = ""
@@ -31,10 +31,10 @@ class Holding:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process may host simulated nodes: a machine, or one of its GPUs."""
+    """A place for a process with simulated nodes: a machine, or one of its GPUs."""
 
     machine: Machine
-    index: int  # counts the places of a machine from 0
+    index: int  # number of the place on its machine, from 0
     holding: Holding
 
     def holds(self, first: int, step: int) -> bool:
@@ -50,10 +50,10 @@ class Place:
 
 
 def look(dataset: str, path: str) -> Holding:
-    """Return what this machine has of a dataset.
+    """Return this machine's part of a dataset.
 
-    First what its own ``UMBEL_HOME`` has by that name; then what lies at `path`, where whoever asks has it,
-    on a file system that machines share; then what came with the code.
+    The order is: the dataset of that name in this machine's ``UMBEL_HOME``; then the data at `path`, the caller's path,
+    on a file system that machines share; then the data in the code.
     """
     own = umbel_home() / "data" / dataset
     try:
@@ -68,10 +68,10 @@ def look(dataset: str, path: str) -> Holding:
 
 
 def places(found: Sequence[tuple[Machine, Holding]], own: Holding, dataset: str) -> list[Place]:
-    """Return the places on machines that have a dataset, or a part of it.
+    """Return the places on machines with a dataset, or a part of it.
 
-    Raises `ClusterError` when one has other data by that name than this machine, which has `own`, or than another, or
-    when none has any.
+    Raises `ClusterError` if a machine's data under that name differ from `own`, those of this machine, or from another
+    machine's, or if no machine has any.
     """
     first = {own.part: ("this machine", own)}
     there: list[Place] = []
@@ -84,25 +84,25 @@ def places(found: Sequence[tuple[Machine, Holding]], own: Holding, dataset: str)
         if not same or holding.data != other.data:
             who, at = (name, other.path) if same else ("this machine", own.path)
             raise ClusterError(
-                f"machine {machine.name} has another dataset {dataset!r}, in {holding.path}, than {who}, in "
-                f"{at}; copy the one that you mean to all machines, or its parts (umbel data shard)",
+                f"dataset {dataset!r} differs between machine {machine.name}, in {holding.path}, and {who}, in {at}; "
+                "copy one of them, or its parts (umbel data shard), to all machines",
                 code="cluster.other-data",
             )
         there += [Place(machine, index, holding) for index in range(max(1, machine.gpus))]
     if not there:
         raise ClusterError(
             f"no machine of the Ray cluster has dataset {dataset!r}; copy it, or parts of it (umbel data shard), "
-            "to data/ in each one's UMBEL_HOME, or name it by a path on a file system that all share",
+            "to data/ in each machine's UMBEL_HOME, or give its path on a shared file system",
             code="cluster.no-data",
         )
     return there
 
 
 def deal(there: Sequence[Place], nodes: int = 0) -> list[Place]:
-    """Return for each simulated node i of n, which hosts clients i, i + n, i + 2n, ..., the place where it lives.
+    """Return for each simulated node i of n, which hosts clients i, i + n, i + 2n, ..., its place.
 
-    Where some of those that have the same part have GPUs, those without have no simulated node, and stand by. 0 nodes
-    stand for one a place. Raises `ClusterError` when no machine has some part, or the nodes cannot share the parts.
+    If some machines with the same part have GPUs, the others get no simulated node, and stand by. 0 nodes mean one for
+    each place. Raises `ClusterError` if no machine has some part, or the nodes cannot share the parts.
     """
     splits = sorted({place.holding.part[1] for place in there} - {1})
     if len(splits) > 1:
@@ -115,7 +115,7 @@ def deal(there: Sequence[Place], nodes: int = 0) -> list[Place]:
     by_part: list[list[Place]] = [[] for _ in range(parts)]
     for place in sorted(there, key=lambda place: -place.holding.part[1]):
         own, of = place.holding.part
-        # Who has all goes where fewest are.
+        # A machine with the whole dataset joins the part with the fewest machines.
         (by_part[own] if of == parts else min(by_part, key=len)).append(place)
     if empty := [str(part) for part, own in enumerate(by_part) if not own]:
         held = ", ".join(
@@ -124,7 +124,7 @@ def deal(there: Sequence[Place], nodes: int = 0) -> list[Place]:
         )
         raise ClusterError(
             f"no machine of the Ray cluster is left for part {', '.join(empty)} of the dataset's {parts} ({held}); "
-            "copy it to one's UMBEL_HOME, and see that its Ray is started with that",
+            "copy it to UMBEL_HOME on a machine whose Ray was started with that UMBEL_HOME",
             code="cluster.parts",
         )
     if nodes % parts:
@@ -136,6 +136,6 @@ def deal(there: Sequence[Place], nodes: int = 0) -> list[Place]:
 
 
 def known(found: Sequence[tuple[Machine, Holding]], before: Sequence[Place]) -> list[tuple[Machine, Holding]]:
-    """Return those that have the same data as some place had: for a run that goes on, others are of no use."""
+    """Return the machines with the same data as an earlier place; a resumed run cannot use others."""
     same = {replace(place.holding, path="") for place in before}
     return [(machine, holding) for machine, holding in found if replace(holding, path="") in same]

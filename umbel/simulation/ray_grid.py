@@ -23,6 +23,7 @@ from umbel.simulation import cluster
 from umbel.simulation.grid import SimulatedGrid, partitions
 from umbel.simulation.hosts import Lost, RayHosts, environment
 from umbel.simulation.places import Place, deal
+from umbel.simulation.worth import Appraisal
 
 
 @dataclass(frozen=True)
@@ -36,35 +37,37 @@ class _Sent:
 class RayGrid(SimulatedGrid):
     """Simulated nodes on the machines of a cluster.
 
-    Where a host is gone, its nodes' answers are errors, as of SuperNodes that are gone. They are made again
-    when the nodes are next asked for, on machines that have their parts of the dataset. Where there is none,
-    a node is not there until there is one. 0 nodes stand for one a machine, or a GPU.
+    If a host is gone, the replies of its nodes are errors, as from lost SuperNodes. The nodes are made again, when they
+    are next asked for, on machines with their parts of the dataset. Without such a machine, a node is absent until
+    there is one. 0 nodes mean one for each machine or GPU.
     """
+
+    elsewhere = True
 
     def __init__(self, hosts: RayHosts, nodes: int = 0) -> None:
         homes = deal(hosts.places(), nodes)
         super().__init__(partitions(len(homes)))
-        self.homes = dict(zip(self.node_configs, homes, strict=True))  # by a node's id where it lives
-        self.losses: list[tuple[int, str]] = []  # which node, counted from 0, was lost on which machine
+        self.homes = dict(zip(self.node_configs, homes, strict=True))  # each node's place, by its id
+        self.losses: list[tuple[int, str]] = []  # lost nodes, counted from 0, each with its machine
         self._hosts = hosts
-        # All of them at once: each imports PyTorch first.
+        # All at once, since each imports PyTorch first.
         self._started = {place: hosts.start(place) for place in dict.fromkeys(homes)}
         self._homeless: set[int] = set()
         self._sent: dict[str, _Sent] = {}
         self._replies: dict[str, Message] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the nodes that live somewhere; lost ones are made again where that is possible."""
+        """Return the ids of the nodes that have a place; lost ones are made again if possible."""
         if self._homeless:
             self._settle()
         return [node for node in self.homes if node not in self._homeless]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send each message to where its node lives; return the messages' ids."""
+        """Send each message to its node's place; return the messages' ids."""
         return [self._push(message) for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return those replies to the given messages that are there, each once."""
+        """Return the available replies to the given messages, each once."""
         wanted = list(message_ids)
         tickets = {self._sent[one].ticket: one for one in wanted if one in self._sent}
         for ticket, answer in self._hosts.answers(tickets).items():
@@ -80,7 +83,7 @@ class RayGrid(SimulatedGrid):
         return [self._replies.pop(one) for one in wanted if one in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and return their replies, as many as come within `timeout` seconds."""
+        """Send messages and return the replies that come within `timeout` seconds."""
         ids, began = list(self.push_messages(messages)), time.monotonic()
         replies: list[Message] = []
         while True:
@@ -93,7 +96,7 @@ class RayGrid(SimulatedGrid):
     def _push(self, message: Message) -> str:
         node, message_id = message.metadata.dst_node_id, self.numbered(message)
         if node in self._homeless:
-            self._fail(message, "no machine that is there has its part of the dataset")
+            self._fail(message, "no available machine has its part of the dataset")
             return message_id
         place = self.homes[node]
         host = self._started[place]
@@ -101,7 +104,7 @@ class RayGrid(SimulatedGrid):
         return message_id
 
     def _settle(self) -> None:
-        """Find places for nodes that have none, each where fewest live; a host that is there takes them in."""
+        """Find places for nodes without one, each where the fewest nodes are; an existing host accepts them."""
         there, count = self._hosts.places(), len(self.homes)
         for node in sorted(self._homeless):
             lives = Counter(home for one, home in self.homes.items() if one not in self._homeless)
@@ -113,11 +116,11 @@ class RayGrid(SimulatedGrid):
             self._homeless.discard(node)
             if place not in self._started:
                 self._started[place] = self._hosts.start(place)
-            log(WARNING, "simulated node %d lives on %s from now on", number, place.machine.name)
+            log(WARNING, "simulated node %d runs on %s from now on", number, place.machine.name)
 
     def _lose(self, sent: _Sent) -> None:
-        """Note, once, that all that lived with the host that did not answer are lost."""
-        # What one host left unanswered may be known only when another has taken its place.
+        """Note, once, that all nodes of a host that did not answer are lost."""
+        # It may be noticed only after another host has taken its place.
         if self._started.get(sent.place) is not sent.host:
             return
         del self._started[sent.place]
@@ -135,63 +138,65 @@ class RayGrid(SimulatedGrid):
 
 
 class Losses(Observer):
-    """Says, in the log and in the report, which simulated nodes were lost, and what with them."""
+    """Says, in the log and in the report, which simulated nodes were lost, and their state with them."""
 
     def begin(self, run: Run) -> None:
-        """Count from here on."""
+        """Start to count losses."""
         self._told: list[str] = []
         self._seen = 0
 
     def after_round(self, run: Run) -> None:
-        """Write to the log which were lost in this round."""
-        assert isinstance(run.grid, RayGrid), "on a cluster alone"
+        """Log the losses of this round."""
+        assert isinstance(run.grid, RayGrid), "only on a cluster"
         new, self._seen = run.grid.losses[self._seen :], len(run.grid.losses)
         for node, machine in new:
             lost = (
-                "what their own policy limits (UMBEL_MAX_PARTICIPATIONS, UMBEL_BUDGET, ...) they count anew, unless "
-                "UMBEL_LEDGER_PATH names a ledger on disk there"
+                "their counts for their policy's limits (UMBEL_MAX_PARTICIPATIONS, UMBEL_BUDGET, ...) start from 0 "
+                "again, unless UMBEL_LEDGER_PATH names a ledger on disk there"
             )
             if run.setup.model.local_shapes:
-                lost += ", and their local parameters begin anew"
+                lost += ", and they start with new local parameters"
             text = (
                 f"In round {run.state.history[-1].number} simulated node {node} was lost on {machine}. Its "
-                f"clients are left out until it is back, on a machine that has their data; then {lost}."
+                f"clients are left out until it returns, on a machine that has their data; then {lost}."
             )
             log(WARNING, "%s", text)
             self._told.append(text)
 
     def section(self) -> Section | None:
         """Return the same for the report."""
-        return Section("Simulated nodes that were lost", tuple(self._told)) if self._told else None
+        return Section("Lost simulated nodes", tuple(self._told)) if self._told else None
 
 
-def run(config: Mapping[str, Any], nodes: int = 0, modules: Sequence[Path] = ()) -> Path:
-    """Do a run on the cluster that ``RAY_ADDRESS`` names, and return the folder that it leaves behind.
+def run(config: Mapping[str, Any], nodes: int = 0, modules: Sequence[Path] = (), baselines: bool = False) -> Path:
+    """Run on the cluster that ``RAY_ADDRESS`` names, and return the run's folder.
 
-    What it learns is what a run in one process learns. A machine that dies costs a round the clients that it
-    hosts; they take part again where another machine has their data, or when it comes back.
+    It learns the same as a run in one process. If a machine dies, the round loses the clients that it hosts; they take
+    part again as soon as a machine has their data.
 
     Parameters
     ----------
     config : mapping
-        What it lacks is as by default.
+        Missing entries have their defaults.
     nodes : int
-        Simulated nodes; 0 for one a machine, or a GPU.
+        Number of simulated nodes; 0 for one for each machine or GPU.
     modules : sequence of Path
-        The user's own, which go along.
+        The user's modules, which are shipped too.
+    baselines : bool
+        Whether to measure the run's worth, if the whole dataset is on this machine.
 
     Raises
     ------
     ClusterError
-        When the cluster cannot be joined, or does not have all of the dataset.
+        If the cluster cannot be joined, or lacks a part of the dataset.
     ConfigError
-        When it cannot be run.
+        If the run config is invalid.
     FleetError
-        When the nodes refuse; the reason is in the log.
+        If the nodes refuse; the reason is in the log.
     """
     config = RunConfig().entries() | RunConfig.current(config)
     with cluster.joined(environment() | trust_elsewhere(), modules):
         grid = RayGrid(RayHosts(config), nodes)
         homes = ", ".join(dict.fromkeys(place.machine.name for place in grid.homes.values()))
-        log(INFO, "%d simulated nodes live on the Ray cluster, on %s", len(grid.homes), homes)
-        return conduct(grid, config, secrets.randbelow(10**6), [Losses()])
+        log(INFO, "%d simulated nodes run on the Ray cluster, on %s", len(grid.homes), homes)
+        return conduct(grid, config, secrets.randbelow(10**6), [Losses(), *([Appraisal()] if baselines else [])])

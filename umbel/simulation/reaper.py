@@ -1,7 +1,7 @@
-"""Ends what a launcher started and could not end itself, because it was killed.
+"""Ends the processes that a launcher started and could not end itself, because it was killed.
 
-It is a process that waits for its standard input to end, as it does when the launcher ends in any way. Its argument is
-the launcher's scratch folder, the FLWR_HOME of all that the launcher started.
+This is a process that waits for its standard input to end, which happens when the launcher ends in any way. Its
+argument is the launcher's scratch folder, the FLWR_HOME of all processes that the launcher started.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import psutil
 def started(home: str) -> list[psutil.Process]:
     """Return the processes with this FLWR_HOME.
 
-    Some have their own sessions, and not all are still children of the launcher. The inherited variable tells.
+    Some have separate sessions, and some are no longer children of the launcher. They all inherit the variable.
     """
     return [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("FLWR_HOME") == home]
 
 
 def end(home: str) -> None:
-    """Kill all that has this FLWR_HOME, and what it starts meanwhile."""
+    """Kill all processes with this FLWR_HOME, and those that they start meanwhile."""
     while left := started(home):
         for one in left:
             with suppress(psutil.NoSuchProcess):
@@ -32,7 +32,7 @@ def end(home: str) -> None:
 
 
 def main(home: str) -> None:
-    """Wait for the launcher's end, then clean up behind it; there is nothing to do where it did so itself."""
+    """Wait for the launcher's end, then clean up after it, if it has not done so itself."""
     for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, signal.SIG_IGN)
     sys.stdin.read()

@@ -1,4 +1,4 @@
-"""The log of a run, as its user reads it: umbel's lines and what goes wrong, without what Flower and Ray say."""
+"""The log of a run for its user: umbel's lines and errors, without those of Flower and Ray."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from umbel.protocol.errors import UmbelError
 from umbel.protocol.flower import FLOWER_LOGGER
 
-# Lines that a user of this command need not act on: it starts and stops all of this by itself, and says in its last
-# line how the run ended.
+# Lines that do not concern a user of this command, which starts and stops all of this by itself, and whose last line
+# says how the run ended.
 _CHATTER = re.compile("|".join((
     r"Using SuperLink: ", r"Successfully started run ", r"Starting logstream for run_id ",
     r"Starting Flower Simulation$", r"Since flwr 1\.\d+, default simulated SuperNodes changed ",
@@ -26,10 +26,10 @@ _CHATTER = re.compile("|".join((
 )))  # fmt: skip
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _WORKER = re.compile(r"^\(ClientAppActor pid=\d+\) ?")
-# As Flower formats it: what is behind the sixth space is the message's own.
+# Flower's format: the text after the sixth space is the message itself.
 _LEVEL = re.compile(r"^(INFO|WARNING|ERROR|DEBUG) *: {0,6}")
 _REFUSED = re.compile(r"umbel refused to answer \((?P<what>[\w.]+)\): (?P<why>.*)")
-_FOLDER = "Results go to "
+_FOLDER, _GUARANTEED = "Results go to ", "Guarantee"
 _FAILED = "Simulation raised an exception"
 
 
@@ -38,13 +38,17 @@ class Relay:
     """Passes on the lines that a run writes."""
 
     say: Callable[[str], None] = print
-    whole: bool = False  # whether to print everything, as it is
-    folder: str = ""  # where the run's results are, once it has said so
-    finished: bool = False  # whether the run has said its last line, which is this folder: all results are in it
-    reasons: list[str] = field(default_factory=list)  # why simulated nodes refused, each once
+    whole: bool = False  # whether to print everything unchanged
+    folder: str = ""  # the run's folder, once the log has named it
+    finished: bool = False  # whether the run has logged its last line, this folder: all results are in it
+    holds: bool = (
+        False  # whether to keep the last lines, from the guarantee on, for callers with lines to add before them
+    )
+    closing: list[str] = field(default_factory=list)  # these lines
+    reasons: list[str] = field(default_factory=list)  # the reasons of simulated nodes' refusals, each once
 
     def pass_on(self, lines: Iterable[str], until_finished: bool = False) -> None:
-        """Print the lines of a log that are for the user, as they come, until the log ends or the run has finished."""
+        """Print the user's part of a log's lines as they arrive, until the log ends or the run has finished."""
         skips = False
         held: list[str] | None = None
         for raw in lines:
@@ -53,7 +57,7 @@ class Relay:
             text = plain[level.end() :] if level else plain
             if text.startswith(_FOLDER):
                 self.folder = text.removeprefix(_FOLDER)
-            if level:  # what has none belongs to the line before
+            if level:  # a line without a level belongs to the previous one
                 self._let_go(held)
                 held = [] if text == _FAILED else None
                 skips = self._told(text)
@@ -62,7 +66,11 @@ class Relay:
             elif held is not None:
                 held.append(text)
             elif not skips and not _CHATTER.match(text.strip()):
-                self.say(f"{level[1].capitalize()}: {text}" if level and level[1] != "INFO" else text)
+                told = f"{level[1].capitalize()}: {text}" if level and level[1] != "INFO" else text
+                if self.closing or (self.holds and text.startswith(_GUARANTEED)):
+                    self.closing.append(told)
+                else:
+                    self.say(told)
             self.finished |= bool(level and text) and text == self.folder
             if until_finished and self.finished:
                 break
@@ -70,7 +78,7 @@ class Relay:
 
     @contextmanager
     def in_this_process(self) -> Iterator[None]:
-        """Pass on what a run in this process logs, in place of Flower's own handlers; say so when it is stopped."""
+        """Pass on the log of a run in this process, instead of Flower's handlers; say so if the run is stopped."""
         before, FLOWER_LOGGER.handlers = FLOWER_LOGGER.handlers, [_Handler(self)]
         try:
             yield
@@ -81,21 +89,21 @@ class Relay:
             FLOWER_LOGGER.handlers = before
 
     def interrupted(self) -> None:
-        """Say what is left of a run that was stopped, and how to go on."""
+        """Say what remains of a stopped run, and how to resume it."""
         if self.folder and Path(self.folder, "latest.safetensors").is_file():
             self.say(f"Stopped. The finished rounds are kept in {self.folder}")
-            self.say(f"Go on with: umbel run {Path(self.folder).name} --resume")
+            self.say(f"Resume it with: umbel run {Path(self.folder).name} --resume")
         else:
             self.say("Stopped before the first round was over; nothing is kept.")
 
     def _let_go(self, held: list[str] | None) -> None:
-        """Print a traceback of the server's, unless it ends in an error that the command's last line says."""
+        """Print a traceback of the server's, unless it ends in an error that the command's last line repeats."""
         if held and not held[-1].startswith(f"{UmbelError.__module__}."):
             for line in held:
                 self.say(line)
 
     def _told(self, text: str) -> bool:
-        """Return whether a refusal was told before; each node has the same reason each round."""
+        """Return whether a refusal was printed before; each node has the same reason in each round."""
         refusal = _REFUSED.match(text)
         if refusal is None:
             return False
@@ -106,7 +114,7 @@ class Relay:
 
 
 class _Handler(logging.Handler):
-    """Hands a record over as Flower would print it."""
+    """Passes a record on in Flower's format."""
 
     def __init__(self, relay: Relay) -> None:
         super().__init__()

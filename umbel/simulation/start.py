@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from umbel.data import find_dataset
+from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.errors import ConfigError, DatasetError
+from umbel.protocol.home import umbel_home
 from umbel.protocol.plugins import distrust, names_in, own_path, remember, trust, trust_elsewhere
 from umbel.protocol.project import CONFIGS, OWN_PATH
 from umbel.protocol.run_config import RunConfig, read_saved
@@ -24,42 +27,79 @@ from umbel.simulation.relay import Relay
 
 if TYPE_CHECKING:
     from umbel.server.setup import Setup
+    from umbel.simulation.planner import PlannedRun
+
+_SHIPPED = str(RunConfig.model_fields["dataset"].default)  # the dataset of a run without a configuration
+_TABLES = {".csv", ".parquet", ".pq", ".tsv", ".xls", ".xlsx"}
 
 
 def read_values(source: str | Path = "", given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the values of a configuration, and those given over them, checked one by one.
 
-    The source is a TOML file, or the name of one in configs/; empty for the defaults. Raises `ConfigError` when it
-    cannot be read, or for the first value that cannot be used.
+    The source is a TOML file, the name of one in configs/, or a dataset; empty for the defaults. Raises `ConfigError`
+    when it cannot be read, or for the first value that cannot be used.
     """
     trust(*(given or {}).values())
-    values = (_read(_file(str(source))) if str(source) else {}) | RunConfig.current(given or {})
+    values = _named(str(source), given or {}) | RunConfig.current(given or {})
     if before := RunConfig.parse(values).start_from:
-        # As it is called from here: the run may be done elsewhere, and "last" mean another one.
+        # Resolved here: the run may execute elsewhere, where "last" could mean another run.
         values["start-from"] = str(run_named("start-from", before))
     return values
 
 
+def values_of(
+    source: str | Path | Mapping[str, Any] = "",
+    given: Mapping[str, Any] | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    sites: int = 1,
+) -> PlannedRun:
+    """Return the values of a run, and lines that describe them.
+
+    For a configuration they are its own, overridden by the given ones. For a dataset without a configuration, missing
+    values are chosen to suit it. With `epsilon`, the noise is chosen too (`umbel.simulation.planner.plan_run`, which
+    documents the errors).
+    """
+    given = RunConfig.current(given or {})
+    if isinstance(source, Mapping):
+        values, own, name = read_values("", {**RunConfig.current(source), **given}), False, ""
+    else:
+        values, name = read_values(source, given), str(source)
+        dataset = _dataset_of(name) if name else given.get("dataset", _SHIPPED)
+        own = dataset is not None and (bool(name) or dataset not in ("", _SHIPPED))
+    if delta is not None and epsilon is None:
+        raise ConfigError("delta needs a wanted epsilon; give --epsilon too", code="config.delta-alone")
+    from umbel.simulation.planner import PlannedRun, plan_run  # it imports PyTorch; a wrong name is reported before
+
+    if epsilon is None and not own:
+        return PlannedRun(values, [])
+    if not values.get("dataset", _SHIPPED):
+        raise ConfigError('dataset = "" has nothing to plan from; name a dataset', code="config.no-dataset")
+    name = name or str(values.get("dataset", ""))
+    return plan_run(values, given, own, epsilon, DELTA if delta is None else delta, sites, name, on_cluster())
+
+
 def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a run that shall go on, and those given over them; errors as `read_values`."""
+    """Return the values of a run to resume, overridden by the given ones; errors as for `read_values`."""
     folder = find_run(run)
     trust(*given.values())
-    values = _read(folder / "config.toml", sent=True) | RunConfig.current(given) | {"resume": str(folder)}
+    values = _read(folder / "config.toml", given, sent=True) | RunConfig.current(given) | {"resume": str(folder)}
     RunConfig.parse(values)
     return values
 
 
 def check(values: Mapping[str, Any], part: bool = False) -> Setup:
-    """Return what a run config names; raise for the first of dataset, model and strategy that does not fit the others.
+    """Return the parts of a run config; raise for the first of dataset, model and strategy that does not fit the
+    others.
 
-    With `part`, a part of the dataset will do here (see `umbel.data.shard`).
+    With `part`, a part of the dataset suffices here (see `umbel.data.shard`).
     """
     run = RunConfig.parse(values)
     if not run.dataset:
-        text = 'dataset = "" is for sites with data of their own; name a dataset to simulate'
+        text = 'dataset = "" is for sites with their own data; name a dataset to simulate'
         raise ConfigError(text, code="config.no-dataset")
     find_dataset(run.dataset)
-    # They import PyTorch, and a wrong name need not wait for that.
+    # They import PyTorch; a wrong name is reported before.
     from umbel.client.trial import try_out
     from umbel.server.observers import named
     from umbel.server.saved import Saved
@@ -80,23 +120,25 @@ def check(values: Mapping[str, Any], part: bool = False) -> Setup:
     return setup
 
 
-def launched(values: Mapping[str, Any], nodes: int, relay: Relay) -> Path:
-    """Do a run in processes of its own, and return its folder.
+def launched(values: Mapping[str, Any], nodes: int, relay: Relay, baselines: bool = True) -> Path:
+    """Run in separate processes, and return the run's folder.
 
-    They are those of Flower's own simulation, or, where ``RAY_ADDRESS`` names a Ray cluster, hosts on its machines.
-    Errors are those of `umbel.simulation.launch.run`, or `umbel.simulation.ray_grid.run`.
+    These are the processes of Flower's own simulation, or, if ``RAY_ADDRESS`` names a Ray cluster, hosts on its
+    machines. Errors are those of `umbel.simulation.launch.run`, or `umbel.simulation.ray_grid.run`. With `baselines`,
+    the worth of a run on a cluster is measured at its end, if the whole dataset is here; after a run in Flower's own
+    simulation the report measures it.
     """
     if on_cluster():
-        from umbel.simulation import cluster  # to import Ray takes a second
+        from umbel.simulation import cluster  # importing Ray takes a second
 
         with relay.in_this_process():
             cluster.probe()
             check(values, part=True)
             _make_home()
-            # What is wrong need not wait for its imports.
+            # Errors are reported before these imports.
             from umbel.simulation import ray_grid
 
-            return ray_grid.run(values, nodes, own_modules(Path.cwd(), values))
+            return ray_grid.run(values, nodes, own_modules(Path.cwd(), values), baselines)
     _make_home()
     environment = {OWN_PATH: own_path()} | trust_elsewhere()
     launch.run(launch.APP, values, nodes, relay=relay, check=lambda: check(values), environment=environment)
@@ -115,14 +157,21 @@ def own_modules(folder: Path, values: Mapping[str, Any]) -> list[Path]:
     return [path for name, path in own.items() if name.isidentifier() and name != "umbel"] if named & own.keys() else []
 
 
-def in_this_process(values: Mapping[str, Any], nodes: int) -> Path:
-    """Do a run in this process, and return its folder; errors as `umbel.simulation.in_process.run`."""
+def in_this_process(values: Mapping[str, Any], nodes: int, baselines: bool = True) -> Path:
+    """Run in this process, and return the run's folder; errors as for `umbel.simulation.in_process.run`.
+
+    With `baselines`, its worth is measured at its end (`umbel.simulation.worth`).
+    """
     check(values)
     _make_home()
-    # What is wrong need not wait for its imports.
+    # Errors are reported before these imports.
     from umbel.simulation import in_process
 
-    return in_process.run(values, nodes or 1)
+    if not baselines:
+        return in_process.run(values, nodes or 1)
+    from umbel.simulation.worth import Appraisal
+
+    return in_process.run(values, nodes or 1, [Appraisal()])
 
 
 def _make_home() -> None:
@@ -136,40 +185,84 @@ def _make_home() -> None:
         raise ConfigError(f"{home} cannot be written to; set UMBEL_HOME to a folder of yours", code="config.home")
 
 
-def _file(name: str) -> Path:
+def _dataset_of(name: str) -> str | None:
+    """Return the dataset for a name or a path, unless it means a configuration or a run."""
+    path = Path(name).expanduser()
+    if (path / "manifest.json").is_file() or (path.suffix == ".json" and path.is_file()):
+        return str(path.absolute())
+    if path.is_file() or (CONFIGS / f"{name}.toml").is_file():
+        return None
+    with suppress(ConfigError):
+        find_run(name)
+        return None
+    with suppress(DatasetError):
+        find_dataset(name)
+        return name
+    return None
+
+
+def _named(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a configuration, or the dataset for a name or a path."""
+    if not name:
+        return {}
+    if (dataset := _dataset_of(name)) is not None:
+        return {"dataset": dataset}
     path = Path(name).expanduser()
     if path.is_file():
-        return path
+        _refuse_table(path)
+        return _read(path, given)
     known = {one.stem: one for one in CONFIGS.glob("*.toml")}
     if name in known:
-        return known[name]
+        return _read(known[name], given)
     try:
         found = find_run(name)
     except ConfigError:
-        with suppress(DatasetError):
-            find_dataset(name)
-            text = f"{name!r} is a dataset; run it as: umbel run dataset={name}"
-            raise ConfigError(text, code="config.is-a-dataset") from None
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"configs/ has {', '.join(sorted(known))}"
-        text = f"there is no configuration {name!r}: neither a file nor a name in configs/; {hint}"
+        text = f"there is no configuration or dataset {name!r}: neither a file nor a known name; {hint}"
         raise ConfigError(text, code="config.unknown-configuration") from None
-    raise ConfigError(f"{found.name} is a run; to go on with it add --resume", code="config.is-a-run")
+    raise ConfigError(f"{found.name} is a run; to resume it add --resume", code="config.is-a-run")
 
 
-def _read(file: Path, sent: bool = False) -> dict[str, Any]:
-    """Return the values in a file; one that is `sent`, in a run's folder, has the table of a run's own."""
+def _refuse_table(file: Path) -> None:
+    if not _TABLES & {suffix.lower() for suffix in file.suffixes}:
+        return
+    name = file.name.split(".")[0]  # the one that the import takes by default
+    command = f"umbel data import {shlex.quote(str(file))} --client COLUMN --target COLUMN"
+    fix = f"import it, and run the dataset: {command}"
+    if (umbel_home() / "data" / name).exists():
+        fix = f"run the dataset {name!r} that is there, or import the table in its place: {command} --replace"
+    raise ConfigError(f"{file} is a table, not a dataset; {fix}", code="config.is-a-table")
+
+
+def _read(file: Path, given: Mapping[str, Any], sent: bool = False) -> dict[str, Any]:
+    """Return the values in a file; a `sent` one, in a run's folder, has the table of a run's own config.
+
+    `given` are the values that a person types over them.
+    """
     try:
         values = read_saved(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {file}: {error}", code="config.unreadable") from None
-    # A run's own config.toml does as well: what it ran with is in a table of its own there.
+    # A Flower app's pyproject.toml has its run config in a table.
+    if isinstance(tool := values.get("tool"), dict):
+        values = tool.get("flwr", {}).get("app", {}).get("config", {})
+    # A run's own config.toml has its run config in a separate table.
     if isinstance(own := values.get("config"), dict):
-        return RunConfig.current(own)
+        return _unfollowed(file, RunConfig.current(own), given)
     if sent:
         raise ConfigError(f"{file} has no table config; give the folder of a run", code="config.no-run")
-    # A file is sent around as a folder is. What lies where the person works is theirs, and no library's.
+    # A file is sent around like a folder. Modules in the person's working folder are the person's own.
     here = {path.stem for path in own_modules(Path.cwd(), values)}
     remember(name for name in names_in(values.values()) if name.partition(":")[0].partition(".")[0] in here)
     distrust(*values.values())
     return RunConfig.current(values)
+
+
+def _unfollowed(file: Path, own: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's own values without its tracker, which the sender of the folder may have chosen."""
+    if own.get("track") and "track" not in given:
+        told = " ".join(f"{key}={str(own[key])!r}" for key in ("track", "track-options") if own.get(key))
+        text = f"{file} would track the run elsewhere; add {told} if you want that, or track=''"
+        raise ConfigError(text, code="config.track-again")
+    return own | {"track": "", "track-options": ""}

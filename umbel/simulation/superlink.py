@@ -1,4 +1,4 @@
-"""A SuperLink for one simulation. It ends, with all that it started, when the launcher ends."""
+"""A SuperLink for one simulation. When the launcher ends, it ends too, with all processes that it started."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ import tomli_w
 
 from umbel.protocol.errors import LaunchError
 from umbel.protocol.flower import keep_secret
+from umbel.protocol.home import private_scratch
 from umbel.simulation import reaper
 
 Wait = Callable[[], dict[str, str]]
-"""Waits until a SuperLink is there, and returns the environment that ``flwr`` finds it by."""
+"""Waits until a SuperLink is ready, and returns the environment in which ``flwr`` finds it."""
 
 _START_S = 300.0
 
 
 @contextmanager
 def superlink(home: Path, more: Mapping[str, str] | None = None) -> Iterator[dict[str, str]]:
-    """Start a simulation SuperLink in `home`; yield the environment that ``flwr`` finds it by.
+    """Start a simulation SuperLink in `home`; yield the environment in which ``flwr`` finds it.
 
     The SuperLink works in an empty directory because simulated clients import from there before they import from the
-    app. Everything it started has ended when this returns, and soon after this process has, however that ends. `home`
-    is empty at first; `more` variables are for the run's processes. Raises `LaunchError` when it does not start.
+    app. When this returns, all its processes have ended; if this process ends in another way, they end soon afterwards.
+    `home` is empty at first; `more` are variables for the run's processes. Raises `LaunchError` if it does not start.
     """
     with starting(home, more) as wait:
         yield wait()
@@ -39,7 +40,7 @@ def superlink(home: Path, more: Mapping[str, str] | None = None) -> Iterator[dic
 
 @contextmanager
 def starting(home: Path, more: Mapping[str, str] | None = None) -> Iterator[Wait]:
-    """Do what `superlink` does, and yield, at once, what waits for it: other work can be done meanwhile."""
+    """Start like `superlink`, but yield at once a function that waits for it: other work can be done meanwhile."""
     empty, log_file = home / "empty", home / "superlink.log"
     empty.mkdir()
     port, token = free_port(), secrets.token_hex(32)
@@ -55,16 +56,16 @@ def starting(home: Path, more: Mapping[str, str] | None = None) -> Iterator[Wait
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Its own Ray, not one that happens to run here and may end before the run does.
+        # A new Ray, not one that happens to run here and may end before the run does.
         "RAY_ADDRESS": "local",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         **private_ray(),
         **(more or {}),
     }
-    # Other users of this machine reach its loopback, too: the guard asks for the secret.
+    # Other users of this machine also reach its loopback: the guard asks for the secret.
     command = [sys.executable, "-m", "umbel", "server", "start", "--control-secret", str(secret), "--insecure"]
     command += ["--simulation", "--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
-    # In their own sessions: this process acts on an interrupt.
+    # In separate sessions: this process handles interrupts.
     watch = subprocess.Popen(
         [sys.executable, reaper.__file__, str(home)], stdin=subprocess.PIPE, start_new_session=True
     )
@@ -80,7 +81,7 @@ def starting(home: Path, more: Mapping[str, str] | None = None) -> Iterator[Wait
     try:
         yield wait
     finally:
-        # At once: what a run leaves behind is whole whenever it stops.
+        # At once: a run's files are intact whenever it stops.
         reaper.end(str(home))
         process.wait()
         assert watch.stdin is not None, "it is a pipe"
@@ -89,12 +90,15 @@ def starting(home: Path, more: Mapping[str, str] | None = None) -> Iterator[Wait
 
 
 def private_ray() -> dict[str, str]:
-    """Return the environment in which Ray listens on loopback alone, and to nobody without a random token.
+    """Return the environment in which Ray listens only on loopback, asks for a random token, and keeps its files
+    private.
 
-    Ray has no option for the address; on systems where it runs on one machine alone it keeps to loopback, and this is
-    what it asks for that.
+    Ray has no option for the address; on systems where it supports only one machine it stays on loopback, and this
+    variable selects that. Its own folders are open to all users, with its sockets and the code that it loads.
     """
     return {
+        # The paths of sockets must be short, and macOS's folder for temporary files has a long one.
+        "RAY_TMPDIR": str(private_scratch("/tmp" if sys.platform == "darwin" else "")),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),

@@ -54,12 +54,12 @@ STRATEGIES: dict[str, type[HypothesisStrategy]] = {
 
 
 def load(name: str) -> type[HypothesisStrategy]:
-    """Return the strategy class called `name`.
+    """Return the strategy class `name`.
 
     Raises
     ------
     ConfigError
-        When there is none, or it is no `HypothesisStrategy`; the text lists what there is.
+        If there is none, or it is not a `HypothesisStrategy`; the text lists the choices.
     """
     if name == "fedprox":
         raise ConfigError('strategy "fedprox" is strategy = "fedavg" with proximal above 0', code="config.unknown-name")
@@ -69,7 +69,7 @@ def load(name: str) -> type[HypothesisStrategy]:
 
 
 def make(run: RunConfig, fleet: Clients) -> HypothesisStrategy:
-    """Return the strategy that a run config asks for, with its options and a run's clients."""
+    """Return the strategy of a run config, with its options and a run's clients."""
     kind = load(run.strategy)
     strategy = kind(
         fleet,

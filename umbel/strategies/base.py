@@ -1,9 +1,9 @@
-"""The strategy that all of umbel's are built on.
+"""The base class of all strategies of umbel.
 
-To write your own, subclass `HypothesisStrategy` or one of its children and override `assign` (which hypothesis does
-each release belong to?), `combine` (what becomes of a group?) or `reshape` (are there more hypotheses from now on, or
-fewer?). Then name it in the run config: ``strategy = "package.module:Class"``. The fields of a dataclass, `Options`,
-are its options. What it remembers from round to round lies in `state`, which comes back when a run is resumed.
+To write your own, subclass `HypothesisStrategy` or one of its children. Override `assign` (to which hypothesis does
+each release belong?), `combine` (which hypothesis comes out of a group?) or `reshape` (are there more hypotheses from
+now on, or fewer?). Then name it in the run config: ``strategy = "package.module:Class"``. The fields of a dataclass,
+`Options`, are its options. Its memory from round to round lies in `state`, which a resumed run restores.
 """
 
 from __future__ import annotations
@@ -40,40 +40,41 @@ from umbel.protocol.release import ClipSchedule, ReleaseBy
 from umbel.protocol.releases import Releases, Scores, Sums
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+from umbel.strategies.differences import look
 from umbel.strategies.how_many import HowMany
 
-_DRAWN = 2  # releases of so many parameters can be drawn in the plane
+_DRAWN = 2  # releases with this many parameters can be drawn in the plane
 
 
 class Clients(Protocol):
-    """A run's clients, as far as a strategy knows of them: whom it asks, and what they released."""
+    """A strategy's view of a run's clients: it asks them, and reads their releases."""
 
     clients_per_round: int
     participations: Labels
-    """How often each training client has released."""
+    """Number of releases of each training client."""
 
     @property
     def sent(self) -> Arrays:
-        """What the last `ask_training` sent."""
+        """The hypotheses that the last `ask_training` sent."""
 
     @property
     def task(self) -> TrainingSpec:
-        """What the last `ask_training` asked of all clients alike."""
+        """The task of the last `ask_training`, the same for all clients."""
 
     def ask_training(self, round: int, hypotheses: ArrayRecord, task: TrainingSpec, grid: Grid) -> list[Message]:
-        """Return the messages that ask a sample of the training clients to train, one a node."""
+        """Return messages that ask a sample of the training clients to train, one for each node."""
 
     def ask_evaluation(self, round: int, hypotheses: ArrayRecord, task: EvaluationSpec, grid: Grid) -> list[Message]:
-        """Return the messages that ask a sample of the validation clients to score hypotheses, one a node."""
+        """Return messages that ask a sample of the validation clients to score hypotheses, one for each node."""
 
     def releases(self, replies: Iterable[Message]) -> Releases:
         """Return the releases in the replies to the last `ask_training`."""
 
     def sums(self, replies: Iterable[Message]) -> Sums:
-        """Return the sums in them, where sites were asked for sums."""
+        """Return the sums in the replies, if sites were asked for sums."""
 
     def scores(self, replies: Iterable[Message]) -> Scores | None:
-        """Return the scores in the replies to the last `ask_evaluation`; None without an answer."""
+        """Return the scores in the replies to the last `ask_evaluation`; None without valid replies."""
 
     @property
     def count_deviation(self) -> float:
@@ -82,25 +83,25 @@ class Clients(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round of training gave the server, which is all that it can learn from it.
+    """The result of a training round for the server, which learns nothing else from it.
 
     Attributes
     ----------
     clients : ndarray of int, shape (m,)
         The training clients that released.
     groups : ndarray of int, shape (m,)
-        The hypothesis that each release was assigned to; -1 when there were too few releases, and where sites released
+        The hypothesis that each release was assigned to; -1 if there were too few releases, and if sites released
         sums, which hide who trained which hypothesis.
     counts : ndarray of int, shape (k,)
-        Releases a hypothesis; where sites released sums, about how many clients trained it.
+        Number of releases for each hypothesis; if sites released sums, about how many clients trained it.
     releases : ndarray, shape (m, 2), or None
-        The releases themselves where they are of two parameters.
+        The releases themselves if they have two parameters.
     asked, lost_nodes : int
-        Clients that were asked, and nodes that did not answer as they should.
+        Number of clients that were asked, and of nodes without a valid reply.
     following : dict of ndarray, each (k, \\*shape), or None
-        The next hypotheses; None when the round leaves them as they are.
+        The next hypotheses; None if the round leaves them unchanged.
     longest : ndarray, shape (k,), or None
-        The distance of each hypothesis to the furthest release assigned to it, 0 without any; None where releases were
+        The distance of each hypothesis to the furthest release assigned to it, 0 without any; None if releases were
         not assigned.
     """
 
@@ -123,9 +124,9 @@ class HypothesisStrategy(Strategy):
     fleet : Clients
         The run's nodes and their clients (`umbel.server.nodes.fleet.Fleet`).
     hypotheses : int
-        k; the most that there may be, where the strategy makes them more or fewer.
+        k, or the maximum if the strategy changes their number.
     min_releases : int
-        A round with fewer releases leaves the hypotheses as they are.
+        A round with fewer releases leaves the hypotheses unchanged.
     radius : ClipSchedule
         The clip norm of each round.
     options : Options
@@ -134,19 +135,19 @@ class HypothesisStrategy(Strategy):
     Options: ClassVar[type] = NoOptions
     """A dataclass; its fields are set by ``strategy-options``."""
     fixed_hypotheses: ClassVar[int | None] = None
-    """The only number of hypotheses the strategy can train, if there is one."""
+    """The only number of hypotheses that the strategy can train, if there is one."""
     discloses_choice: ClassVar[bool] = False
     """Whether clients are asked for the hypothesis they chose."""
     averages: ClassVar[bool] = True
-    """Whether `combine` is the plain mean, which needs no copy of the releases; false where a subclass overrides it."""
+    """Whether `combine` is the plain mean, which needs no copy of the releases; false if a subclass overrides it."""
     release_by: ClassVar[ReleaseBy] = ReleaseBy.CLIENT
-    """Who adds the noise: each client, or a site to its clients' sums (`umbel.strategies.site_average` reads those)."""
+    """The party that adds the noise: each client, or a site to its clients' sums (`umbel.strategies.site_average`)."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.averages = cls.combine is HypothesisStrategy.combine
         if {"aggregate_train", "aggregate_evaluate"} & vars(cls).keys():
-            raise TypeError(f"{cls.__name__}: override train and validate; Flower's own loop alone calls aggregate_*")
+            raise TypeError(f"{cls.__name__}: override train and validate; only Flower's own loop calls aggregate_*")
 
     def __init__(
         self,
@@ -165,15 +166,15 @@ class HypothesisStrategy(Strategy):
         self.state: dict[str, NDArray[Any]] = {}
         """Arrays that the strategy keeps from round to round, by name; a run's folder keeps them too."""
         self.how_many: HowMany | None = None
-        """Chooses k, where the run leaves that to it."""
+        """Chooses k, if the run leaves that to it."""
 
     @property
     def first_hypotheses(self) -> int:
-        """How many hypotheses a run begins with."""
+        """Number of hypotheses at the start of a run."""
         return self.hypotheses
 
     def check(self, run: RunConfig, model: Model) -> None:
-        """Raise `ConfigError` when the strategy cannot do such a run; called once, before any work."""
+        """Raise `ConfigError` if the strategy cannot carry out the run; called once, before any work."""
 
     def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:
         """Return the hypothesis (m,) that each release belongs to.
@@ -181,12 +182,12 @@ class HypothesisStrategy(Strategy):
         Parameters
         ----------
         releases : ndarray of float32, shape (m, n)
-            Sanitised parameter vectors, in client order, as they travelled; they cannot be written to. With a
-            hypothesis they make float64; a sum of them alone wants ``dtype=np.float64``.
+            Sanitised parameter vectors, in client order, as they travelled; read-only. Together with a
+            hypothesis they give float64; a sum of them alone needs ``dtype=np.float64``.
         hypotheses : ndarray, shape (k, n)
-            As they were broadcast.
+            The hypotheses as broadcast.
         choices : ndarray of int, shape (m,), or None
-            The clients' own, if the strategy `discloses_choice`.
+            The clients' choices, if the strategy `discloses_choice`.
         """
         raise NotImplementedError
 
@@ -198,14 +199,14 @@ class HypothesisStrategy(Strategy):
         group : ndarray of float64, shape (g, n)
             The releases, in client order.
         hypothesis : ndarray, shape (n,)
-            As it was broadcast.
+            The hypothesis as broadcast.
         index : int
             Its number, from 0 to k - 1.
         """
         return mean_of(group)
 
     def learn(self, round: int, releases: Releases) -> Outcome:
-        """Assign the releases to hypotheses and combine each group; a hypothesis without any stays as it was."""
+        """Assign the releases to hypotheses and combine each group; a hypothesis without releases stays unchanged."""
         vectors, sent = releases.vectors, self.fleet.sent
         k = len(next(iter(sent.values())))
         labels, counts = np.full(len(vectors), -1, np.int64), np.zeros(k, np.int64)
@@ -222,6 +223,7 @@ class HypothesisStrategy(Strategy):
                 else:
                     moved[j] = self.combine(vectors[rows].astype(np.float64), hypotheses[j], j)
                 longest[j] = distances(vectors, hypotheses[j], rows).max()
+            look(self.state, vectors, labels, hypotheses, self.fleet.task)
             moved = self.reshape(round, moved, hypotheses, vectors, labels)
             following = moved_to(moved, sent, round)
         drawn = vectors.astype(np.float64) if vectors.shape[1] == _DRAWN else None
@@ -229,13 +231,13 @@ class HypothesisStrategy(Strategy):
         return Outcome(round, releases.clients, labels, counts, drawn, asked, lost, following, longest)
 
     def reshape(self, round: int, moved: Matrix, hypotheses: Matrix, releases: Vectors, labels: Labels) -> Matrix:
-        """Return the next hypotheses (l, n), of which there may be more or fewer than before.
+        """Return the next hypotheses (l, n); l may differ from k.
 
         Parameters
         ----------
         round : int
         moved, hypotheses : ndarray, shape (k, n)
-            From `combine`, and as they were broadcast.
+            From `combine`, and as broadcast.
         releases : ndarray, shape (m, n)
         labels : ndarray of int, shape (m,)
             From `assign`.
@@ -243,27 +245,28 @@ class HypothesisStrategy(Strategy):
         return moved if self.how_many is None else self.how_many.look(self.state, round, moved, hypotheses, labels)
 
     def train(self, round: int, replies: Iterable[Message]) -> Outcome:
-        """Return what the replies to a round's training messages give."""
+        """Return the outcome of a round from the replies to its training messages."""
         return self.learn(round, self.fleet.releases(replies))
 
     def validate(self, round: int, replies: Iterable[Message]) -> Scores | None:
-        """Return what the validation clients report of the hypotheses; None without an answer."""
+        """Return the validation clients' scores of the hypotheses; None without valid replies."""
         return self.fleet.scores(replies)
 
-    # --- Flower's hooks; its own loop, and not a run of umbel's, calls the last two
+    # --- Flower's hooks; a run of umbel never calls the last two, only Flower's own loop does
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask a sample of the training clients to train.
 
-        `config` holds fields of `umbel.protocol.tasks.TrainingSpec`; others have their default, or are the strategy's.
+        `config` holds fields of `umbel.protocol.tasks.TrainingSpec`; the strategy sets others, or they have their
+        default.
         """
         task = self.task(server_round, TrainingSpec.of_config(config))
         return self.fleet.ask_training(server_round, arrays, task, grid)
 
     def task(self, round: int, template: TrainingSpec) -> TrainingSpec:
-        """Return what all clients of a round are asked: the run's template, with what the strategy decides."""
+        """Return the task for all clients of a round: the run's template, with the fields that the strategy decides."""
         clip: dict[str, Any] = {"clipping": self.radius.mode, "clip_norm": self.radius.at(round)}
         return _decided(template, **clip, disclose_choice=self.discloses_choice, release_by=self.release_by)
 
@@ -271,9 +274,9 @@ class HypothesisStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the next hypotheses, None when there were too few releases, and the round's counts.
+        """Return the next hypotheses, None if there were too few releases, and the round's counts.
 
-        The counts are ``asked``, ``releases``, ``lost-nodes``, and ``groups``: releases a hypothesis.
+        The counts are ``asked``, ``releases``, ``lost-nodes``, and ``groups``: releases for each hypothesis.
         """
         outcome = self.train(server_round, replies)
         counts = {"asked": outcome.asked, "releases": len(outcome.clients), "lost-nodes": outcome.lost_nodes}
@@ -288,12 +291,12 @@ class HypothesisStrategy(Strategy):
 
     @final
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the fields of `Scores` over the validation clients that answered; None without an answer."""
+        """Return the fields of `Scores` over the validation clients that replied; None without valid replies."""
         scores = self.validate(server_round, replies)
         return None if scores is None else MetricRecord(asdict(scores))
 
     def summary(self) -> None:
-        """Log what the strategy does."""
+        """Log a description of the strategy."""
         name, clients, mode = type(self).__name__, self.fleet.clients_per_round, self.radius.mode
         log(INFO, "%s: k = %d hypotheses, %d clients a round, clipping %s", name, self.hypotheses, clients, mode)
 
@@ -304,9 +307,9 @@ def _decided(template: TrainingSpec, **decisions: Any) -> TrainingSpec:
 
 
 def moved_to(moved: Matrix, sent: Arrays, round: int) -> Arrays | None:
-    """Return hypotheses (k, n) as arrays like those sent; None, and say so, where they are not finite."""
+    """Return hypotheses (k, n) as arrays like those sent; None, with a warning, if they are not finite."""
     following = unflatten(moved, sent)
     if all_finite(as_matrix(following)):
         return following
-    log(WARNING, "round %d would leave hypotheses that are not finite; they stay as they were", round)
+    log(WARNING, "round %d would make hypotheses that are not finite; they stay unchanged", round)
     return None

@@ -1,8 +1,8 @@
 """Clustered federated learning (Sattler, Müller and Samek, 2020): one model, which is split where clients disagree.
 
-The paper's server tells every client which cluster it is in. Here a client trains the hypothesis that fits it best, as
-always, so the server need not remember clients, and those that took no part have a model too. Releases are split, so
-that it works as far as they show in which direction clients went: not under noise larger than their updates.
+The paper's server tells every client its cluster. Here a client trains the hypothesis that fits it best, as always, so
+the server need not remember clients, and clients outside a round have a model too. Releases are split, so the method
+works only as far as they show the directions of updates: not if the noise is larger than the updates.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from umbel.strategies.base import HypothesisStrategy
 from umbel.strategies.group_privacy import nearest
 from umbel.strategies.respawn import cosines
 
-_LEAST = 2  # releases of a part
+_LEAST = 2  # minimum releases of a part
 _LONGEST = "cfl/longest"
 
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """When a cluster is split.
+    """Conditions for splitting a cluster.
 
     Attributes
     ----------
     eps1 : float
-        Its training is over, as its mean update is shorter than this share of its longest.
+        Its training has converged: its mean update is shorter than this share of its longest.
     eps2 : float
-        And yet clients still move, as its longest is longer than this share of the run's longest.
+        Its clients still move: its longest update is longer than this share of the run's longest.
     gamma : float
-        And its two parts go different ways: sqrt((1 - a) / 2) is larger than this, where a is the largest cosine
-        between an update of the one and of the other. It is 1 where they are opposite, and .71 at a right angle.
+        Its two parts go in different directions: sqrt((1 - a) / 2) is larger than this, where a is the largest cosine
+        between an update of the one and of the other. It is 1 for opposite directions, and .71 at a right angle.
     """
 
     eps1: Annotated[float, Field(gt=0)] = 0.4
@@ -50,7 +50,7 @@ class SplitOptions:
 
 
 class ClusteredFL(HypothesisStrategy):
-    """Begins with one hypothesis, and has at most as many as the run says."""
+    """Begins with one hypothesis, and has at most as many as the run sets."""
 
     Options: ClassVar[type] = SplitOptions
 
@@ -60,20 +60,20 @@ class ClusteredFL(HypothesisStrategy):
         return 1
 
     def check(self, run: RunConfig, model: Model) -> None:
-        """Refuse a run that could split nothing."""
+        """Refuse a run in which nothing could be split."""
         if run.hypotheses == AUTO:
-            text = f"strategy {run.strategy!r} splits by itself; set hypotheses to the most that there may be"
+            text = f"strategy {run.strategy!r} splits hypotheses by itself; set hypotheses to their maximum number"
             raise ConfigError(text, code="config.hypotheses")
         if self.hypotheses == 1:
-            text = f"strategy {run.strategy!r} with hypotheses = 1 is fedavg; set the most that there may be"
+            text = f"strategy {run.strategy!r} with hypotheses = 1 is fedavg; set hypotheses to their maximum number"
             raise ConfigError(text, code="config.hypotheses")
 
     def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:
-        """Return the hypothesis that each release is nearest to."""
+        """Return the nearest hypothesis of each release."""
         return nearest(releases, hypotheses)
 
     def reshape(self, round: int, moved: Matrix, hypotheses: Matrix, releases: Vectors, labels: Labels) -> Matrix:
-        """Return the hypotheses with those in two that are to be split; the second part comes last."""
+        """Return the hypotheses, with two for each that is split; the second part comes last."""
         updates = releases - hypotheses[labels]
         lengths = np.linalg.norm(updates, axis=1)
         longest = max(float(lengths.max()), float(self.state.get(_LONGEST, 0.0)))
@@ -87,12 +87,13 @@ class ClusteredFL(HypothesisStrategy):
             if _LEAST <= second.sum() <= len(mine) - _LEAST and gap > self.options.gamma:
                 following[j] = mean_of(releases, mine[~second])
                 following.append(mean_of(releases, mine[second]))
-                log(INFO, "round %d splits hypothesis %d: %d, as hypothesis %d, of its %d releases go another way",
+                log(INFO, "round %d splits hypothesis %d: %d releases form hypothesis %d, of its %d in all",
                     round, j, second.sum(), len(following) - 1, len(mine))  # fmt: skip
         return np.stack(following)
 
     def _is_torn(self, updates: Matrix, longest: float) -> bool:
-        """Return whether a cluster's clients move and it does not (the paper's criterion, with lengths as shares)."""
+        """Return whether a cluster's clients move although its mean does not (the paper's criterion, with relative
+        lengths)."""
         if len(updates) < 2 * _LEAST:
             return False
         own = float(np.linalg.norm(updates, axis=1).max())
@@ -103,10 +104,10 @@ class ClusteredFL(HypothesisStrategy):
 def bipartition(updates: Matrix) -> tuple[NDArray[np.bool_], float]:
     """Return the two parts of updates (m, n) between which the largest cosine a is smallest, for m of at least 2.
 
-    The first result says who (m,) is in the part without the first client, the second is sqrt((1 - a) / 2).
+    The first result is a mask (m,) of the part without the first client, the second is sqrt((1 - a) / 2).
     """
     alike = cosines(updates)
-    # They take a moment, for which runs of other strategies need not wait.
+    # These imports take a moment; runs of other strategies need not wait for them.
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 

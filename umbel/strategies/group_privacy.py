@@ -23,7 +23,7 @@ MAX_ITERATIONS = 300
 
 def nearest(points: Vectors, centroids: Matrix) -> Labels:
     """Return the nearest of `centroids` (k, n) to each of `points` (m, n), up to rounding."""
-    # |p - c|^2 less |p|^2, which is the same for all c: a matrix product, with no copy of the points.
+    # |p - c|^2 minus |p|^2, which is the same for all c: a matrix product, without a copy of the points.
     products = np.zeros((len(points), len(centroids)))
     for columns, block in in_blocks(points):
         products += block @ centroids[:, columns].T
@@ -36,7 +36,7 @@ def seeded_kmeans(points: Vectors, centroids: Matrix) -> Labels:
     """Cluster by Lloyd's iterations from given centroids (Algorithm 1, line 9).
 
     A centroid without points stays where it is. Library implementations move it into another
-    cluster, which would throw away a hypothesis that no client happened to train.
+    cluster, which would discard a hypothesis that happened to get no clients.
 
     Parameters
     ----------
@@ -46,6 +46,8 @@ def seeded_kmeans(points: Vectors, centroids: Matrix) -> Labels:
     -------
     ndarray of int, shape (m,)
     """
+    if len(centroids) == 1:
+        return np.zeros(len(points), np.int64)
     labels = nearest(points, centroids)
     for _ in range(MAX_ITERATIONS):
         # A matrix product reads the points once, without a copy of each cluster: models may be large.
@@ -63,12 +65,12 @@ def seeded_kmeans(points: Vectors, centroids: Matrix) -> Labels:
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """Against a collapse into one model.
+    """Options against a collapse into one model.
 
     Attributes
     ----------
     respawn : int
-        After so many rounds in a row without a release, a hypothesis is reborn as half of the largest group
+        After so many rounds in a row without a release, a hypothesis becomes half of the largest group
         (`umbel.strategies.respawn`); 0 for never, as in the paper.
     """
 
@@ -82,7 +84,7 @@ class GroupPrivacy(HypothesisStrategy):
 
     @property
     def _respawn(self) -> int:
-        # The options of a strategy that is built on this one may lack it.
+        # The options of a derived strategy may lack it.
         return int(getattr(self.options, "respawn", 0))
 
     def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:
@@ -90,13 +92,13 @@ class GroupPrivacy(HypothesisStrategy):
         return seeded_kmeans(releases, hypotheses)
 
     def check(self, run: RunConfig, model: Model) -> None:
-        """Refuse to have hypotheses dropped and reborn at once."""
+        """Refuse to drop and to respawn hypotheses in the same run."""
         if self._respawn and run.hypotheses == AUTO:
             text = 'hypotheses = "auto" drops hypotheses that respawn brings back; leave one of them out'
             raise ConfigError(text, code="config.hypotheses")
 
     def reshape(self, round: int, moved: Matrix, hypotheses: Matrix, releases: Vectors, labels: Labels) -> Matrix:
-        """Return the next hypotheses, of which some may be reborn."""
+        """Return the next hypotheses, some of which may be respawned."""
         moved = super().reshape(round, moved, hypotheses, releases, labels)
         if not self._respawn:
             return moved

@@ -1,9 +1,8 @@
-"""How many hypotheses there are, chosen from the releases: ``hypotheses = "auto"``.
+"""The number of hypotheses, chosen from the releases: ``hypotheses = "auto"``.
 
-A run begins with more than are needed. After some rounds, those that hardly any release went to are
-dropped, and those that came to nearly the same place become one. All of that is computed from releases that were
-made anyway, so the choice itself costs nothing. What costs is that, until then, a client's open choice is
-among the larger number: it tells up to log2 of that.
+A run begins with more hypotheses than needed. After some rounds, those with hardly any releases are dropped, and those
+that moved to nearly the same place are merged. All of this is computed from releases that exist anyway, so it adds no
+cost. But until then, a client's open choice is among the larger number k: it reveals up to log2 k bits.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import log
 from umbel.protocol.run_config import RunConfig
 
-_WINDOW = 5  # rounds whose releases count
-_FEWEST = 0.05  # the share of these that a hypothesis must have
-_NEAR = 0.3  # of the way from where a hypothesis started; .25 to .4 do as well on the synthetic example
+_WINDOW = 5  # number of last rounds whose releases count
+_FEWEST = 0.05  # minimum share of these for a hypothesis
+_NEAR = 0.3  # share of the way from a hypothesis's start; .25 to .4 do as well on the synthetic example
 _START, _SUMS, _COUNTS, _CHOSEN = (f"how-many/{name}" for name in ("start", "sums", "counts", "chosen"))
 
 
@@ -35,7 +34,7 @@ class HowMany:
 
     @classmethod
     def for_run(cls, run: RunConfig) -> HowMany:
-        """Return one for a run, which chooses after a third of its rounds; raise where choices are too random."""
+        """Return one that chooses after a third of a run's rounds; raise if choices are too random."""
         least = math.log(run.most_hypotheses - 1)
         if 0 < run.choice_epsilon < least:
             cause = f"choice-epsilon = {run.choice_epsilon:g} makes most choices random"
@@ -48,7 +47,7 @@ class HowMany:
     ) -> Matrix:
         """Return the next hypotheses (l, n): those that moved (k, n), or in the round of the choice fewer.
 
-        The strategy's `state` is cleared when the hypotheses change; the rest is as for its `reshape`.
+        If the hypotheses change, the strategy's `state` is cleared; the other arguments are those of its `reshape`.
         """
         k = len(hypotheses)
         if _CHOSEN in state:
@@ -58,7 +57,7 @@ class HowMany:
             state[_SUMS], state[_COUNTS] = np.zeros_like(hypotheses), np.zeros(k, np.int64)
         if round > self.after - _WINDOW:
             counts = np.bincount(labels, minlength=k)
-            # The mean of a group stands for its releases.
+            # The mean of a group represents its releases.
             state[_SUMS] = state[_SUMS] + counts[:, None] * moved
             state[_COUNTS] = state[_COUNTS] + counts
         if round < self.after:
@@ -68,7 +67,7 @@ class HowMany:
         left = int(kinds.max()) + 1
         state.clear()
         state[_CHOSEN] = np.asarray(left)
-        text = "%d of %d hypotheses are left after round %d: an open choice among them tells %.3g bits, and told %.3g"
+        text = "%d of %d hypotheses remain after round %d: an open choice among them reveals %.3g bits instead of %.3g"
         log(INFO, text, left, k, round, math.log2(left), math.log2(k))
         shares = (kinds == np.arange(left)[:, None]) * weights
         following: Matrix = shares / shares.sum(axis=1, keepdims=True) @ moved
@@ -76,11 +75,11 @@ class HowMany:
 
 
 def merged(sums: Matrix, counts: Labels, start: Matrix) -> Labels:
-    """Return for each hypothesis which of the new ones it becomes, from 0 on; -1 for one that is dropped.
+    """Return for each hypothesis its number among the new ones, from 0; -1 if it is dropped.
 
-    Hypotheses are one where the mean distance between those of two groups (average linkage) is less than three tenths
-    of the longest way that one has come from its `start` (k, n). The sums (k, n) and counts (k,) of the releases of the
-    last rounds tell where each is now.
+    Hypotheses are merged by average linkage: the mean distance between two groups must be below three tenths of the
+    longest way of a hypothesis from its `start` (k, n). The sums (k, n) and counts (k,) of the releases of the last
+    rounds give the current positions.
     """
     kinds = np.full(len(counts), -1, np.int64)
     used = np.flatnonzero(counts >= max(1, _FEWEST * counts.sum()))
@@ -89,10 +88,10 @@ def merged(sums: Matrix, counts: Labels, start: Matrix) -> Labels:
     if len(used) == 1:
         kinds[used] = 0
         return kinds
-    from scipy.cluster.hierarchy import fcluster, linkage  # it takes a moment
+    from scipy.cluster.hierarchy import fcluster, linkage  # the import takes a moment
 
     found = fcluster(linkage(centres, "average"), _NEAR * way, "distance")
-    # Numbered as the first hypothesis of each.
+    # Numbered in the order of their first hypotheses.
     _, first, number = np.unique(found, return_index=True, return_inverse=True)
     kinds[used] = np.argsort(np.argsort(first))[number]
     return kinds

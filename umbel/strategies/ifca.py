@@ -7,9 +7,9 @@ from umbel.strategies.base import HypothesisStrategy
 
 
 class IFCA(HypothesisStrategy):
-    """Group releases by what the clients say they chose.
+    """Groups releases by the hypotheses that clients say they chose.
 
-    A site that sanitises does not tell, so this runs only where unsanitised releases are allowed.
+    A site that sanitises refuses to tell, so this runs only where unsanitised releases are allowed.
     """
 
     discloses_choice = True

@@ -12,11 +12,11 @@ from umbel.strategies.fedavg import FedAvg
 
 
 class Recommender(FedAvg):
-    """Add up what clients changed (PAC identifiability in federated personalization, Protocol 1).
+    """Adds up clients' changes (PAC identifiability in federated personalization, Protocol 1).
 
-    A sum, not a mean: each item is moved by the few clients that labelled it, and the mean over all
-    would hardly move it. Items of a model with priors, as biased factors, also decay: by as much as they
-    would if each client in turn stepped down its share of their priors.
+    It takes a sum, not a mean: only the few clients that labelled an item move it, and the mean over all would hardly
+    move it. Items of a model with priors, such as biased factors, also decay, as if each client in turn stepped by its
+    share of their priors.
     """
 
     _decay: Matrix | None = None
@@ -24,7 +24,9 @@ class Recommender(FedAvg):
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse models without a local part."""
         if not model.local_shapes:
-            text = f"strategy {run.strategy!r} is for models with local parameters, as factors, not {model.name!r}; "
+            text = (
+                f"strategy {run.strategy!r} is for models with local parameters, such as factors, not {model.name!r}; "
+            )
             raise ConfigError(
                 text + "name a dataset of preferences (umbel data make preferences)", code="config.strategy-model"
             )

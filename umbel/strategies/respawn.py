@@ -1,16 +1,16 @@
-"""A hypothesis that no client trains any more is reborn as half of the largest group.
+"""Respawning: a hypothesis that clients no longer train becomes half of the largest group.
 
-One hypothesis that fits every client best at the start wins them all; it alone is trained then, so it keeps
-them, and the run has collapsed into one model. Random networks differ in ways that suit all clients alike,
-and not in what tells groups of clients apart, so that this is common where models are large. Two hypotheses
-that are two halves of one group's releases are equally well trained, and differ in what the clients of the
-halves do differently: from there, the clients' own choices tell the groups apart.
+If one hypothesis fits every client best at the start, all clients train it. The others are not trained, so it stays the
+best, and the run has collapsed into one model. Random networks differ in ways that suit all clients alike rather than
+in the differences between groups of clients, so this is common for large models. Two hypotheses from the two halves of
+one group's releases are equally well trained, and differ as the clients of the halves differ. From there, the clients'
+own choices separate the groups.
 
 All of it is computed from sanitised releases, so it costs no privacy.
 
-It trusts the clients. Two hostile ones of twenty can hide two kinds from it, or have clients that are all alike split,
-by releases that lie on one line. That axis cannot be set aside as one of only a few releases: so is that of a small
-group, which is what a hypothesis is reborn for, and in small rounds so is now and then that of noise.
+It trusts the clients. Two hostile clients of twenty can hide two kinds from it, or split clients that are all alike, by
+releases that lie on one line. An axis of only a few releases cannot simply be ignored: a small group has such an axis,
+and respawning is for small groups; in small rounds, noise sometimes has one too.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from umbel.protocol.arrays import Labels, Matrix, Vectors, distances, mean_of
 from umbel.protocol.flower import log
 
 _IDLE, _TOLD = "respawn/idle", "respawn/told"
-_USED = 0.25  # of the releases that each would have if all had as many
-_LEAST = 2  # releases of a half
-_NONE = -1  # hypothesis of a release whose own is reborn
-_GAP = 0.7  # found on FEMNIST, where releases of one kind have up to .6 and those of two kinds 1 to 2
-_FALSE = 0.001  # how often releases of one kind may be taken for two
-_DRAWS = 999  # of releases of one kind, to see how often a gap is chance
-_COUNTS = (*range(2, 13), 16, 24, 32, 48, 64)  # of releases, for which that is worked out: of fewer, gaps are larger
-_WIDE = 32  # dimensions for each release from which on more make no difference
+_USED = 0.25  # share of the average number of releases
+_LEAST = 2  # minimum releases of a half
+_NONE = -1  # label of a release whose hypothesis is respawned
+_GAP = 0.7  # from FEMNIST, where releases of one kind have gaps up to .6 and those of two kinds 1 to 2
+_FALSE = 0.001  # probability that releases of one kind are taken for two
+_DRAWS = 999  # draws of one kind, to estimate the probability of a gap by chance
+_COUNTS = (*range(2, 13), 16, 24, 32, 48, 64)  # numbers of releases with an estimate: for fewer, gaps are larger
+_WIDE = 32  # dimensions for each release above which more make no difference
 _ROUNDING = 1e-9
 
 
@@ -47,12 +47,12 @@ def respawned(
     releases: Vectors,
     labels: Labels,
 ) -> Matrix:
-    """Return the next hypotheses (k, n): those that moved, where no hypothesis has been idle for `after` rounds.
+    """Return the next hypotheses (k, n): `moved`, except for hypotheses that have been idle for `after` rounds.
 
-    Idle is one with less than a quarter of its share of the releases, and none of them near it. A few that stray to it
-    from afar are no use of it, and a small group of clients is. The strategy's `state` keeps for how long each has been
-    idle, and what the last rounds have told of whether its releases are of two kinds. The rest is as for
-    `umbel.strategies.base.HypothesisStrategy.reshape`.
+    A hypothesis is idle if it has less than a quarter of its share of the releases, and none of them is near it. A few
+    stray releases from afar do not count as use, but a small group of clients does. The strategy's `state` keeps how
+    long each has been idle, and the evidence of the last rounds on whether its releases are of two kinds. The rest is
+    as for `umbel.strategies.base.HypothesisStrategy.reshape`.
     """
     k, share = len(hypotheses), len(labels) / len(hypotheses)
     counts = np.bincount(labels, minlength=k)
@@ -62,13 +62,13 @@ def respawned(
     found = _sides(releases, hypotheses, labels, max(2 * _LEAST, share)) if idle.any() else {}
     now = [-np.log(found[j].chance) if j in found else 0.0 for j in range(k)]
     told = np.concatenate([told[1:], [now]])
-    # Fisher's test: of one kind, twice the sum has a chi-squared distribution.
+    # Fisher's test: for releases of one kind, twice the sum has a chi-squared distribution.
     clear = told.sum(axis=0) >= special.chdtri(2 * after, _FALSE) / 2
     torn = [j for j in found if clear[j] and found[j].gap >= _GAP and len(found[j].second) >= _LEAST]
     following, labels = moved.copy(), labels.copy()
     for j, parent in zip(np.flatnonzero(idle >= after).tolist(), torn, strict=False):
         part = found[parent].second
-        log(INFO, "round %d: hypothesis %d, idle for %d rounds, is reborn from %d of the %d releases of hypothesis %d",
+        log(INFO, "round %d: hypothesis %d, idle for %d rounds, respawned from %d of the %d releases of hypothesis %d",
             round, j, idle[j], len(part), counts[parent], parent)  # fmt: skip
         labels[labels == j] = _NONE
         labels[part], idle[j] = j, 0
@@ -80,10 +80,10 @@ def respawned(
 
 
 def _visited(j: int, hypotheses: Matrix, releases: Vectors, labels: Labels) -> bool:
-    """Return whether one of a hypothesis's releases is nearer to it than half of the way to any other.
+    """Return whether one of a hypothesis's releases is nearer to it than half of the way to any other hypothesis.
 
-    From another hypothesis such a release would have come more than half of the way, and right towards this one, as
-    noise in many dimensions hardly does.
+    From another hypothesis such a release would have come more than half of the way, straight towards this one. In many
+    dimensions, noise hardly ever does that.
     """
     others = np.linalg.norm(np.delete(hypotheses, j, axis=0) - hypotheses[j], axis=1)
     nearest = distances(releases, hypotheses[j], np.flatnonzero(labels == j)).min(initial=np.inf)
@@ -91,9 +91,9 @@ def _visited(j: int, hypotheses: Matrix, releases: Vectors, labels: Labels) -> b
 
 
 class _Side(NamedTuple):
-    """Of a group of releases: one side of its axis, how far that stands out, and how often by chance.
+    """One side of a group's axis, the gap by which it stands out, and the probability of such a gap by chance.
 
-    The side is the one without the group's first release, and empty where the other has too few.
+    The side is the one without the group's first release; it is empty if the other has too few.
     """
 
     second: Labels
@@ -116,11 +116,11 @@ def _sides(releases: Vectors, hypotheses: Matrix, labels: Labels, least: float) 
 
 
 class Halves(NamedTuple):
-    """The two sides of m updates along their principal axis: who (m,) is on that without the first client.
+    """The two sides of m updates along their principal axis: a mask (m,) of the side without the first client.
 
-    The gap is from the largest to the second eigenvalue of the centred cosines, as a part of the way from there to the
-    smallest one that is not zero by centring. The dimensions are the directions at right angles in which the updates
-    differ apart from that axis, all of them counting alike.
+    The gap is the distance from the largest to the second eigenvalue of the centred cosines, relative to the distance
+    from there to the smallest one that centring leaves positive. The dimensions are the orthogonal directions in which
+    the updates differ apart from that axis, all with equal weight.
     """
 
     second: NDArray[np.bool_]
@@ -131,10 +131,10 @@ class Halves(NamedTuple):
 def halves(updates: Matrix) -> Halves:
     """Return the two sides of updates (m, n), for m of at least 4, along their principal axis.
 
-    Each update counts as long as any other: noise is as long as a multiple of its own update, and would else make a
-    side of the longest one. In many dimensions noise of different clients is at right angles to all else, so that it
-    adds as much to each eigenvalue: it changes neither the axis nor the gap. Lloyd's iterations with two means, in
-    which each release is near to the mean that it is part of, would stay wherever they begin.
+    Each update is scaled to equal length: noise is as long as a multiple of its update, and otherwise the longest
+    update would be a side. In many dimensions the noise of different clients is orthogonal to everything else, so it
+    adds the same to each eigenvalue: it changes neither the axis nor the gap. Lloyd's iterations with two means, where
+    each release is near the mean that it is part of, would stay wherever they begin.
     """
     values, axes = np.linalg.eigh(_centred(cosines(updates)))
     values = values.clip(min=0)
@@ -143,12 +143,12 @@ def halves(updates: Matrix) -> Halves:
 
 
 def by_chance(gap: float, count: int, dimensions: float) -> float:
-    """Return how often so many updates of one kind, in so many dimensions, have so large a gap.
+    """Return the probability of so large a gap for so many updates of one kind in so many dimensions.
 
-    Counted in sets of directions drawn at random. In one dimension, or with a few updates, any gap can be chance.
+    It is estimated from random sets of directions. In one dimension, or with a few updates, any gap can be chance.
     """
     m = max(possible for possible in _COUNTS if possible <= count)
-    # By powers of two, from below: in fewer dimensions gaps are larger.
+    # By powers of two, rounded down: in fewer dimensions gaps are larger.
     gaps = _gaps_of_one_kind(m, int(2 ** np.floor(np.log2(np.clip(dimensions, 1, _WIDE * m)))))
     return float(1 + np.count_nonzero(gaps >= gap)) / (1 + _DRAWS)
 
@@ -161,7 +161,7 @@ def _gaps_of_one_kind(m: int, d: int) -> Matrix:
 
 
 def cosines(updates: Matrix) -> Matrix:
-    """Return the cosine (m, m) of each two of updates (m, n), 0 with one of length 0."""
+    """Return the cosines (m, m) of pairs of updates (m, n), 0 for an update of length 0."""
     lengths = np.linalg.norm(updates, axis=1, keepdims=True)
     unit = updates / np.where(lengths > 0, lengths, 1)
     found: Matrix = np.clip(unit @ unit.T, -1, 1)
@@ -169,14 +169,14 @@ def cosines(updates: Matrix) -> Matrix:
 
 
 def _centred(alike: Matrix) -> Matrix:
-    """Return cosines (m, m) of updates, less what all updates have in common."""
+    """Return cosines (m, m) of updates minus their common part."""
     centred: Matrix = alike - alike.mean(axis=0)
     centred -= centred.mean(axis=1, keepdims=True)
     return centred
 
 
 def _gap(values: Matrix) -> float:
-    """Return the gap of eigenvalues in ascending order, the first of which is 0 by centring."""
+    """Return the gap of eigenvalues in ascending order; centring makes the first 0."""
     above, bulk = float(values[-1] - values[-2]), float(values[-2] - values[1])
     if above <= _ROUNDING * values[-1]:
         return 0.0
@@ -184,9 +184,9 @@ def _gap(values: Matrix) -> float:
 
 
 def _dimensions(values: Matrix) -> float:
-    """Return the dimensions of which random directions have so uneven a spectrum, its largest value left out.
+    """Return in how many dimensions random directions have so uneven a spectrum, without its largest value.
 
-    Of m in d dimensions, (sum of eigenvalues)^2 / (sum of their squares) is about 1 / (1 / m + 1 / d).
+    For m directions in d dimensions, (sum of eigenvalues)^2 / (sum of their squares) is about 1 / (1 / m + 1 / d).
     """
     rest = values[1:-1]
     total, squares = float(rest.sum()), float(np.square(rest).sum())

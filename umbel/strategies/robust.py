@@ -1,4 +1,4 @@
-"""Group privacy among clients of whom some are hostile: what these release does not count for more than the others'."""
+"""Group privacy with some hostile clients: their releases do not count for more than the others'."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.strategies.group_privacy import GroupPrivacy, nearest
 
-_LLOYD = 20  # iterations; centres that are no means may never settle
+_LLOYD = 20  # iterations; centres other than means may never settle
 _WEISZFELD, _TOLERANCE = 50, 1e-6
-# Times the median distance of the releases from what was sent: few honest ones are longer.
+# In median distances of the releases from the hypotheses: few honest releases are farther.
 _REACH = 2.0
 
 
 @dataclass(frozen=True)
 class HostileOptions:
-    """The share of a round's releases that may be hostile; all of these may lie in one group."""
+    """The share of a round's releases that may be hostile; all of them may lie in one group."""
 
     hostile: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
 
 
 class Robust(GroupPrivacy):
-    """k-means and then a centre of each group, as group privacy, with three bounds on what hostile clients can do.
+    """k-means and then a centre of each group, as in group privacy, with three limits on hostile clients.
 
-    A release counts as if it were at most twice as far from a hypothesis as the median release is from the
-    nearest one (clipping around a centre: Karimireddy, He and Jaggi, 2021), so no number of a hypothesis moves further
-    in a round. A group that may consist of hostile clients alone leaves its hypothesis as it was, so a few releases
-    far away do not capture one. The centre of any other group is robust, in k-means as well.
+    A release counts as if it were at most twice as far from a hypothesis as the median release is from the nearest one
+    (clipping around a centre: Karimireddy, He and Jaggi, 2021), so no parameter of a hypothesis moves further in a
+    round. A group that may consist only of hostile clients leaves its hypothesis unchanged, so a few releases far away
+    do not capture one. The centre of any other group is robust, in k-means as well.
     """
 
     Options: ClassVar[type] = HostileOptions
@@ -43,14 +43,15 @@ class Robust(GroupPrivacy):
         self._few, self._reach = 0, np.inf
 
     def check(self, run: RunConfig, model: Model) -> None:
-        """Refuse a share with which groups of one size would all stay as they are."""
+        """Refuse a share with which groups of equal size would all stay unchanged."""
         share, k = self.options.hostile, self.hypotheses
         if share * k >= 1:
-            text = f"strategy-options: hostile = {share:g} is as much as each of {k} groups; set it below {1 / k:.3g}"
+            text = f"strategy-options: hostile = {share:g} is no less than the share of each of {k} groups"
+            text += f"; set it below {1 / k:.3g}"
             raise ConfigError(text, code="config.option-value")
 
     def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:
-        """Return the cluster of each release, by Lloyd's iterations with the centres that `combine` gives."""
+        """Return the cluster of each release, by Lloyd's iterations with the centres from `combine`."""
         labels = nearest(releases, hypotheses)
         self._few = int(self.options.hostile * len(releases))
         self._reach = _REACH * float(np.median(np.linalg.norm(releases - hypotheses[labels], axis=1)))
@@ -65,7 +66,7 @@ class Robust(GroupPrivacy):
         return labels
 
     def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
-        """Return the hypothesis moved by the centre of the group's steps, or as it was."""
+        """Return the hypothesis moved by the centre of the group's steps, or unchanged."""
         if len(group) <= self._few:
             return hypothesis
         steps = group - hypothesis
@@ -74,14 +75,14 @@ class Robust(GroupPrivacy):
         return hypothesis + self.centre(steps, self._few)
 
     def centre(self, steps: Matrix, few: int) -> Matrix:
-        """Return the centre of points (g, n), of which so many may be hostile."""
+        """Return the centre of points (g, n), of which `few` may be hostile."""
         raise NotImplementedError
 
 
 class TrimmedMean(Robust):
     """The mean of each parameter without its largest and smallest values (Yin et al., 2018).
 
-    As many are left out at each end as may be hostile, or nearly half of a small group.
+    At each end, as many are left out as may be hostile, or nearly half of a small group.
     """
 
     def centre(self, steps: Matrix, few: int) -> Matrix:
@@ -92,15 +93,15 @@ class TrimmedMean(Robust):
 
 
 class GeometricMedian(Robust):
-    """The point from which the distances to the releases add up to least (Pillutla, Kakade and Harchaoui, 2022).
+    """The point with the smallest sum of distances to the releases (Pillutla, Kakade and Harchaoui, 2022).
 
-    By Weiszfeld's iterations: matrix products alone, so that it suits models that are too large to sort.
+    Weiszfeld's iterations consist of matrix products, so they suit models that are too large to sort.
     """
 
     def centre(self, steps: Matrix, few: int) -> Matrix:
         """Return the geometric median."""
         centre: Matrix = steps.mean(axis=0)
-        # Below this a distance is none: the weights stay finite where the median is one of the points.
+        # A distance below this counts as 0: the weights stay finite if the median is one of the points.
         least = 1e-9 * float(np.linalg.norm(steps, axis=1).max()) or 1.0
         for _ in range(_WEISZFELD):
             weights = 1 / np.maximum(np.linalg.norm(steps - centre, axis=1), least)

@@ -1,7 +1,7 @@
 """Server optimizers: the average of each cluster is not the next hypothesis but a step towards it (FedOpt).
 
-Clusters are those of group privacy, and each has its own optimizer; with one hypothesis they are the
-strategies of the papers. What they keep is computed from releases, so it costs no privacy.
+Clusters are those of group privacy, and each has a separate optimizer; with one hypothesis they are the strategies of
+the papers. The optimizers' state is computed from releases, so it costs no privacy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ServerStep(GroupPrivacy):
-    """Clusters as in group privacy, and for each a step along its mean update (Reddi et al., 2021, Algorithm 2)."""
+    """Clusters as in group privacy, with a step along the mean update of each (Reddi et al., 2021, Algorithm 2)."""
 
     def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
         """Return the hypothesis moved by a step."""
@@ -32,7 +32,7 @@ class ServerStep(GroupPrivacy):
         raise NotImplementedError
 
     def kept(self, name: str, update: Matrix, start: float = 0.0) -> NDArray[np.float32]:
-        """Return what is kept of each hypothesis under a name, (k, n), at first filled with `start`."""
+        """Return the state of each hypothesis under a name, (k, n), initially filled with `start`."""
         shape = (len(next(iter(self.fleet.sent.values()), ())) or self.hypotheses, len(update))
         if name not in self.state:
             self.state[name] = np.full(shape, start, np.float32)
@@ -69,9 +69,9 @@ class AdaptiveOptions:
     rate : float
         eta, the server's step size.
     beta1, beta2 : float
-        Shares of the first and the second moment that stay from round to round.
+        Shares of the first and the second moment that are kept from round to round.
     tau : float
-        The larger, the less adaptive the step is; about the size of a number's update.
+        The larger it is, the less adaptive the step; about the size of a parameter's update.
     """
 
     rate: Rate = 0.1
@@ -81,7 +81,7 @@ class AdaptiveOptions:
 
 
 class Adaptive(ServerStep):
-    """A step for each parameter by itself, longer where its updates were small."""
+    """A separate step for each parameter, longer where its updates were small."""
 
     Options: ClassVar[type] = AdaptiveOptions
 
@@ -96,31 +96,31 @@ class Adaptive(ServerStep):
         return step
 
     def second(self, kept: Matrix, square: Matrix) -> Matrix:
-        """Return the second moment (n,), from the one that was kept and the square of an update."""
+        """Return the second moment (n,), from the previous one and the square of an update."""
         raise NotImplementedError
 
 
 class FedAdam(Adaptive):
-    """Adam over the rounds (Reddi et al., 2021); as there, without correction of the first steps' bias."""
+    """Adam over the rounds (Reddi et al., 2021); as in the paper, without bias correction of the first steps."""
 
     def second(self, kept: Matrix, square: Matrix) -> Matrix:
-        """Return a mean that forgets."""
+        """Return an exponential moving average."""
         beta2: float = self.options.beta2
         return beta2 * kept + (1 - beta2) * square
 
 
 class FedYogi(Adaptive):
-    """Yogi over the rounds (Reddi et al., 2021): the second moment changes no faster than by an update's square."""
+    """Yogi over the rounds (Reddi et al., 2021): the second moment changes by at most an update's square."""
 
     def second(self, kept: Matrix, square: Matrix) -> Matrix:
-        """Return what was kept, moved towards the square."""
+        """Return the previous moment, moved towards the square."""
         moved: Matrix = kept - (1 - self.options.beta2) * square * np.sign(kept - square)
         return moved
 
 
 @dataclass(frozen=True)
 class AdagradOptions:
-    """Options of `FedAdagrad`, as of `AdaptiveOptions`; the second moment forgets nothing."""
+    """Options of `FedAdagrad`, as in `AdaptiveOptions`; the second moment keeps everything."""
 
     rate: Rate = 0.1
     beta1: Share = 0.0

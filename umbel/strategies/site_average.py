@@ -1,4 +1,4 @@
-"""Averages of what sites release: sums over clients that trust their site, with noise once a site."""
+"""Averages of sites' releases: sums over clients that trust their site, with noise once for each site."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from umbel.strategies.base import HypothesisStrategy, Outcome, moved_to
 class Explore:
     """Options of `SiteAverage`.
 
-    Without exploring, a hypothesis that suits no client best at first is never trained, and all clients end with one.
+    Without exploring, a hypothesis that suits no client best at first is never trained, and all clients end up with
+    one.
 
     Attributes
     ----------
     explore : float
         Share of a site's clients that train a hypothesis drawn at random.
     rounds : int
-        In the first so many rounds.
+        Number of first rounds with exploring.
     """
 
     explore: Annotated[float, Field(ge=0, le=1)] = 0.3
@@ -42,34 +43,34 @@ class Explore:
 class SiteAverage(HypothesisStrategy):
     """Each client trains the hypothesis that fits it best, and a hypothesis moves by the mean of its clients' updates.
 
-    That is iterative federated clustering (Ghosh et al., 2020), but the server reads neither updates nor choices:
-    of each site it gets, with noise, the sum of the updates of each hypothesis and how many clients trained it.
-    Every client counts once, at any site.
+    This is iterative federated clustering (Ghosh et al., 2020), but the server reads neither updates nor choices. From
+    each site it gets, with noise, the sum of the updates of each hypothesis and how many clients trained it. Every
+    client counts once, at any site.
     """
 
     Options: ClassVar[type] = Explore
     release_by: ClassVar[ReleaseBy] = ReleaseBy.SITE
 
     def task(self, round: int, template: TrainingSpec) -> TrainingSpec:
-        """Return what the clients of a round are asked, in the first rounds some to try another hypothesis."""
+        """Return the task for the clients of a round; in the first rounds some of them try another hypothesis."""
         explores = self.hypotheses > 1 and round <= self.options.rounds
         return replace(super().task(round, template), explore=self.options.explore if explores else 0.0)
 
     def check(self, run: RunConfig, model: Model) -> None:
-        """Refuse what no site can make one release of."""
+        """Refuse runs for which a site cannot make one release."""
         if self.how_many is not None:
-            text = f"strategy {run.strategy!r} cannot choose how many hypotheses there are; set hypotheses"
+            text = f"strategy {run.strategy!r} cannot choose the number of hypotheses; set hypotheses"
             raise ConfigError(text, code="config.hypotheses")
         if run.clipping is not Clipping.PUBLIC:
             text = f'strategy {run.strategy!r} works only with clipping = "public", not "{run.clipping}"'
             raise ConfigError(text, code="config.clipping")
 
     def train(self, round: int, replies: Iterable[Message]) -> Outcome:
-        """Return what the replies to a round's training messages give."""
+        """Return the outcome of a round from the replies to its training messages."""
         return self.learn_sums(round, self.fleet.sums(replies))
 
     def learn_sums(self, round: int, found: Sums) -> Outcome:
-        """Move each hypothesis by the mean of its clients' updates; one with (nearly) no clients stays as it was."""
+        """Move each hypothesis by the mean of its clients' updates; one with (nearly) no clients stays unchanged."""
         sent, shares, following = self.fleet.sent, np.zeros(self.hypotheses), None
         if len(found.clients) >= max(1, self.min_releases):
             shares = self.shares(found)
@@ -81,19 +82,20 @@ class SiteAverage(HypothesisStrategy):
         return Outcome(round, found.clients, groups, _whole(shares), None, found.asked, found.lost_nodes, following)
 
     def shares(self, found: Sums) -> Matrix:
-        """Return about how many of the clients that took part trained each hypothesis (k,); they add up to all."""
+        """Return about how many of the participating clients trained each hypothesis (k,); they add up to all."""
         counts = found.counts.sum(axis=0)
         total, clients = float(counts.sum()), len(found.clients)
-        # A sum of next to nothing is no count at all, and too small to divide by.
+        # A total near 0 is noise, and too small to divide by.
         return counts / total * clients if total >= 1 else np.full(self.hypotheses, clients / self.hypotheses)
 
     def least(self, sites: int) -> float:
-        """Return how many clients a hypothesis must have to move: one, and as many as the counts' noise deviates by."""
+        """Return the minimum number of clients for a hypothesis to move: one, and at least the deviation of the counts'
+        noise."""
         return 1.0 if self.hypotheses == 1 else max(1.0, self.fleet.count_deviation * math.sqrt(sites))
 
 
 def _whole(shares: Matrix) -> Labels:
-    """Return numbers (k,) that add up to a whole one as whole ones with the same sum."""
+    """Round numbers (k,) with an integer sum to integers with the same sum."""
     counts = np.floor(shares).astype(np.int64)
     left = round(float(shares.sum())) - int(counts.sum())
     counts[np.argsort(counts - shares, kind="stable")[:left]] += 1

@@ -1,8 +1,8 @@
 """Flower's own strategies, one for each cluster: ``strategy = "flower:FedAdam"``, or ``"flower:package.module:Class"``.
 
 Releases are clustered as in group privacy. The strategy then aggregates each cluster as if its releases were the
-replies of that many clients; with one hypothesis it is plain Flower. Only its `aggregate_train` is used: whom a round
-asks, for what, and how clients are evaluated, stay umbel's.
+replies of that many clients; with one hypothesis it is plain Flower. Only its `aggregate_train` is used: umbel decides
+which clients a round asks, for which task, and how clients are evaluated.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from umbel.strategies.base import Outcome
 from umbel.strategies.group_privacy import GroupPrivacy
 
 PREFIX = "flower:"
-_TRIAL = 16  # made-up releases that a strategy is tried on before the run
+_TRIAL = 16  # artificial releases that test a strategy before the run
 _WEIGHT = "num-examples"
-# Umbel's to decide, and names of records that umbel makes.
+# Parameters that umbel decides, and names of records that umbel makes.
 _OURS = ("fraction_", "min_", "_key", "_fn")
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _UNFIT = {
     "FedProx": "its proximal term is a part of the clients' training; use fedavg with proximal above 0",
-    "QFedAvg": "it weighs clients by their training losses, which never leave a node",
+    "QFedAvg": "it weights clients by their training losses, which never leave a node",
     "FedXgbBagging": "it is for trees",
     "FedXgbCyclic": "it is for trees",
 }
@@ -50,7 +50,7 @@ _UNFIT = {
 class Stock(GroupPrivacy):
     """Clusters as in group privacy, each aggregated by a strategy of Flower's.
 
-    Every release counts once: a client does not tell how many examples it has, so ``num-examples`` is 1.
+    Every release has equal weight: a client does not disclose its number of examples, so ``num-examples`` is 1.
     """
 
     stock: ClassVar[type[Strategy]]
@@ -62,7 +62,7 @@ class Stock(GroupPrivacy):
         self._round = 0
 
     def check(self, run: RunConfig, model: Model) -> None:
-        """Have the strategy aggregate made-up releases, and refuse one that cannot."""
+        """Let the strategy aggregate artificial releases, and refuse one that cannot."""
         like = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
         made_up = np.random.default_rng(0).normal(size=(_TRIAL, model.num_parameters))
         try:
@@ -74,17 +74,17 @@ class Stock(GroupPrivacy):
         except Exception as error:
             raise _unfit(f"strategy {run.strategy!r} cannot aggregate releases: {error}") from error
         if aggregated is None:
-            raise _unfit(f"strategy {run.strategy!r} makes nothing of {_TRIAL} releases; change strategy-options")
+            raise _unfit(f"strategy {run.strategy!r} returns nothing for {_TRIAL} releases; change strategy-options")
 
     def learn(self, round: int, releases: Releases) -> Outcome:
-        """Learn as group privacy does; a strategy is told the round."""
+        """Learn as group privacy does, and tell the strategy the round."""
         if not any(name.endswith("/form") for name in self.state):
-            self._running.clear()  # of clusters that are no more
+            self._running.clear()  # the clusters may have changed
         self._round = round
         return super().learn(round, releases)
 
     def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
-        """Return what the strategy of this cluster makes of it; the hypothesis where that is nothing."""
+        """Return this cluster's result from its strategy, or the hypothesis if there is none."""
         prefix = f"{index}/"
         if index not in self._running:
             own = {name.removeprefix(prefix): kept for name, kept in self.state.items() if name.startswith(prefix)}
@@ -105,7 +105,7 @@ def adapted(name: str) -> type[Stock]:
     if not (isinstance(found, type) and issubclass(found, Strategy)) or inspect.isabstract(found):
         known = {one: getattr(flower, one) for one in flower.__all__ if one not in _UNFIT}
         fit = ", ".join(one for one, kind in known.items() if issubclass(kind, flower.FedAvg))
-        text = f"strategy {PREFIX + name!r} is no strategy of Flower's; choose from {fit}"
+        text = f"strategy {PREFIX + name!r} is not a strategy of Flower's; choose from {fit}"
         raise ConfigError(text, code="config.unknown-name")
     if name in _UNFIT:
         raise _unfit(f"strategy {PREFIX + name!r} does not work here: {_UNFIT[name]}")
@@ -116,7 +116,7 @@ def adapted(name: str) -> type[Stock]:
             continue
         simple, required = hints.get(own) in (int, float, bool, str), parameter.default is parameter.empty
         if not simple and required:
-            raise _unfit(f"strategy {PREFIX + name!r} needs {own}, which no run config can say")
+            raise _unfit(f"strategy {PREFIX + name!r} needs {own}, which a run config cannot express")
         if simple:
             default = dataclasses.MISSING if required else parameter.default
             fields.append((own, hints[own], dataclasses.field(default=default)))
@@ -125,15 +125,15 @@ def adapted(name: str) -> type[Stock]:
 
 
 def _aggregate(strategy: Strategy, round: int, group: Matrix, hypothesis: Matrix, like: Arrays) -> Matrix | None:
-    """Return what a strategy of Flower's makes of releases (g, n) that started from a hypothesis (n,)."""
+    """Return a Flower strategy's result for releases (g, n) that started from a hypothesis (n,)."""
     identify()
     config, sent = ConfigRecord(), _records(hypothesis[None], like)[0]
     with _quiet():
         messages = list(strategy.configure_train(round, sent, config, _TwoNodes()))
     if asked := sorted(set(config) - {"server-round"}):
-        raise _unfit(f"asks clients for {', '.join(asked)}, which umbel's do not know")
+        raise _unfit(f"asks clients for {', '.join(asked)}, which umbel's clients do not know")
     if not messages:
-        raise _unfit("asks nobody to train")
+        raise _unfit("asks no client to train")
     replies = [
         Message(RecordDict({"arrays": record, "metrics": MetricRecord({_WEIGHT: 1})}), reply_to=messages[0])
         for record in _records(group, like)
@@ -149,14 +149,14 @@ def _aggregate(strategy: Strategy, round: int, group: Matrix, hypothesis: Matrix
 
 
 def _records(matrix: Vectors, like: Arrays) -> list[ArrayRecord]:
-    """Return vectors (m, n) as a record each, of the model's arrays."""
+    """Return vectors (m, n) as one record each, with the model's arrays."""
     arrays = unflatten(matrix, like).items()
     return [ArrayRecord({name: Array(np.asarray(value[i])) for name, value in arrays}) for i in range(len(matrix))]
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what Flower's strategies tell of each cluster in each round, but for warnings, out of the log."""
+    """Keep messages of Flower's strategies about each cluster and round out of the log, except for warnings."""
     logger, level = logging.getLogger("flwr"), logging.getLogger("flwr").level
     logger.setLevel(max(level, logging.WARNING))
     try:
@@ -166,7 +166,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _TwoNodes(Grid):
-    """The nodes that a strategy sees: two, for which Flower's strategies wait. It can send them nothing."""
+    """The nodes that a strategy sees: two, since Flower's strategies wait for that many. It cannot send anything."""
 
     _LOOKS = 4  # a strategy that looks more often waits for more nodes
 
@@ -176,7 +176,7 @@ class _TwoNodes(Grid):
     def get_node_ids(self) -> Iterable[int]:
         self._looks += 1
         if self._looks > self._LOOKS:
-            raise _unfit("waits for more than two nodes; a release is a reply here, and min-releases bounds them")
+            raise _unfit("waits for more than two nodes; here a release is a reply, and min-releases sets their number")
         return [1, 2]
 
     def get_nodes(self) -> Iterable[Any]:
@@ -190,7 +190,7 @@ class _TwoNodes(Grid):
 
     @property
     def run(self) -> Run:
-        raise _unfit("looks at the run, which it is not shown")
+        raise _unfit("reads the run, which is not available to it")
 
     def push_messages(self, *_: Any, **__: Any) -> NoReturn:
         raise _unfit("makes or sends messages")
@@ -202,11 +202,11 @@ def _unfit(text: str) -> ConfigError:
     return ConfigError(text, code="config.flower-strategy")
 
 
-# --- what a strategy of Flower's remembers, as arrays
+# --- the state of a strategy of Flower's, as arrays
 
 
 def _to_state(strategy: Strategy, new: Strategy) -> Arrays:
-    """Return as arrays what a strategy has that a new one has not: its attributes, in a tree, and the tree's form."""
+    """Return a strategy's state beyond that of a new one as arrays: its attributes in a tree, and the tree's form."""
     arrays: Arrays = {}
     form = {
         name: _leave(value, name, arrays)
@@ -217,7 +217,7 @@ def _to_state(strategy: Strategy, new: Strategy) -> Arrays:
 
 
 def _with_state(strategy: Strategy, kept: Arrays) -> Strategy:
-    """Return a new strategy with what `_to_state` kept of another."""
+    """Return a new strategy with the state that `_to_state` kept of another."""
     if kept:
         form = json.loads(kept["form"].tobytes())
         for name, value in form.items():
@@ -232,7 +232,7 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def _leave(value: Any, name: str, arrays: Arrays) -> Any:
-    """Put the arrays of a value under their names, and return the rest of it as JSON takes it."""
+    """Store the arrays of a value under their names, and return the rest as JSON."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return {"value": value}
     if isinstance(value, (np.ndarray, np.generic)):
@@ -248,7 +248,7 @@ def _leave(value: Any, name: str, arrays: Arrays) -> Any:
 
 
 def _found(form: Any, arrays: Arrays) -> Any:
-    """Return the value of which `_leave` kept this form."""
+    """Return the value whose form `_leave` kept."""
     ((kind, inner),) = form.items()
     if kind == "value":
         return inner

@@ -1,1 +1,1 @@
-"""The commands of ``umbel``: a module each, with the function or the group of functions that it is."""
+"""The commands of ``umbel``: one module for each, with its function or group of functions."""

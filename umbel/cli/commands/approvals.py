@@ -1,4 +1,4 @@
-"""``umbel approvals``: look at what waits for a site's approval, and approve or refuse it."""
+"""``umbel approvals``: list requests that wait for a site's approval, and approve or refuse them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from umbel.protocol.home import umbel_home
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
 
-app = command_group('What waits for a site that sets approve = "ask", with its task, its price and its plan.')
+app = command_group('Requests to a site that sets approve = "ask", with their tasks, prices and plans.')
 
 _Ledger = Annotated[
     Path | None,
     typer.Option("--ledger", envvar="UMBEL_LEDGER_PATH", help="The site's ledger; by default that of $UMBEL_HOME."),
 ]
-_Digest = Annotated[str, typer.Argument(metavar="REQUEST", help="The request's name, as the list has it.")]
-# What a run config says of the training, in the order in which one asks.
+_Digest = Annotated[str, typer.Argument(metavar="REQUEST", help="The request's name, as in the list.")]
+# The training entries of a run config, in the order of a reader's questions.
 _PLAN = (
     "strategy", "strategy-options", "model", "loss", "metric", "pretrained", "frozen", "local", "hypotheses", "rounds",
     "clients-per-round", "local-epochs", "local-steps", "batch-size", "step-size", "optimizer", "optimizer-options",
@@ -38,28 +38,28 @@ _PLAN = (
 @app.command("list")
 def list_requests(
     ledger: _Ledger = None,
-    decided: Annotated[bool, typer.Option("--all", help="Those that were approved or refused as well.")] = False,
-    whole: Annotated[bool, typer.Option("--whole", help="Every entry of the run config.")] = False,
+    decided: Annotated[bool, typer.Option("--all", help="Also print approved and refused requests.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Print every entry of the run config.")] = False,
 ) -> None:
-    """Print what waits, oldest first."""
+    """Print waiting requests, oldest first."""
     with errors_in_one_line():
         found = [one for one in _runs(ledger).requests() if decided or one.status is Status.WAITING]
         terminal = console()
         for request in found:
             terminal.print(_table(request, whole))
         if not found:
-            typer.echo("nothing waits" if not decided else "nothing was asked")
+            typer.echo("no request waits" if not decided else "there are no requests")
 
 
 @app.command()
 def approve(digest: _Digest, ledger: _Ledger = None) -> None:
-    """Let runs that ask for exactly this take part, now and later, within the site's limits."""
+    """Approve exactly this request for all runs, now and later, within the site's limits."""
     _decide(digest, Status.APPROVED, ledger)
 
 
 @app.command()
 def refuse(digest: _Digest, ledger: _Ledger = None) -> None:
-    """Answer no run that asks for this; one that was approved is no longer answered."""
+    """Refuse this request for all runs, even if it was approved before."""
     _decide(digest, Status.REFUSED, ledger)
 
 
@@ -74,7 +74,7 @@ def _runs(ledger: Path | None) -> Runs:
 
 
 def _table(request: Request, whole: bool) -> Table:
-    """Return what a request asks, what it costs, and what it plans."""
+    """Return a request's task, its price, and its plan."""
     asks = request.asks
     entries: dict[str, Any] = asks["config"]
     table = Table("", "", title=f"request {request.digest[:SHOWN]}, {request.status}", show_header=False)
@@ -94,10 +94,10 @@ def _table(request: Request, whole: bool) -> Table:
 
 
 def _price(run: RunConfig, n: int, by_site: bool) -> list[tuple[str, str]]:
-    """Return what a participation costs, in a site's sums or by itself, and what all that the run may ask cost."""
+    """Return the price of a participation, in a site's sums or alone, and of the whole run."""
     if run.mechanism not in MECHANISMS:
-        # A name may lead to any code that is installed, and the site has not approved it.
-        return [("price", f"not told: mechanism {run.mechanism!r} is code of its own, which is not run for a list")]
+        # A name may lead to any installed code, and the site has not approved it.
+        return [("price", f"unknown: mechanism {run.mechanism!r} is other code, which this command does not run")]
     release = run.release(n, run.most_hypotheses)
     if by_site:
         release = site_release(release)

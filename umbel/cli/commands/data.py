@@ -1,7 +1,8 @@
-"""``umbel data``: what datasets there are, what is in them, and how more are made: by recipes and from tables."""
+"""``umbel data``: list and describe datasets, and make more from recipes and tables."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,15 +17,15 @@ from rich.table import Table
 from umbel.cli.lazy import lazy
 from umbel.data import BUNDLED, Column, Dataset, Schema, find_typed, open_dataset, read_manifest, shard, write_dataset
 from umbel.data.find import load_recipe, recipes
+from umbel.data.hints import Syntax
 from umbel.data.split import main as split
 from umbel.protocol.cli import command_group, console, errors_in_one_line
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
-from umbel.protocol.run_config import RunConfig
 
-app = command_group("The datasets on this machine; recipes and tables that make more.")
+app = command_group("List and describe datasets, and make more from recipes and tables.")
 
-_LARGE = 10.0  # a number of which a local step of the usual size makes too much
+_LARGE = 10.0  # a number for which a local step of the usual size is too large
 
 
 def _load(name: str) -> typer.Typer:
@@ -33,7 +34,7 @@ def _load(name: str) -> typer.Typer:
 
 
 _make = typer.Typer(
-    cls=lazy(recipes, _load, "recipes"), no_args_is_help=True, help="Make a dataset of public raw data by its recipe."
+    cls=lazy(recipes, _load, "recipes"), no_args_is_help=True, help="Make a dataset from public raw data by its recipe."
 )
 app.add_typer(_make, name="make")
 app.command("split")(split)
@@ -41,7 +42,7 @@ app.command("split")(split)
 
 @app.command("list")
 def list_() -> None:
-    """List the datasets under $UMBEL_HOME/data, and those that come with umbel."""
+    """List the datasets under $UMBEL_HOME/data, and umbel's own."""
     with errors_in_one_line():
         home = umbel_home() / "data"
     made = sorted(path.parent for path in home.glob("*/manifest.json")) if home.is_dir() else []
@@ -68,10 +69,10 @@ def list_() -> None:
 def describe(
     dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data or in datasets/, or a path.")],
     schema: Annotated[
-        bool, typer.Option("--schema", help="Print the schema alone, as TOML, for sites to check their tables against.")
+        bool, typer.Option("--schema", help="Print only the schema, as TOML, for sites to check their tables.")
     ] = False,
 ) -> None:
-    """Show what a dataset says of itself, and its columns."""
+    """Describe a dataset and its columns."""
     with errors_in_one_line():
         path = find_typed(dataset)
         if schema:
@@ -91,13 +92,13 @@ def check(
     schema: Annotated[Path, typer.Option(help="The schema, a TOML or JSON file, or a manifest.json.")],
 ) -> None:
     """Check a site's own table against a schema, before the site goes online."""
-    # Imports pandas, which a list does without.
+    # The import loads pandas, which a list does not need.
     from umbel.data.table import encode, read_table
 
     with errors_in_one_line():
         rows = encode(read_table(table), Schema.read(schema), table)
         if not rows.clients:
-            raise DatasetError(f"{table}: no row is left; repair the table or its schema", code="data.no-rows")
+            raise DatasetError(f"{table}: no rows are left; repair the table or its schema", code="data.no-rows")
     typer.echo(f"{table} fits {schema}; clients: {len(set(rows.clients)):,}, rows: {len(rows.clients):,}")
     for reason, count in rows.left_out.items():
         typer.echo(f"Rows left out: {count:,}, because {reason}.")
@@ -106,13 +107,13 @@ def check(
 @app.command("shard")
 def shard_(
     dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data or in datasets/, or a path.")],
-    parts: Annotated[int, typer.Argument(min=1, help="How many.")],
+    parts: Annotated[int, typer.Argument(min=1, help="Number of parts.")],
     out: Annotated[
-        Path | None, typer.Option(help="Where part-0, part-1, ... are written.", show_default="NAME-shards")
+        Path | None, typer.Option(help="The folder for part-0, part-1, ...", show_default="NAME-shards")
     ] = None,
-    only: Annotated[int | None, typer.Option(min=0, help="Write this part alone.", show_default="all")] = None,
+    only: Annotated[int | None, typer.Option(min=0, help="Write only this part.", show_default="all")] = None,
 ) -> None:
-    """Split a dataset into parts for the machines of a Ray cluster: what is learnt stays the same."""
+    """Split a dataset into parts for the machines of a Ray cluster. Results of runs stay the same."""
     with errors_in_one_line():
         path = find_typed(dataset)
         name = path.name if path.is_dir() else path.stem
@@ -127,41 +128,51 @@ def shard_(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="A CSV or parquet file, a row a sample.")],
-    client: Annotated[str, typer.Option(help="The column that says whose each row is.")] = "",
-    target: Annotated[str, typer.Option(help="The column that is predicted.")] = "",
+    file: Annotated[Path, typer.Argument(help="A CSV or parquet file, one row for each sample.")],
+    client: Annotated[str, typer.Option(help="The column with the client of each row.")] = "",
+    target: Annotated[str, typer.Option(help="The column to predict.")] = "",
     name: Annotated[str, typer.Option(help="Name of the dataset.", show_default="the file's")] = "",
     features: Annotated[
-        str, typer.Option(help="The columns that it is predicted from, separated by commas.", show_default="all others")
+        str, typer.Option(help="The columns to predict it from, separated by commas.", show_default="all others")
     ] = "",
     drop: Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")] = "",
     categories: Annotated[
         list[str] | None,
-        typer.Option(help="COLUMN, to take what it holds as categories, or COLUMN=a,b,c; may be repeated."),
+        typer.Option(help="A column of categories, as COLUMN, or COLUMN=a,b,c to list them. May be repeated."),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help=f"COLUMN.ENTRY=VALUE, as cost.scale=10000; entries are {', '.join(Column.names()[1:])}."
+            "--set", help=f"COLUMN.ENTRY=VALUE, as in cost.scale=10000. Entries: {', '.join(Column.names()[1:])}."
         ),
     ] = None,
-    schema: Annotated[Path | None, typer.Option(help="A schema, in place of all that.")] = None,
-    missing: Annotated[str, typer.Option(help="What becomes of a row without a value: refuse or drop.")] = "refuse",
+    schema: Annotated[Path | None, typer.Option(help="A schema file, instead of options on columns.")] = None,
+    missing: Annotated[
+        str,
+        typer.Option(help="At a missing value: refuse the table, drop the row, or indicate it in an extra feature."),
+    ] = "refuse",
     standardise: Annotated[
-        bool, typer.Option("--standardise", help="Scale numbers by statistics of these rows; for simulation alone.")
+        bool,
+        typer.Option(
+            "--standardise",
+            help="Scale numbers by their minimum and maximum, or in simulation by private estimates.",
+        ),
     ] = False,
+    standardise_epsilon: Annotated[
+        float, typer.Option(min=0, help="A client's epsilon for these estimates; 0 for the smallest that suffices.")
+    ] = 0.0,
     validation: Annotated[str, typer.Option(help="Share of the clients that validate, or their names.")] = "0.2",
-    test: Annotated[str, typer.Option(help="Share of the clients that take part in no run, or their names.")] = "0",
-    clients: Annotated[int, typer.Option(help="Without --client: deal the rows to so many clients at random.")] = 0,
+    test: Annotated[str, typer.Option(help="Share of the clients to keep out of all runs, or their names.")] = "0",
+    clients: Annotated[int, typer.Option(help="Without --client: assign rows at random to this many clients.")] = 0,
     alpha: Annotated[
-        float, typer.Option(help="With --clients: deal classes unevenly, by Dir(alpha); 0 for evenly.")
+        float, typer.Option(help="With --clients: assign classes unevenly, by Dir(alpha); 0 for evenly.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split, and of --clients.")] = 0,
-    model: Annotated[str, typer.Option(help="The model it is for.", show_default="linear")] = "",
-    loss: Annotated[str, typer.Option(help="The loss.", show_default="what suits the target")] = "",
+    model: Annotated[str, typer.Option(help="Model for the dataset.", show_default="linear")] = "",
+    loss: Annotated[str, typer.Option(help="Loss of that model.", show_default="what suits the target")] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Replace a dataset of that name.")] = False,
 ) -> None:
-    """Make a dataset of a table: a column says whose each row is, another what is predicted."""
+    """Make a dataset from a table: one column holds the clients, another the target."""
     from umbel.data.importers import Dirichlet, Partitioner, Uniform, from_dataframe
     from umbel.data.importers.client_data import folder_of
     from umbel.data.table import read_table
@@ -171,13 +182,13 @@ def import_(
             raise DatasetError(f"{file} is not a file; give a CSV or parquet file", code="data.no-file")
         folder = folder_of(name or file.name.split(".")[0])
         if folder.exists() and not replace:
-            raise DatasetError(f"{folder} is there already; give another --name, or --replace", code="data.exists")
+            raise DatasetError(f"{folder} exists already; give another --name, or --replace", code="data.exists")
         if schema and (client or target or features or drop or categories or settings or missing != "refuse"):
             raise DatasetError("give --schema FILE or options on columns, not both", code="data.schema-and-options")
         if not schema and bool(client) == bool(clients):
             raise DatasetError("give --client COLUMN, --clients NUMBER or --schema FILE", code="data.no-client")
         if alpha and not clients:
-            raise DatasetError("--alpha takes --clients NUMBER as well", code="data.alpha-without-clients")
+            raise DatasetError("--alpha needs --clients NUMBER", code="data.alpha-without-clients")
         who: str | Partitioner | None = client or None
         if clients:
             who = Dirichlet(clients, alpha, seed) if alpha else Uniform(clients, seed)
@@ -199,6 +210,8 @@ def import_(
             client=who,
             **taken,
             standardise=standardise,
+            standardise_epsilon=standardise_epsilon,
+            syntax=Syntax.FLAGS,
             validation=_share(validation),
             test=_share(test),
             seed=seed,
@@ -207,10 +220,10 @@ def import_(
             loss=loss,
         )
         if model or loss:
-            from umbel.client.trial import check_fit  # imports PyTorch, which what is suggested can do without
+            from umbel.client.trial import check_fit  # imports PyTorch, which suggested models do not need
 
             check_fit(data.dataset)
-        data.write(folder)
+        data.write(folder, replace=replace)
         written = open_dataset(folder)
     known = folder.name if folder.parent == umbel_home() / "data" else str(folder)
     _show(written)
@@ -218,16 +231,10 @@ def import_(
         typer.echo(note)
     if data.test:
         typer.echo(f"Test clients: {data.test.manifest.clients:,}, as dataset {known}/test.")
-    for hint in _hints(written):
+    for hint in _hints(written, standardise):
         typer.echo(hint)
     typer.echo(folder)
-    typer.echo(f"Next: umbel run {shlex.quote(f'dataset={known}')}{_fewer(written)}")
-
-
-def _fewer(data: Dataset) -> str:
-    """Return what a run must be asked where there are fewer clients than it asks for by default."""
-    train = data.manifest.train
-    return f" clients-per-round={train}" if train < RunConfig().clients_per_round else ""
+    typer.echo(f"Next: umbel run {shlex.quote(known)}")
 
 
 def _features(known: Sequence[str], features: str, drop: str, others: set[str]) -> list[str]:
@@ -251,7 +258,7 @@ def _columns(known: Sequence[str], categories: Sequence[str], settings: Sequence
             raise DatasetError(text, code="data.bad-set")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:  # text, as a shell hands it over
+        except tomllib.TOMLDecodeError:  # text, without a shell's quotes
             value = text
         columns.setdefault(name, {})[entry] = value
     return columns
@@ -303,6 +310,8 @@ def _columns_of(schema: Schema) -> Table:
 def _holds(column: Column) -> str:
     if column.type == "category":
         return ", ".join(column.classes)
+    if column.type == "date":
+        return f"dates as {column.format or '2024-01-31'}"
     limits = [f"{low:,.10g}" if low is not None else "" for low in (column.minimum, column.maximum)]
     return " ".join(filter(None, (f"{limits[0]} to {limits[1]}" if any(limits) else "", column.unit)))
 
@@ -310,14 +319,18 @@ def _holds(column: Column) -> str:
 def _seen(column: Column, role: str) -> str:
     if role == "client":
         return "nothing"
+    if column.missing == "indicate":
+        return f"{_seen(column.model_copy(update={'missing': ''}), role)}; 0 or 1, whether it is missing"
     if column.type == "boolean":
         return "-1 or 1" if role == "target" else "0 or 1"
+    if column.type == "date":
+        return f"numbers near 1: {', '.join(column.parts)}"
     if column.type == "category" and role == "target":
         return f"classes 0 to {len(column.classes) - 1}"
     if column.type == "category" and column.encode == "one-hot":
         return f"{len(column.classes)} numbers, 0 or 1"
     shifted = f"({column.name} - {column.offset:g})" if column.offset else column.name
-    return f"{shifted} / {column.scale:g}" if (column.scale, column.offset) != (1, 0) else "as it is"
+    return f"{shifted} / {column.scale:g}" if (column.scale, column.offset) != (1, 0) else "unchanged"
 
 
 def _target(data: Dataset) -> str:
@@ -332,19 +345,57 @@ def _spread(lengths: Any) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}, median {middle:,.10g}"
 
 
-def _hints(data: Dataset) -> list[str]:
-    """Say which numbers are large, because a model hardly learns from them."""
+def _hints(data: Dataset, standardised: bool) -> list[str]:
+    """Say which numbers are large, because a model hardly learns from them, and round constants that help.
+
+    A run with a guarantee needs a scale or a range of every number.
+    """
     schema = data.manifest.layout
     assert schema is not None
-    hints, place = [], 0
+    tops, flags, bare, ranges, place = list[str](), list[str](), list[str](), list[str](), 0
+    ranged, estimated = False, standardised
     for column in (*schema.features, schema.target):
         values = data.targets if column is schema.target else data.features[:, place]
         place += len(column.stored)
-        if column.type in ("number", "integer") and (stored := float(np.abs(values).max())) > _LARGE:
-            top = stored * column.scale
-            hints.append(
-                f"{column.name} reaches {top:,.6g}, and models learn best from numbers near 1: give a constant, as "
-                f"--set {column.name!r}.scale={10 ** np.rint(np.log10(top)):.0f}, or, for simulation alone, "
-                "--standardise."
-            )
+        if column.type not in ("number", "integer"):
+            continue
+        low, high = (round(float(end) * column.scale + column.offset, 4) + 0.0 for end in (values.min(), values.max()))
+        known = column.minimum is not None and column.maximum is not None
+        scaled = (column.scale, column.offset) != (1, 0)
+        if float(np.abs(values).max()) <= _LARGE:
+            if not (known or scaled):
+                bare.append(column.name)
+                ends = ("minimum", min(values.min(), 0)), ("maximum", max(values.max(), 0))
+                ranges += [Syntax.FLAGS.entry(column.name, entry, _outwards(float(end))) for entry, end in ends]
+            continue
+        tops.append(f"{column.name} {low:,.6g} to {high:,.6g}")
+        if known and not scaled:
+            ranged = True
+            continue
+        far = column is not schema.target and high > low > high / 2  # from 0, and close to one another
+        scale = 10 ** max(0, round(math.log10((high - low) / 2 if far else max(abs(low), abs(high)))))
+        if far:
+            flags.append(Syntax.FLAGS.entry(column.name, "offset", round((low + high) / 2 / scale) * scale))
+        flags.append(Syntax.FLAGS.entry(column.name, "scale", scale))
+        estimated |= scaled
+    hints = []
+    if tops:
+        simulated = " In simulation, --standardise estimates scales instead." if flags and not estimated else ""
+        hints.append(
+            f"Models learn best from numbers near 1, and these are large: {', '.join(tops)}. Import again with "
+            f"--replace, and add {' '.join(['--standardise'] * ranged + flags)}.{'' if ranged else simulated}"
+        )
+    if bare:
+        hints.append(
+            f"A run with --epsilon needs a range of {', '.join(bare)}. If these are public, add {' '.join(ranges)} "
+            "for such a run."
+        )
     return hints
+
+
+def _outwards(end: float) -> float:
+    """Return a number rounded away from 0 to one digit."""
+    end = float(f"{end:.6g}")  # without the last digits of single precision
+    unit = 10.0 ** math.floor(math.log10(abs(end))) if end else 1.0
+    found = float(f"{math.copysign(math.ceil(abs(end) / unit) * unit, end):.1g}")
+    return int(found) if found.is_integer() else found

@@ -1,4 +1,4 @@
-"""``umbel export``: a run's hypotheses as files that other programs read, each read again before it is called done."""
+"""``umbel export``: a run's result as files for other programs, each read back before it is reported."""
 
 from __future__ import annotations
 
@@ -8,27 +8,48 @@ from typing import Annotated
 
 import typer
 
+from umbel.privacy.gate.policy import Personal
 from umbel.protocol.cli import errors_in_one_line
-from umbel.server.runs import find_run
+from umbel.protocol.errors import ConfigError
+from umbel.server.runs import find_run, reading
 
 app = typer.Typer(add_completion=False)
 
 
 Format = StrEnum("Format", {"STATE_DICT": "state-dict", "SAFETENSORS": "safetensors", "ONNX": "onnx"})
-"""What a hypothesis is written as; see `umbel.cli.runs.export`."""
+"""File format of a hypothesis; see `umbel.cli.runs.export`."""
 
 
 @app.command()
 def command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")],
     folder: Annotated[Path, typer.Argument(help="Folder to write to.")],
-    format: Annotated[Format, typer.Option(help="What each hypothesis is written as.")] = Format.SAFETENSORS,
+    format: Annotated[
+        Format,
+        typer.Option(
+            help="File format. For data from a table, onnx takes raw columns and predicts in the target's unit."
+        ),
+    ] = Format.SAFETENSORS,
+    client: Annotated[
+        str,
+        typer.Option(
+            help="A client of the run's dataset, by its name or number: write its predictor as onnx, to client-N. No "
+            "guarantee covers that file."
+        ),
+    ] = "",
+    personalise: Annotated[
+        Personal | None,
+        typer.Option(help="How the client personalises the hypotheses.", show_default="as umbel predict"),
+    ] = None,
 ) -> None:
-    """Write a run's best hypotheses, a file each: hypothesis-0, hypothesis-1, ..."""
-    with errors_in_one_line():
+    """Write a run's best hypotheses, one file each: hypothesis-0, hypothesis-1, ..."""
+    with errors_in_one_line(), reading(run):
+        if personalise and not client:
+            raise ConfigError("--personalise needs --client; name one", code="config.no-client")
         path = find_run(run)
-        # It takes PyTorch, which a run that is not there need not wait for.
+        # The import loads PyTorch; a missing run is reported before.
         from umbel.cli.runs import Run, export
 
-        for file in export(Run(path), folder.expanduser().absolute(), format.value):
+        how = {"personalise": personalise.value} if personalise else {}
+        for file in export(Run(path), folder.expanduser().absolute(), format.value, client=client or None, **how):
             typer.echo(file)

@@ -1,4 +1,4 @@
-"""``umbel keys``: every setting there is, with its default, what it may be, and what it means."""
+"""``umbel keys``: every setting, with its default, its range and its meaning."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def command(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD...]", help="Only those with one of these in name or meaning.")
+        list[str] | None, typer.Argument(metavar="[WORD...]", help="Only keys with one of these words in name or text.")
     ] = None,
-    site: Annotated[bool, typer.Option("--site", help="The entries of a site's policy, not the run config's.")] = False,
+    site: Annotated[bool, typer.Option("--site", help="Print the entries of a site's policy instead.")] = False,
 ) -> None:
     """Print every key of the run config, with its default and its meaning."""
     kind: type[Settings] = RunConfig
@@ -38,7 +38,7 @@ def command(
         hint = f"; did you mean {near[0]}?" if near else ""
         with errors_in_one_line():
             raise ConfigError(
-                f"no key has {' or '.join(map(repr, words or []))} in it{hint}", code="config.unknown-key"
+                f"no key or meaning contains {' or '.join(map(repr, words or []))}{hint}", code="config.unknown-key"
             )
     table = Table("key", "default", "meaning", show_lines=len(found) < len(rows))
     for name, default, rule, meaning in found:

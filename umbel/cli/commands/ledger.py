@@ -1,4 +1,4 @@
-"""``umbel ledger``: what a site's clients have spent."""
+"""``umbel ledger``: the past spending of a site's clients."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from umbel.privacy.gate.charges import paper_spent
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.cli import command_group, console, csv_cell, errors_in_one_line
 from umbel.protocol.errors import LedgerError
+from umbel.protocol.words import count_of
 
 app = command_group("Read a site's ledger.")
 
@@ -25,7 +26,7 @@ _Delta = Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (eps
 
 @app.command()
 def show(path: _LedgerPath, delta: _Delta = DELTA) -> None:
-    """Print what each client has spent; the guarantee and the paper's heuristic are never added up."""
+    """Print what each client has spent, by the guarantee and, separately, by the paper's heuristic."""
     heads = ("client", "participations", "epsilon", f"epsilon at delta {delta:g}", "paper's budget")
     table = Table(*heads, title=str(path))
     for client, account in opened(path).accounts().items():
@@ -34,15 +35,15 @@ def show(path: _LedgerPath, delta: _Delta = DELTA) -> None:
     terminal = console()
     terminal.print(table)
     terminal.print(
-        "epsilon: what is guaranteed between any two data sets of a client, over all that it ever released, for "
-        "tasks fixed in advance; none where it once released without a public clip norm, or with an open choice. "
-        "paper's budget: the sum of n/nu, a heuristic, which guarantees nothing.",
+        "epsilon: the guarantee between any two data sets of a client, over all its releases, for tasks fixed in "
+        "advance; none after a release without a public clip norm, or with an open choice. "
+        "paper's budget: the sum of n/nu, a heuristic that guarantees nothing.",
         soft_wrap=True,
     )
     if messages := sum(row["messages"] for row in opened(path).table("evaluations") if row["run"]):
         terminal.print(
-            f"Clients were asked to report in {messages} messages. Exact losses of validation clients (exact-losses, "
-            "or no budget) are not in this ledger.",
+            f"Servers asked for reports in {count_of(messages, 'message')}. This ledger does not count exact losses of "
+            "validation clients (exact-losses, or no budget).",
             soft_wrap=True,
         )
 
@@ -55,7 +56,7 @@ Kept = StrEnum("Kept", ["charges", "clients", "evaluations", "sent", "ended", "r
 def export(
     path: _LedgerPath,
     table: Annotated[
-        Kept, typer.Option(help="Charges, a table's clients by number, or what the site remembers of runs.")
+        Kept, typer.Option(help="Charges, the numbers of a table's clients, or the site's records of runs.")
     ] = Kept.charges,
 ) -> None:
     """Write every charge, or another table of the ledger's file, to standard output as CSV, oldest first."""
@@ -69,26 +70,26 @@ def export(
 
 @app.command()
 def create(path: _LedgerPath) -> None:
-    """Make a new, empty ledger; a node makes none itself where its policy sets a limit."""
+    """Make a new, empty ledger. A node whose policy sets a limit does not make one itself."""
     with errors_in_one_line():
         if path.exists():
-            raise LedgerError(f"{path} is there already", code="ledger.exists")
+            raise LedgerError(f"{path} exists already", code="ledger.exists")
         Ledger.create(path)
     typer.echo(f"{path} is a new, empty ledger")
 
 
 @app.command()
 def check(path: _LedgerPath) -> None:
-    """Say whether the file is a whole ledger; exit with an error if it is not."""
-    typer.echo(f"{path} is a whole ledger with {charges_in(opened(path))} charges")
+    """Check that the file is an intact ledger; exit with an error if not."""
+    typer.echo(f"{path} is an intact ledger with {count_of(charges_in(opened(path)), 'charge')}")
 
 
 def charges_in(ledger: Ledger) -> int:
-    """Return how many charges a ledger holds."""
+    """Return the number of charges in a ledger."""
     return sum(sum(account.values()) for account in ledger.accounts().values())
 
 
 def opened(path: Path) -> Ledger:
-    """Return a whole ledger, or end the command."""
+    """Return an intact ledger, or end the command."""
     with errors_in_one_line():
         return Ledger(path, whole=True)

@@ -1,4 +1,4 @@
-"""``umbel log``: what servers asked of a site, and what the site decided."""
+"""``umbel log``: the requests of servers to a site, and the site's decisions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from umbel.privacy.gate.store import LOG_SUFFIX, beside
 from umbel.protocol.cli import command_group, console, errors_in_one_line, fail, printable
 from umbel.protocol.errors import LogError
 from umbel.protocol.home import umbel_home
+from umbel.protocol.words import count_of
 
-app = command_group("Read a site's log: what servers asked, and what the site decided.")
+app = command_group("Read a site's log: servers' requests, and the site's decisions.")
 
 _LogPath = Annotated[
     Path | None,
@@ -31,9 +32,9 @@ _LogPath = Annotated[
 def show_log(
     path: _LogPath = None,
     since: Annotated[datetime | None, typer.Option(help="Only messages from this time on (UTC).")] = None,
-    refused: Annotated[bool, typer.Option(help="Only messages that were refused, or a part of them.")] = False,
+    refused: Annotated[bool, typer.Option(help="Only messages that were refused completely or in part.")] = False,
 ) -> None:
-    """Print a row for each message: when it came, what it asked, what the site decided and why."""
+    """Print a row for each message: its time, its request, the site's decision and the reason."""
     log = SiteLog(_log_path(path))
     table = Table("", "time (UTC)", "run", "message", "asked", "decision", "paid", "reason", title=str(log.path))
     fault = None
@@ -52,7 +53,7 @@ def show_log(
 
 @app.command("check")
 def check_log(path: _LogPath = None) -> None:
-    """Say whether the log is whole, and agrees with the ledger; exit with an error if not."""
+    """Check that the log is intact and agrees with the ledger; exit with an error if not."""
     log = SiteLog(_log_path(path))
     ledger = log.path.with_name(log.path.name.removesuffix(LOG_SUFFIX))
     with errors_in_one_line():
@@ -62,18 +63,18 @@ def check_log(path: _LogPath = None) -> None:
             lines, last, paid = line["number"], line["hash"], paid + line["paid"]
         charges = charges_in(opened(ledger)) if ledger.exists() else 0
         if charges < paid:
-            text = f"{log.path} tells of {paid} charges, and the ledger {ledger} has {charges}: it may be an older copy"
+            text = f"{log.path} has {paid} charges, but {ledger} only {charges}: the ledger may be an older copy"
             raise LogError(text, code="log.ledger-behind")
-    typer.echo(f"{log.path} is a whole log of {lines} lines; the last hash is {last}")
-    typer.echo(f"{paid} charges are on record, of {charges} in the ledger")
+    typer.echo(f"{log.path} is an intact log of {count_of(lines, 'line')}; its last hash is {last}")
+    typer.echo(f"It records {paid:,} of the ledger's {count_of(charges, 'charge')}")
 
 
 @app.command("set-aside")
 def set_log_aside(path: _LogPath = None) -> None:
-    """Rename a log that is damaged, or long, and begin another; the site refuses until a damaged one is set aside."""
+    """Rename a damaged or long log, and begin a new one. Until then, a site with a damaged log refuses everything."""
     with errors_in_one_line():
         log = SiteLog(_log_path(path))
-        typer.echo(f"{log.path} is a new log; the one before is {log.set_aside()}")
+        typer.echo(f"{log.path} is a new log; the previous one is {log.set_aside()}")
 
 
 def _log_path(path: Path | None) -> Path:
@@ -82,7 +83,7 @@ def _log_path(path: Path | None) -> Path:
 
 
 def _cells(line: Line) -> list[Text]:
-    """Return what a row says of a line."""
+    """Return the cells of a line."""
     asked = "; ".join(
         f"{name}: " + ", ".join(f"{key.replace('_', '-')} {value}" for key, value in values.items() if value != "")
         for name, values in line["asked"].items()

@@ -1,17 +1,24 @@
-"""``umbel plan``: what a run would cost its clients, or what noise a wanted guarantee takes, before anything is run."""
+"""``umbel plan``: the cost of a run for its clients, or the noise for a wanted guarantee, before the run."""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
+import tomli_w
 import typer
+from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
-from umbel.cli.plans import Planned, plan
+from umbel.cli.commands.run import pairs
+from umbel.cli.plans import Planned, as_toml, costs
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
 from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.errors import ConfigError
+from umbel.simulation.start import values_of
 
 app = typer.Typer(add_completion=False)
 
@@ -19,28 +26,41 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def command(
     context: typer.Context,
-    config: Annotated[
-        str,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="[CONFIG]",
-            help="A TOML file of run-config values, or the name of one in configs/: its model and its dataset give "
-            "the numbers. In place of n, k, the clients and U.",
+            metavar="[CONFIG|DATASET] [KEY=VALUE...]",
+            help="A TOML file with run-config values, its name in configs/, or a dataset. It replaces --parameters, "
+            "--hypotheses, --clients and --clients-per-round. With --epsilon or --write, KEY=VALUE overrides the plan.",
             show_default="none",
         ),
-    ] = "",
-    parameters: Annotated[int | None, typer.Option(help="n, the number of parameters of the model.")] = None,
-    hypotheses: Annotated[int | None, typer.Option(help="k.")] = None,
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="Plan the whole run for this guarantee, as umbel run --epsilon does."),
+    ] = None,
+    write: Annotated[Path | None, typer.Option(help="File for the planned run config, for umbel run FILE.")] = None,
+    sites: Annotated[
+        int, typer.Option(min=1, help="With --epsilon: number of sites, if the strategy takes sums from sites.")
+    ] = 1,
+    parameters: Annotated[int | None, typer.Option(help="n, the number of model parameters.")] = None,
+    hypotheses: Annotated[int | None, typer.Option(help="k, the number of hypotheses.")] = None,
     clients: Annotated[int | None, typer.Option(help="Number of training clients.")] = None,
-    clients_per_round: Annotated[int | None, typer.Option(help="U.")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="nu; or give --target-epsilon.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds; with --noise-multiplier.")] = None,
-    target_epsilon: Annotated[float | None, typer.Option(help="The epsilon that is wanted; nu is worked out.")] = None,
+    clients_per_round: Annotated[int | None, typer.Option(help="U, training clients asked in each round.")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="nu, the noise multiplier; or give --target-epsilon.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="With --noise-multiplier: number of rounds.")] = None,
+    target_epsilon: Annotated[float | None, typer.Option(help="Compute the nu that reaches this epsilon.")] = None,
     participations: Annotated[
-        int, typer.Option(min=1, help="The most participations of a client; with --target-epsilon.")
+        int, typer.Option(min=1, help="With --target-epsilon: maximum participations of a client.")
     ] = 1,
     choice_epsilon: Annotated[
         float | None,
-        typer.Option(help="Of the randomised choice.", show_default="open, or a quarter of the target a participation"),
+        typer.Option(
+            help="Epsilon of the randomised choice.",
+            show_default="0, or a quarter of a participation's target",
+        ),
     ] = None,
     mechanism: Annotated[
         str | None, typer.Option(help="laplace, gaussian, or package.module:Class.", show_default="laplace")
@@ -50,18 +70,62 @@ def command(
         bool,
         typer.Option(
             "--public-data",
-            help="The data of CONFIG are public or made up: measure clients' first updates, for the clip norm.",
+            help="Measure clients' first updates to plan the clip norm. Only for public or synthetic data.",
         ),
     ] = False,
 ) -> None:
-    """Print what a run would cost its clients, or what noise a wanted guarantee takes, before anything is run."""
+    """Print, before a run, its cost in privacy for clients, or the noise that a guarantee needs."""
     with errors_in_one_line():
-        planned = plan(**context.params)
+        named = [word for word in words or [] if "=" not in word]
+        values = pairs([word for word in words or [] if "=" in word])
+        if len(named) > 1:
+            raise ConfigError(f"{named[-1]!r} is not KEY=VALUE", code="config.two-configurations")
+        if epsilon is not None or write is not None:
+            _whole_run(context, named[0] if named else "", values, epsilon, delta, write, sites)
+            return
+        if values:
+            text = f"{next(iter(values))}=... needs the plan of a whole run; give --epsilon"
+            raise ConfigError(text, code="config.missing-figure")
+        own = {"words", "epsilon", "write", "sites"}
+        config = named[0] if named else ""
+        planned = costs(config, **{name: one for name, one in context.params.items() if name not in own})
     _show(planned, bool(config))
 
 
+def _whole_run(
+    context: typer.Context,
+    name: str,
+    values: dict[str, Any],
+    epsilon: float | None,
+    delta: float,
+    write: Path | None,
+    sites: int,
+) -> None:
+    """Plan a whole run, print it, and write its run config if wanted."""
+    if not name:
+        raise ConfigError("name a configuration or dataset to plan its run", code="config.missing-figure")
+    others = set(context.params) - {"words", "epsilon", "write", "sites", "delta"}
+    given = [one for one in others if context.get_parameter_source(one) is not ParameterSource.DEFAULT]
+    if given:
+        text = f"--{given[0].replace('_', '-')} does not go with --epsilon; give KEY=VALUE, or leave out --epsilon"
+        raise ConfigError(text, code="config.both-ways")
+    asked = context.get_parameter_source("delta") is not ParameterSource.DEFAULT
+    planned = values_of(name, values, epsilon, delta if asked else None, sites)
+    if write is not None:
+        try:
+            write.write_text(as_toml(planned), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{write} cannot be written: {error.strerror}", code="config.unwritable") from None
+    for line in planned.words:
+        typer.echo(line)
+    if write is None:
+        typer.echo(tomli_w.dumps(planned.values), nl=False)
+        return
+    typer.echo(f"Next: umbel run {shlex.quote(str(write))}")
+
+
 def _show(planned: Planned, from_config: bool) -> None:
-    """Print a plan, what would leave less noise, and what it means where it means trouble."""
+    """Print a plan, changes that would leave less noise, and warnings."""
     figures, delta = planned.figures, planned.delta
     release = figures.release
     (pure, epsilon), (most_pure, most) = in_words(figures.median), in_words(figures.maximum)
@@ -72,11 +136,11 @@ def _show(planned: Planned, from_config: bool) -> None:
     if release.chooses:
         add("choice-epsilon", f"{release.choice_epsilon:.4g}", "of the randomised choice; 0 leaves it open")
     if planned.radius is not None:
-        add("radius", f"{planned.radius:.3g}", "a client's first update: a clip-norm of that, or half of it")
+        add("radius", f"{planned.radius:.3g}", "norm of a client's first update; set clip-norm to it, or to half of it")
     elif from_config:
-        add("radius", "not measured", "it would tell about clients' rows; --public-data measures it")
+        add("radius", "not measured", "a measurement would reveal clients' rows; --public-data allows it")
     participations = f"median {figures.median_participations}, most {figures.max_participations}"
-    add("participations", participations, "the figures hold for these: set max-participations to the most")
+    add("participations", participations, "assumed by these figures; set max-participations to the larger number")
     add("pure epsilon", f"median {pure}, most {most_pure}", between)
     add(f"epsilon at delta {delta:g}", f"median {epsilon}, most {most}", "the same, by numerical composition")
     if figures.maximum is not None:
@@ -92,6 +156,7 @@ def _show(planned: Planned, from_config: bool) -> None:
     console = Console()
     console.print(table)
     for way, factor in sorted(planned.ways.items(), key=lambda pair: -pair[1]):
-        console.print(f"With {way} the noise left is {factor:.2f} times less, at the same guarantee.", soft_wrap=True)
-    for warning in figures.warnings:
+        text = f"With {way}, the noise left would be {factor:.2f} times smaller, at the same guarantee."
+        console.print(text, soft_wrap=True)
+    for warning in planned.warnings:
         console.print(f"Warning: {warning}", style="yellow", soft_wrap=True)

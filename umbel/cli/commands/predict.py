@@ -1,4 +1,4 @@
-"""``umbel predict``: clients that took no part in a run pick their best hypothesis and predict with it."""
+"""``umbel predict``: clients personalise a run's hypotheses with their labelled rows, and predict."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import safetensors
+import pandas as pd
 import typer
 
-from umbel.client.prediction import mean_metric, predictions, read_features, read_run, table
+from umbel.cli.runs import Run
+from umbel.client.prediction import DEFAULT, client_in, in_unit, predictions, read_features, read_run, table
+from umbel.client.table_prediction import is_table
 from umbel.data import find_typed, open_dataset
-from umbel.protocol.cli import csv_cell, errors_in_one_line
-from umbel.protocol.errors import DatasetError
+from umbel.data.table import read_table
+from umbel.privacy.gate.policy import Personal
+from umbel.protocol.cli import csv_cell, errors_in_one_line, printable
+from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.home import write_atomically
-from umbel.server.runs import find_run
+from umbel.protocol.words import count_of
+from umbel.server.runs import find_run, reading
 
 app = typer.Typer(add_completion=False)
 
@@ -22,42 +27,80 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")],
-    dataset: Annotated[str, typer.Argument(help="The newcomer's labelled data: a dataset's name or path.")],
-    client: Annotated[int | None, typer.Option(min=0, help="One client alone.", show_default="all")] = None,
+    rows: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE|DATASET",
+            help="Rows to predict for: a CSV or parquet file, where targets may be missing, or a dataset.",
+        ),
+    ],
+    client: Annotated[
+        str, typer.Option(help="Only this client: its name, or its number in a dataset.", show_default="all")
+    ] = "",
     features: Annotated[
-        Path | None, typer.Option(help="Rows without labels (.npy) to predict for.", show_default="the client's own")
+        Path | None,
+        typer.Option(help="With a dataset: rows without labels (.npy) to predict for.", show_default="the dataset's"),
+    ] = None,
+    personalise: Annotated[
+        Personal,
+        typer.Option(
+            help="How a client personalises the hypotheses, at no cost in privacy. no: the best one unchanged."
+        ),
+    ] = DEFAULT,
+    schema: Annotated[
+        Path | None, typer.Option(help="Schema of the table.", show_default="that of the run's dataset")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file to write.", show_default="standard output")] = None,
 ) -> None:
-    """Let clients that took no part in a run pick their best hypothesis and predict with it."""
-    with errors_in_one_line(ValueError, safetensors.SafetensorError):
-        data = open_dataset(find_typed(dataset))
-        model, hypotheses = read_run(find_run(run), data)
-        rows = None if features is None else read_features(features, data)
-        count = data.manifest.clients
-        if client is not None and client >= count:
-            raise DatasetError(f"{dataset} has the clients 0 to {count - 1}, not {client}", code="data.unknown-client")
+    """Predict with a run, in the target's unit.
+
+    A client's labelled rows choose its predictor. They come from the run's dataset if it has a client of that name,
+    otherwise from the table. A client without labelled rows gets the mean of the hypotheses.
+    """
+    with errors_in_one_line(ValueError):
         if out is not None and not out.expanduser().absolute().parent.is_dir():
             raise DatasetError(f"{out} cannot be written: its folder is missing; make it first", code="data.no-folder")
-        made = list(predictions(model, hypotheses, data, list(range(count)) if client is None else [client], rows))
-    found = table(made, data, with_targets=rows is None)
+        path = find_run(run)
+        if is_table(rows):
+            if features is not None:
+                text = "--features goes with a dataset; put the rows in the table"
+                raise ConfigError(text, code="config.features-and-table")
+            source = Path(rows).expanduser()
+            made = Run(path).predict_table(read_table(source), source, [client] if client else [], personalise, schema)
+            found, notes = made.rows, [*made.notes, *([f"Warning: {made.warning}"] if made.warning else [])]
+        else:
+            found, notes = _of_dataset(path, rows, client, features, personalise)
     for column in found.columns.intersection(_NUMBERS):
-        found[column] = found[column].map(_text)
-    names = found.columns.difference(_NUMBERS)
+        found[column] = found[column].map(_text, na_action="ignore")
+    names = found.columns.difference([*_NUMBERS, "hypothesis"])
     found[names] = found[names].map(csv_cell)
     text = found.to_csv(index=False)
     if out is None:
-        typer.echo(text, nl=False)
+        typer.echo(printable(text), nl=False)
     else:
         write_atomically(out.expanduser().absolute(), text.encode())
-    mean, unit = mean_metric(made, model, data)
-    shown = f"{mean:.4g} {unit}".strip()
-    typer.echo(f"{len(made)} clients, mean {model.metric.name} on their labelled rows: {shown}", err=True)
+    for note in notes:
+        typer.echo(printable(note), err=True)
+
+
+def _of_dataset(
+    run: Path, name: str, client: str, features: Path | None, how: Personal
+) -> tuple[pd.DataFrame, list[str]]:
+    data = open_dataset(find_typed(name))
+    with reading(run):
+        learnt = read_run(run, data, Run(run).prior)
+    rows = None if features is None else read_features(features, data)
+    clients = [client_in(data, client)] if client else range(data.manifest.clients)
+    made = list(predictions(learnt, data, clients, rows, how))
+    error = in_unit(float(np.mean([one.metric for one in made])), learnt.model, data.manifest)
+    note = f"Mean over {count_of(len(made), 'client')}, on the labelled rows that chose their predictors: {error}"
+    return table(made, learnt.model, data, with_targets=rows is None), [note]
 
 
 _NUMBERS = ["prediction", "target"]
 
 
-def _text(value: Any) -> str:
-    """Return a number, or several separated by spaces."""
-    return " ".join(f"{one:.6g}" if isinstance(one, float) else str(one) for one in np.atleast_1d(value).tolist())
+def _text(value: Any) -> Any:
+    """Return a number, or several separated by spaces; a text stays one that no spreadsheet reads as a formula."""
+    texts = (f"{one:.6g}" if isinstance(one, float) else str(csv_cell(one)) for one in np.atleast_1d(value).tolist())
+    return " ".join(texts)

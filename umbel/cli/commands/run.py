@@ -9,10 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.cli import errors_in_one_line
-from umbel.protocol.errors import ConfigError
+from umbel.protocol.errors import ConfigError, WorthError
+from umbel.server.run_folder import RunFolder
 from umbel.simulation.relay import Relay
-from umbel.simulation.start import in_this_process, launched, on_cluster, read_values, resumed
+from umbel.simulation.start import in_this_process, launched, on_cluster, resumed, values_of
 
 app = typer.Typer(add_completion=False)
 
@@ -22,47 +24,133 @@ def command(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONFIG|RUN] [KEY=VALUE...]",
-            help="A TOML file of run-config values or the name of one in configs/ (with --resume: a run), and values "
-            "that win over it. `umbel keys` lists the keys.",
+            metavar="[CONFIG|DATASET|RUN] [KEY=VALUE...]",
+            help="A TOML file with run-config values, its name in configs/, or a dataset; with --resume, a run. "
+            "KEY=VALUE overrides a value; umbel keys lists the keys.",
             show_default="the demo",
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="The same as CONFIG.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with RUN after its last finished round.")] = False,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Plan noise, rounds and clip norms for this guarantee, which holds between any two data sets of a "
+            "client over the whole run.",
+            show_default="the configuration's noise, if any",
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(min=0, max=0.999, help="Delta of --epsilon; 0 for a pure epsilon.", show_default=f"{DELTA:g}"),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume RUN after its last finished round.")] = False,
     nodes: Annotated[
-        int, typer.Option(min=0, help="Simulated nodes, among which clients are dealt out.", show_default="as fit")
+        int,
+        typer.Option(min=0, help="Number of simulated nodes, which share the clients.", show_default="as many as fit"),
     ] = 0,
     ray: Annotated[
         bool,
         typer.Option(
             "--ray",
-            help="In Flower's own simulation, in processes of Ray's; with as many nodes, to the same bit. Where "
-            "RAY_ADDRESS names a cluster, that is taken.",
+            help="Use Flower's simulation in Ray processes, on the cluster that RAY_ADDRESS names, if any. With the "
+            "same number of nodes, the result is bit-identical.",
         ),
     ] = False,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another run of the same data, to compare in the report. fedavg or local-only makes that baseline; "
+            "fedavg takes about as long as the run. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    baselines: Annotated[
+        bool,
+        typer.Option(
+            "--baselines/--no-baselines",
+            help="At the end, compare the run with simpler ways, for at most a quarter of the run's work.",
+        ),
+    ] = True,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End with exit code 5 unless the run is shown to be worth it.")
+    ] = False,
     in_process: Annotated[bool, typer.Option("--in-process", hidden=True)] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print what Flower and Ray say as well.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the output of Flower and Ray.")] = False,
 ) -> None:
     """Run an experiment in simulation: in this process, in Flower's simulation, or on a Ray cluster."""
     with errors_in_one_line():
-        values = asked(what or [], config, resume)
+        if strict and not baselines:
+            text = "--strict needs the run's worth; leave out --no-baselines"
+            raise ConfigError(text, code="config.strict-alone")
+        others = beside(against) if against else []
+        values, words = asked(what or [], config, resume, epsilon, delta, nodes)
+        for line in words:
+            typer.echo(line)
         relay = Relay(typer.echo, verbose)
         try:
-            if not in_process and (ray or on_cluster()):
-                launched(values, nodes, relay)
-            else:
-                with relay.in_this_process():
-                    in_this_process(values, nodes)
+            folder = done(values, nodes, relay, not in_process and (ray or on_cluster()), baselines)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
+        if others:
+            from umbel.research.experiments.report import write_report
+
+            write_report(folder, others, baselines)
+            typer.echo("The report compares it with the other runs.")
+        if strict:
+            demand(folder)
 
 
-_SHORT = re.compile(r"[+-]?(\.\d+|\d+\.)(e[+-]?\d+)?", re.IGNORECASE)  # .5 and 5. are numbers to all but TOML
+def beside(against: list[str]) -> list[str | Path]:
+    """Return the runs for comparison in the report; errors as for `umbel.research.experiments.report.named`."""
+    from umbel.research.experiments.report import named  # it imports PyTorch
+
+    return named(against)
 
 
-def asked(words: list[str], config: Path | None = None, resume: bool = False) -> dict[str, Any]:
-    """Return the run-config values that a command line stands for; errors as `umbel.configs.read_values`."""
+def done(values: dict[str, Any], nodes: int, relay: Relay, ray: bool, baselines: bool) -> Path:
+    """Run, measure the run's worth, and return its folder."""
+    if not ray:
+        with relay.in_this_process():
+            return in_this_process(values, nodes, baselines)
+    relay.holds = baselines and not relay.whole and not on_cluster()
+    try:
+        folder = launched(values, nodes, relay, baselines)
+        if baselines and not on_cluster():
+            from umbel.research.experiments.report import write_report
+
+            write_report(folder)
+            worth = RunFolder(folder).read_worth()
+            for line in worth.lines() if worth else []:
+                typer.echo(line)
+    finally:
+        for line in relay.closing:
+            typer.echo(line)
+    return folder
+
+
+def demand(folder: Path) -> None:
+    """Raise `WorthError` unless a run is shown to be worth it."""
+    worth = RunFolder(folder).read_worth()
+    if worth is None or not worth.level.worth_it:
+        text = worth.advice if worth else "the run's worth was not measured"
+        raise WorthError(f"the run is not shown to be worth it: {text}", code="worth.not-shown")
+
+
+_SHORT = re.compile(r"[+-]?(\.\d+|\d+\.)(e[+-]?\d+)?", re.IGNORECASE)  # TOML does not accept .5 and 5. as numbers
+
+
+def asked(
+    words: list[str],
+    config: Path | None = None,
+    resume: bool = False,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    nodes: int = 0,
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the run-config values for a command line, and lines that describe them.
+
+    Errors are those of `umbel.simulation.start.values_of`.
+    """
     named = [word for word in words if "=" not in word]
     if len(named) + (config is not None) > 1:
         raise ConfigError(
@@ -71,16 +159,19 @@ def asked(words: list[str], config: Path | None = None, resume: bool = False) ->
     given = pairs([word for word in words if "=" in word])
     source = str(config) if config is not None else named[0] if named else ""
     if not resume:
-        return read_values(source, given)
+        planned = values_of(source, given, epsilon, delta, nodes or 1)
+        return planned.values, planned.words
+    if epsilon is not None or delta is not None:
+        raise ConfigError("a resumed run keeps its noise; leave out --epsilon", code="config.resumed-epsilon")
     if not source:
         raise ConfigError(
-            "name the run to go on with: umbel run RUN --resume; umbel runs list shows them", code="config.no-run"
+            "name the run to resume: umbel run RUN --resume; umbel runs list shows them", code="config.no-run"
         )
-    return resumed(source, given)
+    return resumed(source, given), []
 
 
 def pairs(words: list[str]) -> dict[str, Any]:
-    """Return the values in ``key=value`` words, each as TOML or, as a shell hands it over, plain text."""
+    """Return the values in ``key=value`` words, each as TOML or, without a shell's quotes, plain text."""
     values: dict[str, Any] = {}
     for word in words:
         try:

@@ -1,6 +1,6 @@
-"""Data in: from a DataFrame, a Hugging Face data set, arrays or a folder of images to a dataset.
+"""Importers: from a DataFrame, a Hugging Face data set, arrays or a folder of images to a dataset.
 
-Each function returns a `ClientData`, whose ``write("mine")`` makes what ``dataset = "mine"`` finds.
+Each function returns a `ClientData`, whose ``write("mine")`` makes the dataset for ``dataset = "mine"``.
 """
 
 from umbel.data.importers.arrays import from_arrays, from_image_folder

@@ -1,10 +1,10 @@
-"""From arrays, or a folder of images, to a dataset."""
+"""Import arrays, or a folder of images."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,6 +13,10 @@ from PIL import Image, UnidentifiedImageError
 from umbel.data.importers.client_data import ClientData, split_into_clients
 from umbel.data.importers.partition import Partitioner
 from umbel.protocol.errors import DatasetError
+from umbel.protocol.plugins import trust
+
+_CHANNELS = (1, 3, 4)
+"""Channels of images: grey, colour, colour with transparency."""
 
 
 def from_arrays(
@@ -22,6 +26,7 @@ def from_arrays(
     client: ArrayLike | Partitioner,
     tokens: int | bool | None = None,
     classes: Sequence[str] = (),
+    channels: Literal["", "first", "last", "none"] = "",
     model: str = "",
     loss: str = "",
     **options: Any,
@@ -32,19 +37,24 @@ def from_arrays(
     ----------
     features : array, shape (rows, \\*feature shape)
         Numbers, booleans or tokens. Bytes of three dimensions or more are images: a model sees them
-        divided by 255.
+        divided by 255. Images are stored as (rows, channels, height, width); the shapes (rows, height, width)
+        and (rows, height, width, channels) are converted.
     targets : array, shape (rows,) or (rows, outputs)
-        Numbers; or classes, as whole numbers from 0 on or as texts; or booleans, which become labels of
-        -1 and 1. None for sequences of tokens: the target is then the next token, for each but the last.
+        Numbers, classes or booleans. Classes are integers from 0, or texts. A single boolean becomes a label
+        of -1 or 1; booleans in vectors become the numbers 0 and 1. None for sequences of tokens: each token's
+        target is then the next token.
     client : array, shape (rows,), or Partitioner
         The client of each row, or a partitioner that assigns rows to clients.
     tokens : int or bool, optional
-        For features that are whole numbers: the size of the vocabulary, or True to take the largest
-        token that there is, if they are tokens, which stay integers; False if they are numbers.
+        For integer features: the size of the vocabulary, or True to use the largest token found. Tokens
+        stay integers. False if the features are numbers.
     classes : sequence of str
-        Names of the classes, for targets that are whole numbers.
+        Names of the classes, for integer targets.
+    channels : str
+        For images: whether channels come ``first`` or ``last``, if the shape leaves that open, or ``none``
+        if numbers of shape (rows, height, width) are images.
     model, loss : str
-        As in a manifest; by default, what suits the target.
+        As in a manifest; by default a model and a loss that suit the target.
     **options
         ``validation`` and ``test``, each a share of the clients or a list of names; ``seed`` of that
         split; ``name`` and other entries of the manifest.
@@ -52,11 +62,14 @@ def from_arrays(
     Raises
     ------
     DatasetError
-        When the arrays do not fit each other, or it is not clear what whole numbers are.
+        If the arrays do not fit each other, or the meaning of integers is unclear.
     """
+    trust(model, loss, options.get("metric"))
     x = _numbers(np.asarray(features), tokens)
     entries: dict[str, Any] = {}
-    notes = []
+    notes: list[str] = []
+    if not tokens:
+        x, notes = _channels_first(x, channels)
     if x.dtype == np.uint8 and x.ndim >= 3:
         entries["feature_scale"] = 1 / 255
     elif x.dtype.kind in "iu" and tokens is not None and tokens is not False:
@@ -67,13 +80,24 @@ def from_arrays(
         if "tokens" not in entries or x.ndim != 2 or x.shape[1] < 2:
             raise DatasetError("without targets, features must be sequences of two tokens or more", code="data.tokens")
         x, y = x[:, :-1], x[:, 1:].astype(np.int64)
-        notes.append("The target is the next token of each but the last.")
+        notes.append("Each token's target is the next token; the last has none.")
         own_loss = "cross-entropy"
     else:
-        y, own_loss, classes = labels(np.asarray(targets), classes)
+        raw = np.asarray(targets)
+        if raw.ndim > 1 and raw.dtype.kind in "iuSUOT" and "tokens" not in entries and not model:
+            of = "whole numbers" if raw.dtype.kind in "iu" else "texts"
+            wrong = f"targets of shape {raw.shape} are vectors of {of}"
+            fix = "give floats if they are numbers, one class a row if they are classes, or name a model"
+            raise DatasetError(f"{wrong}; {fix}", code="data.vectors")
+        y, own_loss, classes = labels(raw, classes)
+        if raw.dtype == bool:
+            kept = "-1 and 1" if raw.ndim == 1 else "the numbers 0 and 1, a vector a row"
+            notes.append(f"The target's false and true are stored as {kept}, for the loss {own_loss}.")
     owners = numbered(client.deal(len(x), y)) if isinstance(client, Partitioner) else np.asarray(client)
     if owners.ndim != 1:
-        raise DatasetError(f"client must name each row's, got shape {owners.shape}", code="data.client-column")
+        raise DatasetError(
+            f"client must name the client of each row, got shape {owners.shape}", code="data.client-column"
+        )
     if not model and "tokens" not in entries:
         model = suggested_model(x.shape[1:], y, own_loss, len(classes))
     options = {"units": {"target": {"categories": list(classes)} if classes else {}}} | options
@@ -88,7 +112,7 @@ def from_image_folder(
     colour: bool | None = None,
     **options: Any,
 ) -> ClientData:
-    """Read images as bytes, a class a folder.
+    """Read images as bytes, with a folder for each class.
 
     Parameters
     ----------
@@ -97,17 +121,17 @@ def from_image_folder(
     client : Partitioner, optional
         Assigns images to clients.
     size : (int, int), optional
-        Height and width to bring images to; without it they must have one size.
+        Height and width of the result; without it all images must have the same size.
     colour : bool, optional
-        Whether images are read as (3, height, width) of red, green and blue, or as (height, width) of
-        grey; by default as the first one is.
+        Whether to read images as (3, height, width) in red, green and blue, or as (1, height, width) in grey;
+        by default like the first image.
     **options
         See `umbel.from_arrays`.
 
     Raises
     ------
     DatasetError
-        When there are no images, one cannot be read, or they differ in size.
+        If there are no images, one cannot be read, or they differ in size.
     """
     root = Path(folder).expanduser()
     levels = "CLASS/IMAGE" if client else "CLIENT/CLASS/IMAGE"
@@ -133,11 +157,13 @@ def from_image_folder(
     features = np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)) if colour else stacked
     targets = np.array([file.parent.name for file in files], dtype=object)
     owners = client or np.array([file.parent.parent.name for file in files], dtype=object)
-    return from_arrays(features, targets, client=owners, **options)
+    return from_arrays(features, targets, client=owners, **{"channels": "first"} | options)
 
 
 def labels(targets: NDArray[Any], classes: Sequence[str] = ()) -> tuple[NDArray[Any], str, list[str]]:
-    """Return targets as a dataset keeps them, the loss that suits them, and the names of classes."""
+    """Return targets as a dataset stores them, a loss that suits them, and the names of classes."""
+    if targets.dtype == bool and targets.ndim > 1:
+        return targets.astype(np.float32), "mse", []
     if targets.dtype == bool:
         return (2 * targets.astype(np.int8) - 1), "log", ["false", "true"]
     if targets.dtype.kind in "USOT":
@@ -159,7 +185,7 @@ def labels(targets: NDArray[Any], classes: Sequence[str] = ()) -> tuple[NDArray[
 
 
 def suggested_model(shape: tuple[int, ...], targets: NDArray[Any], loss: str, classes: int = 0) -> str:
-    """Return the smallest model that fits: what a client releases costs privacy by the parameter."""
+    """Return the smallest model that fits: a release costs privacy for each parameter."""
     if loss == "cross-entropy" and targets.ndim == 1:
         outputs = max(classes, int(targets.max(initial=0)) + 1, 2)
         if shape in ((28, 28), (1, 28, 28)) and outputs in (10, 62):
@@ -170,13 +196,13 @@ def suggested_model(shape: tuple[int, ...], targets: NDArray[Any], loss: str, cl
 
 
 def numbered(owners: NDArray[np.int64]) -> NDArray[Any]:
-    """Return names of dealt clients that sort as their numbers do."""
+    """Return names for dealt clients that sort like their numbers."""
     width = len(str(int(owners.max(initial=0))))
     return np.array([f"client-{one:0{width}d}" for one in owners], dtype=object)
 
 
 def _numbers(features: NDArray[Any], tokens: int | bool | None) -> NDArray[Any]:
-    """Return features as a dataset keeps them: bytes of images and tokens as they are, others as float32."""
+    """Return features as a dataset stores them: bytes of images and tokens unchanged, others as float32."""
     kind, shape = features.dtype.kind, features.shape
     if kind not in "biuf":
         wrong = f"features must be numbers, got {features.dtype}"
@@ -186,13 +212,31 @@ def _numbers(features: NDArray[Any], tokens: int | bool | None) -> NDArray[Any]:
     if features.dtype == np.uint8 and features.ndim >= 3 and not tokens:
         return features
     if kind in "iu" and tokens is None:
-        fix = "say tokens=SIZE OF THE VOCABULARY (or True) if they are tokens, or tokens=False if they are numbers"
+        fix = "give tokens=VOCABULARY_SIZE (or True) if they are tokens, or tokens=False if they are numbers"
         raise DatasetError(f"features are whole numbers: {fix}", code="data.tokens")
     if kind in "iu" and tokens is not False:
         return features
     if tokens and kind not in "iu":
         raise DatasetError(f"tokens must be whole numbers, got features of {features.dtype}", code="data.tokens")
     return features.astype(np.float32)
+
+
+def _channels_first(features: NDArray[Any], channels: str) -> tuple[NDArray[Any], list[str]]:
+    """Return images as (rows, channels, height, width), with notes; other features unchanged."""
+    shape = features.shape[1:]
+    if len(shape) == 2 and (features.dtype == np.uint8 or channels == "none"):
+        note = f"Images of shape {shape} have no channel axis; they are stored as {(1, *shape)}."
+        return features[:, None], [note]
+    if len(shape) != 3:
+        return features, []
+    first, last = (channels == one if channels else shape[at] in _CHANNELS for one, at in (("first", 0), ("last", 2)))
+    if first == last:
+        wrong = f"images of shape {shape} may have their channels first or last"
+        raise DatasetError(f'{wrong}; give channels="first" or channels="last"', code="data.channels")
+    if first:
+        return features, []
+    turned = np.ascontiguousarray(np.moveaxis(features, -1, 1))
+    return turned, [f"Images of shape {shape} have their channels last; they are stored as {turned.shape[1:]}."]
 
 
 def _is_image(file: Path) -> bool:

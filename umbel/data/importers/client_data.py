@@ -1,4 +1,4 @@
-"""What all ways in return: rows split into clients, ready to be written."""
+"""The result of all importers: rows split into clients, ready to be written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 
 Share = float | Sequence[str]
-"""Which clients: a share of them, drawn at random, or their names."""
+"""A share of the clients, drawn at random, or their names."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class ClientData:
     Attributes
     ----------
     dataset : Dataset
-        The clients of a run, those that train first; its ``names`` are what they are called.
+        The clients of a run, training clients first; ``names`` holds their names.
     test : Dataset, optional
-        Clients that take part in no run.
+        Clients outside all runs.
     notes : tuple of str
-        What was decided on the way, in sentences.
+        Decisions that the importer made, as sentences.
     """
 
     dataset: Dataset
@@ -40,31 +40,38 @@ class ClientData:
 
     @property
     def manifest(self) -> Manifest:
-        """What the data are."""
+        """The manifest of `dataset`."""
         return self.dataset.manifest
 
-    def write(self, name: str | Path) -> Path:
-        """Write a dataset, whole or not at all, and return its folder.
+    def write(self, name: str | Path, *, replace: bool = False) -> Path:
+        """Write a dataset, completely or not at all, and return its folder.
 
         Parameters
         ----------
         name : str or Path
             A name, for a folder under ``$UMBEL_HOME/data`` that a run finds by ``dataset = "NAME"``,
             or a path. Test clients are then ``dataset = "NAME/test"``.
+        replace : bool
+            Whether to replace a dataset that is there.
 
         Raises
         ------
         DatasetError
-            When there is something else than a dataset; what was there stays as it was.
+            If the folder has a dataset and `replace` is not set, or is not a dataset. Its content stays as it was.
+        DiskError
+            If the disk is full. The content stays as it was.
         """
         folder = folder_of(name)
+        if (folder / "manifest.json").exists() and not replace:
+            text = f"{folder} exists already; give another name, or replace=True"
+            raise DatasetError(text, code="data.exists")
         whole = _renamed(self.dataset, folder.name)
         test = _renamed(self.test, f"{folder.name}-test") if self.test else None
         write_dataset(folder, whole.manifest, whole.features, whole.targets, whole.offsets, whole.names, test)
         return folder
 
     def __repr__(self) -> str:
-        """Say how many clients and rows there are, and of what."""
+        """Return the numbers of clients and rows, and their kinds."""
         own, split = self.dataset, self.manifest.split
         test = f", {self.test.manifest.clients} test" if self.test else ""
         return (
@@ -75,10 +82,10 @@ class ClientData:
 
 
 def folder_of(name: str | Path) -> Path:
-    """Return the folder of a dataset: a path's own, or a name's under ``$UMBEL_HOME/data``."""
+    """Return the folder of a dataset: the path itself, or a name's folder under ``$UMBEL_HOME/data``."""
     path = Path(name).expanduser()
     if str(name) in ("", ".", ".."):
-        raise DatasetError(f"{str(name)!r} is no name of a dataset; give one, or a path", code="data.name")
+        raise DatasetError(f"{str(name)!r} is not a valid name of a dataset; give one, or a path", code="data.name")
     if isinstance(name, Path) or os.sep in str(name) or path.is_absolute():
         return Path(os.path.abspath(path))
     return umbel_home() / "data" / path
@@ -95,13 +102,14 @@ def split_into_clients(
     notes: Sequence[str] = (),
     **entries: Any,
 ) -> ClientData:
-    """Put the rows of each client together, and decide which clients train, validate and test.
+    """Group rows by client, and decide which clients train, validate and test.
 
-    Features and targets are (rows, ...), and `owners` the client of each row. For the rest see `umbel.from_dataframe`.
+    Features and targets are (rows, ...), and `owners` is the client of each row. For the rest see
+    `umbel.from_dataframe`.
     """
     if not len(features) == len(targets) == len(owners):
         found = f"features {features.shape}, targets {targets.shape} and clients of {len(owners)} rows"
-        raise DatasetError(f"{found} differ in rows", code="data.lengths")
+        raise DatasetError(f"{found} differ in their number of rows", code="data.lengths")
     owner, known = pd.factorize(np.array([str(one) for one in owners], dtype=object), sort=True)
     names = known.tolist()
     order = np.random.default_rng(seed).permutation(len(names)).tolist()
@@ -114,7 +122,7 @@ def split_into_clients(
     taken |= set(validates)
     trains = [client for client in rest if client not in taken]
     if not trains:
-        wrong = f"of {len(names)} clients {len(validates)} validate, {len(tests)} test and none trains"
+        wrong = f"of {len(names)} clients {len(validates)} validate, {len(tests)} test and no client trains"
         raise DatasetError(f"{wrong}; set smaller shares", code="data.split")
     lengths = np.bincount(owner, minlength=len(names))
     starts = np.cumsum(lengths) - lengths
@@ -132,7 +140,7 @@ def split_into_clients(
 
 
 def _chosen(share: Share, what: str, names: list[str], among: list[int], of: int = 0) -> list[int]:
-    """Return the clients of a share or of a list of names."""
+    """Return the clients in a share or in a list of names."""
     if isinstance(share, (int, float)):
         if not 0 <= share < 1:
             raise DatasetError(f"{what} must be a share below 1, or names, got {share!r}", code="data.split")
@@ -143,7 +151,7 @@ def _chosen(share: Share, what: str, names: list[str], among: list[int], of: int
     place = {name: index for index, name in enumerate(names)}
     if strange := [name for name in map(str, share) if name not in place]:
         some = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        raise DatasetError(f"{what} names {strange[0]!r}, which is no client; there are {some}", code="data.split")
+        raise DatasetError(f"{what} names {strange[0]!r}, which is not a client; there are {some}", code="data.split")
     return [place[str(name)] for name in share]
 
 

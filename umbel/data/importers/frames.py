@@ -1,4 +1,4 @@
-"""From a DataFrame to a dataset, with a schema that is given, or types and categories as the values suggest."""
+"""Import a DataFrame, with a given schema, or with types and categories inferred from the values."""
 
 from __future__ import annotations
 
@@ -8,19 +8,33 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from umbel.data import Column, Schema
+from umbel.data.hints import Syntax
 from umbel.data.importers.arrays import from_arrays, numbered
 from umbel.data.importers.client_data import ClientData, Share, split_into_clients
 from umbel.data.importers.partition import Partitioner
-from umbel.data.table import FALSE, TRUE, as_numbers, as_texts, column_in, encode, missing_in
+from umbel.data.importers.ranges import scaled
+from umbel.data.table import FALSE, ISO_DATE, TRUE, as_numbers, as_texts, encode, missing_in
 from umbel.protocol.errors import DatasetError
+from umbel.protocol.plugins import trust
 
 MOST_CATEGORIES = 100
-"""A column of more different texts is taken for names or free text."""
+"""A text column with more distinct values counts as names or free text."""
+
+MOST_CODES, ROWS_A_CODE, ROUND = 20, 10, 5
+"""Integers count as codes if there are at most so many of them, each in so many rows on average, and they are not all
+multiples of a number from `ROUND` on."""
+
+_OF_NUMBERS = {"scale", "offset", "minimum", "maximum"}
+"""Entries that mark a column as amounts, even if its few values look like codes."""
+
+WEAK = 10.0
+"""Above this epsilon a note says that the protection is weak."""
 
 LOSS = {"number": "mse", "integer": "mse", "boolean": "log", "category": "cross-entropy"}
-"""The loss that suits a target of each type."""
+"""The default loss for a target of each type."""
 
 
 def from_dataframe(
@@ -33,17 +47,20 @@ def from_dataframe(
     schema: Schema | Path | str | None = None,
     missing: str = "refuse",
     standardise: bool = False,
+    standardise_epsilon: float = 0.0,
     validation: Share = 0.2,
     test: Share = 0.0,
     seed: int = 0,
     source: Any = "the table",
+    syntax: Syntax = Syntax.PYTHON,
     **entries: Any,
 ) -> ClientData:
     """Split the rows of a table into clients.
 
-    Numbers become numbers, booleans 0 and 1, and a text one column of 0 and 1 for each of its
-    categories. A target of numbers is predicted with the loss ``mse``, one of categories with
-    ``cross-entropy``, and a boolean, as -1 and 1, with ``log``.
+    A number stays a number, a boolean becomes 0 or 1, and a text becomes one column of 0 and 1 for each
+    of its categories. A date becomes its year, month, weekday, and days since a public date. Integers of
+    few values that look like codes become categories too, and a note says so. For a target of numbers the
+    loss is ``mse``, for categories ``cross-entropy``, and for a boolean, stored as -1 and 1, ``log``.
 
     Parameters
     ----------
@@ -51,45 +68,54 @@ def from_dataframe(
     client : str or Partitioner
         The column of each row's client, or a partitioner that assigns rows to clients.
     target : str
-        The column that is predicted.
+        The column to predict.
     features : sequence of str, optional
-        The columns that it is predicted from; by default all others. A single column of lists or arrays
-        is a sequence, as in `umbel.from_arrays`, whose options are then taken as well.
+        The columns to predict it from; by default all others. A single column of lists or arrays is a
+        sequence, as in `umbel.from_arrays`, and then takes the same options.
     columns : mapping, optional
-        What is not to be guessed: entries of `dataset.Column` by column, as
-        ``{"cost": {"scale": 10_000, "unit": "dollars"}, "ward": {"categories": True}}``. True takes the
-        categories that are found.
+        Entries of `dataset.Column` by column, which replace guesses, as in
+        ``{"cost": {"scale": 10_000, "unit": "dollars"}, "ward": {"categories": True}}``. True means the
+        categories in the rows.
     schema : Schema or path, optional
-        What the columns are, in place of all that.
+        A description of the columns, which replaces the parameters above and `missing`.
     missing : str
-        What becomes of a row without a value: ``refuse`` the table, or ``drop`` the row.
+        Treatment of a missing value: ``refuse`` the table, ``drop`` the row, or ``indicate`` it: a
+        feature with missing values gets an extra number, 1 where the value is missing.
     standardise : bool
-        Whether numbers without a scale get one, and features an offset, from the training clients'
-        rows. These are statistics of the data: fine in simulation, a leak at real sites.
+        Whether to find scales for numbers without one, and offsets for features. A column with a minimum and
+        a maximum is scaled to the range from -1 to 1. Other scales are estimated from the training clients'
+        rows, with a guarantee that no ledger counts; a note gives its epsilon. Only for simulation.
+    standardise_epsilon : float
+        Maximum total epsilon of these estimates for a client; 0 for the smallest that suffices.
     validation, test : float or sequence of str
-        Which clients only validate, and which take part in no run: a share, or their names.
+        Clients that only validate, and clients outside all runs: each a share, or names.
     seed : int
-        Of the order of the clients, and so of the split.
+        Seed of the clients' order, which decides the split.
     source : object
-        Name of the table in errors.
+        Name of the table, for errors.
+    syntax : Syntax
+        Syntax of the settings that errors and notes name.
     **entries
-        Of the manifest: ``name``, ``model``, ``loss``, ``metric``, ``provenance`` and so on.
+        Entries of the manifest: ``name``, ``model``, ``loss``, ``metric``, ``provenance`` and so on.
 
     Raises
     ------
     DatasetError
-        When the table does not fit; the text names the column, the row and the fix.
+        If the table does not fit; the text names the column, the row and the fix.
     """
+    trust(*(entries.get(key) for key in ("model", "loss", "metric")))
     split: dict[str, Any] = {"validation": validation, "test": test, "seed": seed}
     given = {name: dict(column) for name, column in (columns or {}).items()}
     if schema is not None:
         if features or columns or target is not None or isinstance(client, str) or missing != "refuse":
-            wrong = "a schema says all of client, target, features, columns and missing"
-            raise DatasetError(f"{wrong}: give it, or those", code="data.schema-clash")
+            wrong = "a schema replaces client, target, features, columns and missing"
+            raise DatasetError(f"{wrong}; give it, or those", code="data.schema-clash")
         what = schema if isinstance(schema, Schema) else Schema.read(Path(schema))
         what = suggest(Schema(**what.model_dump() | {key: value for key, value in entries.items() if value}))
         if what.client is None and client is None:
-            raise DatasetError("the schema has no client: give a partitioner", code="data.client-column")
+            fix = "--clients NUMBER" if syntax is Syntax.FLAGS else "a partitioner, as client=umbel.Uniform(20)"
+            raise DatasetError(f"the schema has no client: give {fix}", code="data.client-column")
+        syntax = Syntax.SCHEMA
         notes = []
     else:
         if target is None or client is None:
@@ -101,12 +127,10 @@ def from_dataframe(
             return _sequences(frame, features[0], target, client, split | entries)
         column = None if isinstance(client, Partitioner) else client
         what = _infer(frame, column, target, features, given, source, {"missing": missing} | entries)
-        listed = [name for name, one in given.items() if isinstance(one.get("categories"), list)]
-        found = [one.name for one in (*what.features, what.target) if one.type == "category" and one.name not in listed]
-        notes = [f"The categories of {name} were found in the rows: real sites need a public list." for name in found]
-    rows = encode(frame, what, source)
+        notes = _told(what, frame, given, syntax)
+    rows = encode(frame, what, source, syntax=syntax)
     if not len(rows.targets):
-        raise DatasetError(f"{source}: no row is left; repair the table or the schema", code="data.no-rows")
+        raise DatasetError(f"{source}: no rows are left; repair the table or the schema", code="data.no-rows")
     notes += [f"Rows left out: {count:,}, because {reason}." for reason, count in rows.left_out.items()]
     owners: Any = rows.clients
     if isinstance(client, Partitioner):
@@ -116,14 +140,21 @@ def from_dataframe(
     if not standardise:
         return data
     training = set(data.dataset.names[: data.manifest.train])
-    kept = rows.places[[str(one) in training for one in owners]]
-    notes.append(
-        "Numbers are scaled by statistics of the training clients' rows: fine in simulation, a leak at real sites, "
-        "whose schema needs public constants."
-    )
-    provenance = f"{what.provenance} {notes[-1]}".strip()
-    what = _standardised(what, frame.iloc[kept]).model_copy(update={"provenance": provenance})
-    rows = encode(frame, what, source)
+    kept = np.array([str(one) in training for one in owners])
+    who = pd.factorize(np.array([str(one) for one, own in zip(owners, kept, strict=True) if own], dtype=object))[0]
+    # This stream differs from that of the split, which has the same seed.
+    found = scaled(what, frame.iloc[rows.places[kept]], who, standardise_epsilon, np.random.default_rng([seed, 1]))
+    what = found.schema
+    if found.estimated:
+        weak = ", which protects next to nothing" if found.epsilon > WEAK else ""
+        ranges = " and ".join(syntax.entry(found.estimated[0], *one) for one in (("minimum", 0), ("maximum", 100)))
+        notes.append(
+            f"Scales of {', '.join(found.estimated)} were estimated from the training clients' rows with epsilon "
+            f"{found.epsilon:g} a client{weak}. No ledger counts that, which is fine in simulation. Real sites need "
+            f"public ranges: {ranges}."
+        )
+        what = what.model_copy(update={"provenance": f"{what.provenance} {notes[-1]}".strip()})
+    rows = encode(frame, what, source, syntax=syntax)
     return split_into_clients(rows.features, rows.targets, owners, notes=notes, **what.said | split)
 
 
@@ -145,19 +176,19 @@ def stacked(rows: Any, name: str) -> np.ndarray[Any, Any]:
     parts = [np.asarray(row) for row in rows]
     if len(shapes := sorted({part.shape for part in parts})) > 1:
         told = f"{shapes[0]} and {shapes[-1]}"
-        raise DatasetError(f"rows of {name} differ in shape, as {told}; pad or cut them to one", code="data.shape")
+        raise DatasetError(f"rows of {name} differ in shape, as {told}; give them one shape", code="data.shape")
     return np.stack(parts)
 
 
 def columns_there(there: Iterable[Any], names: Iterable[str], source: Any) -> None:
-    """Raise `DatasetError` unless all names are among the columns that are there."""
+    """Raise `DatasetError` unless all names are columns of the table."""
     known = list(there)
     if absent := [name for name in names if name not in known]:
         told = ", ".join(map(str, known))
         raise DatasetError(f"{source} has no column {absent[0]!r}; it has {told}", code="data.missing-column")
 
 
-# --- the schema of a table that has none
+# --- inferring a schema
 
 
 def _infer(
@@ -176,22 +207,52 @@ def _infer(
     chosen = [name for name in frame.columns if name not in (client, target)] if features is None else list(features)
     columns_there(frame.columns, [*chosen, target, *([client] if client else []), *given], source)
     if target in chosen:
-        raise DatasetError(f"{target!r} is the target, and cannot be a feature as well", code="data.no-target")
+        raise DatasetError(f"{target!r} is the target, and cannot also be a feature", code="data.no-target")
     if not chosen:
         raise DatasetError(f"{source} has no column to predict {target!r} from", code="data.missing-column")
+    indicate = entries.get("missing") == "indicate"
+    lacking = {name for name in chosen if indicate and missing_in(frame[name]).any()}
+    own = {
+        name: {"missing": "indicate"} | given.get(name, {}) if name in lacking else given.get(name, {})
+        for name in chosen
+    }
     whole = Schema(
         client=Column(name=client, **({"type": "text"} | given.get(client, {}))) if client else None,
-        target=_column(frame, target, given.get(target, {}), source),
-        features=[_column(frame, name, given.get(name, {}), source) for name in chosen],
-        **entries,
+        target=_column(frame, target, given.get(target, {}), source, is_target=True),
+        features=[_column(frame, name, own[name], source) for name in chosen],
+        **{**entries, "missing": "refuse"} if indicate else entries,
     )
     return suggest(whole)
 
 
-def suggest(schema: Schema) -> Schema:
-    """Return the schema with a model and a loss for its target, where it names none.
+def _told(schema: Schema, frame: pd.DataFrame, given: dict[str, dict[str, Any]], syntax: Syntax) -> list[str]:
+    """Return a note for each guess, with the setting that overrides it."""
+    notes = []
+    for column in (*schema.features, schema.target):
+        name, said = column.name, given.get(column.name, {})
+        if column.type == "category" and not isinstance(said.get("categories"), list):
+            numbers = as_numbers(frame[name][~missing_in(frame[name])])
+            if not {"categories", "type"} & said.keys() and np.isfinite(numbers).all():
+                few = f"{name} holds {len(column.categories)} different whole numbers, read as codes of categories"
+                notes.append(f"{few}; if they are amounts: {syntax.entry(name, 'type', 'number')}.")
+            notes.append(f"The categories of {name} come from the rows; real sites need a public list.")
+        if column.type == "boolean" and column is schema.target:
+            notes.append(f"The target's false and true are stored as -1 and 1, for the loss {schema.loss}.")
+        if column.type == "date" and "days" in column.parts and not {"since", "span"} & said.keys():
+            closer = f"{syntax.entry(name, 'since', '2024-01-01')} {syntax.entry(name, 'span', 365)}"
+            unit = f"in units of {column.span:g} days"
+            notes.append(f"Dates of {name} count from {column.since}, {unit}; if all lie close together: {closer}.")
+        if column.missing == "indicate" and "missing" not in said:
+            notes.append(
+                f"{name} lacks values in these rows, and an extra feature marks them; real sites need that feature too."
+            )
+    return notes
 
-    The model is linear: a client's release costs privacy by the parameter, and this has the fewest.
+
+def suggest(schema: Schema) -> Schema:
+    """Return the schema with a model and a loss for its target, unless it names them.
+
+    The model is linear: a release costs privacy for each parameter, and a linear model has the fewest.
     """
     inputs = sum(len(column.stored) for column in schema.features)
     outputs = len(schema.target.classes) if schema.target.type == "category" else 1
@@ -199,61 +260,67 @@ def suggest(schema: Schema) -> Schema:
     return schema.model_copy(update={"model": model, "loss": schema.loss or LOSS[schema.target.type]})
 
 
-def _standardised(schema: Schema, frame: pd.DataFrame) -> Schema:
-    """Return the schema with scale and offset of its numbers from the table's own rows, to two digits."""
-
-    def scaled(column: Column) -> Column:
-        if column.type not in ("number", "integer") or (column.scale, column.offset) != (1, 0):
-            return column
-        values = as_numbers(column_in(frame, column))
-        rows = values[np.isfinite(values)]
-        offset = 0.0 if column is schema.target else _two_digits(rows.mean())
-        scale = _two_digits(np.sqrt(np.mean((rows - offset) ** 2)))
-        return column.model_copy(update={"offset": offset, "scale": scale or 1.0})
-
-    features = [scaled(column) for column in schema.features]
-    return schema.model_copy(update={"features": features, "target": scaled(schema.target)})
-
-
-def _two_digits(value: float) -> float:
-    return float(f"{value:.2g}")
-
-
-def _column(frame: pd.DataFrame, name: str, given: dict[str, Any], source: Any) -> Column:
+def _column(frame: pd.DataFrame, name: str, given: dict[str, Any], source: Any, is_target: bool = False) -> Column:
     series, entries = frame[name], dict(given)
     found = entries.get("categories") is True
     if "type" not in entries:
-        entries["type"] = "category" if "categories" in entries else _guess(series, name, source)
+        if {"categories", "encode"} & entries.keys():
+            entries["type"] = "category"
+        else:
+            kind = _guess(series, name, source, is_target)
+            amount = kind in ("category", "boolean") and _OF_NUMBERS & entries.keys()
+            entries["type"] = "number" if amount else kind
     if found or (entries["type"] == "category" and "categories" not in entries):
         checked = Column(name=name, **(entries | {"categories": ["?"]}))
         entries["categories"] = _found(series, checked, source)
     return Column(name=name, **entries)
 
 
-def _guess(series: pd.Series, name: str, source: Any) -> str:
+def _guess(series: pd.Series, name: str, source: Any, is_target: bool) -> str:
     """Return the type that a column's values suggest."""
+    if _is_sequence(series.to_frame(name), name):
+        fix = "give it as the only feature, or each of its numbers as a column; for vectors to predict see from_arrays"
+        raise DatasetError(f"{source}: {name} holds lists; {fix}", code="data.vectors")
     if pd.api.types.is_bool_dtype(series):
         return "boolean"
     if pd.api.types.is_datetime64_any_dtype(series):
-        fix = "make a number of it, as days since one, or leave it out"
-        raise DatasetError(f"{source}: {name} holds dates; {fix}", code="data.dates")
+        return "date"
     there = series[~missing_in(series)]
     numbers = as_numbers(there)
-    if set(np.unique(numbers)) == {0.0, 1.0}:
+    if set(np.unique(numbers)) in ({0.0, 1.0}, {-1.0, 1.0}):
         return "boolean"
-    # A few texts among numbers are faults, which are named when the table is read.
+    # A few texts among numbers are faults; reading the table names them.
     if len(there) == 0 or np.isfinite(numbers).mean() > 0.5:
-        return "number"
+        return "category" if _codes(numbers, is_target) else "number"
+    if as_texts(there).str.fullmatch(ISO_DATE).mean() > 0.5:
+        return "date"
     return "boolean" if as_texts(there).str.lower().isin((*TRUE, *FALSE)).all() else "category"
 
 
+def _codes(numbers: NDArray[np.float64], is_target: bool) -> bool:
+    """Return whether numbers look like codes: few distinct integers, each frequent.
+
+    Amounts count from 0, or are round numbers such as 5, 10 and 20. A target may count from 0, as classes do.
+    """
+    values = np.unique(numbers)
+    few = 2 <= len(values) <= MOST_CODES and len(numbers) >= ROWS_A_CODE * len(values)
+    if not few or not (np.isfinite(values).all() and (values % 1 == 0).all() and values[0] >= 0):
+        return False
+    if np.gcd.reduce(values.astype(np.int64)) >= ROUND:
+        return False
+    return is_target or not np.array_equal(values, np.arange(len(values)))
+
+
 def _found(series: pd.Series, column: Column, source: Any) -> list[str]:
-    """Return the categories in a column, numbers by size and before texts."""
+    """Return the categories in a column: numbers by size, then texts."""
     texts = as_texts(series[~missing_in(series)], column.pattern)
     found: list[str] = sorted(texts.unique().tolist(), key=_natural)
     if len(found) > MOST_CATEGORIES:
         wrong = f"{source}: {column.name} has {len(found)} different texts, as {found[0]!r}, too many for categories"
-        fix = "leave the column out, list its categories, or write numbers with a decimal point and no unit"
+        fix = (
+            "leave the column out, list its categories, write numbers with a decimal point and no unit, "
+            "or dates as 2024-01-31"
+        )
         raise DatasetError(f"{wrong}; {fix}", code="data.categories")
     return found or ["?"]
 

@@ -1,4 +1,4 @@
-"""From a Hugging Face data set (the library `datasets`) to a dataset."""
+"""Import a Hugging Face data set (the library `datasets`)."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def from_datasets(
     Parameters
     ----------
     dataset : datasets.Dataset
-        One split, as ``load_dataset(...)["train"]``.
+        One split, such as ``load_dataset(...)["train"]``.
     client : str or Partitioner
-        The column of each row's client; or a partitioner that assigns rows to clients, ours or one of
+        The column of each row's client; or a partitioner that assigns rows to clients, from umbel or from
         ``flwr_datasets.partitioner``.
     target : str, optional
-        The column that is predicted; None for sequences of tokens, to predict the next one.
+        The column to predict; None for sequences of tokens, to predict the next one.
     features : str or sequence of str, optional
-        The columns that it is predicted from, by default all others: numbers, booleans and texts of a
-        few categories, or one column of images or of sequences of one length.
+        The columns to predict it from, by default all others: numbers, booleans and texts of a few
+        categories, or one column of images or of sequences of one length.
     **options
         See `umbel.from_arrays` for images and sequences, and `umbel.from_dataframe` for the rest.
 
     Raises
     ------
     DatasetError
-        When the columns do not fit.
+        If the columns do not fit.
     """
     if isinstance(dataset, dict):
         one = next(iter(dataset))
@@ -69,19 +69,19 @@ def from_datasets(
     frame = pd.DataFrame({name: np.concatenate([np.asarray(batch[name]) for batch in batches]) for name in asked})
     for name in asked:
         if classes := _classes(dataset, name):
-            # -1 is how the library marks a label that is missing.
+            # The library marks a missing label as -1.
             frame[name] = [classes[index] if index >= 0 else None for index in frame[name]]
             own = {name: {"categories": classes}} if name != column else {}
             options["columns"] = own | dict(options.get("columns", {}))
     if dealt:
         frame["client of the partitioner"], column = owners, "client of the partitioner"
     if target is None:
-        raise DatasetError("name the target, the column that is predicted", code="data.no-target")
+        raise DatasetError("name the target, the column to predict", code="data.no-target")
     return from_dataframe(frame, client=column or client, target=target, features=chosen, **options)
 
 
 def _joined(parts: list[Any], name: str) -> Any:
-    # Rows that differ in length come as an array of arrays.
+    # Rows of different lengths come as an array of arrays.
     ragged = [isinstance(part, list) or part.dtype.kind == "O" for part in parts]
     return np.concatenate([stacked(part, name) if odd else part for part, odd in zip(parts, ragged, strict=True)])
 

@@ -1,6 +1,6 @@
-"""Partitioners: which client each row of a central data set goes to.
+"""Partitioners: they assign the rows of a central data set to clients.
 
-Any object with ``deal(rows, labels)`` will do. `umbel.from_datasets` takes Flower Datasets' own as well.
+Any object with ``deal(rows, labels)`` is one. `umbel.from_datasets` accepts Flower Datasets' partitioners as well.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 
 from umbel.protocol.errors import DatasetError
 
-_TRIES = 100  # draws until every client has a row
+_TRIES = 100  # maximum draws until every client has a row
 
 
 @runtime_checkable
 class Partitioner(Protocol):
-    """Deals rows to clients."""
+    """Assigns rows to clients."""
 
     def deal(self, rows: int, labels: NDArray[Any]) -> NDArray[np.int64]:
-        """Return each row's client (rows,), from 0 on; `labels` (rows,) are the targets."""
+        """Return each row's client (rows,), from 0; `labels` (rows,) are the targets."""
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """Rows at random, as many for each client as for any other, or one more."""
+    """Random rows; the clients' numbers of rows differ by at most one."""
 
     clients: int
     seed: int = 0
@@ -50,7 +50,7 @@ class _Skewed:
 
 
 class Dirichlet(_Skewed):
-    """Label skew: each class is dealt in shares drawn from Dir(alpha, ..., alpha).
+    """Label skew: clients' shares of each class are drawn from Dir(alpha, ..., alpha).
 
     After Yurochkin et al., *Bayesian nonparametric federated learning of neural networks* (ICML 2019),
     Sec. 4. Shares are drawn again until every client has a row.
@@ -58,14 +58,14 @@ class Dirichlet(_Skewed):
     Attributes
     ----------
     alpha : float
-        Above 0; the smaller, the fewer classes a client has.
+        Above 0; the smaller it is, the fewer classes a client has.
     """
 
     def deal(self, rows: int, labels: NDArray[Any]) -> NDArray[np.int64]:
         """See `Partitioner.deal`."""
         _enough(self.clients, rows)
         if labels.ndim != 1 or labels.dtype.kind == "f":
-            raise DatasetError("Dirichlet deals classes; for other targets take Quantity", code="data.classes")
+            raise DatasetError("Dirichlet assigns classes; for other targets use Quantity", code="data.classes")
         generator = np.random.default_rng(self.seed)
         own: NDArray[np.int64] = np.empty(rows, np.int64)
         for _ in range(_TRIES):
@@ -79,14 +79,14 @@ class Dirichlet(_Skewed):
 
 
 class Quantity(_Skewed):
-    """Quantity skew: rows at random, in numbers drawn from Dir(alpha, ..., alpha), and one at least for each client.
+    """Quantity skew: random rows, in numbers drawn from Dir(alpha, ..., alpha), at least one for each client.
 
     After Li et al., *Federated learning on non-IID data silos: an experimental study* (ICDE 2022), Sec. 4.3.
 
     Attributes
     ----------
     alpha : float
-        Above 0; the smaller, the less even.
+        Above 0; the smaller it is, the less even the numbers are.
     """
 
     def deal(self, rows: int, labels: NDArray[Any]) -> NDArray[np.int64]:
@@ -99,11 +99,11 @@ class Quantity(_Skewed):
 
 
 def _by_share(shares: NDArray[np.float64], rows: int) -> NDArray[np.int64]:
-    """Return clients in order, each as often as its share of the rows says, to rounding."""
+    """Return clients in order, each repeated by its share of the rows, up to rounding."""
     borders = np.rint(np.cumsum(shares) / shares.sum() * rows).astype(np.int64)
     return np.repeat(np.arange(len(shares)), np.diff(borders, prepend=0))
 
 
 def _enough(clients: int, rows: int) -> None:
     if not 1 <= clients <= rows:
-        raise DatasetError(f"{rows} rows make 1 to {rows} clients, not {clients}", code="data.partition")
+        raise DatasetError(f"{rows} rows can make 1 to {rows} clients, not {clients}", code="data.partition")

@@ -1,15 +1,15 @@
-"""What releases guarantee together: one number, between any two data sets of a client.
+"""The guarantee of all releases together: one epsilon, between any two data sets of a client.
 
-A release with a public radius, the clip norm, is noise around "hypothesis plus update". Any two clipped updates
-lie within two radii. Which hypothesis that is, is covered by randomised response, or there is only one. So a
-release costs what these two cost together, and releases add up. Where the radius is the norm of the
+A release with a public radius, the clip norm, is noise around "hypothesis plus update". Any two clipped updates lie
+within two radii. The choice of the hypothesis is hidden by randomised response, or there is only one hypothesis. So a
+release costs as much as noise and choice together, and the costs of releases add up. If the radius is the norm of the
 client's own update, the choice is open, or there is no noise, there is no guarantee.
 
-A site's release is noise around the sums of its clients' updates, and around the number of clients that
-chose each hypothesis. Another data set of one client moves one sum by up to two radii, or, where the
-client chooses otherwise, two sums by one radius and two counts by one each. The worse of the two at each
-epsilon bounds both (docs/privacy.md, "The extreme pair dominates"). Under Gaussian noise on all of it
-together they are the legs of one distance, of two radii either way.
+A site's release is noise around the sums of its clients' updates, and around the number of clients that chose each
+hypothesis. Another data set of one client moves one sum by up to two radii. If the client then chooses another
+hypothesis, it moves two sums by up to one radius each and two counts by one each. The worse of the two cases at each
+epsilon bounds both (docs/how/privacy.md, "The extreme pair dominates"). With Gaussian noise on sums and counts together
+they are the legs of one distance, of two radii in either case.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.release import Clipping, Kind, Release, exact
 
 DELTA = 1e-5
-"""Delta of the figures that are printed, by default."""
+"""Delta of printed figures, by default."""
 
 MEANINGFUL = 20
-"""Beyond this epsilon, a factor of e**epsilon between what two data sets may lead to says nothing."""
+"""Above this epsilon a guarantee says nothing: e**epsilon bounds the ratio of the probabilities under two data sets."""
 
-# How far apart two inputs of one client can move what is noised, in radii.
+# How far another data set of one client can move the value that gets noise, in radii.
 DISTANCE = {Kind.TRAIN: 2, Kind.SITE: 2, Kind.REPORT: 1}
 
 
@@ -47,8 +47,8 @@ class Guarantee:
     pure : float
         Epsilon at delta = 0; infinite where a mechanism has none.
     epsilon, delta : float
-        The smaller of the epsilon at `delta` by numerical composition, and the pure one. It holds for
-        tasks that were fixed in advance; for servers that pick them as they go, see `within_budget`.
+        The smaller of the epsilon at `delta` by numerical composition and the pure one. It holds for
+        tasks that were fixed in advance; if servers choose them during the run, see `within_budget`.
     """
 
     pure: float
@@ -57,7 +57,7 @@ class Guarantee:
 
 
 def guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee | None:
-    """Return what is guaranteed to a client that released each so often; None where that is nothing."""
+    """Return the guarantee to a client that made these numbers of releases; None if there is none."""
     some = {release: times for release, times in releases.items() if times}
     if any(gap(release) for release in some):
         return None
@@ -68,20 +68,20 @@ def guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guarante
 
 
 def gap(release: Release) -> str:
-    """Return why a release has no guarantee; nothing where it has one."""
+    """Return why a release has no guarantee; empty if it has one."""
     if not release.noise_multiplier > 0:
         return "there is no noise"
     if release.clipping is not Clipping.PUBLIC:
-        return "the radius is the norm of the client's own update"
+        return "each update is clipped to its own norm, which proves nothing"
     if release.formal and not (_counts(release) and _own_pure(release) is not None and not release.choice_epsilon):
         return ""
     return f"the choice among {release.hypotheses or 'several'} hypotheses is open"
 
 
 def site_release(release: Release) -> Release:
-    """Return what each client of a site releases where the site noises sums, and each by itself would `release` this.
+    """Return the release with which a site's noisy sums charge each client that would otherwise make `release`.
 
-    A choice that costs a site's release nothing extra is on record without a price.
+    If the choice costs nothing extra in a site's release, it is recorded without a price.
     """
     alike = replace(release, kind=Kind.SITE)
     if not (release.noise_multiplier > 0 and release.chooses):
@@ -90,10 +90,10 @@ def site_release(release: Release) -> Release:
 
 
 def pure_cost(release: Release) -> Fraction | float:
-    """Return the pure epsilon of a release, exactly; infinite where nothing pure bounds it.
+    """Return the pure epsilon of a release, exactly; infinite if there is no pure bound.
 
-    2 n / nu for vector Laplace noise, and choice-epsilon on top where the client chose; of a site's release
-    as of a client's.
+    It is 2 n / nu for vector Laplace noise, plus choice-epsilon if the client chose; for a site's release as for a
+    client's.
     """
     return _pure_cost(replace(release, radius=None))
 
@@ -125,31 +125,31 @@ def within_budget(
     max_choice_epsilon: float = math.inf,
     reports: bool = False,
 ) -> bool:
-    """Return whether an epsilon of `budget` at `delta` holds, also where a server picked parameters during the run.
+    """Return whether an epsilon of `budget` at `delta` holds, even if a server chose parameters during the run.
 
-    Sums of pure epsilons hold for parameters that are picked during the run (Rogers et al., 2016). So does the sum of
-    mu^2 of Gaussian noise: such releases together tell no more than a Brownian motion with drift that is watched for
-    a time of that sum, however its steps were picked (Smith and Thakurta, 2022). And so does the sum of rho of
-    discrete Gaussian noise (Feldman and Zrnic, 2021).
+    Sums of pure epsilons hold for parameters that are chosen during the run (Rogers et al., 2016). So does the sum of
+    mu^2 of Gaussian noise (Smith and Thakurta, 2022): such releases together reveal no more than a Brownian motion with
+    drift, observed for a time of that sum. This holds for any choice of the steps. The sum of rho of discrete Gaussian
+    noise holds as well (Feldman and Zrnic, 2021).
 
-    For other noise, composition is proven for parameters fixed in advance. So releases of a client's first sort
-    are all taken for ones with the least noise that the site accepts: that dominates every pick of the server,
-    and is fixed. Beside the first sort there is room for nothing else, as a server could turn to it at the
-    moment that suits it best; but where training clients report, a quarter of the budget is set apart for
-    reports and all other sorts, by their pure epsilons.
+    For other noise, composition is proven only for parameters that are fixed in advance. So all releases of the sort
+    that a client made first count as releases with the least noise that the site accepts. That dominates every choice
+    of the server, and is fixed. The first sort leaves no room for others, since a server could turn to them at the
+    moment that suits it best. But if training clients report, a quarter of the budget is reserved for reports and all
+    other sorts, by their pure epsilons.
 
-    What was seen exceeds the budget only where the pure sum does. There the first sort is within its fixed part of the
+    The releases exceed the budget only if their pure sum does. Otherwise the first sort is within its fixed part of the
     budget, and the others are within theirs.
 
     Parameters
     ----------
     releases : mapping from Release to int
-        In the order in which each came first.
+        In the order of their first occurrence.
     budget : Fraction
     delta : float
         0 for a pure epsilon.
     min_noise_multiplier, max_choice_epsilon : float
-        What the site accepts at most.
+        The site's limits.
     reports : bool
         Whether the site's training clients report.
     """
@@ -175,27 +175,27 @@ def within_budget(
 
 
 def _adds_up(release: Release) -> type[Loss] | None:
-    """Return the kind of a release's only loss, if one number says all of it and such numbers have a filter."""
+    """Return the kind of a release's only loss, if a single number describes it and such numbers have a filter."""
     [loss, *more] = losses(release)
     return type(loss) if isinstance(loss, GaussianLoss | ConcentratedLoss) and not more else None
 
 
 def _worst(alike: Sequence[Release], min_noise_multiplier: float, max_choice_epsilon: float) -> Release:
-    """Return the release of one sort that tells most of all that the site accepts."""
+    """Return the release of one sort that reveals most among all that the site accepts."""
     first = alike[0]
     most_telling = max(max_choice_epsilon, *(one.choice_epsilon for one in alike)) if first.choice_epsilon else 0.0
     return replace(
         first,
         radius=None,
         noise_multiplier=min(min_noise_multiplier or math.inf, *(release.noise_multiplier for release in alike)),
-        # Of two, a choice tells most.
+        # A choice between two reveals most.
         hypotheses=2 if first.chooses else 1,
         choice_epsilon=most_telling,
     )
 
 
 def _sort(release: Release) -> tuple[Kind, int, str, bool, bool]:
-    """Return of which sort a release is: releases of one sort differ in how much noise they have alone."""
+    """Return the sort of a release: releases of one sort differ only in how much noise they have."""
     return release.kind, release.n, release.mechanism, release.chooses, release.choice_epsilon > 0
 
 
@@ -213,7 +213,7 @@ def losses(release: Release) -> list[Loss]:
 
 
 def _counts(release: Release) -> bool:
-    """Return whether it is a site's, and says of several hypotheses how many clients chose each."""
+    """Return whether it is a site's release that counts how many clients chose each of several hypotheses."""
     return release.kind is Kind.SITE and release.chooses
 
 
@@ -243,11 +243,11 @@ def _as_float(cost: Fraction | float) -> float:
 
 
 def in_words(found: Guarantee | None) -> tuple[str, str]:
-    """Return the pure epsilon and that at delta as people read them: "none" where there is none."""
+    """Return the pure epsilon and the epsilon at delta as text: "none" if there is none."""
     return ("none", "none") if found is None else (amount(found.pure), amount(found.epsilon))
 
 
 def amount(epsilon: Fraction | float) -> str:
-    """Return an epsilon in four digits, and "none" for one that bounds nothing."""
+    """Return an epsilon with four digits, or "none" if it is infinite."""
     value = _as_float(epsilon)
     return "none" if math.isinf(value) else f"{value:.4g}"

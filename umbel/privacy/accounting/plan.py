@@ -1,4 +1,4 @@
-"""What a run would cost its clients before anything is run, and what noise a wanted guarantee takes."""
+"""The cost of a planned run for its clients, and the noise that a wanted guarantee needs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, Guarantee, guarantee
+from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, Guarantee, guarantee, site_release
 from umbel.privacy.mechanisms import load
 from umbel.privacy.mechanisms.gaussian import calibrate
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE, Clipping, Kind, Release
 
 _CHOICE_SHARE, _LARGEST_CHOICE = 0.25, 2.0
-_LEAST = 1e-4  # of a wanted epsilon; less takes more noise than anybody learns from
-_RARE = 1e-3  # the chance that a client takes part more often than the plan says
-_DIGITS = 4  # of a noise multiplier that is worked out
+_LEAST = 1e-4  # smallest wanted epsilon; a smaller one needs too much noise to learn anything
+_RARE = 1e-3  # probability that a client takes part more often than planned
+_DIGITS = 4  # of a computed noise multiplier
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be trained, as far as noise goes.
+    """The parts of a training task that determine its noise.
 
     Attributes
     ----------
@@ -32,6 +32,8 @@ class Task:
     clients, clients_per_round : int
         Training clients, and U.
     mechanism : str
+    sites : int
+        Number of sites that release sums of their clients' updates; 0 if each client releases its own.
     """
 
     parameters: int
@@ -39,6 +41,7 @@ class Task:
     clients: int
     clients_per_round: int
     mechanism: str = LAPLACE
+    sites: int = 0
 
     def __post_init__(self) -> None:
         for name in ("parameters", "hypotheses", "clients"):
@@ -50,7 +53,7 @@ class Task:
 
     def release(self, noise_multiplier: float, choice_epsilon: float) -> Release:
         """Return the release of one participation, with a public clip norm."""
-        return Release(
+        release = Release(
             Kind.TRAIN,
             self.parameters,
             noise_multiplier,
@@ -59,14 +62,16 @@ class Task:
             hypotheses=self.hypotheses,
             choice_epsilon=choice_epsilon if self.hypotheses > 1 else 0.0,
         )
+        return site_release(release) if self.sites else release
 
     def noise_left(self, noise_multiplier: float) -> float:
-        """Return the root mean square norm of the noise left in a hypothesis after averaging, in radii.
+        """Return the root mean square norm of the noise left in a hypothesis after averaging, in clip norms.
 
-        Releases are taken to be shared out equally among the hypotheses.
+        This assumes equally many clients for each hypothesis.
         """
-        deviation = load(self.mechanism)(noise_multiplier).deviation(self.parameters)
-        return deviation * math.sqrt(self.parameters * self.hypotheses / self.clients_per_round)
+        norm = load(self.mechanism)(noise_multiplier).deviation(self.parameters) * math.sqrt(self.parameters)
+        each = self.clients_per_round / self.hypotheses
+        return norm * math.sqrt(self.sites) / each if self.sites else norm / math.sqrt(each)
 
 
 @dataclass(frozen=True)
@@ -78,13 +83,13 @@ class Plan:
     release : Release
         Of a participation, with a public clip norm.
     median_participations, max_participations : int
-        Participations: of the median client, and the most that any has in 99.9 % of runs.
-    median, maximum : Guarantee or None
-        What is guaranteed to them between any two of their data sets; None where that is nothing.
+        Participations of the median client, and the maximum over all clients in 99.9 % of runs.
+        median, maximum : Guarantee or None
+            Their guarantees between any two data sets of a client; None if there is none.
     noise_left : float
         See `Task.noise_left`.
     largest_curvature_step : float
-        Step size times curvature must stay below this for the rounds to be stable.
+        Step size times curvature must stay below this for stable rounds.
     """
 
     release: Release
@@ -97,18 +102,18 @@ class Plan:
 
     @property
     def warnings(self) -> list[str]:
-        """What the figures mean, where they mean trouble."""
+        """Explanations of figures that mean trouble."""
         found = []
         if self.maximum is not None and self.maximum.epsilon > MEANINGFUL:
             found.append(
-                f"The busiest client may spend epsilon {self.maximum.epsilon:,.0f}. Above {MEANINGFUL} "
-                "a guarantee rules out nothing: the noise may stop particular attacks, but it proves nothing. "
-                "Use a smaller model, more noise, or fewer rounds."
+                f"The busiest client may spend epsilon {self.maximum.epsilon:,.0f}. Above {MEANINGFUL} a guarantee "
+                "proves next to nothing, even if the noise stops particular attacks. Use a smaller model, more noise, "
+                "or fewer rounds."
             )
         if self.noise_left > 1:
             found.append(
                 f"The noise left in a hypothesis after averaging is {self.noise_left:.2g} times the update. "
-                "Ask more clients a round, or use fewer hypotheses or less noise, if learning is too slow."
+                "If learning is too slow, ask more clients a round, or use fewer hypotheses or less noise."
             )
         return found
 
@@ -123,14 +128,14 @@ def plan(task: Task, noise_multiplier: float, choice_epsilon: float, rounds: int
     Raises
     ------
     ConfigError
-        When a figure cannot be; the text names it.
+        If a figure is impossible; the text names it.
     """
     if rounds < 1:
         raise _impossible("rounds", "at least 1", rounds)
-    from scipy import stats  # it takes half a second
+    from scipy import stats  # the import takes half a second
 
     count = stats.binom(rounds, task.clients_per_round / task.clients)
-    # Also for dependent clients, the chance that any has more is at most the sum of their chances.
+    # Even for dependent clients, the probability that any has more is at most the sum of theirs.
     most = int(count.isf(_RARE / task.clients))
     return _figures(task, noise_multiplier, choice_epsilon, int(count.median()), most, delta)
 
@@ -142,18 +147,18 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
     ----------
     task : Task
     target : float
-        Epsilon between any two data sets of a client, over all its participations.
+        Maximum epsilon between any two data sets of a client, over all its participations.
     delta : float
-        With which it holds; 0 for a pure epsilon.
+        Delta of that guarantee; 0 for a pure epsilon.
     participations : int
-        The most participations of a client.
+        Maximum participations of a client.
     choice_epsilon : float, optional
-        By default a quarter of a participation's share of the target, and no more than 2.
+        By default a quarter of a participation's share of the target, and at most 2.
 
     Raises
     ------
     ConfigError
-        When a figure cannot be, or no noise reaches the target; the text names it.
+        If a figure is impossible, or no noise reaches the target; the text names it.
     """
     if not _LEAST <= target < math.inf:
         raise _impossible("target-epsilon", f"a finite number of at least {_LEAST}", target)
@@ -169,9 +174,9 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
 def what_helps(
     task: Task, target: float, delta: float, participations: int, choice_epsilon: float | None = None
 ) -> dict[str, float]:
-    """Return by what factor the noise left in a hypothesis shrinks with each way to have less of it.
+    """Return by what factor each change shrinks the noise left in a hypothesis.
 
-    The guarantee stays. Ways that cannot be gone are left out.
+    The guarantee stays the same. Impossible changes are left out.
     """
     now = plan_for(task, target, delta, participations, choice_epsilon).noise_left
     ways: dict[str, Callable[[], Plan]] = {}
@@ -216,7 +221,7 @@ def _impossible(name: str, rule: str, value: float) -> ConfigError:
 
 
 def _noise_for(task: Task, target: float, delta: float, participations: int, choice_epsilon: float) -> float:
-    """Return the least noise multiplier, in a few digits, that reaches the target."""
+    """Return the smallest noise multiplier, with a few digits, that reaches the target."""
 
     def epsilon(nu: float) -> float:
         found = guarantee({task.release(nu, choice_epsilon): participations}, delta)
@@ -229,8 +234,13 @@ def _noise_for(task: Task, target: float, delta: float, participations: int, cho
     def excess(log_nu: float) -> float:
         return math.log(epsilon(math.exp(log_nu)) / target)
 
-    # The loss of much noise is nearly normal: with mu = 2 / (nu of a Gaussian), and vector Laplace noise of n
-    # components behaves like one of deviation nu / sqrt(n).
+    share = target / participations - (choice_epsilon if task.release(1.0, choice_epsilon).chooses else 0.0)
+    if not delta and share > 0 and (one := load(task.mechanism)(1.0).pure(task.parameters, 2)) is not None:
+        exactly = _rounded_up(float(one) / share)  # a pure price is proportional to 1 / nu
+        if epsilon(exactly) <= target:
+            return exactly
+    # With much noise the loss is nearly normal with mu = 2 / (nu of a Gaussian), and vector Laplace noise of n
+    # components behaves like Gaussian noise of deviation nu / sqrt(n).
     scale = load(task.mechanism)(1.0).deviation(task.parameters)
     guess = math.log(calibrate(target, max(delta, 1e-9), 2.0) * math.sqrt(participations) / scale)
     low, high = guess - 0.5, guess + 0.5
@@ -244,8 +254,14 @@ def _noise_for(task: Task, target: float, delta: float, participations: int, cho
             )
     while excess(low) < 0:
         low, high = low - 1, low
-    from scipy.optimize import brentq  # it takes a third of a second
+    from scipy.optimize import brentq  # the import takes a third of a second
 
     root: Any = brentq(excess, low, high, xtol=5e-4)
-    nu = math.exp(root + 5e-4)
-    return math.ceil(nu / (unit := 10.0 ** (math.floor(math.log10(nu)) - _DIGITS + 1))) * unit
+    return _rounded_up(math.exp(root + 5e-4))
+
+
+def _rounded_up(nu: float) -> float:
+    """Return the number rounded up to a few digits."""
+    digits = _DIGITS - 1 - math.floor(math.log10(nu))
+    rounded = round(nu, digits)
+    return rounded if rounded >= nu else round(nu + 10.0**-digits, digits)

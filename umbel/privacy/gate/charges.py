@@ -1,4 +1,4 @@
-"""What a client pays for, what it may spend, and what it has spent: the words of every ledger.
+"""A client's charges, limits and past spending: the vocabulary of every ledger.
 
 `umbel.privacy.gate.gate` charges, and `umbel.privacy.gate.ledger` keeps the charges; in simulation
 `umbel.privacy.gate.memory_ledger` does.
@@ -18,16 +18,16 @@ from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.release import Clipping, Kind, Release
 
 _KINDS = 256
-"""How many kinds of release a client makes where there is a limit. A server may ask for so much noise, other each time,
-that a release costs next to nothing, and each kind is an entry of the ledger for ever."""
+"""Maximum number of kinds of release of a client where there is a limit. With extreme noise, different each time, a
+server could request releases that cost almost nothing, and each kind stays in the ledger for ever."""
 
 Account = Mapping[Release, int]
-"""How often a client released each kind of thing, in the order in which each came first; without clip norms."""
+"""Number of a client's releases of each kind, in the order of their first occurrence; without clip norms."""
 
 
 @dataclass(frozen=True)
 class Charge:
-    """A release that each of some clients pays for."""
+    """A release with which each of some clients is charged."""
 
     run: str
     round: int
@@ -36,20 +36,20 @@ class Charge:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most a client may give; infinite for no limit.
+    """A client's limits; infinite for no limit.
 
     Attributes
     ----------
     budget : Fraction, or infinity
-        The largest epsilon between any two data sets of a client, over all that it ever released.
+        Maximum epsilon between any two data sets of a client, over all its releases ever.
     delta : float
-        With which that holds; 0 for a pure epsilon.
+        Delta of that budget; 0 for a pure epsilon.
     paper_budget : Fraction, or infinity
-        The largest sum of n / nu: the paper's budget, a heuristic.
+        Maximum sum of n / nu: the paper's budget, a heuristic.
     participations : float
-        The largest number of releases, at any cost.
+        Maximum number of releases at any cost.
     min_noise_multiplier, max_choice_epsilon : float
-        What the site accepts at most: see `umbel.privacy.accounting.guarantee.within_budget`.
+        The site's limits: see `umbel.privacy.accounting.guarantee.within_budget`.
     reports : bool
         Whether training clients report.
     """
@@ -64,11 +64,11 @@ class Limits:
 
     @property
     def any(self) -> bool:
-        """Whether there is a limit at all."""
+        """Whether there is any limit."""
         return min(self.budget, self.paper_budget, self.participations) < math.inf
 
     def allow(self, account: Account, release: Release) -> bool:
-        """Return whether a client with this account may release once more."""
+        """Return whether a client with this account may make this release."""
         if not self.any:
             return True
         if sum(account.values()) >= self.participations:
@@ -86,9 +86,9 @@ class Limits:
         release: Release,
         at_least: int = 1,
     ) -> list[bool]:
-        """Return for each client whether it may release once more; no client may where fewer than `at_least` may."""
+        """Return for each client whether it may make one more release; none may if fewer than `at_least` may."""
 
-        @cache  # many clients have released the same
+        @cache  # many clients have made the same releases
         def allow(spent: tuple[tuple[Release, int], ...]) -> bool:
             return self.allow(dict(spent), release)
 
@@ -96,7 +96,7 @@ class Limits:
         return paying if sum(paying) >= at_least else [False] * len(paying)
 
     def bounds(self, release: Release) -> bool:
-        """Return whether any budget at all could cover a release."""
+        """Return whether a budget of any size could cover a release."""
         return self._covers({priced(release): 1}, _ANY)
 
     def _covers(self, account: Account, budget: Fraction | float) -> bool:
@@ -106,12 +106,12 @@ class Limits:
         return within_budget(account, Fraction(budget), self.delta, *least)
 
 
-_ANY = Fraction(10**400)  # more than any number that a policy could name
+_ANY = Fraction(10**400)  # larger than any number in a policy
 NO_LIMITS = Limits()
 
 
 def priced(release: Release) -> Release:
-    """Return a release as accounts have it: without its clip norm, on which the price does not depend."""
+    """Return a release as accounts keep it: without its clip norm, which does not affect the price."""
     return replace(release, radius=None)
 
 
@@ -127,19 +127,19 @@ _WRITTEN = "kind", "n", "noise_multiplier", "clipping", "mechanism", "hypotheses
 
 @lru_cache(maxsize=1024)
 def written(release: Release) -> str:
-    """Return a release, without its clip norm, as ledgers keep it."""
+    """Return the text of a release in ledgers, without its clip norm."""
     return json.dumps({name: getattr(release, name) for name in _WRITTEN}, separators=(",", ":"))
 
 
 @lru_cache(maxsize=1024)
 def read(text: str) -> Release:
-    """Return the release that `written` made a text of; raise `ValueError` or `TypeError` for another text.
+    """Return the release in a text from `written`; raise `ValueError` or `TypeError` for another text.
 
-    A release that umbel 0.1 wrote names its clipping otherwise.
+    Releases written by umbel 0.1 have other names for clipping.
     """
     text = text.replace('"radius_mode":', '"clipping":')
     entries = json.loads(text)
     release = Release(**entries | {"kind": Kind(entries["kind"]), "clipping": Clipping(entries["clipping"])})
     if written(release) != text:
-        raise ValueError(f"{text!r} is no release")
+        raise ValueError(f"{text!r} is not a release")
     return release

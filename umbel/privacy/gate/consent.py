@@ -1,4 +1,4 @@
-"""What a site's people approve, where the site wants to be asked: a run config, and tasks that are as it says."""
+"""Approval by a site's people, where the site requires it: of a run config, and of tasks that follow it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Spec = TypeVar("Spec", TrainingSpec, EvaluationSpec)
 def check_approved(
     site: Site, run: str, config: RunConfig, n: int, content: RecordDict | None = None, hypotheses: Arrays | None = None
 ) -> None:
-    """Raise `Refused` where a site wants to be asked and has not approved what a message is part of.
+    """Raise `Refused` if a site requires approval and has not approved the run or the task of a message.
 
-    A run is approved with its run config, for `n` shared parameters, on which the price depends. A round's message
-    whose content asks for anything else than that says waits by itself, so that what was approved is what is done.
+    A run is approved with its run config, for `n` shared parameters, which determine the price. A round's message that
+    asks for something else waits for separate approval, so that only approved tasks are carried out.
     """
     if site.simulated or site.policy.approve is not Approval.ASK:
         return
@@ -33,14 +33,14 @@ def check_approved(
     if content is not None and hypotheses is not None:
         asks["differs"] = _differences(config, site.policy, content, hypotheses)
     if site.policy.release is AcceptedRelease.SITE:
-        asks["release"] = str(site.policy.release)  # of which the price depends
+        asks["release"] = str(site.policy.release)  # the price depends on it
     if site.policy.reports_exactly and site.policy.role is not Role.TRAIN:
-        asks["exact-losses"] = True  # of validation clients, which no price covers
+        asks["exact-losses"] = True  # of validation clients; no price covers them
     Runs.of(site).check_approved(run, asks)
 
 
 def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypotheses: Arrays) -> dict[str, Any]:
-    """Return what a message asks for otherwise than its run config says."""
+    """Return the differences between a message's task and its run config."""
     training, evaluation = training_in(content), evaluation_in(content)
     differs: dict[str, Any] = {}
     if training is not None:
@@ -49,9 +49,9 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             config.training(round),
             round=round,
             clients=training.clients[: config.clients_per_round],
-            # A run config does not say who adds the noise; a site that accepts sums alone has said it itself.
+            # A run config does not say who adds the noise; a site that accepts only sums has decided it.
             release_by=ReleaseBy.SITE if policy.release is AcceptedRelease.SITE else ReleaseBy.CLIENT,
-            # None changes the price: which models the run means, and a strategy's own option.
+            # These do not change the price: the run's models, and a strategy's own option.
             run=training.run,
             frozen_digest=training.frozen_digest,
             explore=training.explore,
@@ -71,7 +71,7 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
 
 
 def _unlike(asked: Spec, said: Spec, clients: str) -> dict[str, Any]:
-    """Return the fields of a task that differ from another's, as text; of the clients their number."""
+    """Return the fields of a task that differ from another's, as text; of the clients only their number."""
     values = {entry.name: getattr(asked, entry.name) for entry in fields(asked)}
     differs = {name: str(value) for name, value in values.items() if value != getattr(said, name)}
     if differs.pop("clients", ""):

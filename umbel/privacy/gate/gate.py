@@ -1,11 +1,11 @@
-"""The gate: the one door through which what a client knows leaves its node (Algorithm 2).
+"""The gate: every result of a client leaves its node through here (Algorithm 2).
 
-A `Passage` is one message's way through the gate of its site. It checks the task against the site's policy,
-charges the ledger, draws what hides each client's choice, has the clients train, adds the noise, and returns the
-releases. A client over budget does not train. Whatever goes wrong raises, and nothing is released.
+A `Passage` takes one message through the gate of its site. It checks the task against the site's policy, charges the
+ledger, draws the randomness that hides each client's choice, lets the clients train, adds the noise, and returns the
+releases. A client over budget does not train. Any failure raises, and then nothing is released.
 
-Two adapters, each a Flower Mod, translate messages for it and fail closed: `umbel.privacy.gate.own_app` for a
-round's message, and `umbel.privacy.gate.stock_app` for any other Flower app.
+Two adapters, each a Flower Mod, translate messages for it and fail closed: `umbel.privacy.gate.own_app` for a round's
+message, and `umbel.privacy.gate.stock_app` for any other Flower app.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from umbel.privacy.accounting.guarantee import amount, pure_cost
 from umbel.privacy.gate import randomness
-from umbel.privacy.gate.charges import Charge
+from umbel.privacy.gate.charges import Account, Charge
 from umbel.privacy.gate.hypotheses import check_honest, check_hypotheses
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
@@ -46,9 +46,10 @@ C = TypeVar("C", bound=int)
 
 @dataclass(frozen=True)
 class LocalResult:
-    r"""What clients have trained, in the order asked; it never leaves the node as it is.
+    r"""Results of clients' training, in the order asked. They leave the node only after sanitisation.
 
-    `arrays` has the shared parameters, each (clients, \*shape), and `chosen` (clients,) where each client started.
+    `arrays` has the shared parameters, each (clients, \*shape), and `chosen` (clients,) the hypothesis from which each
+    client started.
     """
 
     arrays: Arrays
@@ -57,9 +58,9 @@ class LocalResult:
 
 @dataclass(frozen=True)
 class LocalReport:
-    """What clients report, in the order asked: loss and metric (2, clients), which have no noise yet.
+    """Clients' reports, in the order asked: loss and metric (2, clients), still without noise.
 
-    `clients` says who they are. Reports of clients that also train (`trains`) always need noise.
+    `clients` are their numbers. Reports of clients that also train (`trains`) always need noise.
     """
 
     scores: NDArray[np.float64]
@@ -71,13 +72,13 @@ class Clients(Protocol):
     """The clients behind the gate."""
 
     def check(self, task: TrainingSpec) -> None:
-        """Raise where they could not do what a task asks, whatever their data are; called before the charge."""
+        """Raise if the clients cannot carry out a task, independently of their data; called before the charge."""
 
     def train(self, task: TrainingSpec, assigned: NDArray[np.int64]) -> LocalResult:
-        """Train, each client from the hypothesis assigned to it, or for -1 from the one that fits it best."""
+        """Train each client from the hypothesis assigned to it, or for -1 from the one that fits it best."""
 
     def report(self, task: EvaluationSpec) -> LocalReport:
-        """Score the hypotheses, each client by the one that fits it best."""
+        """Score each client's best hypothesis."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,13 @@ class Sanitised:
     Attributes
     ----------
     releases : dict of ndarray, each (m, \*shape)
-        Of the clients that paid, in the order asked.
-    paid : ndarray of bool
-        A flag for each asked client.
-    choices : list of int, or None
-        Of the clients that paid, where the task asks for them (`TrainingSpec.disclose_choice`).
+        Those of the charged clients, in the order asked.
+        paid : ndarray of bool
+            A flag for each asked client: whether it was charged, and so released.
+        choices : list of int, or None
+            Those of the charged clients, if the task asks for them (`TrainingSpec.disclose_choice`).
     step : float
-        See `umbel.privacy.gate.releases.Sanitiser.step`; 0 where nothing travels.
+        See `umbel.privacy.gate.releases.Sanitiser.step`; 0 within a simulation.
     """
 
     releases: Arrays
@@ -113,25 +114,25 @@ class SanitisedSums:
 
 @dataclass(frozen=True)
 class Passage:
-    r"""A message on its way through the gate of the site that it came to.
+    r"""One message's way through the gate of its site.
 
     Attributes
     ----------
     run : str
         Flower's number of the run, for the ledger.
     seed : int or None
-        Of all noise; None for the operating system's entropy.
+        Seed of all noise; None for the operating system's entropy.
     state : RecordDict
-        The node's own memory of the run, which never leaves it.
+        The node's memory of the run, which never leaves it.
     entry : Entry
-        Its line of the site's log.
+        The message's line in the site's log.
     hypotheses : dict of ndarray of float32, each (k, \*shape)
-        What clients start from; empty where no client is asked to train.
+        Where clients start; empty if no client is asked to train.
 
     Raises
     ------
     Refused
-        When the hypotheses are not finite float32 arrays with one common leading axis, of a length the site accepts.
+        If the hypotheses are not finite float32 arrays with one common leading axis, of a length that the site accepts.
     """
 
     site: Site
@@ -147,7 +148,7 @@ class Passage:
             check_hypotheses(self.hypotheses, self.site.policy)
 
     def train(self, task: TrainingSpec) -> Sanitised | SanitisedSums:
-        """Return the releases of the asked training clients, or their site's."""
+        """Return the releases of the asked training clients, or their site's release."""
         site, k = self.site, len(next(iter(self.hypotheses.values())))
         site.policy.check(task, k)
         if site.policy.tripwire:
@@ -155,7 +156,7 @@ class Passage:
         return self._by_site(task) if task.release_by is ReleaseBy.SITE else self._by_client(task, k)
 
     def _by_client(self, task: TrainingSpec, k: int) -> Sanitised:
-        """Return the release of each client that can pay."""
+        """Return the release of each client within its budget."""
         site, seed = self.site, self.seed
         # Validate the task before charging the ledger.
         sanitiser = Sanitiser.of(site, self.hypotheses, task)
@@ -173,11 +174,11 @@ class Passage:
         return Sanitised(releases, paid, choices, step)
 
     def _by_site(self, task: TrainingSpec) -> SanitisedSums:
-        """Return the sums of the clients that can pay, each of which pays the whole price."""
+        """Return the sums over the clients within their budgets; each of these is charged the whole price."""
         site = self.site
         sanitiser = SiteSanitiser.of(site, self.hypotheses, task)
         paid, paying = self._charge_for_training(task, sanitiser.release, site.policy.min_clients)
-        # The noise on the counts hides what each of them chooses; trying another hypothesis only helps learning.
+        # The noise on the counts hides each client's choice; exploring another hypothesis only helps learning.
         sources = randomness.noise(self.seed, task.round, site.client_ids(paying), "choice")
         assigned = choice.at_random(task.explore, len(sanitiser.hypotheses), sources)
         trained, chosen = self._trained(task, paying, assigned)
@@ -187,7 +188,7 @@ class Passage:
     def evaluate(self, task: EvaluationSpec) -> NDArray[np.float64]:
         """Return loss and metric (2, clients) of the asked clients, with noise unless the site reports exactly."""
         if not self.site.simulated:
-            # Before any client reports: a crash may waste a count, it never hides a report.
+            # Count before any client reports: a crash may waste a count, but never hides a report.
             Runs.of(self.site).count_evaluation(self.run, self.site.policy)
         able = self._able_to_report(task.clients)
         self._note_unpaid("evaluate", able)
@@ -198,7 +199,7 @@ class Passage:
         return scores
 
     def _able_to_report(self, clients: tuple[ClientOnNode, ...]) -> NDArray[np.bool_]:
-        """Return a flag for each client that is not over its budget: nothing is computed on the data of others."""
+        """Return a flag for each client within its budget: the gate computes nothing on the data of others."""
         site, policy = self.site, self.site.policy
         if policy.trainers_report or not policy.report_noise > 0:
             return np.ones(len(clients), bool)
@@ -209,21 +210,21 @@ class Passage:
         reported = self.clients.report(task)
         values = reported.scores
         if not _is_array(values, np.float64, (2, len(task.clients))):
-            raise Refused("the handler does not say loss and metric of each client", code="refused.result")
+            raise Refused("the handler does not return loss and metric of each client", code="refused.result")
         exactly = reported.trains is False and self.site.policy.reports_exactly
         return values if exactly else self._noisy_reports(reported, task)
 
     def _charge_for_training(
         self, task: TrainingSpec, release: Release, at_least: int = 1
     ) -> tuple[NDArray[np.bool_], tuple[ClientOnNode, ...]]:
-        """Charge the asked clients that can pay: return a flag for each, and who they are.
+        """Charge the asked clients within their budgets; return a flag for each asked client, and the charged ones.
 
-        Nothing is drawn before the charge: a crash may waste budget, it never hides a release.
+        Nothing is drawn before the charge: a crash may waste budget, but never hides a release.
 
         Raises
         ------
         Refused
-            When fewer than `at_least` can pay; then none is charged.
+            If fewer than `at_least` are within budget; then none is charged.
         """
         self.site.check_priced(release)
         self.clients.check(task)
@@ -231,40 +232,44 @@ class Passage:
         paying = tuple(compress(task.clients, paid))
         if not paying and at_least > 1:
             raise Refused(
-                f"fewer than {at_least} asked clients can pay for this round (min-clients), so none is charged",
+                f"fewer than {at_least} asked clients are within budget for this round (min-clients); none is charged",
                 code="refused.min-clients",
             )
         if not paying:
-            raise Refused(f"no asked client can pay for this round, {_price(release)}", code="refused.budget")
+            raise Refused(f"no asked client is within budget for this round, {_price(release)}", code="refused.budget")
         if self.site.insecure_seed:
             log(WARNING, "insecure-seed is set: the server knows the seed of the noise and can subtract it")
         elif not self.site.simulated:
-            log(INFO, "noise comes from the operating system; the run's seed plays no part in it")
+            log(INFO, "the operating system draws the noise; the run's seed does not affect it")
         return paid, paying
 
+    def account(self, client: ClientOnNode) -> Account:
+        """Return what a client has released."""
+        return self._ledger.account(self.site.client_ids((client,))[0])
+
     def _note_unpaid(self, what: str, paid: NDArray[np.bool_]) -> None:
-        """Note in the site's log how many clients cannot pay, if any."""
+        """Note in the site's log how many clients are over budget, if any."""
         if not paid.all():
-            unpaid = f"{(~paid).sum()} of {len(paid)} clients cannot pay any more"
+            unpaid = f"{(~paid).sum()} of {len(paid)} clients are over budget"
             self.entry.refuse(what, Refused(unpaid, code="refused.budget"))
 
     @cached_property
     def _ledger(self) -> MemoryLedger | Ledger:
-        """The account of the clients, opened once a message."""
+        """The clients' ledger, opened once for each message."""
         return MemoryLedger(self.state) if self.site.ledger_path is None else Ledger.of(self.site)
 
     @property
     def _report(self) -> Release:
-        """What a client pays for that reports with noise, by itself or in a mean."""
+        """The charge for a client that reports with noise, by itself or in a mean."""
         policy = self.site.policy
         return Release(Kind.REPORT, 2, policy.report_noise, Clipping.PUBLIC, math.sqrt(2) * policy.report_bound)
 
     def _charge(
         self, what: str, release: Release, round: int, clients: tuple[ClientOnNode, ...], at_least: int = 1
     ) -> NDArray[np.bool_]:
-        """Charge clients and return a flag for each that paid; none pays where fewer than `at_least` can."""
+        """Charge clients and return a flag for each; charge none if fewer than `at_least` are within budget."""
         if self.site.insecure_seed:
-            release = replace(release, noise_multiplier=0.0)  # the server knows the seed, and takes the noise away
+            release = replace(release, noise_multiplier=0.0)  # the server knows the seed, and can subtract the noise
         charge, ids = Charge(self.run, round, release), self.site.client_ids(clients)
         paid = np.array(self._ledger.charge(charge, ids, self.site.limits, at_least))
         self.entry.paid += int(paid.sum())
@@ -275,20 +280,20 @@ class Passage:
     def _trained(
         self, task: TrainingSpec, clients: tuple[ClientOnNode, ...], assigned: NDArray[np.int64]
     ) -> tuple[Arrays, NDArray[np.int64]]:
-        """Have clients train what they are assigned, or choose; return what they trained, and from which hypothesis."""
+        """Train clients from their assigned or chosen hypotheses; return the results, and each client's hypothesis."""
         asked = task if clients == task.clients else replace(task, clients=clients)
         trained = self.clients.train(asked, assigned)
         _check_result(trained, self.hypotheses, len(clients))
         if ((assigned != choice.OWN) & (trained.chosen != assigned)).any():
-            raise Refused("the handler trained another hypothesis than the gate had drawn", code="refused.result")
+            raise Refused("the handler trained another hypothesis than the gate assigned", code="refused.result")
         return trained.arrays, trained.chosen
 
     def _noisy_reports(self, reported: LocalReport, task: EvaluationSpec) -> NDArray[np.float64]:
-        """Charge clients for their reports: return loss and metric (2, clients), clipped and noised.
+        """Charge clients for their reports; return loss and metric (2, clients), clipped and with noise.
 
-        Clients that train report each its own. For others the site reports their mean, so that noise is drawn once.
-        Both are NaN for clients that cannot pay. Loss and metric lie in a square whose diagonal is the radius, so the
-        guarantee holds between any two reports of one client, alone or in a sum.
+        Clients that train report separately. For others the site reports their mean, so that noise is drawn once. Both
+        are NaN for clients over budget. Loss and metric lie in a square whose diagonal is the radius, so the guarantee
+        holds between any two reports of one client, alone or in a sum.
         """
         site, own = self.site, reported.clients
         bound, release = site.policy.report_bound, self._report
@@ -298,7 +303,7 @@ class Passage:
                 code="refused.no-reports",
             )
         if len(own) != reported.scores.shape[1]:
-            raise Refused("the handler does not say whose loss and metric these are", code="refused.result")
+            raise Refused("the handler does not say to which clients loss and metric belong", code="refused.result")
         radius, mechanism = math.sqrt(2) * bound, Laplace(release.noise_multiplier)
         check_noise(mechanism, 2, radius)
         paid = self._charge("evaluate", release, task.round, own)
@@ -308,7 +313,7 @@ class Passage:
         clipped = np.clip(np.nan_to_num(reported.scores, nan=bound), 0, bound).T[paid]
         if reported.trains is not False:
             sources = randomness.noise(self.seed, task.round, compress(site.client_ids(own), paid), "report")
-            # Centred, because the mechanism clips what it gets to the radius.
+            # Centred, because the mechanism clips to the radius around 0.
             noised, many = sanitise(mechanism, clipped - bound / 2, radius, Clipping.PUBLIC, sources) + bound / 2, 1
         else:
             sources = randomness.noise(self.seed, task.round, [site.first], "mean report")
@@ -320,11 +325,15 @@ class Passage:
 
 
 def _price(release: Release) -> str:
-    """Say what a release costs, and where to see what was spent."""
+    """Describe a release's price, and the command that shows past spending."""
+    pure, paper = pure_cost(release), release.paper_spend(1)
+    prices = [f"a pure epsilon of {amount(pure)}"] if math.isfinite(pure) else []
+    prices += [f"{amount(paper)} of the paper's budget"] if math.isfinite(paper) else []
+    if not prices:
+        prices = [f"an epsilon at a delta, by {release.mechanism} noise of {release.noise_multiplier:g} clip norms"]
     return (
-        f"whose price is a pure epsilon of {amount(pure_cost(release))}, and {amount(release.paper_spend(1))} of the "
-        "paper's budget: the site's limits are lower, or used up, or its clients released without a guarantee before; "
-        "see umbel ledger show"
+        f"which costs {', and '.join(prices)}; limits of the site are lower or used up, or its clients released "
+        "without a guarantee before: see umbel ledger show"
     )
 
 
@@ -334,7 +343,7 @@ def _check_result(trained: LocalResult, hypotheses: Arrays, clients: int) -> Non
         raise Refused(f"trained arrays do not match hypotheses {sorted(hypotheses)}", code="refused.result")
     for name, value in trained.arrays.items():
         if not _is_array(value, np.float32, (clients, *hypotheses[name].shape[1:])):
-            raise Refused(f"trained {name!r} is no float32 array with a row a client", code="refused.result")
+            raise Refused(f"trained {name!r} is not a float32 array with a row for each client", code="refused.result")
     k = len(next(iter(hypotheses.values())))
     chosen = trained.chosen
     if not _is_array(chosen, np.int64, (clients,)) or not 0 <= chosen.min() <= chosen.max() < k:

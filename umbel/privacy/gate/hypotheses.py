@@ -1,7 +1,7 @@
-"""What hypotheses a site takes from a server, and a tripwire for those that an honest server would not send.
+"""The hypotheses that a site accepts from a server, and a tripwire for those that an honest server would not send.
 
-A tripwire and no more: a server that knows of it sends a model a little different from the last
-and a little different from nothing, and learns as much.
+It is only a tripwire: a server that knows it can send a model that differs slightly from the last one and from a
+constant, and learns as much.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ def _fault(hypotheses: Arrays, policy: Policy) -> str:
 def check_honest(hypotheses: Arrays, state: RecordDict) -> None:
     """Raise `Refused` for hypotheses that an honest server would not send; remember them in the node's state."""
     if name := degenerate(hypotheses):
-        raise Refused(f"all rows of hypotheses {name!r} are alike; no honest server sends it", code="refused.tripwire")
+        raise Refused(
+            f"all rows of hypotheses {name!r} are alike; no honest server sends them", code="refused.tripwire"
+        )
     if repeated(hypotheses, state):
         raise Refused("the server sent the same hypotheses before", code="refused.tripwire")
 
 
 def degenerate(hypotheses: Arrays) -> str:
-    """Return the name of an array whose rows are all alike in some hypothesis, as zeros are; or nothing.
+    """Return the name of an array with equal rows in some hypothesis, such as zeros; or empty.
 
-    Arrays of one row, and of one axis, as biases are, may be constant.
+    Arrays with one row or one axis, such as biases, may be constant.
     """
     for name, value in hypotheses.items():
         if value.ndim > 2 and value.shape[1] > 1:
@@ -61,7 +63,7 @@ def degenerate(hypotheses: Arrays) -> str:
 
 
 def repeated(hypotheses: Arrays, state: RecordDict) -> bool:
-    """Return whether the node was sent the very same before, and remember it in the node's state."""
+    """Return whether the node received the very same hypotheses before, and remember them in the node's state."""
     digest = hashlib.sha256(b"".join(value.tobytes() for value in hypotheses.values())).hexdigest()
     kept: Any = state.config_records.get(_RECORD, ConfigRecord()).get("digests", [])
     seen: list[str] = list(kept)

@@ -1,10 +1,10 @@
-"""A site's ledger: a row for each charge in the site's store, on disk before any noise is drawn.
+"""A site's ledger: a row for each charge in the site's store, written to disk before any noise is drawn.
 
-``releases`` has each sort of release that was ever made, with a number. ``charges`` has a row for each charge, with
-the SHA-256 of the row before and of its own content. ``totals`` says how often each client paid for each sort, and
-with which charge that began. ``head`` has one row: the number of charges, the hash of the last charge, and the hash
-of all releases and totals. All change in one transaction, so a ledger with a part that was changed, lost or restored
-does not fit together, and is refused. There is no key: this finds damage, and no forger.
+``releases`` numbers each sort of release ever made. ``charges`` has a row for each charge, with the SHA-256 of the
+previous row and of the row's content. ``totals`` says how often each client was charged for each sort, and with which
+charge that began. ``head`` has one row: the number of charges, the hash of the last charge, and the hash of all
+releases and totals. All change in one transaction. So if a part of a ledger was changed, lost or restored, the parts do
+not match, and the ledger is refused. There is no key: this detects damage, but no forger.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from umbel.privacy.gate.store import Store, digest_of_totals
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.release import Release
 
-# A ledger of so many charges is checked from the first on in some 50 ms. Each message opens it.
+# Checking a ledger of this many charges completely takes some 50 ms. Each message opens the ledger.
 _WHOLE = 10_000
-_TAIL = 2_000  # of a longer one, so many of the last
+_TAIL = 2_000  # number of last charges that are checked in a longer one
 
 _Totals = dict[ClientInDataset, dict[int, tuple[int, int]]]
 
 
 @dataclass(frozen=True)
 class _Books:
-    """A ledger as it stands: how many charges there are, the hash of the last, and what was ever released, by number.
+    """The state of a ledger: the number of charges, the hash of the last one, and the numbered releases.
 
-    `totals` has for each client, by the number of what it released, in the order in which that began: the first charge
-    for it, and how many there are.
+    `totals` has for each client and each number of a release, in the order of their first charge, that charge and how
+    many there are.
     """
 
     charges: int = 0
@@ -44,7 +44,7 @@ class _Books:
     totals: Mapping[ClientInDataset, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
 
     def account(self, client: ClientInDataset) -> dict[Release, int]:
-        """Return what a client has released."""
+        """Return the releases of a client."""
         account: Counter[Release] = Counter()
         for number, (_, times) in self.totals.get(client, {}).items():
             account[read(self.releases[number])] += times
@@ -61,10 +61,9 @@ class _Books:
 class Ledger(Store):
     """An open ledger.
 
-    Opening it checks that it fits together: SQLite's own ``integrity_check``, the chain of hashes from
-    the first charge on, and that the totals are the sums of the charges. Of a ledger with more than
-    10,000 charges the last 2,000 are checked, and the totals, from which limits are computed. Later charges
-    are checked when they are read.
+    Opening it checks that its parts match: SQLite's own ``integrity_check``, the chain of hashes from the first charge
+    on, and that the totals are the sums of the charges. If a ledger has more than 10,000 charges, only the last 2,000
+    are checked, and the totals, from which limits are computed. Later charges are checked when they are read.
 
     Parameters
     ----------
@@ -75,7 +74,7 @@ class Ledger(Store):
     Raises
     ------
     LedgerError
-        When the file is not a store, or damaged; see `umbel.privacy.gate.store.Store`.
+        If the file is not a store, or is damaged; see `umbel.privacy.gate.store.Store`.
     """
 
     def __init__(self, path: Path, *, whole: bool = False) -> None:
@@ -88,10 +87,10 @@ class Ledger(Store):
     def charge(
         self, charge: Charge, clients: Sequence[ClientInDataset], limits: Limits = NO_LIMITS, at_least: int = 1
     ) -> list[bool]:
-        """Charge each client that can pay, all at once, and return which those are; none if fewer than `at_least` can.
+        """Charge all clients within their limits at once, and return these; none if there are fewer than `at_least`.
 
-        Asking and charging are one transaction, so that processes that share the ledger cannot
-        together exceed the limits. On return the charges are on disk.
+        Check and charge are one transaction, so that processes that share the ledger cannot exceed the limits together.
+        On return the charges are on disk.
         """
         with self._transaction(write=True) as connection:
             books = self._read(connection)
@@ -102,18 +101,18 @@ class Ledger(Store):
         return paying
 
     def able(self, release: Release, clients: Sequence[ClientInDataset], limits: Limits) -> list[bool]:
-        """Return for each client whether it could pay; none is charged."""
+        """Return for each client whether it is within its limits; none is charged."""
         with self._transaction() as connection:
             return limits.paying(clients, self._read(connection).account, release)
 
     def accounts(self) -> dict[ClientInDataset, Account]:
-        """Return what every client has released, by client."""
+        """Return the releases of every client, by client."""
         with self._transaction() as connection:
             books = self._read(connection)
             return {client: books.account(client) for client in sorted(books.totals)}
 
     def account(self, client: ClientInDataset) -> Account:
-        """Return what a client has released."""
+        """Return the releases of a client."""
         with self._transaction() as connection:
             return self._read(connection).account(client)
 
@@ -127,7 +126,7 @@ class Ledger(Store):
                 yield {"at": at, "run": run, "round": round, "client": client, **what, "clip_norm": clip_norm}
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        """Raise unless the tables are a store's, and SQLite itself finds nothing wrong with the file."""
+        """Raise unless the tables are a store's, and SQLite itself finds no fault in the file."""
         self._check_schema(connection)
         if self._whole:
             self._check_integrity(connection)
@@ -136,10 +135,10 @@ class Ledger(Store):
         self._check_integrity(connection, "releases", "totals", "head", *(["charges"] if charges <= _WHOLE else []))
 
     def _read(self, connection: sqlite3.Connection) -> _Books:
-        """Return how the ledger stands; raise unless what came since it was last read fits together."""
+        """Return the state of the ledger; raise unless the rows since the last reading match."""
         heads = connection.execute("SELECT charges, hash, totals FROM head").fetchall()
         if len(heads) != 1:
-            raise self._damaged("it does not say how many charges it has")
+            raise self._damaged("its number of charges is missing")
         [(charges, last, digest)] = heads
         number, hash = self._known.charges, self._known.hash
         if charges < number:
@@ -150,7 +149,7 @@ class Ledger(Store):
         releases = dict(connection.execute("SELECT id, what FROM releases ORDER BY id").fetchall())
         totals = connection.execute("SELECT client, first, release, times FROM totals ORDER BY 1, 2").fetchall()
         if digest_of_totals(list(releases.items()), totals) != digest:
-            raise self._damaged("the totals are not as they were written")
+            raise self._damaged("the totals have been changed")
         from_the_first = number == 0
         counted: _Totals = defaultdict(dict)
         for id, own, at, run, round, client, release, clip_norm in connection.execute(
@@ -159,13 +158,13 @@ class Ledger(Store):
         ):
             number, hash = number + 1, _hash(hash, at, run, round, client, releases[release], clip_norm)
             if (id, own) != (number, hash):
-                raise self._damaged(f"charge {number} is not as it was written")
+                raise self._damaged(f"charge {number} has been changed")
             first, often = counted[client].get(release, (number, 0))
             counted[client][release] = first, often + 1
         if number != charges:
             raise self._damaged(f"it has {number} of {charges} charges")
         if hash != last:
-            raise self._damaged("its last charge is not the one that was written")
+            raise self._damaged("its last charge has been changed")
         by_client: _Totals = defaultdict(dict)
         for client, first, release, often in totals:
             by_client[client][release] = first, often
@@ -176,12 +175,12 @@ class Ledger(Store):
 
 
 def _hash(before: bytes, *content: Any) -> bytes:
-    """Return the hash of a charge: of the hash of the one before it, and its content as Python writes a tuple."""
+    """Return the hash of a charge: of the previous charge's hash, and of its content as a Python tuple in text."""
     return sha256(before + repr(content).encode()).digest()
 
 
 def _append(connection: sqlite3.Connection, books: _Books, charge: Charge, clients: list[ClientInDataset]) -> _Books:
-    """Write a charge of each client; return how the ledger then stands."""
+    """Write a charge of each client; return the new state of the ledger."""
     at, what, clip_norm = datetime.now(UTC).isoformat("T", "seconds"), written(charge.release), charge.release.radius
     number, hash, releases, totals = books.charges, books.hash, dict(books.releases), dict(books.totals)
     release = next((known for known, text in releases.items() if text == what), len(releases) + 1)

@@ -1,4 +1,4 @@
-"""The ledger of a simulated node: in memory, for the time of one run."""
+"""The ledger of a simulated node: in memory, for one run."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _RECORD = "umbel.ledger"
 
 
 class MemoryLedger:
-    """What each client of a node has released in this run; the same questions as `umbel.privacy.gate.ledger.Ledger`.
+    """The releases of each of a node's clients in this run; with the interface of `umbel.privacy.gate.ledger.Ledger`.
 
-    It lies in the node's ``context.state``, which never leaves the node: for each kind of release how often each client
-    paid for it, as pairs of int64 (client, times) by client.
+    It lies in the node's ``context.state``, which never leaves the node. For each kind of release it holds how often
+    each client was charged, as pairs of int64 (client, times), sorted by client.
     """
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
-        record = state.get(_RECORD)  # `RecordDict.config_records` makes a new dictionary of all of them each time
+        record = state.get(_RECORD)  # `RecordDict.config_records` makes a new dictionary of all records each time
         self._record = record if isinstance(record, ConfigRecord) else ConfigRecord()
 
     def charge(
         self, charge: Charge, clients: Sequence[ClientInDataset], limits: Limits = NO_LIMITS, at_least: int = 1
     ) -> list[bool]:
-        """Charge each client that can pay, and return which those are; none where fewer than `at_least` can."""
+        """Charge all clients within their limits, and return these; none if there are fewer than `at_least`."""
         paying = limits.paying(clients, self.account, charge.release, at_least)
         paid = np.array(clients, np.int64)[paying]
         key = written(charge.release)
@@ -41,11 +41,11 @@ class MemoryLedger:
         return paying
 
     def able(self, release: Release, clients: Sequence[ClientInDataset], limits: Limits) -> list[bool]:
-        """Return for each client whether it could pay; none is charged."""
+        """Return for each client whether it is within its limits; none is charged."""
         return limits.paying(clients, self.account, release)
 
     def account(self, client: ClientInDataset) -> Account:
-        """Return what a client has released."""
+        """Return the releases of a client."""
         times = {key: self._times(key, client) for key in self._record}
         return {read(key): often for key, often in times.items() if often}
 
@@ -56,12 +56,12 @@ class MemoryLedger:
 
     def _times(self, key: str, client: int) -> int:
         clients, times = self._paid(key).T
-        place = bisect_left(clients, client)  # a search of NumPy's would copy the clients first, who may be a million
+        place = bisect_left(clients, client)  # NumPy's search would first copy the clients, perhaps a million
         return int(times[place]) if place < len(clients) and clients[place] == client else 0
 
 
 def _paid_once_more(paid: NDArray[np.int64], paying: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return pairs (client, times) in which some clients have paid once more."""
+    """Return pairs (client, times) after one more charge of some clients."""
     paying = paying if (paying[1:] > paying[:-1]).all() else np.unique(paying)
     clients, times = paid.T.copy()
     place = clients.searchsorted(paying)

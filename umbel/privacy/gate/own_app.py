@@ -1,8 +1,8 @@
 """The gate of umbel's own app: a Flower Mod around the handler of a round's message.
 
-A message may ask training clients to train and validation clients to report. Both parts pass the gate one after
-the other, and a failure of one does not hold up the other. The reply is built from the allowed fields alone. Where
-the data are a site's own, nothing leaves that is not on record (`umbel.privacy.gate.site_log`).
+A message may ask training clients to train and validation clients to report. Both parts pass the gate in turn, and if
+one fails, the other continues. The reply contains only the allowed fields. If the data are a site's own, everything
+that leaves is on record (`umbel.privacy.gate.site_log`).
 """
 
 from __future__ import annotations
@@ -49,38 +49,38 @@ T = TypeVar("T")
 
 
 class Trains(Protocol):
-    """What the gate must know of the node behind it."""
+    """The gate's view of the node behind it."""
 
     def check_training(self, hypotheses: Arrays, task: TrainingSpec) -> None:
-        """Raise where the node could not train what a task asks, whatever its data are."""
+        """Raise if the node cannot carry out a training task, independently of its data."""
 
 
 def local_result(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
-    """Return what the handler hands to the gate for training clients, as of `LocalResult`; it never travels further."""
+    """Return the handler's message to the gate about training clients, as a `LocalResult`; it goes no further."""
     return filled(RecordDict(), {_RESULT: Held(LocalResult(trained, np.asarray(chosen)))})
 
 
 def local_report(
     losses: NDArray[np.float64], metrics: NDArray[np.float64], clients: Sequence[ClientOnNode], trains: bool
 ) -> RecordDict:
-    """Return what the handler hands to the gate for clients that report, as of `LocalReport`: losses, metrics (m,)."""
+    """Return the handler's message to the gate about reporting clients, as a `LocalReport`: losses, metrics (m,)."""
     scores = np.stack([losses, metrics], dtype=np.float64)
     return filled(RecordDict(), {_RESULT: Held(LocalReport(scores, tuple(clients), trains))})
 
 
 def node_in(content: RecordDict, kind: type[T]) -> T:
-    """Return the node that the gate found for the message of which it hands on a part."""
+    """Return the node that the gate found for a message, from the part that it passed on."""
     return held_in(content, _NODE, kind)
 
 
 class RoundGate:
-    """Flower Mod: sanitise what the handler of a round's message returns.
+    """Flower Mod: sanitise the results of the handler of a round's message.
 
     Parameters
     ----------
     find : callable
-        Returns the node that a site and a run config describe. The gate asks once a message, and hands the node to
-        the handler (`node_in`).
+        Returns the node that a site and a run config describe. The gate calls it once for each message, and passes the
+        node to the handler (`node_in`).
     """
 
     def __init__(self, find: Callable[[Site, RunConfig], Trains]) -> None:
@@ -97,7 +97,7 @@ class RoundGate:
             n = sum(math.prod(value.shape[1:]) for value in hypotheses.values())
             check_approved(site, run_id, run, n, msg.content, hypotheses)
             if not site.simulated:
-                # The site must know at the run's end what it can have found.
+                # At the end of the run, the site must know the hypotheses that the run can have found.
                 for name in run_names(msg.content):
                     Runs.of(site).note_sent(run_id, name, hypotheses)
             return _reply(passage, msg)
@@ -106,18 +106,18 @@ class RoundGate:
 
 
 def _reply(passage: Passage, msg: Message) -> Message:
-    """Return what may leave of both parts, or "refused"."""
+    """Return those results of both parts that may leave, or "refused"."""
     content: dict[str, Any] = {}
     for what, part in (("train", _train), ("evaluate", _evaluate)):
         try:
             content.update(part(passage, msg.content))
-        except Exception as error:  # anything at all: fail closed
+        except Exception as error:  # fail closed for any error
             explain(what, error, passage.entry)
     return Message(filled(RecordDict(), content), reply_to=msg) if content else refusal(msg)
 
 
 def _train(passage: Passage, content: RecordDict) -> RecordDict:
-    """Return the releases of the asked training clients, if any are asked."""
+    """Return the releases of the asked training clients, if there are any."""
     task = training_in(content)
     if task is None:
         return RecordDict()
@@ -129,7 +129,7 @@ def _train(passage: Passage, content: RecordDict) -> RecordDict:
 
 
 def _evaluate(passage: Passage, content: RecordDict) -> RecordDict:
-    """Return loss and metric of the asked clients, if any are asked."""
+    """Return loss and metric of the asked clients, if there are any."""
     task = evaluation_in(content)
     if task is None:
         return RecordDict()
@@ -139,7 +139,7 @@ def _evaluate(passage: Passage, content: RecordDict) -> RecordDict:
 
 @dataclass
 class _Handler:
-    """The clients behind the gate, asked by a message that has one part alone."""
+    """The clients behind the gate, asked by a message with only one part."""
 
     msg: Message
     context: Context
@@ -162,9 +162,9 @@ class _Handler:
         return self._ask_handler(evaluation_only(self.hypotheses, task), LocalReport)
 
     def _ask_handler(self, content: RecordDict, kind: type[T]) -> T:
-        """Return what the handler answers to a part of the message; raise if that is an error."""
+        """Return the handler's reply to a part of the message; raise if it is an error."""
         content = filled(content, {_NODE: Held(self.node)})
         reply = self.call_next(with_content(self.msg, content), self.context)
         if reply.has_error():
-            raise Refused("the handler replied an error", code="refused.handler")
+            raise Refused("the handler replied with an error", code="refused.handler")
         return held_in(reply.content, _RESULT, kind)

@@ -1,8 +1,8 @@
-"""A site's policy: every entry of a node's configuration, what it means, and what it refuses.
+"""A site's policy: every entry of a node's configuration, its meaning, and the tasks that it refuses.
 
 `Policy.check` refuses a task. Other refusals are elsewhere: a client over budget in `umbel.privacy.gate.charges`, a
 release without a price in `umbel.privacy.gate.site`, and a run without approval in `umbel.privacy.gate.consent`.
-`umbel.privacy.gate.refusals` makes the reply. Each has a code of ``refused.``; docs/errors.md lists them.
+`umbel.privacy.gate.refusals` makes the reply. Each has a code of ``refused.``; docs/reference/errors.md lists them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from umbel.protocol.tasks import TrainingSpec
 
 
 class Role(StrEnum):
-    """What a site's clients do: all train, all report without noise, or as the data's manifest says."""
+    """The role of a site's clients: all train, all report without noise, or the data's manifest decides."""
 
     TRAIN = "train"
     VALIDATION = "validation"
@@ -30,7 +30,7 @@ class Role(StrEnum):
 
 
 class AcceptedRelease(StrEnum):
-    """Who may add the noise: each client to its own, the site once for all of them, or either, as a run asks."""
+    """The party that may add the noise: each client to its release, the site once for all clients, or either."""
 
     CLIENT = "client"
     SITE = "site"
@@ -38,28 +38,34 @@ class AcceptedRelease(StrEnum):
 
 
 class AcceptedRadius(StrEnum):
-    """Which clipping a site accepts: only a clip norm that everybody knows, or the paper's as well, a heuristic."""
+    """The clipping that a site accepts: only a public clip norm, or also the paper's clipping, a heuristic."""
 
     ANY = "any"
     PUBLIC = "public"
 
 
 class Approval(StrEnum):
-    """What a run needs before the site answers it: only to fit the policy, or that the site's people approve it."""
+    """The condition for answering a run: only that it fits the policy, or also approval by the site's people."""
 
     POLICY = "policy"
     ASK = "ask"
 
 
 class Personal(StrEnum):
-    """What a site makes of a client's best hypothesis before it keeps it.
-
-    Nothing, or it is trained further on the client's rows, or that is mixed with it as suits rows kept apart.
-    """
+    """The method that personalises the hypotheses for each client before the site keeps them
+    (`umbel.client.personal`)."""
 
     NO = "no"
     FINE_TUNE = "fine-tune"
     INTERPOLATE = "interpolate"
+    CALIBRATE = "calibrate"
+    MIXTURE = "mixture"
+    BAYES = "bayes"
+    AUTO = "auto"
+    DITTO = "ditto"
+    MR_MTL = "mr-mtl"
+    APFL = "apfl"
+    FEDREP = "fedrep"
 
 
 def _flag(value: Any) -> Any:
@@ -77,9 +83,9 @@ def _number(value: Any) -> Any:
 
 
 def _unlimited(value: Any, entry: ValidationInfo) -> Any:
-    """Return a number, which is infinite where that is written as a word and nowhere else.
+    """Return a number; it is infinite only if it is written as the text "inf".
 
-    A number too large for a machine is read as infinite. It was meant as a limit, and would be none.
+    A number too large for a machine would be read as infinite: it was meant as a limit, and would be none.
     """
     if isinstance(value, str) and value.strip().lower() == "inf":
         return math.inf
@@ -102,140 +108,139 @@ Unlimited = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_unlimit
 Whole = Annotated[int, BeforeValidator(_whole)]
 
 _COUNTS = "local_epochs", "local_steps", "examples", "participations", "evaluations", "evaluations_in_all"
-"""Of which the largest number is a whole number, or infinite."""
+"""Settings whose largest number is an integer or infinite."""
 _LIMITS = "budget", "paper_budget", "max_participations"
 _EXACT = "set a budget, leave exact-losses out, or limit reports with max-evaluations"
 _REPORT_NOISE = 10.0
 
 
 class Policy(Settings):
-    """The entries of a node's configuration, and what each means."""
+    """The entries of a node's configuration."""
 
     error = SiteError
     source: ClassVar[str] = "this node's configuration"
 
-    data_path: Text = Field("", description="the site's data: a dataset, or a table; an absolute path")
-    reader: Text = Field("", description="for a table: the function that reads it, as package.module:function")
-    reader_options: Text = Field("", description='the reader\'s options, as "name=value name=value"')
+    data_path: Text = Field("", description="absolute path of the site's data: a dataset, or a table")
+    reader: Text = Field("", description="function that reads a table, as package.module:function")
+    reader_options: Text = Field("", description='options of the reader, as "name=value name=value"')
     role: Annotated[Role, Field(strict=False)] = Field(
         Role.TRAIN,
-        description="train: all clients train; validation: all report their loss; split: as the data's manifest says",
+        description="train: all clients train; validation: all report their loss; split: the data's manifest decides",
     )
     place: Text = Field(
-        "0/1", description='"i/n": the node hosts clients i, i + n, ... of a dataset that other nodes host too'
+        "0/1", description='"i/n": the node hosts clients i, i + n, ... of a dataset that n nodes share'
     )
-    min_noise_multiplier: Number = Field(1.0, ge=0, description="the lowest nu it accepts; above 0")
+    min_noise_multiplier: Number = Field(1.0, ge=0, description="smallest nu that the site accepts; above 0")
     clipping: Annotated[AcceptedRadius, Field(strict=False)] = Field(
         AcceptedRadius.PUBLIC,
-        description="public: accept only a public clip norm; any: the paper's as well, a heuristic",
+        description="public: accept only a public clip norm; any: also the paper's clipping, which guarantees nothing",
     )
     clip_norm_floor: Number = Field(
-        ClipSchedule.floor, ge=0, description="the smallest clip norm, whatever the server asks; above 0"
+        ClipSchedule.floor, ge=0, description="smallest clip norm; the site raises smaller ones to it; above 0"
     )
     release: Annotated[AcceptedRelease, Field(strict=False)] = Field(
         AcceptedRelease.CLIENT,
-        description="client: each client's model, with noise of its own; site: sums over the site's clients, which "
-        "trust it, with noise once; any: as a run asks",
+        description="client: each client's model, with separate noise; site: only sums over the site's clients, with "
+        "noise added once, if the clients trust the site; any: as the run asks",
     )
     min_clients: Whole = Field(
-        10, ge=1, description="a site's sums are of no fewer clients; where fewer can pay, none is charged"
+        10, ge=1, description="fewest clients in a site's sums; a round with fewer is refused, and none is charged"
     )
     max_hypotheses: Whole = Field(
-        10, ge=1, description="the largest k it accepts; an open choice among them tells log2 k bits an answer"
+        10,
+        ge=1,
+        description="largest k that the site accepts; an open choice reveals up to log2 k bits each time",
     )
     max_choice_epsilon: Unlimited = Field(
         2.0,
         gt=0,
-        description="the largest choice-epsilon it accepts; below inf it refuses an open choice among hypotheses",
+        description="largest choice-epsilon that the site accepts; a finite one refuses choices without randomisation",
     )
     mechanisms: Text = Field(
-        LAPLACE, description="what noise it accepts: laplace, gaussian, package.module:Class, separated by spaces"
+        LAPLACE, description="accepted noise mechanisms, separated by spaces: laplace, gaussian, package.module:Class"
     )
-    max_local_epochs: Unlimited = Field(100, ge=1, description="the most epochs a round that it accepts")
-    max_local_steps: Unlimited = Field(1000, ge=1, description="the most steps a round that it accepts")
+    max_local_epochs: Unlimited = Field(100, ge=1, description="maximum local epochs of a round")
+    max_local_steps: Unlimited = Field(1000, ge=1, description="maximum local steps of a round")
     max_examples: Unlimited = Field(
         10_000_000,
         ge=1,
-        description="how often rows are computed on in a client's round; passes beyond it are left out",
+        description="maximum rows that a client's round computes, repetitions included; further passes are left out",
     )
     max_seconds: Unlimited = Field(
-        3600.0, gt=0, description="how long it computes for a message, of which each client has its share"
+        3600.0, gt=0, description="maximum seconds of computation for a message, shared equally among its clients"
     )
     budget: Unlimited = Field(
         8.0,
         ge=0,
-        description="the largest epsilon between any two data sets of a client, over all it ever released",
+        description="maximum epsilon between any two data sets of a client, over all its releases in all runs",
     )
-    delta: Number = Field(0.0, ge=0, lt=1, description="with which the budget holds; 0 for a pure epsilon")
+    delta: Number = Field(0.0, ge=0, lt=1, description="delta of the budget; 0 for a pure epsilon")
     paper_budget: Unlimited = Field(
-        math.inf, ge=0, description="the most a client may spend by the paper's count, a sum of n/nu: a heuristic"
+        math.inf, ge=0, description="maximum of a client's paper budget, the sum of n/nu over its releases: a heuristic"
     )
-    max_participations: Unlimited = Field(math.inf, ge=0, description="the most often a client may release")
+    max_participations: Unlimited = Field(math.inf, ge=0, description="maximum number of a client's releases")
     max_evaluations: Unlimited = Field(
-        1000, ge=1, description="how often a run may have clients report; one asks once a round, and a few times before"
+        1000, ge=1, description="maximum evaluations for one run, which needs one a round and a few before round 1"
     )
-    max_evaluations_in_all: Unlimited = Field(
-        math.inf, ge=1, description="how often all runs together may have clients report"
-    )
-    ledger_path: Text = Field("", description="the file where charges are kept; by default $UMBEL_HOME/ledger.sqlite")
+    max_evaluations_in_all: Unlimited = Field(math.inf, ge=1, description="maximum evaluations for all runs together")
+    ledger_path: Text = Field("", description="file of the ledger; by default $UMBEL_HOME/ledger.sqlite")
     approve: Annotated[Approval, Field(strict=False)] = Field(
         Approval.POLICY,
-        description="policy: answer whatever the policy allows; ask: only runs that the site's people have approved",
+        description="policy: answer every run that the policy allows; ask: only runs that the site's people approved",
     )
     app: Text = Field(
         "",
-        description="the ClientApp with which the site's executor answers, as package.module:app; by default umbel's "
-        "own",
+        description="ClientApp that the site's executor runs, as package.module:app; by default umbel's",
     )
     app_keys: Text = Field(
         "",
-        description="entries of the node's configuration that are for that app, and none of these; separated by spaces",
+        description="entries of the node's configuration that only that app reads, separated by spaces",
     )
     bundle: Text = Field(
-        "", description="SHA-256 of the bundles it has reviewed, separated by spaces; by default that of its own umbel"
+        "",
+        description="SHA-256 of the bundles that the site has reviewed, separated by spaces; by default that of the "
+        "installed umbel",
     )
     exact_losses: Flag = Field(
         False,
-        description="whether validation clients report exact losses, outside the budget; where there is no budget they "
-        "do. Otherwise the site reports their mean, with noise, and each of them is charged",
+        description="validation clients report exact losses, which no budget counts, as they always do without a "
+        "budget; otherwise the site reports their mean, with noise, and charges each of them",
     )
     report_noise_multiplier: Number = Field(
         0.0,
         ge=0,
-        description="nu of reports with noise. 0: of validation clients' mean 10, and training clients report nothing; "
-        "above 0 each of them reports, with separate noise",
+        description="nu of reports with noise; 0 means 10 for validation clients' mean, and no reports of training "
+        "clients; above 0 these report too, each with separate noise",
     )
-    report_bound: Number = Field(
-        1.0, gt=0, description="numbers that are reported with noise are clipped to lie between 0 and this"
-    )
+    report_bound: Number = Field(1.0, gt=0, description="reports with noise are clipped to lie between 0 and this")
     keep_model: Text = Field("", description="folder for each client's best hypothesis at the end of a run")
     personalise: Annotated[Personal, Field(strict=False)] = Field(
         Personal.NO,
-        description="what becomes of it first, here: fine-tune: it is trained on the client's rows; interpolate: and "
-        "mixed with the result as suits rows kept apart",
+        description="how the site personalises the kept models: no, calibrate, mixture, bayes, fine-tune, "
+        "interpolate, ditto, mr-mtl, apfl, fedrep, or auto: the method that best suits the client's rows",
     )
-    personalise_epochs: Whole = Field(10, ge=1, description="for how long that training goes on")
+    personalise_epochs: Whole = Field(10, ge=1, description="epochs of such a method, if it trains")
     tripwire: Flag = Field(
-        False, description="refuse to train models that no honest server would send: degenerate, or sent before"
+        False, description="refuse to train hypotheses that no honest server would send: degenerate or repeated"
     )
     noise_all_items: Flag = Field(
-        False, description="in simulation: where the run adds noise to rows that changed (message-noise), add it to all"
+        False, description="in simulation: if a run has message-noise, add it to all rows, not only to changed ones"
     )
     balanced_batches: Flag = Field(
-        False, description="fill minibatches with as many liked items as others (labels of -1 and 1)"
+        False, description="fill each minibatch with equally many rows of label 1 (liked) and of label -1"
     )
     allow_unsanitised: Flag = Field(
-        False, description="whether releases without noise, and the chosen hypothesis, may leave; in simulation only"
+        False, description="in simulation only: releases without noise, and chosen hypotheses, may leave the node"
     )
     insecure_seed: Flag = Field(
         False,
-        description="draw everything from the run's seed, also the noise: for tests with data that need no protection, "
-        "since the server knows that seed and can subtract the noise",
+        description="draw everything, noise included, from the run's seed; the server knows that seed and can subtract "
+        "the noise, so only for tests with data that need no protection",
     )
 
     @property
     def bundles(self) -> list[str]:
-        """The bundles that the site names; none where its own umbel's is the one."""
+        """The bundles that the site names; none if it accepts its own umbel's."""
         return self.bundle.lower().split()
 
     @model_validator(mode="after")
@@ -254,23 +259,23 @@ class Policy(Settings):
                 f"got {unknown[0]!r}"
             )
         if not self.mechanisms.split():
-            raise ValueError("mechanisms must name one at least")
+            raise ValueError("mechanisms must name at least one")
         if self.delta > 0 and math.isinf(self.budget):
-            raise ValueError("delta is of a budget, and there is none: set budget, or leave delta out")
+            raise ValueError("delta needs a budget: set budget, or leave delta out")
         if self.personalise is not Personal.NO and not self.keep_model:
-            raise ValueError("personalise is of the models that a site keeps: set keep-model, or leave it out")
+            raise ValueError("personalise needs kept models: set keep-model, or leave personalise out")
         if "personalise_epochs" in self.model_fields_set and self.personalise is Personal.NO:
-            raise ValueError('personalise-epochs trains nothing: set personalise = "fine-tune" or "interpolate"')
+            raise ValueError('personalise-epochs has no effect: set personalise = "fine-tune" or "interpolate"')
         if self.report_noise_multiplier > 0 and self.reports_exactly and self.role is not Role.TRAIN:
             raise ValueError(f"report-noise-multiplier adds no noise to exact losses of role {self.role}: {_EXACT}")
         if self.reports_exactly and self.role is Role.VALIDATION and self.sets_limits:
-            # It would look like a limit on what the site's clients tell.
-            raise ValueError(f"budget, paper-budget and max-participations bound no exact losses: {_EXACT}")
+            # It would look like a limit on the clients' reports.
+            raise ValueError(f"budget, paper-budget and max-participations do not bound exact losses: {_EXACT}")
         return self
 
     @property
     def sets_limits(self) -> bool:
-        """Whether the site itself limits what a client may give, and not the defaults alone."""
+        """Whether the site itself sets limits for its clients, beside the defaults."""
         limits = {name for name in _LIMITS if getattr(self, name) < math.inf}
         return bool(limits & self.model_fields_set)
 
@@ -286,13 +291,13 @@ class Policy(Settings):
 
     @property
     def report_noise(self) -> float:
-        """The nu of reports; 0 where they have none."""
+        """The nu of reports; 0 if they have no noise."""
         if self.role is Role.TRAIN:
             return self.report_noise_multiplier
         return 0.0 if self.reports_exactly else self.report_noise_multiplier or _REPORT_NOISE
 
     def check(self, task: TrainingSpec, hypotheses: int) -> None:
-        """Raise `Refused` when the task, among so many hypotheses, goes below the policy."""
+        """Raise `Refused` if the task, for so many hypotheses, violates the policy."""
         self._check_release(task)
         if task.noise_multiplier == 0 and not self.allow_unsanitised:
             raise Refused("the server asks for an unsanitised release (noise multiplier 0)", code="refused.unsanitised")
@@ -313,12 +318,12 @@ class Policy(Settings):
                 code="refused.mechanism",
             )
         limited = hypotheses > 1 and math.isfinite(self.max_choice_epsilon)
-        # A site's release covers the choice by itself, or its mechanism says what it lacks.
+        # A site's release always covers the choice, or its mechanism says what it lacks.
         is_open = task.choice_epsilon == 0 and task.release_by is ReleaseBy.CLIENT
         if limited and (is_open or task.choice_epsilon > self.max_choice_epsilon):
             raise Refused(
                 f"the server asks for choice-epsilon {task.choice_epsilon:g} among {hypotheses} hypotheses; "
-                f"this site accepts {self.max_choice_epsilon:g} at most, and none that is open (0)",
+                f"this site accepts at most {self.max_choice_epsilon:g}, and no open choice (0)",
                 code="refused.choice",
             )
         for key, asked, most in (
@@ -326,28 +331,30 @@ class Policy(Settings):
             ("local-steps", task.local_steps, self.max_local_steps),
         ):
             if asked > most:
-                raise Refused(f"the server asks for {key} = {asked}; the site's most is {most:g}", code="refused.work")
+                raise Refused(
+                    f"the server asks for {key} = {asked}; the site's maximum is {most:g}", code="refused.work"
+                )
         if task.disclose_choice and not self.allow_unsanitised:
             raise Refused("the server asks which hypothesis each client chose", code="refused.disclose-choice")
 
     def _check_release(self, task: TrainingSpec) -> None:
-        """Raise `Refused` where another would add the noise than the site says, or too few clients are asked."""
+        """Raise `Refused` if the task's party may not add the noise here, or too few clients are asked."""
         if task.release_by is ReleaseBy.CLIENT:
             if self.release is AcceptedRelease.SITE:
                 raise Refused(
-                    "the server asks for each client's own model; this site releases sums over its clients alone "
+                    "the server asks for each client's own model; this site releases only sums over its clients "
                     '(release = "site"): use strategy site-average',
                     code="refused.release",
                 )
         elif self.release is AcceptedRelease.CLIENT:
             raise Refused(
                 "the server asks for sums over this site's clients; here each client releases its own model: set "
-                'release = "site", or "any", if they trust the site',
+                'release = "site", or "any", if clients trust the site',
                 code="refused.release",
             )
         elif len(task.clients) < self.min_clients:
             raise Refused(
-                f"the server asks for the sums of {len(task.clients)} clients; this site's are of {self.min_clients} "
-                "at least (min-clients): ask for more clients a round",
+                f"the server asks for the sums of {len(task.clients)} clients; this site's sums need at least "
+                f"{self.min_clients} (min-clients): ask for more clients a round",
                 code="refused.min-clients",
             )

@@ -1,9 +1,9 @@
-"""Where random draws of a client come from.
+"""Sources of a client's random draws.
 
 In simulation every client has separate streams, keyed by seed, round and client, so that a result does not depend on
-which node computes it. Where the data are a site's own there is no seed: a server that knows the seed could predict the
-noise and subtract it. Noise comes from the operating system's entropy there, through a cryptographic generator, whose
-state cannot be worked out from many noisy releases.
+the node that computes it. Where the data are a site's own there is no seed: a server that knows the seed could predict
+the noise and subtract it. There the noise comes from the operating system's entropy, through a cryptographic generator
+whose state cannot be derived from many noisy releases.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from umbel.privacy.mechanisms.base import Matrix, NoiseSource
 
-# Normals are drawn so many at a time, which bounds the memory that a large model takes.
+# Normals are drawn in blocks of this size, which bounds the memory for a large model.
 _BLOCK = 1 << 16
 
 
 def noise(seed: int | None, round: int, clients: Iterable[int], purpose: str = "noise") -> Iterator[NoiseSource]:
-    """Yield what each client's noise is drawn from; each is valid until the next is taken.
+    """Yield the source of each client's noise; each is valid until the next is taken.
 
-    Without a seed that is a `SecureGenerator` each.
+    Without a seed each is a `SecureGenerator`.
     """
     if seed is None:
         yield from (SecureGenerator() for _ in clients)
@@ -46,11 +46,11 @@ def noise(seed: int | None, round: int, clients: Iterable[int], purpose: str = "
 class SecureGenerator:
     """Normal and gamma variates from a ChaCha20 key stream with a fresh random key.
 
-    Has the part of ``numpy.random.Generator`` that the mechanism uses.
+    It has the part of ``numpy.random.Generator`` that mechanisms use.
     """
 
     def __init__(self) -> None:
-        # A key is used for one stream alone, so the nonce may be fixed.
+        # Each key is used for one stream only, so the nonce may be fixed.
         self._stream = Cipher(ChaCha20(secrets.token_bytes(32), bytes(16)), mode=None).encryptor()
 
     def random(self, size: int) -> Matrix:
@@ -69,7 +69,7 @@ class SecureGenerator:
         return np.frombuffer(self.bytes(8 * count), np.uint64)
 
     def _near_zero(self, count: int) -> Matrix:
-        """Return numbers from (0, 1], of 53 significant bits each also next to 0: the tails of normals hang on them."""
+        """Return numbers from (0, 1] with 53 significant bits, also next to 0: the tails of normals depend on them."""
         high, low = (self._words(count).astype(np.float64) for _ in range(2))
         return (high + (low + 0.5) * 2.0**-64) * 2.0**-64
 
@@ -97,7 +97,7 @@ class SecureGenerator:
 
 
 def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) -> Sequence[np.random.Generator]:
-    """Return a generator for each client, counted over the whole dataset; not for noise, see `noise`.
+    """Return a generator for each client, numbered over the whole dataset; for noise, see `noise` instead.
 
     Draws for different purposes are independent. Without a seed they come from the operating system's entropy.
     """
@@ -107,7 +107,7 @@ def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) 
 
 
 class _Streams(Sequence[np.random.Generator]):
-    """A generator for each client, made when it is asked for and at its beginning each time."""
+    """A generator for each client, made on request and always at its beginning."""
 
     def __init__(self, key: list[int], round: int, clients: Iterable[int]) -> None:
         self._key, self._round, self._clients = key, round, list(clients)
@@ -133,19 +133,19 @@ def _key(seed: int, purpose: str) -> list[int]:
     return [int(word) for word in state]
 
 
-_CLIENT = 3  # where the counter says which client's stream it is
+_CLIENT = 3  # position of the client's number in the counter
 
 
 def _start(key: list[int], round: int, client: int) -> Any:
     """Return the state of a Philox at the beginning of a client's stream."""
     # Philox computes each block from key and counter alone: the low half of the counter runs
-    # within a stream, the high half tells the streams apart.
-    # As lists, whose numbers are read in half the time of an array's.
+    # within a stream, and the high half separates the streams.
+    # Lists: NumPy reads their numbers in half the time of an array's.
     return _START | {"state": {"counter": [0, 0, round, client], "key": key}}
 
 
 class _NoSeed(np.random.SeedSequence):
-    """Spares a generator, whose state is set at once, the work of seeding itself."""
+    """Saves a generator, whose state is set at once, the work of seeding."""
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
         return np.zeros(n_words, dtype)

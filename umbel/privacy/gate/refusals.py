@@ -1,6 +1,6 @@
-"""How a node fails closed: the server reads "refused", and the reason stays in the node's own log and the site's.
+"""How a node fails closed: the server reads "refused", and the reason stays in the node's log and the site's.
 
-What is refused is decided elsewhere: `umbel.privacy.gate.policy` says where.
+`umbel.privacy.gate.policy` names the places that decide on refusals.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def guard(msg: Message, context: Context, call_next: ClientAppCallable) -> Messa
     def answer(_site: Site, _entry: Entry) -> Message:
         reply = call_next(msg, context)
         if reply.has_error():
-            raise Refused("the handler replied an error", code="refused.handler")
+            raise Refused("the handler replied with an error", code="refused.handler")
         return reply
 
     return answered(msg, context, answer)
 
 
 def refuse(msg: Message, context: Context, error: Exception) -> Message:
-    """Return "refused" for a message that does not come as far as a handler; the reason stays with the node."""
+    """Return "refused" for a message that reaches no handler; the reason stays with the node."""
 
     def answer(_site: Site, _entry: Entry) -> Message:
         raise error
@@ -44,10 +44,10 @@ def refuse(msg: Message, context: Context, error: Exception) -> Message:
 
 
 def answered(msg: Message, context: Context, answer: Callable[[Site, Entry], Message]) -> Message:
-    """Return what `answer` makes of a message, once it is on record, or "refused" when anything goes wrong.
+    """Return the reply that `answer` makes to a message, once it is on record, or "refused" if anything goes wrong.
 
-    `answer` is called once the site's log is known to be writable, so that no client pays for a release that cannot
-    leave. An answer that cannot stand in the log does not leave.
+    `answer` is called once the site's log is known to be writable, so that no client is charged for a release that
+    cannot leave. If the reply cannot be recorded in the log, it does not leave.
     """
     try:
         site = Site.of(context.node_config)
@@ -57,7 +57,7 @@ def answered(msg: Message, context: Context, answer: Callable[[Site, Entry], Mes
             site_log.check_end()
         try:
             reply = answer(site, entry)
-        except Exception as error:  # anything at all: fail closed
+        except Exception as error:  # fail closed for any error
             reply = _refused(msg, error, entry)
         if site_log is not None:
             site_log.answered(entry, not reply.has_error())
@@ -67,12 +67,12 @@ def answered(msg: Message, context: Context, answer: Callable[[Site, Entry], Mes
 
 
 def refusal(msg: Message) -> Message:
-    """Return the one word that a server reads."""
+    """Return the only word that a server reads."""
     return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason="refused"), reply_to=msg)
 
 
 def explain(what: str, error: Exception, entry: Entry | None = None) -> None:
-    """Write the reason to the node's own log, and to the site's; nothing leaves even when that fails."""
+    """Write the reason to the node's log and the site's; nothing leaves even if that fails."""
     with suppress(Exception):
         if entry is not None:
             entry.refuse(what, error)
@@ -81,6 +81,6 @@ def explain(what: str, error: Exception, entry: Entry | None = None) -> None:
 
 
 def _refused(msg: Message, error: Exception, entry: Entry | None = None) -> Message:
-    """Explain an error to the node's people, and return the one word."""
+    """Explain an error to the node's people, and return the refusal."""
     explain(msg.metadata.message_type, error, entry)
     return refusal(msg)

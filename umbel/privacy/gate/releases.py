@@ -1,8 +1,8 @@
-"""The mechanism applied to models: from what clients have trained to what may leave.
+"""The mechanism applied to models: from clients' training results to releases.
 
 `sanitise_in_place` adds the noise, which `umbel.privacy.mechanisms` draws. There a clip norm is called a radius, as in
-the paper: a public one in mode ``public``; in mode ``update`` the norm of the update itself, at least a floor. What
-leaves lies on a public grid (`round_to_grid`), which 32-bit numbers can carry.
+the paper: a public one in mode ``public``; in mode ``update`` the norm of the update itself, at least a floor. Releases
+lie on a public grid (`round_to_grid`), which 32-bit numbers can carry.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from umbel.protocol.tasks import TrainingSpec
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number that travels."""
 _BLOCK = 1 << 17  # numbers that are sanitised together
-_FAR = 40.0  # standard deviations, beyond which less than one number in 10^20 comes
+_FAR = 40.0  # in standard deviations; a number is farther away with a probability below 10^-20
 
 
 # --- the grid
@@ -36,42 +36,43 @@ _FAR = 40.0  # standard deviations, beyond which less than one number in 10^20 c
 
 def resolution(hypotheses: Matrix) -> float:
     """Return the spacing of 32-bit numbers at the largest magnitude among the hypotheses (k, n)."""
-    # Beyond 3e38 it is the same up to the largest number, which has no next one to be apart from.
+    # Above 3e38 the spacing stays the same up to the largest number, which has no next one.
     return float(np.spacing(np.float32(min(np.abs(hypotheses).max(), 3e38))))
 
 
 def min_radius(deviation: float, resolution: float) -> float:
-    """Return the radius from which on noise of that deviation at radius 1 spans `NOISE_STEPS` steps of the resolution.
+    """Return the smallest radius at which the noise, of `deviation` at radius 1, spans `NOISE_STEPS` steps of the
+    resolution.
 
-    Below it a coordinate may come out as if no noise had been added.
+    Below it, a coordinate could look as if no noise had been added.
     """
     return NOISE_STEPS * resolution / deviation
 
 
 def check_noise(mechanism: Mechanism, n: int, radius: float) -> None:
-    """Raise `Refused` where a mechanism's noise, or what `round_to_grid` makes of it, is beyond 64-bit numbers."""
+    """Raise `Refused` if a mechanism's noise, or its rounding by `round_to_grid`, exceeds 64-bit numbers."""
     noise = mechanism.deviation(n) * radius
-    # Far enough from the ends that no draw, its square and sums of n of them leave them either.
+    # Far enough from the limits for any draw, its square, and sums of n of them.
     if not (sys.float_info.min * n <= noise <= math.sqrt(sys.float_info.max) / (n + 1)):
         raise Refused(
-            f"noise multiplier {mechanism.noise_multiplier:g} at radius {radius:g} is no noise that can be computed",
+            f"noise multiplier {mechanism.noise_multiplier:g} at radius {radius:g} gives noise that cannot be computed",
             code="refused.noise-out-of-range",
         )
 
 
 def grid_step(noise: float, resolution: float) -> float:
-    """Return the step of a grid that everybody can compute.
+    """Return the step of a public grid.
 
     It is a power of two, at most 1/`NOISE_STEPS` of the noise, but not below the resolution. The noise is the standard
-    deviation of a component at the least radius, which is public; never that of the norm of an update.
+    deviation of a component at the smallest radius, which is public; never that of the norm of an update.
     """
     return max(2.0 ** math.floor(math.log2(noise / NOISE_STEPS)), resolution)
 
 
 def round_to_grid(values: Matrix, noise: float, resolution: float) -> Matrix:
-    """Round noisy values to the public grid; arguments as of `grid_step`.
+    """Round noisy values to the public grid; for the arguments see `grid_step`.
 
-    The low bits of a sum of 64-bit numbers tell what was added to what; they must not leave.
+    The low bits of a sum of 64-bit numbers reveal its summands; they must not leave.
     """
     step = grid_step(noise, resolution)
     rounded: Matrix = values / step
@@ -98,16 +99,15 @@ def sanitise(
     mechanism : Mechanism or None
         None adds no noise.
     updates : ndarray, shape (m, n)
-        Trained parameters less the chosen hypothesis, a row a client.
+        Trained parameters minus the chosen hypothesis, a row for each client.
     radius : float
-        In mode ``public`` the radius r itself, to which updates are clipped. In mode ``update``
-        the least radius: r = max(|update|, radius), since an update of norm 0 would otherwise
-        go without noise.
+        In mode ``public`` the radius r, to which updates are clipped. In mode ``update`` the smallest radius:
+        r = max(|update|, radius), since an update of norm 0 would otherwise get no noise.
     clipping : Clipping
     sources : iterable of NoiseSource, one a client
-        Each is used up before the next is asked for.
+        Each is used up before the next is taken.
     parts : sequence of slice, optional
-        Columns to be noised by themselves, each within its own radius, as the layers in the
+        Columns that get separate noise, each within a separate radius, such as the layers in the
         paper's Sec. 5.3; together all columns, in order. By default the whole vector at once.
 
     Returns
@@ -127,7 +127,7 @@ def sanitise_in_place(
     sources: Iterable[NoiseSource],
     parts: Sequence[slice] | None = None,
 ) -> None:
-    """Do what `sanitise` does to the updates themselves: of large models a copy takes a while."""
+    """Sanitise the updates in place: copying large models takes a while."""
     if not 0 < radius < np.inf:
         raise ValueError(f"cannot sanitise within radius {radius}")
     public = Clipping(clipping) is Clipping.PUBLIC
@@ -147,7 +147,7 @@ def sanitise_in_place(
 
 
 def within(mechanism: Mechanism | None, updates: Matrix, radius: float) -> Matrix:
-    """Return updates (m, n) moved to within a public radius, as the mechanism has it."""
+    """Return updates (m, n) moved to within a public radius, by the mechanism's rule."""
     return clip(updates, radius) if mechanism is None else mechanism.constrain(updates, radius)
 
 
@@ -156,20 +156,20 @@ def within(mechanism: Mechanism | None, updates: Matrix, radius: float) -> Matri
 
 @dataclass(frozen=True)
 class Sanitiser:
-    """What a site makes of the updates that one task asks for.
+    """A site's sanitisation of the updates for one task.
 
     Attributes
     ----------
     task : TrainingSpec
     hypotheses : ndarray, shape (k, n)
     mechanism : Mechanism or None
-        None where no noise is asked for.
+        None if the task asks for no noise.
     radius : float
-        The task's clip norm, raised to the site's floor and, outside simulation, to what 32-bit numbers need.
+        The task's clip norm, raised to the site's floor and, outside simulation, to the minimum for 32-bit numbers.
     finest : float
         See `resolution`.
     parts : sequence of slice, optional
-        The columns of what is noised by itself; None for the whole vector.
+        The columns that get separate noise; None for the whole vector.
     """
 
     task: TrainingSpec
@@ -181,7 +181,7 @@ class Sanitiser:
 
     @classmethod
     def of(cls, site: Site, hypotheses: Arrays, task: TrainingSpec) -> Sanitiser:
-        """Return what a site makes of a task; raise `Refused` for one that no release can come of."""
+        """Return a site's sanitiser for a task; raise `Refused` if the task permits no release."""
         everything = flatten(hypotheses)
         finest, n = resolution(everything), everything.shape[1]
         parts = None if task.noise_per is NoisePer.VECTOR else _PARTS[task.noise_per](hypotheses)
@@ -193,15 +193,15 @@ class Sanitiser:
             check_noise(mechanism, n, radius)
             if mechanism.public_only and task.clipping is not Clipping.PUBLIC:
                 raise Refused(
-                    f"mechanism {mechanism.name!r} takes clipping = 'public' alone", code="refused.private-radius"
+                    f"mechanism {mechanism.name!r} works only with clipping = 'public'", code="refused.private-radius"
                 )
         return cls(task, everything, mechanism, radius, finest, parts)
 
     @property
     def step(self) -> float:
-        """The step of the public grid, if 16 bits hold how many of them a release's numbers are; 0 if they may not.
+        """The step of the public grid if a release's numbers, in steps, fit 16 bits; 0 if they may not.
 
-        That is decided by what everybody knows, so that the length of a message tells nothing of the data.
+        Only public values decide this, so that the length of a message reveals nothing about the data.
         """
         if self.mechanism is None or self.task.clipping is not Clipping.PUBLIC:
             return 0.0
@@ -212,11 +212,11 @@ class Sanitiser:
 
     @property
     def release(self) -> Release:
-        """What is paid for."""
+        """The release with which clients are charged."""
         return train_release(self.task, self.hypotheses, self.radius)
 
     def sanitised(self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]) -> Packed:
-        r"""Return the releases of clients that have paid, from what each trained, (clients, \*shape), and chose.
+        r"""Return the releases of charged clients, from what each trained, (clients, \*shape), and chose.
 
         `sources` has one for each client.
         """
@@ -225,7 +225,7 @@ class Sanitiser:
         releases = Packed(np.empty((len(chosen), n), np.float32), shapes)
         for block in blocks(len(chosen), n):
             mine = chosen[block]
-            # Of large models one client is a block, and its hypothesis need not be copied.
+            # For large models a block is one client, and its hypothesis need not be copied.
             start = self.hypotheses[mine[0] : mine[0] + 1] if len(mine) == 1 else self.hypotheses[mine]
             noisy = updates_in(trained, block, start)
             sanitise_in_place(self.mechanism, noisy, self.radius, mode, islice(sources, len(noisy)), self.parts)
@@ -238,7 +238,7 @@ class Sanitiser:
 
 
 def train_release(task: TrainingSpec, hypotheses: Matrix, radius: float) -> Release:
-    """Return what a client releases by itself for a task, of hypotheses (k, n), within the site's radius."""
+    """Return the release of a single client for a task, of hypotheses (k, n), within the site's radius."""
     k, n = hypotheses.shape
     return Release(
         Kind.TRAIN,
@@ -257,8 +257,8 @@ def updates_in(trained: Arrays, block: slice, start: Matrix) -> Matrix:
 
     They began at `start` (m, n).
 
-    Training that blew up counts as no update at all. Whether it does depends on the data and on what the
-    server asks for, so a release that stayed away would tell about the data.
+    Diverged training counts as no update. Whether training diverges depends on the data and on the server's task, so a
+    missing release would reveal something about the data.
     """
     updates = flatten({name: value[block] for name, value in trained.items()})
     updates -= start
@@ -267,7 +267,7 @@ def updates_in(trained: Arrays, block: slice, start: Matrix) -> Matrix:
 
 
 def blocks(clients: int, n: int) -> Iterator[slice]:
-    """Yield clients some at a time: of large models as many as a cache holds, but one at least."""
+    """Yield blocks of clients: as many large models as fit into a cache, but at least one."""
     size = max(1, _BLOCK // n)
     for begin in range(0, clients, size):
         yield slice(begin, begin + size)
@@ -287,7 +287,7 @@ def _rows(hypotheses: Arrays) -> Sequence[slice]:
 
 
 def _layers(hypotheses: Arrays) -> Sequence[slice]:
-    """Return the columns of each layer: parameters that share a prefix, as weight and bias do."""
+    """Return the columns of each layer: parameters with the same prefix, such as weight and bias."""
     layers: dict[str, slice] = {}
     start = 0
     for name, value in hypotheses.items():
@@ -301,4 +301,4 @@ def _layers(hypotheses: Arrays) -> Sequence[slice]:
 
 
 _PARTS = {NoisePer.LAYER: _layers, NoisePer.ROW: _rows}
-"""What gives the columns of all that is noised by itself."""
+"""Functions that return the columns of each unit with separate noise."""

@@ -1,7 +1,7 @@
-"""What a site remembers of the runs that ask it, in its store, so that a restart does not forget it.
+"""A site's memory of runs, in its store, so that it survives a restart.
 
-How often a run had clients report, what hypotheses it sent, whether it has told its end, and what runs
-the site's people have approved.
+It holds how often a run asked clients to report, the hypotheses that it sent, and whether it has announced its end. It
+also holds the runs that the site's people have approved.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from umbel.privacy.gate.store import Store, request_of
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import LedgerError, Refused
 
-# A server decides how many runs there are, and how much each sends; these are the newest of each kind.
+# A server decides the number of runs and how much each sends, so only the newest of each kind are kept.
 _KEPT_RUNS, _KEPT_SENT = 10_000, 20_000
 _MOST_WAITING, _LONGEST_REQUEST = 100, 1 << 16
 SHOWN = 32
-"""Hex digits by which a request is known: too many to find another request with the same digits."""
-_ALL = ""  # the run that stands for all together
+"""Hex digits that identify a request: too many to find another request with the same digits."""
+_ALL = ""  # stands for all runs together
 
 
 class Status(StrEnum):
-    """What the site's people have said to a request."""
+    """The decision of the site's people on a request."""
 
     WAITING = "waiting"
     APPROVED = "approved"
@@ -40,9 +40,9 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """What a run asks of a site that wants to be asked: the digest of all that an approval covers, and that itself.
+    """A run's request to a site that requires approval: everything that an approval covers, and its digest.
 
-    `at` and `run` say when it was asked for the first time, and by which run.
+    `at` and `run` say when it first arrived, and from which run.
     """
 
     digest: str
@@ -53,7 +53,7 @@ class Request:
 
 
 class Runs(Store):
-    """What a node of a site remembers; `node` says which of those that share the store it is."""
+    """A node's memory of runs; `node` identifies it among the nodes that share the store."""
 
     def __init__(self, path: Path, node: str = "") -> None:
         super().__init__(path)
@@ -61,15 +61,15 @@ class Runs(Store):
 
     @classmethod
     def of(cls, site: Site) -> Self:
-        """Return what a node of a site that serves data remembers."""
+        """Return the memory of a node of a site that serves data."""
         runs = super().of(site)
         runs._node = sha256(site.identity.encode("utf-8", "surrogatepass")).hexdigest()
         return runs
 
-    # --- what clients report
+    # --- clients' reports
 
     def count_evaluation(self, run: str, policy: Policy) -> None:
-        """Count a message that has clients report, before they do; raise `Refused` when there were enough."""
+        """Count a message that asks clients to report, before they do; raise `Refused` above the limit."""
         with self._transaction(write=True) as connection:
             for name, key, most in (
                 (run, "max-evaluations", policy.max_evaluations),
@@ -87,7 +87,7 @@ class Runs(Store):
                     )
             _forget(connection, "evaluations", _KEPT_RUNS, f"AND run != '{_ALL}'")
 
-    # --- what a run has found
+    # --- results of a run
 
     def note_sent(self, run: str, name: str, hypotheses: Arrays) -> None:
         """Remember hypotheses that a run sent."""
@@ -99,11 +99,11 @@ class Runs(Store):
             _forget(connection, "sent", _KEPT_SENT)
 
     def end(self, run: str, name: str, hypotheses: Arrays, evaluates: bool) -> None:
-        """Note that a run has told what it found; raise `Refused` where it cannot be what that run found.
+        """Note that a run has announced its result; raise `Refused` if it cannot be that run's result.
 
-        A run's best hypotheses are some that were evaluated, so that a node whose clients report (`evaluates`) has
-        seen them. One whose clients only train may not have been asked in that round: it knows the run alone, by
-        Flower's number or by its own name, by which it goes on after an interruption under another number.
+        A run's best hypotheses have been evaluated, so a node whose clients report (`evaluates`) has seen them. A node
+        whose clients only train may have been left out of that round: it only knows the run, by Flower's number or by
+        the run's name, which stays the same when the run resumes under another number.
         """
         with self._transaction(write=True) as connection:
             known = connection.execute(
@@ -115,26 +115,29 @@ class Runs(Store):
             if evaluates and (digest_of(hypotheses),) not in known:
                 raise Refused("the run never sent these hypotheses to this site", code="refused.unknown-result")
             if connection.execute("SELECT 1 FROM ended WHERE node = ? AND run = ?", (self._node, run)).fetchone():
-                raise Refused("the run has told what it found before", code="refused.told-before")
+                raise Refused("the run has already announced its result", code="refused.told-before")
             connection.execute("INSERT INTO ended (node, run) VALUES (?, ?)", (self._node, run))
             _forget(connection, "ended", _KEPT_RUNS)
 
-    # --- what the site's people approve
+    # --- approvals by the site's people
 
     def check_approved(self, run: str, asks: Mapping[str, Any]) -> None:
-        """Raise `Refused` unless this was approved. A request that comes for the first time then waits."""
+        """Raise `Refused` unless the request was approved. A new request then waits."""
         digest, text = request_of(asks)
         if len(text) > _LONGEST_REQUEST:
-            raise Refused(f"a request of {len(text)} characters, above {_LONGEST_REQUEST}", code="refused.long-request")
+            raise Refused(
+                f"the request has {len(text)} characters, above the maximum of {_LONGEST_REQUEST}",
+                code="refused.long-request",
+            )
         look = f"umbel approvals list --ledger {self.path}"
         with self._transaction(write=True) as connection:
             known = connection.execute("SELECT status FROM requests WHERE digest = ?", (digest,)).fetchone()
             if known is None:
                 [[waiting]] = connection.execute("SELECT count(*) FROM requests WHERE status = ?", (Status.WAITING,))
-                # One that waits is never forgotten for another, which a server could send for that.
+                # A waiting request is never dropped for another: a server could send one for that purpose.
                 if waiting >= _MOST_WAITING:
                     raise Refused(
-                        f"{_MOST_WAITING} requests wait for approval, and no more are taken: {look}",
+                        f"{_MOST_WAITING} requests wait for approval, so the site accepts no more: {look}",
                         code="refused.too-many-wait",
                     )
                 connection.execute(
@@ -147,7 +150,7 @@ class Runs(Store):
             raise Refused(f"request {name} of run {run} was refused by this site's people", code="refused.by-people")
         if status is Status.WAITING:
             raise Refused(
-                f"request {name} of run {run} waits for approval: {look}, then say approve {name}, or refuse",
+                f"request {name} of run {run} waits for approval: {look}, then approve or refuse {name}",
                 code="refused.waits",
             )
 
@@ -159,9 +162,9 @@ class Runs(Store):
         ]
 
     def decide(self, beginning: str, status: Status) -> Request:
-        """Approve or refuse the request whose digest begins so, with as many digits as are shown, or more."""
+        """Approve or refuse the request whose digest begins with `beginning`, at least as many digits as are shown."""
         if len(beginning) < SHOWN:
-            raise LedgerError(f"give the {SHOWN} digits of a request, as the list has them", code="ledger.short-name")
+            raise LedgerError(f"give the {SHOWN} digits of a request, as in the list", code="ledger.short-name")
         found = [request for request in self.requests() if request.digest.startswith(beginning)]
         if len(found) != 1:
             raise LedgerError(f"{len(found)} requests begin with {beginning!r}; name one", code="ledger.no-request")
@@ -171,7 +174,7 @@ class Runs(Store):
 
 
 def digest_of(hypotheses: Arrays) -> str:
-    """Return what tells hypotheses from others."""
+    """Return a digest that distinguishes hypotheses."""
     digest = sha256()
     for name, value in hypotheses.items():
         digest.update(f"{name}\n{value.dtype.str}\n{value.shape}\n".encode())

@@ -1,9 +1,8 @@
-"""A site: what a node knows about itself, and what it allows.
+"""A site: a node's knowledge about itself, and its policy.
 
-Everything comes from where the node runs, from its own node configuration and from its environment,
-where ``min-noise-multiplier`` is ``UMBEL_MIN_NOISE_MULTIPLIER``; the node configuration wins. Nothing here
-reads a message: a server must not be able to tell a site that it is simulated. The site's policy wins
-over the server's task.
+Everything comes from where the node runs, from its own node configuration and from its environment, where
+``min-noise-multiplier`` is ``UMBEL_MIN_NOISE_MULTIPLIER``; the node configuration wins. No code here reads a message: a
+server must not be able to tell a site that it is simulated. The site's policy wins over the server's task.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from umbel.protocol.simulated import runs_in_simulation
 
 DATA_PATH = "data-path"
 
-# What Flower puts into the node configuration of a simulated node, and may put into another's.
+# Flower puts these into the node configuration of a simulated node, and may put them into another's.
 _PARTITION = ("partition-id", "num-partitions")
 _PREFIX = "UMBEL_"
 _OURS = re.compile(_PREFIX, re.IGNORECASE).match
@@ -39,7 +38,7 @@ _NO_ENTRIES = ("UMBEL_HOME", TRUST)
 
 _KNOWN = {*Policy.names(), *(old for old, new in SETTINGS.items() if new in Policy.names())}
 
-# A simulated node holds no site's data, and allows what a run asks for.
+# A simulated node holds no site's data, and allows every request of a run.
 _SIMULATED: dict[str, Any] = {
     "role": "split", "min-noise-multiplier": 0.0, "clip-norm-floor": 0.0, "release": "any", "min-clients": 1,
     "clipping": "any", "max-choice-epsilon": "inf", "budget": "inf", "exact-losses": True,
@@ -55,13 +54,13 @@ class Site:
     Attributes
     ----------
     policy : Policy
-        What it allows.
+        The rules for tasks and releases.
     data_path : Path or None
-        The data this node's own configuration names; None in simulation, where the node serves
-        a part of the run config's dataset.
+        The data that this node's configuration names; None in simulation, where the node serves a part of
+        the run config's dataset.
     first, step : int
-        The node hosts the dataset's clients ``first, first + step, ...``: in simulation, and
-        where the site's own ``place`` says so.
+        The node hosts the dataset's clients ``first, first + step, ...``: in simulation, and where
+        the site's ``place`` says so.
     """
 
     policy: Policy
@@ -76,16 +75,18 @@ class Site:
         Raises
         ------
         SiteError
-            When the node is no simulation and names no data of its own, or an entry cannot be
-            used: a slip of the pen never weakens a policy.
+            If the node is not simulated and names no data, or an entry is invalid: a typing mistake never
+            weakens a policy.
         """
         environment, node_config = Policy.current(_environment()), Policy.current(node_config)
         ignored = {*_PARTITION, *_app_keys(environment | dict(node_config))}
         own = {key: value for key, value in node_config.items() if key not in ignored}
-        # The site's own path is asked for first: real nodes may have a partition-id as well.
+        # The site's own path comes first: real nodes may have a partition-id as well.
         if own.get(DATA_PATH):
             if DATA_PATH in environment:
-                raise SiteError("unset UMBEL_DATA_PATH: data-path is for a node's own entries", code="site.variable")
+                raise SiteError(
+                    "data-path belongs in each node's configuration; unset UMBEL_DATA_PATH", code="site.variable"
+                )
             policy = Policy.of(environment | own)
             first, step = _place(policy)
             site = cls(policy, _path(DATA_PATH, policy.data_path), first, step)
@@ -96,16 +97,16 @@ class Site:
                 f"this node serves no data: start it with --node-config '{DATA_PATH}=\"/path/to/data\"'",
                 code="site.no-data",
             )
-        # What else a user has in the environment is no policy of a simulated node.
+        # A user's other environment variables are not policy of a simulated node.
         known = {key: environment[key] for key in _KNOWN & environment.keys() - {DATA_PATH}}
         policy = Policy.of(_SIMULATED | known | own)
         return cls(policy, None, int(node_config["partition-id"]), int(node_config["num-partitions"]))
 
     def _check_own(self) -> None:
-        """Raise unless the policy is fit for data of one's own."""
+        """Raise unless the policy is fit for a site's own data."""
         policy = self.policy
         if policy.allow_unsanitised:
-            raise SiteError("allow-unsanitised is for simulation alone; leave it out", code="site.allow-unsanitised")
+            raise SiteError("allow-unsanitised is only for simulation; leave it out", code="site.allow-unsanitised")
         for key in ("min-noise-multiplier", "clip-norm-floor"):
             if not (value := getattr(policy, key.replace("-", "_"))) > 0:
                 raise SiteError(f"{key} must be above 0 at a site, got {value:g}", code="site.not-positive")
@@ -116,22 +117,22 @@ class Site:
             )
         if self.placed and policy.role is not Role.SPLIT:
             raise SiteError(
-                f"place is for role split, where clients are numbered over the whole dataset; not {policy.role}",
+                f"place works only with role split, not {policy.role}; leave place out",
                 code="site.role",
             )
         if policy.insecure_seed and policy.budget < math.inf:
-            text = 'insecure-seed leaves no epsilon that a budget could count: set budget = "inf"'
+            text = 'insecure-seed leaves no epsilon for a budget to count: set budget = "inf"'
             raise SiteError(text, code="site.insecure-seed")
         _ = self.ledger_path, self.keep_model
 
     @cached_property
     def ledger_path(self) -> Path | None:
-        """Where charges are kept; None, for the run's memory alone, in simulation."""
+        """The file of the ledger; None in simulation, where the run's memory holds it."""
         if not self.policy.ledger_path:
             if self.simulated:
                 return None
             if "ledger_path" in self.policy.model_fields_set:
-                # Written down as empty it may be a slip, and another ledger has forgotten what was spent.
+                # An empty entry may be a mistake, and another ledger does not know past spending.
                 raise SiteError("ledger-path must be absolute; leave it out for the default", code="site.relative-path")
             return umbel_home() / "ledger.sqlite"
         return _path("ledger-path", self.policy.ledger_path)
@@ -143,35 +144,35 @@ class Site:
 
     @cached_property
     def limits(self) -> Limits:
-        """The most a client may give."""
+        """The limits of a client."""
         policy = self.policy
-        # As people wrote them, exactly.
+        # The exact decimals that people wrote.
         budget, paper = (one if math.isinf(one) else exact(one) for one in (policy.budget, policy.paper_budget))
         least = policy.min_noise_multiplier, policy.max_choice_epsilon, policy.trainers_report
         return Limits(budget, policy.delta, paper, policy.max_participations, *least)
 
     def check_priced(self, release: Release) -> None:
-        """Raise `Refused` where there is a budget, and nothing that it could count bounds a release."""
+        """Raise `Refused` if there is a budget, and the release has no bound that it could count."""
         if self.limits.budget == math.inf or self.limits.bounds(release):
             return
         reason, fix = gap(release), 'ask for clipping "public", and for a choice-epsilon or 1 hypothesis'
         if not reason:
             reason = f"mechanism {release.mechanism!r} has no pure epsilon"
-            fix = "set delta, and max-choice-epsilon where there is a choice, in this node's configuration"
+            fix = "set delta in this node's configuration, and max-choice-epsilon if there is a choice"
         raise Refused(
-            f"this site has a budget, and nothing bounds what is asked for: {reason}; {fix} "
-            "(the paper's heuristic has a limit of its own, paper-budget)",
+            f"this site has a budget, but the requested release has no bound: {reason}; {fix} "
+            "(the paper's heuristic has a separate limit, paper-budget)",
             code="refused.unbounded",
         )
 
     @property
     def identity(self) -> str:
-        """What tells the node from others that share its ledger: its data, and which of the clients it hosts."""
+        """The node's identity among nodes that share its ledger: its data, and which of the clients it hosts."""
         return f"{self.data_path}\n{self.first}/{self.step}"
 
     @property
     def simulated(self) -> bool:
-        """Whether the node holds no data of its own."""
+        """Whether the node holds no data of a site."""
         return self.data_path is None
 
     @property
@@ -181,7 +182,7 @@ class Site:
 
     @property
     def insecure_seed(self) -> bool:
-        """Whether a site with data of its own draws from the run's seed all the same."""
+        """Whether a site with its own data still draws from the run's seed."""
         return self.policy.insecure_seed and not self.simulated
 
     def client_ids(self, clients: Sequence[ClientOnNode]) -> list[ClientInDataset]:
@@ -198,12 +199,12 @@ class Site:
 
 
 def _environment() -> dict[str, Any]:
-    """Return the entries that the environment sets."""
+    """Return the entries in the environment."""
     entries: dict[str, Any] = {}
     for name in filter(_OURS, os.environ):
         if name in _NO_ENTRIES:
             continue
-        # What is written otherwise would be no limit, or of two limits one.
+        # A misspelt name would set no limit, or two names would set one limit twice.
         if name != name.upper() or "-" in name:
             raise SiteError(f"{name}: write it as {name.upper().replace('-', '_')}", code="site.variable")
         entries[name.removeprefix(_PREFIX).replace("_", "-").lower()] = os.environ[name]
@@ -211,10 +212,10 @@ def _environment() -> dict[str, Any]:
 
 
 def _app_keys(entries: Mapping[str, Any]) -> list[str]:
-    """Return the entries that are for an app of the site's, and none of umbel's."""
+    """Return the entries that are only for an app of the site."""
     named = str(entries.get("app-keys", "")).split()
     if taken := sorted(_KNOWN.intersection(named)):
-        raise SiteError(f"app-keys names {taken[0]}, an entry of umbel's; rename the app's own", code="site.app-keys")
+        raise SiteError(f"app-keys names {taken[0]}, an entry of umbel; rename the app's entry", code="site.app-keys")
     return named
 
 
@@ -227,7 +228,7 @@ def _place(policy: Policy) -> tuple[int, int]:
 
 
 def _path(key: str, text: str) -> Path | None:
-    """Return an entry that must be an absolute path, because a Flower process may work anywhere."""
+    """Return an entry that must be an absolute path, because a Flower process may have any working directory."""
     if not text:
         return None
     path = Path(text).expanduser()

@@ -1,13 +1,11 @@
-"""A site's log: a line for each message, for the people who answer for the data.
+"""A site's log: a line for each message, for the people who are responsible for the data.
 
-It lies beside the ledger, as JSON lines. Each line says what a message asked, what the site decided and
-why, and how many clients paid; never what the data are. Each has the SHA-256 of the line before and of
-itself, so that a line that was changed, moved or taken out is found. There is no key: this finds no forger
-who can write the file.
+It lies beside the ledger, as JSON lines. Each line says what a message asked, what the site decided and why, and how
+many clients were charged; it never contains data. Each line has the SHA-256 of the previous line and of itself, so
+that a changed, moved or removed line is detected. There is no key: this detects no forger who can write the file.
 
-What is not on record does not leave: where a line cannot be written, the site refuses. A line that was
-cut off while it was written, as a process that is killed leaves it, let nothing leave: the next one takes
-its place.
+Everything that leaves is on record: if a line cannot be written, the site refuses. If a killed process leaves an
+incomplete line, nothing left the site for it: the next line replaces it.
 """
 
 from __future__ import annotations
@@ -39,37 +37,37 @@ from umbel.protocol.records import unpack
 from umbel.protocol.tasks import LONGEST_NAME, EvaluationSpec, TrainingSpec
 
 FIRST = "0" * 64
-"""What stands for the hash before the first line."""
+"""Stands for the hash before the first line."""
 
-_LONGEST_TEXT = 300  # of what a server or a path may make long
+_LONGEST_TEXT = 300  # of a text whose length a server or a path decides
 _LONGEST_ENTRY = LONGEST_NAME  # of a task
-_LONGEST_END = 1 << 17  # more than two lines of all of that together
+_LONGEST_END = 1 << 17  # more than two of the longest possible lines
 _KEYS = {entry.name for kind in (TrainingSpec, EvaluationSpec) for entry in fields(kind)} | {
     "version",
-    *("radius", "radius_mode"),  # of servers before protocol 6, which called clip_norm and clipping so
+    *("radius", "radius_mode"),  # of servers before protocol 6: clip_norm and clipping
 }
-# The text of these is about the message or the site's set-up; that of others may hold data.
+# The text of these concerns the message or the site's set-up; the text of other errors may contain data.
 _TOLD = (Refused, ProtocolError, ConfigError, SiteError, LedgerError, LogError)
 _END = b',"hash":"'
 
 Line = dict[str, Any]
-"""What stands in one line."""
+"""The content of one line."""
 
 
 class Decision(StrEnum):
-    """What became of a message."""
+    """The outcome of a message."""
 
     ANSWERED = "answered"
     PARTLY = "partly"
     """Some of its clients, or one of its two parts, were refused."""
     REFUSED = "refused"
     SET_ASIDE = "set aside"
-    """No message: the log before this one was set aside."""
+    """Not a message: the previous log was set aside."""
 
 
 @dataclass
 class Entry:
-    """A message of a run, by its type: what it asks in numbers, how many were charged for it, why it was refused."""
+    """A message of a run, by its type: its request in numbers, the number of charges, and why it was refused."""
 
     run: str = ""
     message: str = ""
@@ -79,12 +77,12 @@ class Entry:
 
     @classmethod
     def of(cls, message: Message, context: Context) -> Self:
-        """Return the entry of a message that has just come."""
+        """Return the entry of a message that has just arrived."""
         asked = outline(message.content) if message.has_content() else {}
         return cls(str(context.run_id), _text(message.metadata.message_type), asked)
 
     def asks(self, task: TrainingSpec | EvaluationSpec, hypotheses: Arrays | None = None) -> None:
-        """Note what a message asks whose records are not those of `umbel.protocol.messages`."""
+        """Note the request of a message whose records are not those of `umbel.protocol.messages`."""
         name = "training" if isinstance(task, TrainingSpec) else "evaluation"
         self.asked = {name: _scalars(task.to_record())}
         if hypotheses:
@@ -93,11 +91,11 @@ class Entry:
     def refuse(self, what: str, error: Exception) -> None:
         """Note why the message, or a part of it, is refused."""
         known = isinstance(error, _TOLD)
-        reason = str(error) if known else f"{type(error).__name__}; the node's own log says more"
+        reason = str(error) if known else f"{type(error).__name__}; see the node's own log"
         self.reasons.append(_text(f"{what}: {reason}"))
 
     def line(self, decision: Decision) -> Line:
-        """Return what is written down, but for its place in the log."""
+        """Return the content of the line, without its position in the log."""
         return {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "run": self.run,
@@ -110,22 +108,22 @@ class Entry:
 
 
 class SiteLog:
-    """The log of a site in one file, which the first line makes."""
+    """The log of a site in one file, which is made with the first line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def of(cls, site: Site) -> SiteLog | None:
-        """Return the log of a site; None where the data are no site's own."""
+        """Return the log of a site; None in simulation."""
         if site.simulated:
             return None
-        ledger = Store.begin(site)  # before the log is there
+        ledger = Store.begin(site)  # before the log exists
         make_home_of(ledger)
         return cls(beside(ledger))
 
     def check_end(self) -> None:
-        """Raise unless a line can be added: the log may be written, and its last line is as it was written."""
+        """Raise unless a line can be added: the log must be writable, and its last line unchanged."""
         with self._locked() as file:
             self._last(file)
 
@@ -135,9 +133,9 @@ class SiteLog:
         self._append(entry.line(partly if answered else Decision.REFUSED))
 
     def lines(self) -> Iterator[Line]:
-        """Yield every line, oldest first; raise at one that is not as it was written.
+        """Yield every line, oldest first; raise at a line that has been changed.
 
-        A last line that was cut off while it was written is left out.
+        An incomplete last line is left out.
         """
         number, before = 0, FIRST
         with self._guarded(), self.path.open("rb") as file:
@@ -147,24 +145,24 @@ class SiteLog:
                 line = self._parsed(text)
                 number += 1
                 if (line["number"], line["previous"]) != (number, before):
-                    raise self._damaged(f"line {number} does not follow the one before it")
+                    raise self._damaged(f"line {number} does not follow the previous one")
                 before = line["hash"]
                 yield line
 
     def set_aside(self) -> Path:
-        """Rename the log and begin another, which names it; return where the old one lies."""
+        """Rename the log and begin another, which names it; return the path of the old one."""
         stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
         aside = self.path.with_name(f"{self.path.name.removesuffix(LOG_SUFFIX)}.log-until-{stamp}.jsonl")
         with self._locked(make=False) as file:
             old = sha256(os.pread(file, os.fstat(file).st_size, 0)).hexdigest()
             os.rename(self.path, aside)
-        reason = f"the log before this one is {aside.name}, SHA-256 {old}"
+        reason = f"the previous log is {aside.name}, SHA-256 {old}"
         self._append(Entry(message="log", reasons=[reason]).line(Decision.SET_ASIDE))
         return aside
 
     @contextmanager
     def _locked(self, make: bool = True) -> Iterator[int]:
-        """Open the file alone, among all processes that ask for it here."""
+        """Open the file with a lock against all other processes that use it here."""
         with self._guarded():
             while True:
                 there = self.path.exists()
@@ -184,11 +182,15 @@ class SiteLog:
         with self._locked() as file:
             number, before, size = self._last(file)
             placed = {"number": number + 1, **line, "previous": before}
-            # Strict JSON: `outline` leaves no number that it does not have.
+            # Strict JSON: `outline` leaves no number that JSON lacks.
             body = json.dumps(placed, separators=(",", ":"), allow_nan=False).encode()[:-1]
             text = body + _END + sha256(body).hexdigest().encode() + b'"}\n'
             if size < os.fstat(file).st_size:
-                log(WARNING, "the last line of %s was cut off while it was written; it is written over", self.path)
+                log(
+                    WARNING,
+                    "the last line of %s is incomplete, because its process was stopped; it is overwritten",
+                    self.path,
+                )
                 os.ftruncate(file, size)
             try:
                 if os.write(file, text) != len(text):
@@ -199,7 +201,7 @@ class SiteLog:
                 raise
 
     def _last(self, file: int) -> tuple[int, str, int]:
-        """Return number and hash of the last whole line, and where in the file it ends."""
+        """Return number and hash of the last complete line, and its end in the file."""
         size = os.fstat(file).st_size
         end = os.pread(file, _LONGEST_END, max(0, size - _LONGEST_END))
         whole, cut = end[: end.rfind(b"\n") + 1], end[end.rfind(b"\n") + 1 :]
@@ -208,13 +210,13 @@ class SiteLog:
             line = self._parsed(whole[whole.rfind(b"\n", 0, -1) + 1 :])
             number, before = line["number"], line["hash"]
         if cut and not _is_cut_off(cut, number + 1):
-            raise self._damaged("a line is not as it was written")
+            raise self._damaged("a line has been changed")
         return number, before, size - len(cut)
 
     def _parsed(self, text: bytes) -> Line:
         body, _, end = text.rpartition(_END)
         if end != sha256(body).hexdigest().encode() + b'"}\n':
-            raise self._damaged("a line is not as it was written")
+            raise self._damaged("a line has been changed")
         line: Line = json.loads(text)
         return line
 
@@ -235,13 +237,13 @@ class SiteLog:
 
 
 def _is_cut_off(text: bytes, number: int) -> bool:
-    """Return whether this is what a process that was killed wrote of the line with that number."""
+    """Return whether a text is an incomplete line with that number, as a killed process leaves it."""
     begins = b'{"number":%d,' % number
     return not text.endswith(b"\n") and text[: len(begins)] == begins[: len(text)]
 
 
 def outline(content: RecordDict) -> dict[str, Any]:
-    """Return what a message asks, in few words, however much a server has put into it."""
+    """Return a message's request in few words, however much a server has put into it."""
     asked: dict[str, Any] = {}
     for name in PARTS:
         record = content.get(name)
@@ -257,7 +259,7 @@ def outline(content: RecordDict) -> dict[str, Any]:
 
 
 def _scalars(record: ConfigRecord) -> dict[str, Any]:
-    """Return the known entries of a record; of a list its length."""
+    """Return the known entries of a record; for a list its length."""
     known = {key: value for key, value in record.items() if key in _KEYS}
     return {key: len(value) if isinstance(value, list) else _scalar(value) for key, value in known.items()}
 
@@ -273,7 +275,7 @@ def _sizes(arrays: Arrays) -> dict[str, Any]:
 def _scalar(value: Any) -> Any:
     if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    # As ASCII, since other characters take up to twelve times as much in a line.
+    # As ASCII, since other characters take up to twelve times as much space in a line.
     return _text(value if str(value).isascii() else ascii(value), _LONGEST_ENTRY)
 
 
@@ -283,7 +285,7 @@ def _text(value: Any, longest: int = _LONGEST_TEXT) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have a new file's name on disk."""
+    """Sync a folder, so that a new file's name is on disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -292,11 +294,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 def record_refusal(message: Message, context: Context, what: str, error: Exception) -> None:
-    """Put on record a message that is refused before the app sees it; nothing leaves, on record or not."""
+    """Record a message that is refused before the app sees it; nothing leaves, on record or not."""
     try:
         if (site_log := SiteLog.of(Site.of(context.node_config))) is not None:
             entry = Entry.of(message, context)
             entry.refuse(what, error)
             site_log.answered(entry, False)
     except UmbelError as fault:
-        log(ERROR, "a refusal is not on record: %s", fault)
+        log(ERROR, "a refusal could not be recorded: %s", fault)

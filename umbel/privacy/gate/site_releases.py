@@ -1,8 +1,8 @@
-"""The mechanism applied to a site as a whole: from what its clients have trained to sums with noise once.
+"""The mechanism applied to a site as a whole: from clients' training results to sums with noise once.
 
-Where the clients of a site trust it, the site adds up their clipped updates, by the hypothesis that each
-chose, and counts them. Noise hides a change of any one client's whole data, its choice included
-(`umbel.privacy.accounting.guarantee`). The counts of one hypothesis need none: everybody knows who took part.
+If the clients of a site trust it, the site sums their clipped updates by the hypothesis that each chose, and counts
+them. Noise hides a change of any one client's whole data, its choice included (`umbel.privacy.accounting.guarantee`).
+With one hypothesis the count needs no noise: it is public who took part.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from umbel.protocol.tasks import TrainingSpec
 
 @dataclass(frozen=True)
 class SiteSanitiser:
-    """What a site makes of its clients' updates together, where a task asks for their sums.
+    """A site's sanitisation of its clients' updates together, for a task that asks for sums.
 
-    As in `umbel.privacy.gate.releases.Sanitiser`, but that the radius is not raised further than to the site's floor.
-    `count_radius` is that of each count, in clients; 0 where counts get no noise.
+    It works like `umbel.privacy.gate.releases.Sanitiser`, but the radius is raised only to the site's floor.
+    `count_radius` is the radius of each count, in clients; 0 if counts get no noise.
     """
 
     task: TrainingSpec
@@ -41,7 +41,7 @@ class SiteSanitiser:
 
     @classmethod
     def of(cls, site: Site, hypotheses: Arrays, task: TrainingSpec) -> SiteSanitiser:
-        """Return what a site makes of a task; raise `Refused` for one that no release can come of."""
+        """Return a site's sanitiser for a task; raise `Refused` if the task permits no release."""
         everything = flatten(hypotheses)
         (k, n), radius = everything.shape, max(task.clip_norm, site.policy.clip_norm_floor)
         mechanism, count_radius = None, 0.0
@@ -58,15 +58,15 @@ class SiteSanitiser:
 
     @property
     def release(self) -> Release:
-        """What each client that takes part pays for."""
+        """The release with which each participating client is charged."""
         return site_release(releases.train_release(self.task, self.hypotheses, self.radius))
 
     def sanitised(
         self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]
     ) -> tuple[Arrays, list[float]]:
-        r"""Return sums (k, \*shape) of the updates of clients that have paid, and their counts (k,), by hypothesis.
+        r"""Return sums (k, \*shape) of the updates of charged clients, and their counts (k,), by hypothesis.
 
-        `sources` has one, for all noise of the release.
+        `sources` has one element, for all noise of the release.
         """
         k, n = self.hypotheses.shape
         sums, counts = self.summed(trained, chosen)
@@ -96,7 +96,7 @@ class SiteSanitiser:
     def _deviations(self, mechanism: Mechanism) -> tuple[tuple[float, float], tuple[float, float]]:
         """Return for sums and for counts the deviation of the noise, and the spacing of the numbers that travel.
 
-        That is the spacing at the largest number that may be, by what everybody knows: counts travel in 64 bits.
+        That is the spacing at the largest possible number, by public values only; counts travel in 64 bits.
         """
         n, clients = self.hypotheses.shape[1], len(self.task.clients)
         return (
@@ -105,11 +105,11 @@ class SiteSanitiser:
         )
 
     def _check_spans(self, mechanism: Mechanism) -> None:
-        """Raise where the noise spans too few steps of the numbers that travel: a larger radius would not help."""
+        """Raise if the noise spans too few steps of the numbers that travel: a larger radius would not help."""
         if any(0 < noise < NOISE_STEPS * finest for noise, finest in self._deviations(mechanism)):
             raise Refused(
-                f"noise multiplier {mechanism.noise_multiplier:g} is too little for sums of {len(self.task.clients)} "
-                "clients: numbers as large as these may be are coarser than the noise; ask for more noise or fewer "
+                f"noise multiplier {mechanism.noise_multiplier:g} is too small for sums of {len(self.task.clients)} "
+                "clients, whose largest possible values are rounded too coarsely for it; ask for more noise or fewer "
                 "clients",
                 code="refused.noise-out-of-range",
             )

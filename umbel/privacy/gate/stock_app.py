@@ -1,8 +1,8 @@
-"""The gate of any other Flower app: a Mod that has a ClientApp's own train function release as umbel's clients do.
+"""The gate of any other Flower app: a Mod that makes a ClientApp's train function release like umbel's clients.
 
-A node is one client, and what the server sent is its one hypothesis. The app's function stands behind the same gate
-as umbel's own handlers: policy, charge, noise, ledger and log are the same. Of its releases a reply is made
-that stock strategies understand.
+A node is one client, and the server's arrays are its single hypothesis. The app's function stands behind the same gate
+as umbel's own handlers: policy, charge, noise, ledger and log are the same. The reply has the form that stock
+strategies understand.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from logging import INFO
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from umbel.privacy import mechanisms
+from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee
 from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, Sanitised
 from umbel.privacy.gate.policy import Approval, Policy, Role
 from umbel.privacy.gate.refusals import answered
@@ -29,16 +31,19 @@ from umbel.protocol import old_names
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError, ProtocolError, Refused, SiteError, UmbelError
+from umbel.protocol.flower import log
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import LAPLACE, Clipping
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+from umbel.protocol.words import count_of
 
 _METRICS = "metrics"
-_ROUND = "server-round"  # what Flower's strategies call it in their config
+_ROUND = "server-round"  # the key in the config of Flower's strategies
 _LAST_ROUND = 2**31
 _FLOATS = (2, 4, 8)  # bytes
 _ONLY = (ClientOnNode(0),)  # the one client of the node
-# Entries of a site that only umbel's own app heeds: a person who sets one would believe that it does something.
+_told: dict[str, int] = {}  # by run: the largest number of participations that the log has told
+# Entries of a site that only umbel's own app uses: whoever sets one would believe that it has an effect.
 _NOT_HERE = (
     "approve", "balanced_batches", "insecure_seed", "keep_model", "max_examples", "max_local_epochs", "max_local_steps",
     "noise_all_items", "personalise", "personalise_epochs", "place", "reader", "reader_options",
@@ -46,15 +51,15 @@ _NOT_HERE = (
 
 
 class Gate:
-    r"""Flower Mod: what the train function of a ClientApp returns leaves sanitised and charged, or not at all.
+    r"""Flower Mod: the results of a ClientApp's train function leave sanitised and charged, or not at all.
 
-    ``ClientApp(mods=[Gate(noise_multiplier=4.0, clip_norm=0.5)])``. A node is one client. Before the app's function
-    sees a message the client is charged. Of its reply the arrays leave, clipped to `clip_norm` around what the server
-    sent and with noise from the operating system's entropy; in place of the number of examples there is a 1; all
-    else is dropped. Other messages to the app are refused, but for `reports`.
+    ``ClientApp(mods=[Gate(noise_multiplier=4.0, clip_norm=0.5)])``. A node is one client. The client is charged before
+    the app's function sees a message. From the function's reply only the arrays leave, clipped to `clip_norm` around
+    the server's arrays and with noise from the operating system's entropy. The number of examples becomes 1; the gate
+    drops all else. It refuses other messages to the app, except for `reports`.
 
-    All of this is what the app asks of a site; a site's own policy wins over it (`umbel.privacy.gate.policy`), where
-    the site also runs an app that it has installed. A server that ships the app can ship it without a gate.
+    The parameters are requests to a site. The site's policy overrides them (`umbel.privacy.gate.policy`) only if the
+    site runs an app that it has installed: a server that ships the app can ship it without a gate.
 
     Parameters
     ----------
@@ -65,23 +70,23 @@ class Gate:
     mechanism : str
         ``laplace``, ``gaussian``, or ``package.module:Class``.
     budget, delta : float, optional
-        The largest epsilon between any two data sets of a client, over all it ever released, and with which
-        delta; for sites that set no budget themselves. None for no limit.
+        Maximum epsilon between any two data sets of a client, over all its releases in all runs, and its
+        delta, for sites that set no budget themselves. None for no limit.
     frozen : str
-        Patterns on the names of arrays, separated by spaces: such as ``"backbone.*"`` go back as they came, even if
-        the app changes them, and cost nothing. Arrays of whole numbers cannot be anything else.
+        Patterns on the names of arrays, separated by spaces. Arrays that match, such as ``"backbone.*"``, return
+        unchanged, even if the app changes them, and cost nothing. Arrays of integers must be among them.
     reports : sequence of str
-        Names of one metric or two that the evaluate function returns, and that may leave where the site lets its
-        clients report: with noise (``report-noise-multiplier``), or as they are (role ``validation``).
+        Names of one or two metrics that the evaluate function returns. They may leave if the site lets its
+        clients report: with noise (``report-noise-multiplier``), or exactly (role ``validation``).
     weighted_by_key : str
-        The strategy's: the metric by which it weights clients, which is 1 for all.
+        The strategy's setting: the metric by which it weights clients. It becomes 1 for all.
     radius : float, optional
-        The old name of `clip_norm`, understood until umbel 2.0.
+        The old name of `clip_norm`; it works until umbel 2.0.
 
     Raises
     ------
     ConfigError
-        When an argument cannot be used.
+        If an argument is invalid.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class Gate:
                 old_names.hint("radius", "clip_norm")
             self._task = _task(noise_multiplier, radius if clip_norm is None else clip_norm, mechanism)
             if budget is None and delta:
-                raise ConfigError("delta is of a budget: give budget, or leave delta out", code="config.delta")
+                raise ConfigError("delta needs a budget: give budget, or leave delta out", code="config.delta")
             self._budget = None if budget is None else Policy.of({"budget": budget, "delta": delta})
         except UmbelError as error:
             raise ConfigError.of(error, "umbel.Gate: ") from None
@@ -121,7 +126,7 @@ class Gate:
             what, round = msg.metadata.message_type.partition(".")[0], _round(msg.content)
             name, sent = _sent(msg.content)
             app = _App(site, lambda: call_next(msg, context), sent, self._reports)
-            # The operating system's entropy also in simulation: a server that knows a seed can subtract the noise.
+            # The operating system's entropy, even in simulation: a server that knows a seed can subtract the noise.
             passage = Passage(self._limited(site), str(context.run_id), None, context.state, entry, app)
             if what == "train":
                 return Message(self._train(passage, app, name, round), reply_to=msg)
@@ -135,7 +140,7 @@ class Gate:
         return answered(msg, context, answer)
 
     def _limited(self, site: Site) -> Site:
-        """Return the site with the app's budget where it sets none itself, and then with the app's noise or more."""
+        """Return the site with the app's budget if it sets none itself, and with at least the app's noise."""
         policy = site.policy
         own = "budget" in policy.model_fields_set and not (site.simulated and math.isinf(policy.budget))
         if self._budget is None or own:
@@ -147,21 +152,38 @@ class Gate:
         return replace(site, policy=policy.model_copy(update=changes))
 
     def _train(self, passage: Passage, app: _App, name: str, round: int) -> RecordDict:
-        """Return the reply to a message that asks for training: the arrays as they came, with what was released."""
+        """Return the reply to a message that asks for training: the arrays that came, with the releases in place."""
         app.released = self._released(app.sent)
         if passage.site.policy.role is Role.VALIDATION:
             raise Refused("clients of role validation do not train; set role to train to let them", code="refused.role")
         task = replace(self._task, round=round)
-        with np.errstate(over="ignore"):  # too large for 32 bits is infinite, and the gate refuses that
+        with np.errstate(over="ignore"):  # a value too large for 32 bits becomes infinite, which the gate refuses
             start = {name: app.sent[name].astype(np.float32)[None] for name in app.released}
         passage.entry.asks(task, start)
         found = replace(passage, hypotheses=start).train(task)
         assert isinstance(found, Sanitised), "each client releases by itself"
+        self._tell_spent(passage)
         arrays = {
             name: _as(found.releases[name][0], value.dtype) if name in start else value
             for name, value in app.sent.items()
         }
         return RecordDict({name: to_array_record(arrays), _METRICS: MetricRecord({self._weight: 1})})
+
+    def _tell_spent(self, passage: Passage) -> None:
+        """Log what the node's client has spent; in simulation, where many share a process, only a new maximum."""
+        account = passage.account(_ONLY[0])
+        found = guarantee(account, (self._budget.delta if self._budget else 0.0) or DELTA)
+        times, before = sum(account.values()), _told.get(passage.run, 0)
+        if passage.site.simulated and times <= before:
+            return
+        _told.clear()
+        _told[passage.run] = times
+        who, often = "a client" if passage.site.simulated else "this site's client", count_of(times, "participation")
+        if found is None:
+            log(INFO, "umbel.Gate: after %s %s has no guarantee", often, who)
+            return
+        spent = f"epsilon {amount(found.epsilon)} at delta {found.delta:g}"
+        log(INFO, "umbel.Gate: after %s %s has spent %s", often, who, spent)
 
     def _evaluate(self, passage: Passage, round: int) -> RecordDict:
         """Return the reply to a message that asks for evaluation: the metrics that may leave."""
@@ -171,23 +193,23 @@ class Gate:
         passage.entry.asks(task)
         scores = passage.evaluate(task)
         if np.isnan(scores).any():
-            raise Refused("the client cannot pay for a report any more", code="refused.budget")
+            raise Refused("the client is over budget for another report", code="refused.budget")
         reported = dict(zip(self._reports, scores[:, 0].tolist(), strict=False))
         return RecordDict({_METRICS: MetricRecord(reported | {self._weight: 1})})
 
     def _released(self, sent: Arrays) -> list[str]:
-        """Return the names of arrays that take noise; raise for others that are not frozen."""
+        """Return the names of arrays that get noise; raise for others that are not frozen."""
         frozen = {pattern: {name for name in sent if fnmatchcase(name, pattern)} for pattern in self._frozen}
         for pattern, names in frozen.items():
             if not names:
-                raise Refused(f"no array is called {pattern!r}, as umbel.Gate's frozen says", code="refused.arrays")
+                raise Refused(f"umbel.Gate's frozen names {pattern!r}, but no array matches it", code="refused.arrays")
         released = [name for name in sent if name not in set().union(*frozen.values())]
         for name in released:
             dtype = sent[name].dtype
             if dtype.kind != "f" or dtype.itemsize not in _FLOATS:
                 raise Refused(
-                    f"array {name!r} is of type {dtype}, which takes no noise. Name it in umbel.Gate's frozen to have "
-                    "it go back as it came; for BatchNorm, whose statistics then stay as they are, use GroupNorm",
+                    f"array {name!r} is of type {dtype}, which takes no noise. Name it in umbel.Gate's frozen to "
+                    "return it unchanged; for BatchNorm, whose statistics then never change, use GroupNorm",
                     code="refused.arrays",
                 )
         if not sum(sent[name].size for name in released):
@@ -196,7 +218,7 @@ class Gate:
 
 
 def _task(noise_multiplier: float, clip_norm: Any, mechanism: str) -> TrainingSpec:
-    """Return what an app asks of each client in each round; how it trains is its own affair."""
+    """Return the app's task for each client in each round; the app alone decides how it trains."""
     for name, value in (("noise_multiplier", noise_multiplier), ("clip_norm", clip_norm)):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{name} must be a number, got {value!r}", code="config.wrong-type")
@@ -208,20 +230,20 @@ def _task(noise_multiplier: float, clip_norm: Any, mechanism: str) -> TrainingSp
 
 
 def _check_fit(site: Site) -> None:
-    """Raise where a site with data of its own is set up for what only umbel's own app does."""
+    """Raise if a site with its own data sets entries that only umbel's own app uses."""
     if site.simulated:
         return
     policy = site.policy
     for name in sorted(policy.model_fields_set.intersection(_NOT_HERE)):
         if name != "approve" or policy.approve is not Approval.POLICY:
             key = name.replace("_", "-")
-            raise SiteError(f"{key} is heeded by umbel's own app alone; leave it out", code="site.not-here")
+            raise SiteError(f"{key} works only in umbel's own app; leave it out", code="site.not-here")
     if policy.role is Role.SPLIT:
         raise SiteError("role split is for umbel's own datasets; set role to train or validation", code="site.role")
 
 
 def _sent(content: RecordDict) -> tuple[str, Arrays]:
-    """Return the one record of arrays that a message has, and its name."""
+    """Return the only record of arrays in a message, and its name."""
     name, record = _only(content, ArrayRecord)
     if name.startswith(("fitins", "evaluateins")):
         raise Refused("the app is a NumPyClient; umbel.Gate is for the Message API", code="refused.numpy-client")
@@ -236,7 +258,7 @@ def _only(content: RecordDict, kind: type[Any]) -> tuple[str, Any]:
 
 
 def _round(content: RecordDict) -> int:
-    """Return which round a message says it is of, for the record; 1 where it says nothing that could be one."""
+    """Return a message's round, for the record; 1 if it has no valid one."""
     for record in content.values():
         number = record.get(_ROUND) if isinstance(record, ConfigRecord) else None
         if type(number) is int and 1 <= number <= _LAST_ROUND:
@@ -246,10 +268,10 @@ def _round(content: RecordDict) -> int:
 
 @dataclass
 class _App:
-    """The app behind the gate, as the one client of its node.
+    """The app behind the gate, as the only client of its node.
 
-    `call` is the app's own function with what came, and `sent` the arrays as they came; `reports` names the metrics
-    that may leave, `released` the arrays that take noise.
+    `call` is the app's function with the message, and `sent` the received arrays; `reports` names the metrics that may
+    leave, `released` the arrays that get noise.
     """
 
     site: Site
@@ -259,10 +281,10 @@ class _App:
     released: Sequence[str] = ()
 
     def check(self, task: TrainingSpec) -> None:
-        """Find nothing wrong: the app's function alone knows what it can train."""
+        """Find nothing wrong: only the app's function knows what it can train."""
 
     def train(self, task: TrainingSpec, assigned: NDArray[np.int64]) -> LocalResult:
-        """Return what the app's function has trained; numbers that are none where that goes wrong."""
+        """Return the arrays that the app's function has trained; NaN if that fails."""
 
         def nothing() -> list[NDArray[Any]]:
             return [np.full((1, *self.sent[name].shape), np.nan, np.float32) for name in self.released]
@@ -271,7 +293,7 @@ class _App:
         return LocalResult(dict(zip(self.released, found, strict=True)), np.zeros(1, np.int64))
 
     def report(self, task: EvaluationSpec) -> LocalReport:
-        """Return the metrics that may leave; a second that is not there is 0."""
+        """Return the metrics that may leave; a missing second one is 0."""
         policy = self.site.policy
         trains = policy.role is not Role.VALIDATION
         if trains and not policy.report_noise_multiplier > 0:
@@ -289,14 +311,16 @@ class _App:
         except SystemExit:
             raise Refused("the app's function ended the process", code="refused.handler") from None
         if reply.has_error():
-            raise Refused(f"the app's function replied an error: {reply.error.reason}", code="refused.handler")
+            raise Refused(f"the app's function replied with an error: {reply.error.reason}", code="refused.handler")
         return reply.content
 
     def _trained(self) -> list[NDArray[Any]]:
-        """Return what the app's function has trained; raise unless that fits what was sent."""
+        """Return the arrays that the app's function has trained; raise unless they fit those received."""
         arrays = from_array_record(_only(self._reply(), ArrayRecord)[1])
         if wrong := {*self.released} - {*arrays} | {*arrays} - {*self.sent}:
-            raise ProtocolError(f"arrays {sorted(wrong)} were only sent, or only returned", code="protocol.arrays")
+            raise ProtocolError(
+                f"arrays {sorted(wrong)} were sent but not returned, or returned but not sent", code="protocol.arrays"
+            )
         trained: list[NDArray[Any]] = []
         for name in self.released:
             value, shape = arrays[name], self.sent[name].shape
@@ -305,7 +329,7 @@ class _App:
                     f"array {name!r} came back as {value.dtype} of shape {value.shape}, not {shape}",
                     code="protocol.arrays",
                 )
-            with np.errstate(over="ignore"):  # an update that blew up in training counts as none
+            with np.errstate(over="ignore"):  # diverged training counts as no update
                 trained.append(value.astype(np.float32)[None])
         return trained
 
@@ -321,7 +345,7 @@ class _App:
 
 
 def _as(released: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a release in the type in which the server sent what it started from, finite there too."""
+    """Return a release in the type of the server's array, finite there too."""
     largest = min(float(np.finfo(dtype).max), float(np.finfo(np.float32).max))
-    # An array even where it has no axis: numpy's single numbers have no order of bytes.
+    # asarray, because NumPy's scalars have no byte order.
     return np.asarray(np.clip(released, -largest, largest)).astype(dtype)

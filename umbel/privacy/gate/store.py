@@ -1,7 +1,7 @@
-"""A site's store: one SQLite file with its ledger, what it remembers of runs, and its clients' names.
+"""A site's store: one SQLite file with its ledger, its memory of runs, and its clients' names.
 
-The store is made, changed and migrated in one step each. After a crash it is as it was before the step, or after.
-`umbel.privacy.gate.ledger` says what the tables of charges hold, and checks them.
+The store is made, changed and migrated in one step each. After a crash it is in the state before the step, or after.
+`umbel.privacy.gate.ledger` describes the tables of charges, and checks them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from umbel.protocol.run_config import RunConfig
 _APPLICATION, _VERSION = 0x554D424C, 4  # "UMBL"
 _BUSY_S = 60.0
 LOG_SUFFIX = ".log.jsonl"
-# What Python makes of odd values in a damaged file.
+# The errors that Python raises for odd values in a damaged file.
 _FAULTS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)
 
 _LEDGER = {
@@ -65,11 +65,11 @@ _RUNS = {
 _NAMES = {"clients": "CREATE TABLE clients (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT"}
 TABLES = _LEDGER | _RUNS | _NAMES
 
-# umbel 0.1 kept the ledger alone in this file, and the rest in two files beside it.
+# umbel 0.1 kept only the ledger in this file, and the rest in two files beside it.
 _ALONE, _RUNS_APPLICATION = 3, 0x554D4252
 _RUNS_FILE, _NAMES_FILE, _TAKEN_OVER = ".runs.sqlite", ".clients.json", ".taken-over"
 _FIELDS = {"radius": "clip_norm", "radius_mode": "clipping"}
-# Two requests may be one in today's words. A refusal of either holds, and otherwise an approval of either.
+# Two old requests may be the same under current names. A refusal of either holds, and otherwise an approval of either.
 _SAME_REQUEST = (
     " ON CONFLICT (digest) DO UPDATE SET status = CASE WHEN 'refused' IN (status, excluded.status) THEN 'refused' "
     "WHEN 'approved' IN (status, excluded.status) THEN 'approved' ELSE status END"
@@ -82,38 +82,38 @@ class Store:
     Parameters
     ----------
     path : Path
-        A store that is there; see `create` and `of`. One of umbel 0.1 is migrated.
+        An existing store; see `create` and `of`. A store of umbel 0.1 is migrated.
 
     Raises
     ------
     LedgerError
-        When the file is not a store, or damaged. It is left as it is: a site that lost its ledger must decide
-        itself what its clients have spent.
+        If the file is not a store, or is damaged. It stays unchanged: a site that lost its ledger must decide itself
+        how much its clients have spent.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # With a journal there, the header may be that of a migration which SQLite is about to roll back.
+        # If there is a journal, the header may be that of a migration that SQLite is about to roll back.
         if self._version_in_header() == _ALONE or Path(f"{path}-journal").exists():
             self._migrate()
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Make an empty store, in a folder that is there. A store that is there already is opened."""
+        """Make an empty store in an existing folder. An existing store is opened."""
         _make(path)
         return cls(path)
 
     @classmethod
     def of(cls, site: Site) -> Self:
-        """Open the store of a site that serves data; make it where `begin` does."""
+        """Open the store of a site that serves data; make it under the conditions of `begin`."""
         return cls(cls.begin(site))
 
     @staticmethod
     def begin(site: Site) -> Path:
-        """Return where the store lies; where there is none yet, make an empty one, and the folder for it.
+        """Return the path of the store; if there is none yet, make an empty one, and its folder.
 
-        Where there is a limit, a missing store may be one that was lost: none is made if the site limits by itself,
-        names the place, where a volume may be missing, or has answered before.
+        Where there is a limit, a missing store may be a lost one. So none is made if the site sets limits itself, names
+        the path, where a volume may be missing, or has answered before.
         """
         path = site.ledger_path
         assert path is not None, "a site that serves data has a ledger"
@@ -125,7 +125,7 @@ class Store:
         return path
 
     def table(self, table: str) -> Iterator[dict[str, Any]]:
-        """Yield the rows of one of `TABLES`, oldest first, as they are kept."""
+        """Yield the rows of one of `TABLES`, oldest first, as stored."""
         assert table in TABLES
         with self._transaction() as connection:
             found = connection.execute(f"SELECT * FROM {table} ORDER BY 1")
@@ -135,11 +135,14 @@ class Store:
 
     @contextmanager
     def _transaction(self, write: bool = False) -> Iterator[sqlite3.Connection]:
-        """Have the store stand still; what was written is on disk afterwards, or none of it is."""
+        """Lock the store; afterwards all changes are on disk, or none."""
         try:
             with _connected(self.path, write) as connection:
                 yield connection
         except (sqlite3.OperationalError, UnicodeEncodeError) as error:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+                text = f"the disk is full: the ledger {self.path} cannot be written, and nothing was charged; make room"
+                raise LedgerError(text, code="ledger.disk-full") from error
             raise LedgerError(f"the ledger {self.path} cannot be used: {error}", code="ledger.unusable") from error
         except (sqlite3.Error, *_FAULTS) as error:
             raise self._damaged(error) from error
@@ -156,16 +159,17 @@ class Store:
             raise self._damaged("its tables are not a ledger's")
 
     def _check_integrity(self, connection: sqlite3.Connection, *tables: str) -> None:
-        """Raise unless SQLite finds nothing wrong with some tables, by default with the whole file."""
+        """Raise unless SQLite finds no fault in some tables, by default in the whole file."""
         for part in [f"({table})" for table in tables] or [""]:
             faults = [fault for (fault,) in connection.execute(f"PRAGMA integrity_check{part}")]
             if faults != ["ok"]:
                 raise self._damaged(str(faults[0]).splitlines()[-1])
 
     def _version_in_header(self) -> int:
-        """Return the file's version; raise unless the file is a store of a version that is read here.
+        """Return the file's version; raise unless the file is a store of a supported version.
 
-        Nothing is written: SQLite would roll back what was cut off, and a file that is not umbel's is left alone.
+        Nothing is written: SQLite would roll back an interrupted change, and a file that is not umbel's must stay
+        unchanged.
         """
         path = self.path
         try:
@@ -182,15 +186,15 @@ class Store:
             raise LedgerError(f"{path} is not umbel's ledger; set another ledger-path", code="ledger.another-file")
         if version not in (_ALONE, _VERSION):
             raise LedgerError(
-                f"the ledger {path} is of version {version}, this umbel reads {_VERSION}; upgrade umbel",
+                f"the ledger {path} has version {version}, but this umbel reads version {_VERSION}; upgrade umbel",
                 code="ledger.version",
             )
         return version
 
     def _migrate(self) -> None:
-        """Give a ledger of umbel 0.1 the other tables, and take over what lies beside it, in one transaction.
+        """Add the other tables to a ledger of umbel 0.1, and take over the files beside it, in one transaction.
 
-        Charges, releases, totals and hashes stay as they are.
+        Charges, releases, totals and hashes do not change.
         """
         with self._transaction(write=True) as connection:
             [[version]] = connection.execute("PRAGMA user_version")
@@ -205,19 +209,19 @@ class Store:
 
 
 class Names(Store):
-    """Which client of a site's table has which number: the ledger knows clients by number."""
+    """The numbers of the clients in a site's table: the ledger identifies clients by number."""
 
     def read(self) -> list[int | str]:
-        """Return the clients in the order of their numbers."""
+        """Return the clients in order of their numbers."""
         return [json.loads(row["name"]) for row in self.table("clients")]
 
     def extend(self, known: Sequence[int | str], new: Sequence[int | str]) -> None:
-        """Give new clients the next numbers; raise `LedgerError` where there are more by now than those known."""
+        """Give new clients the next numbers; raise `LedgerError` if there are more than `known` by now."""
         with self._transaction(write=True) as connection:
             [[count]] = connection.execute("SELECT count(*) FROM clients")
             if count != len(known):
                 raise LedgerError(
-                    f"another process has numbered clients in {self.path} meanwhile; start this one again",
+                    f"another process has just numbered clients in {self.path}; restart this one",
                     code="ledger.clients-changed",
                 )
             _add_names(connection, new, len(known))
@@ -229,13 +233,13 @@ def digest_of_totals(releases: Sequence[Any], totals: Sequence[Any]) -> bytes:
 
 
 def request_of(asks: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the digest by which a request is known, and what it asks, as it is kept."""
+    """Return a request's digest, which identifies it, and its content as stored."""
     text = json.dumps(asks, sort_keys=True, default=str)
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), text
 
 
 def _make(path: Path) -> None:
-    """Make an empty store in one step, so that no process ever opens half of one."""
+    """Make an empty store in one step, so that no process ever opens a partial one."""
     if not path.parent.is_dir():
         raise LedgerError(f"there is no folder for {path}; make it, or set ledger-path", code="ledger.no-folder")
     try:
@@ -271,22 +275,22 @@ def _add_names(connection: sqlite3.Connection, names: Sequence[int | str], first
 
 @contextmanager
 def _connected(path: Path, write: bool) -> Iterator[sqlite3.Connection]:
-    """Open a file that is there for one transaction."""
+    """Open an existing file for one transaction."""
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_S, isolation_level=None)
     try:
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA cell_size_check = ON")
-        # EXTRA also syncs the folder, without which a power cut could bring a journal back.
+        # EXTRA also syncs the folder; otherwise a power cut could bring a journal back.
         connection.execute("PRAGMA synchronous = EXTRA")
         connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
         yield connection
         connection.execute("COMMIT")
     finally:
-        connection.close()  # rolls back what was not committed
+        connection.close()  # rolls back uncommitted changes
 
 
 def _header(path: Path) -> tuple[int, int]:
-    """Return application and version of a file; 0 and 0 where it is not SQLite's."""
+    """Return application and version of a file; 0 and 0 if it is not SQLite's."""
     with path.open("rb") as file:
         first = file.read(100)
     if not first.startswith(b"SQLite format 3\0"):
@@ -294,11 +298,11 @@ def _header(path: Path) -> tuple[int, int]:
     return int.from_bytes(first[68:72], "big"), int.from_bytes(first[60:64], "big")
 
 
-# --- what umbel 0.1 kept in files beside the ledger
+# --- the files of umbel 0.1 beside the ledger
 
 
 def beside(ledger: Path) -> Path:
-    """Return where the log of the site with that ledger lies."""
+    """Return the path of the log of the site with that ledger."""
     return ledger.with_name(ledger.name + LOG_SUFFIX)
 
 
@@ -307,7 +311,7 @@ def _beside(path: Path) -> tuple[Path, Path]:
 
 
 def _take_over(connection: sqlite3.Connection, path: Path) -> None:
-    """Copy what umbel 0.1 kept beside a ledger into the store; raise where that is damaged."""
+    """Copy the files of umbel 0.1 beside a ledger into the store; raise if they are damaged."""
     runs, names = _beside(path)
     try:
         if runs.exists():
@@ -321,23 +325,23 @@ def _take_over(connection: sqlite3.Connection, path: Path) -> None:
         if names.exists():
             known = json.loads(names.read_text(encoding="utf-8"))
             if not isinstance(known, list) or not all(type(client) in (int, str) for client in known):
-                raise ValueError(f"{names.name} is no list of clients")
+                raise ValueError(f"{names.name} is not a list of clients")
             _add_names(connection, known, 0)
     except (OSError, sqlite3.Error, *_FAULTS) as error:
         raise LedgerError(
-            f"what umbel 0.1 kept beside the ledger {path} is damaged ({error}); restore it from a backup",
+            f"a file of umbel 0.1 beside the ledger {path} is damaged ({error}); restore it from a backup",
             code="ledger.damaged",
         ) from error
 
 
 def _renamed(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a request in today's words, so that what was approved or refused stays so.
+    """Return a request under current names, so that an approval or refusal still applies.
 
-    Settings that umbel 0.1 did not have are as they were then: at their defaults.
+    Settings that umbel 0.1 did not have are at their defaults.
     """
     id, digest, at, run, status, text = row
     asks = json.loads(text)
-    with suppress(UmbelError):  # a run config that cannot be run now is never asked for again
+    with suppress(UmbelError):  # a run config that is invalid now is never requested again
         config = {SETTINGS.get(name, name): value for name, value in asks["config"].items()}
         asks["config"] = RunConfig.parse(config).entries()
         asks["differs"] = {_FIELDS.get(name, name): value for name, value in asks["differs"].items()}
@@ -346,7 +350,7 @@ def _renamed(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename the files that were taken over, so that a later store does not take them for its own."""
+    """Rename the files that were taken over, so that a later store does not take them over too."""
     for file in _beside(path):
         with suppress(FileNotFoundError):
             os.rename(file, file.with_name(file.name + _TAKEN_OVER))

@@ -1,4 +1,4 @@
-"""Computing on clients' data within the site's time, and so that a failure tells the server nothing."""
+"""Computing on clients' data within the site's time limit, so that a failure reveals nothing to the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import OutOfTime, UmbelError
 from umbel.protocol.flower import log
 
-_LEAST_S = 1e-6  # what a timer can count; less would stop it
+_LEAST_S = 1e-6  # the smallest time that a timer can count; 0 would stop it
 
 _until: ContextVar[float] = ContextVar("umbel_until", default=math.inf)
 
@@ -31,19 +31,19 @@ def undisclosed(
     nothing: Callable[[], list[NDArray[Any]]],
     needed: bool = True,
 ) -> list[NDArray[Any]]:
-    """Compute on clients' data within the site's time; only the site learns what goes wrong.
+    """Compute on clients' data within the site's time limit; only the site learns of failures.
 
-    Whether memory or time is enough depends on how many rows there are. A missing reply would
-    tell that, for nothing. So clients are charged and answered as if nothing had gone wrong, and the
-    gate treats missing numbers as those of training that blew up.
+    Whether memory or time suffices depends on the number of rows. A missing reply would reveal that, free of charge. So
+    clients are charged and answered as if nothing had gone wrong, and the gate treats missing numbers like those of
+    diverged training.
 
-    Each client is computed by itself, in its own share of the time. Of clients that are computed
-    together, one's rows change the last digits of another's update, and training that a server makes
-    chaotic turns last digits into first ones: then one client's release would tell of another.
+    Each client is computed separately, in its share of the time. If clients are computed together, one's rows change
+    the last digits of another's update. Training that a server makes chaotic turns last digits into first ones. Then
+    one client's release would reveal something about another.
 
-    `compute` returns arrays of some of the clients, one a row, and `nothing` the rows of all that could not be
-    computed. Clients that report their loss without noise are not `needed` to be protected. They are not protected
-    in simulation either: there an error is raised.
+    `compute` returns arrays of some of the clients, one a row, and `nothing` the rows of all clients that failed.
+    Clients that report their loss without noise do not need this protection (`needed`). In simulation there is none:
+    errors are raised.
     """
     seconds = site.policy.max_seconds
     if site.simulated or not needed:
@@ -54,9 +54,9 @@ def undisclosed(
         try:
             with time_limit(seconds / clients):
                 own = compute(slice(client, client + 1))
-        except (KeyboardInterrupt, SystemExit):  # somebody ends the node
+        except (KeyboardInterrupt, SystemExit):  # a user ends the node
             raise
-        except BaseException as error:  # as a library's code in Rust raises where it panics
+        except BaseException as error:  # a Rust library raises this when it panics
             log_failure("for a client, and answers as if it had no update", error)
             continue
         for rows, row in zip(found, own, strict=True):
@@ -65,23 +65,23 @@ def undisclosed(
 
 
 def log_failure(what: str, error: BaseException) -> None:
-    """Write to the node's own log what could not be computed, and why."""
+    """Write a failed computation and its reason to the node's own log."""
     trace = None if isinstance(error, UmbelError) else error
     log(ERROR, "umbel could not compute %s: %s", what, error, exc_info=trace)
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTime` in what runs inside once so many seconds have gone by; infinite is no limit.
+    """Raise `OutOfTime` inside after so many seconds; infinite means no limit.
 
-    It is raised by `check_time`, and in a process's main thread by a timer as well, wherever Python is.
-    What runs inside must leave nothing half done: write it afterwards.
+    `check_time` raises it, and in a process's main thread also a timer, at any point in Python. So the code inside must
+    leave nothing half done: write results afterwards.
     """
     if math.isinf(seconds):
         yield
         return
     token = _until.set(time.monotonic() + seconds)
-    # Python runs handlers in the main thread alone. A timer that is set is somebody else's.
+    # Python runs handlers only in the main thread. A timer that is already set belongs to other code.
     timed = threading.current_thread() is threading.main_thread() and signal.getitimer(signal.ITIMER_REAL)[0] == 0
     before = signal.signal(signal.SIGALRM, _raise) if timed else None
     try:
@@ -96,7 +96,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def check_time() -> None:
-    """Raise `OutOfTime` where there is no time left."""
+    """Raise `OutOfTime` if no time is left."""
     if time.monotonic() > _until.get():
         _raise()
 

@@ -14,11 +14,11 @@ MECHANISMS: dict[str, type[Mechanism]] = {one.name: one for one in (Laplace, Gau
 
 
 def load(name: str) -> type[Mechanism]:
-    """Return the mechanism class called `name`.
+    """Return the mechanism class `name`.
 
     Raises
     ------
     ConfigError
-        When there is none, or it is no `Mechanism`; the text lists what there is.
+        If there is none, or it is not a `Mechanism`; the text lists the choices.
     """
     return load_class("mechanism", name, MECHANISMS, Mechanism)

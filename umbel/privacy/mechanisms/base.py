@@ -1,14 +1,14 @@
-"""What a mechanism is: noise on a client's update, what it costs, and the law of what it gives away.
+"""The interface of a mechanism: noise on a client's update, its cost, and its privacy loss.
 
-A mechanism adds noise to vectors of n numbers, in units of the radius that they lie within. Its price
-is told in two ways: pure epsilon, which adds up, and the privacy loss of one release, from which
-`umbel.privacy.accounting.accountant` computes epsilon at a delta.
+A mechanism adds noise to vectors of n numbers, in units of the radius that they lie within. Its price has two forms:
+pure epsilon, which adds up, and the privacy loss of one release, from which `umbel.privacy.accounting.accountant`
+computes epsilon at a delta.
 
 `umbel.privacy.gate.releases` calls `constrain` and `noise` for each update. The radius there is the clip norm.
 
-To write one of your own, subclass `Mechanism` or a built-in mechanism, and name it in the run config:
-``mechanism = "package.module:Class"``. A site must allow that name in its own ``mechanisms``. docs/privacy.md has a
-whole example.
+To write your own, subclass `Mechanism` or a built-in mechanism, and name it in the run config:
+``mechanism = "package.module:Class"``. A site must allow that name in its own ``mechanisms``. docs/guides/extend.md has
+a whole example.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class NoiseSource(Protocol):
 class Loss(ABC):
     """The privacy loss of one release between two inputs; the same for adding and removing.
 
-    With P and Q the laws of the release for one input and the other, L = log(dP/dQ) under P. It is
-    symmetric: log(dQ/dP) under Q has the law of L. Subclasses are frozen dataclasses, so that equal
-    losses are counted and cached as one.
+    With P and Q the distributions of the release for one input and the other, L = log(dP/dQ) under P. It is symmetric:
+    log(dQ/dP) under Q has the distribution of L. Subclasses are frozen dataclasses, so that equal losses are
+    counted and cached as one.
     """
 
     @property
     @abstractmethod
     def mean(self) -> float:
-        """E[L]. Like `deviation` only for the choice of a grid, so it may be approximate."""
+        """E[L]. Like `deviation` it only serves to choose a grid, so it may be approximate."""
 
     @property
     @abstractmethod
@@ -72,8 +72,8 @@ class Loss(ABC):
     def delta(self, epsilons: Matrix) -> Matrix:
         """Return the hockey-stick divergence delta(epsilon) = E[(1 - exp(epsilon - L))+].
 
-        Accurate to 1e-12, and at epsilon >= 0 to about nine digits as well: the accountant multiplies small
-        ones by the number of participations.
+        Accurate to 1e-12, and at epsilon >= 0 also to about nine digits: the accountant multiplies small values by the
+        number of participations.
 
         Parameters
         ----------
@@ -93,21 +93,21 @@ class Mechanism(ABC):
     Attributes
     ----------
     noise_multiplier : float
-        nu, finite and above 0; its meaning is the mechanism's.
+        nu, finite and above 0; its meaning depends on the mechanism.
     """
 
     noise_multiplier: float
 
     name: ClassVar[str]
     public_only: ClassVar[bool] = False
-    """Whether it takes a radius that everybody knows, and not the norm of an update."""
+    """Whether it needs a public radius; it then does not accept the norm of an update."""
 
     def __post_init__(self) -> None:
         if not 0 < self.noise_multiplier < math.inf:
             raise ValueError(f"the noise multiplier must be finite and above 0, got {self.noise_multiplier}")
 
     def constrain(self, updates: Matrix, radius: float) -> Matrix:
-        """Return `updates` (m, n) with each row moved to within `radius`: here to the Euclidean ball."""
+        """Return `updates` (m, n) with each row moved to within `radius`: here by projection on the Euclidean ball."""
         return clip(updates, radius)
 
     @abstractmethod
@@ -117,7 +117,7 @@ class Mechanism(ABC):
         Parameters
         ----------
         sizes : sequence of int
-            Numbers in each part of a row.
+            Number of components in each part of a row.
         radii : ndarray, shape (m, parts)
             Part p of row i is scaled to ``radii[i, p]``.
         generators : iterator of NoiseSource, one a row
@@ -130,7 +130,7 @@ class Mechanism(ABC):
         Raises
         ------
         ValueError
-            When there are fewer generators than rows.
+            If there are fewer generators than rows.
         """
 
     @abstractmethod
@@ -138,34 +138,34 @@ class Mechanism(ABC):
         """Return the standard deviation of one of n components at radius 1."""
 
     def longest(self, n: int, rare: float) -> float:
-        """Return a norm of n components at radius 1 that noise exceeds with a chance below exp(-rare), or infinity."""
+        """Return a norm that noise of n components at radius 1 exceeds with probability below exp(-rare), or
+        infinity."""
         return math.inf
 
     def count_radius(self, choice_epsilon: float) -> float:
-        """Return the radius of each count of a site's release, which says how many clients chose each hypothesis.
+        """Return the radius of each count in a site's release, which says how many clients chose each hypothesis.
 
-        With it, and the clients' own radius for the sums of their updates, a change of any one client, its choice
-        included, must cost no more than ``pure(n, 2)`` plus `choice_epsilon` together, or, where nothing pure
-        bounds it, than ``loss(n, 2)``: the client may move one sum by 2 radii, or two sums by 1 each and two counts
-        by 1 each. At delta the account takes the worse of ``loss(n, 2)`` and of twice ``loss(n, 1)`` with twice
-        ``loss(1, 1 / count_radius)``.
+        Sums of updates have the clients' radius, and counts this one. A change of any one client, its choice included,
+        must then cost at most ``pure(n, 2)`` plus `choice_epsilon`, or ``loss(n, 2)`` if there is no pure bound. The
+        client may move one sum by 2 radii, or two sums by 1 each and two counts by 1 each. At delta the account takes
+        the worse of ``loss(n, 2)`` and of twice ``loss(n, 1)`` with twice ``loss(1, 1 / count_radius)``.
 
         Raises
         ------
         Refused
-            When no radius does, as for mechanisms that do not say.
+            If no such radius exists, also for mechanisms that do not define this method.
         """
         raise Refused(
-            f"mechanism {type(self).__name__!r} does not say how it hides which hypothesis each client of a site "
+            f"mechanism {type(self).__name__!r} does not say how a site's release hides which hypothesis each client "
             "chose; ask for 1 hypothesis, or give it a method count_radius",
             code="refused.open-choice",
         )
 
     @abstractmethod
     def pure(self, n: int, distance: int) -> Fraction | None:
-        """Return epsilon at delta = 0 between two inputs `distance` radii apart; None when there is none.
+        """Return epsilon at delta = 0 between two inputs `distance` radii apart; None if it is infinite.
 
-        Exact but for the rounding up of `umbel.protocol.release.quotient`.
+        Exact except for the rounding up in `umbel.protocol.release.quotient`.
         """
 
     @abstractmethod
@@ -174,22 +174,25 @@ class Mechanism(ABC):
 
 
 def clip(updates: Matrix, radius: float) -> Matrix:
-    """Shorten the rows of `updates` (m, n) that are longer than `radius`."""
+    """Scale the rows of `updates` (m, n) that are longer than `radius` down to it; without any, return `updates`."""
     norms = np.linalg.norm(updates, axis=1, keepdims=True)
+    if not (norms > radius).any():
+        return updates
     shrink = np.divide(radius, norms, out=np.ones_like(norms), where=norms > radius)
     clipped: Matrix = updates * shrink
     return clipped
 
 
 def of_any_sign(epsilons: Matrix, positive: Matrix) -> Matrix:
-    """Return delta at epsilons from `positive`, that at their sizes: delta(-e) = 1 - exp(-e) + exp(-e) delta(e)."""
+    """Return delta at `epsilons` from `positive`, its values at their sizes: delta(-e) = 1 - exp(-e) + exp(-e)
+    delta(e)."""
     size = np.abs(epsilons)
     delta: Matrix = np.where(epsilons >= 0, positive, np.exp(-size) * positive - np.expm1(-size))
     return delta
 
 
 def each(generators: Iterator[NoiseSource], rows: int) -> Iterator[NoiseSource]:
-    """Return one generator a row, asking for each only when it is its turn; `ValueError` where there are fewer."""
+    """Yield one generator a row, each only when it is needed; `ValueError` if there are fewer."""
     return islice(chain(generators, _missing()), rows)
 
 
@@ -199,5 +202,5 @@ def _missing() -> Iterator[NoiseSource]:
 
 
 def stacked(rows: Sequence[Matrix], n: int) -> Matrix:
-    """Return rows (n,), made for this alone, as a matrix (m, n): of a single one, which may be long, without a copy."""
+    """Return rows (n,), made only for this, as a matrix (m, n); a single row, which may be long, is not copied."""
     return rows[0][None] if len(rows) == 1 else np.array(rows).reshape(len(rows), n)

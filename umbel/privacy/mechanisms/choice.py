@@ -1,8 +1,8 @@
 """k-ary randomised response: a client's choice of one of k hypotheses, sometimes replaced by a random one.
 
-A client that is told OWN takes the hypothesis that fits it best, one that is told a number takes that
-one. Together P(best) = e^eps/(e^eps + k - 1) and each other has 1/(e^eps + k - 1): eps bounds the privacy
-loss, also against a reader of the choice who knows eps and k.
+A client with OWN trains the hypothesis that fits it best; a client with a number trains that hypothesis. Together
+P(best) = e^eps/(e^eps + k - 1) and each other has 1/(e^eps + k - 1). So eps bounds the privacy loss, also against a
+reader of the choice who knows eps and k.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def keep_probability(epsilon: float, k: int) -> float:
 
 
 def draw(epsilon: float, k: int, sources: Iterable[NoiseSource]) -> NDArray[np.int64]:
-    """Return for each client OWN, or which of the k hypotheses it trains, of shape (clients,).
+    """Return for each client OWN, or the number of the hypothesis that it trains, shape (clients,).
 
-    From each client's source two numbers are drawn, also where one would do.
+    Each client's source always gives two numbers, even if one would suffice.
     """
     return at_random(1 - keep_probability(epsilon, k), k, sources)
 
 
 def at_random(share: float, k: int, sources: Iterable[NoiseSource]) -> NDArray[np.int64]:
-    """Return for each client OWN, or with probability `share` one of all k hypotheses; draws as `draw` does."""
+    """Return for each client OWN, or with probability `share` one of all k hypotheses; it draws like `draw`."""
     keep = 1 - share
     choices = [OWN if first < keep else int(second * k) for first, second in (source.random(2) for source in sources)]
     # A second number next to 1 times k may round to k.
@@ -47,7 +47,7 @@ def at_random(share: float, k: int, sources: Iterable[NoiseSource]) -> NDArray[n
 class RandomisedResponse(Loss):
     """The loss of one choice: eps with probability p, -eps with q = p e^-eps, 0 with the other (k - 2) q.
 
-    A choice among one gives nothing away.
+    A choice with k = 1 reveals nothing.
     """
 
     epsilon: float
@@ -67,7 +67,7 @@ class RandomisedResponse(Loss):
     @property
     def deviation(self) -> float:
         best, other = self._best, self._best * math.exp(-self.epsilon)
-        # p + q - (p - q)^2 in terms that are not negative, since 1 - p = (k - 1) q.
+        # p + q - (p - q)^2 as a sum of nonnegative terms, since 1 - p = (k - 1) q.
         return self.largest * math.sqrt(other * ((self.k + 1) * best + 1 - other))
 
     @property

@@ -1,9 +1,9 @@
-"""The discrete Gaussian mechanism: noise that lies on a grid and is drawn exactly (Canonne, Kamath and Steinke 2020).
+"""The discrete Gaussian mechanism: noise on a grid that is drawn exactly (Canonne, Kamath and Steinke 2020).
 
 An update is clipped and moved to a grid of powers of two, each number towards zero, so that its norm does not grow.
-The noise is a whole number x of steps with a probability proportional to exp(-x^2/(2 s^2)), s being nu radii
-in steps. Update and noise add up without rounding. So the guarantee is one of what is computed, with no
-word on floating point: between inputs a distance d apart, in radii, the release is rho-zCDP with rho = (d/nu)^2/2
+The noise is an integer number x of steps with a probability proportional to exp(-x^2/(2 s^2)), s being nu radii in
+steps. Update and noise add up without rounding. So the guarantee holds for the computed numbers, without assumptions on
+floating point: between inputs a distance d apart, in radii, the release is rho-zCDP with rho = (d/nu)^2/2
 (Proposition 5 and its sum over components), for any number of components.
 """
 
@@ -24,17 +24,17 @@ from numpy.typing import NDArray
 from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, clip, each, of_any_sign
 from umbel.protocol.errors import Refused
 
-_STEPS = 256  # of the grid in a standard deviation, at least
+_STEPS = 256  # minimum steps of the grid in a standard deviation
 _MOST_STEPS = 1 << 14
 _WORD = 64
-_GUARD = 160  # bits beside those of a table
-_LOST = 1 << 80  # units of these that rounding and what lies outside of a table may take from a sum, generously
-_SHORTER = 1 - 2.0**-20  # of a radius: more than what the rounding of a norm of 2**32 numbers can add
+_GUARD = 160  # extra bits in a table
+_LOST = 1 << 80  # a generous bound, in units of these bits, on the error of a sum by rounding and by the table's ends
+_SHORTER = 1 - 2.0**-20  # factor on a radius: more than the rounding of a norm of 2**32 numbers can add
 
 
 @dataclass(frozen=True)
 class DiscreteGaussian(Mechanism):
-    """Whole steps of a public grid, normal with deviation `noise_multiplier` times the radius; public radii alone."""
+    """Integer steps of a public grid, normal with deviation `noise_multiplier` times the radius; public radii only."""
 
     name: ClassVar[str] = "discrete-gaussian"
     public_only: ClassVar[bool] = True
@@ -54,14 +54,14 @@ class DiscreteGaussian(Mechanism):
         return noise
 
     def _grid(self, radius: float) -> tuple[float, float]:
-        """Return the step at a radius, a power of two no larger than it, and nu radii in steps, rounded up."""
+        """Return the step at a radius, a power of two no larger than the radius, and nu radii in steps, rounded up."""
         deviation = math.nextafter(self.noise_multiplier * radius, math.inf)
         step = 2.0 ** min(math.floor(math.log2(deviation / _STEPS)), math.floor(math.log2(radius)))
         scale = deviation / step
         if not scale <= _MOST_STEPS:
             raise Refused(
-                f"mechanism discrete-gaussian draws noise of at most {_MOST_STEPS} radii, and noise multiplier "
-                f"{self.noise_multiplier:g} asks for more",
+                f"mechanism discrete-gaussian draws noise of at most {_MOST_STEPS} radii, but noise multiplier "
+                f"{self.noise_multiplier:g} needs more",
                 code="refused.noise-out-of-range",
             )
         return step, scale
@@ -74,7 +74,7 @@ class DiscreteGaussian(Mechanism):
         return self.noise_multiplier * math.sqrt(n + 2 * math.sqrt(n * rare) + 2 * rare)
 
     def count_radius(self, choice_epsilon: float) -> float:
-        """Return 1, as of `Gaussian`: the squares of all moves together are 4 at most."""
+        """Return 1, as for `Gaussian`: the squares of all moves sum to at most 4."""
         return 1.0
 
     def pure(self, n: int, distance: int) -> Fraction | None:
@@ -85,17 +85,17 @@ class DiscreteGaussian(Mechanism):
 
 
 def draw(scale: float, count: int, source: NoiseSource) -> NDArray[np.int64]:
-    """Return independent whole numbers, x with a probability proportional to exp(-x^2/(2 scale^2)), exactly.
+    """Return independent integers, x with a probability proportional to exp(-x^2/(2 scale^2)), exactly.
 
-    The smallest x with U < P(X <= x) is drawn, U uniform in [0, 1). 64 bits of U decide nearly always; where they
-    do not, more bits of U are compared with more bits of the probabilities, until they do.
+    This is the smallest x with U < P(X <= x), U uniform in [0, 1). 64 bits of U nearly always decide; otherwise more
+    bits of U are compared with more bits of the probabilities, until they do.
     """
     words = np.frombuffer(source.bytes(count * _WORD // 8), np.uint64)
     first, table = _table(scale, _WORD)
     limits = np.array(table, np.uint64)
     found = np.searchsorted(limits, words, side="right")
     values = found + first
-    # A word that is equal to a limit's first bits may lie on either side of it, or beyond an end of the table.
+    # A word that equals a limit's first bits may lie on either side of the limit, or beyond an end of the table.
     undecided = (words == limits[found - 1]) | (words == 0) | (found == len(limits))
     for index in np.flatnonzero(undecided):
         values[index] = _decide(scale, int(words[index]), source)
@@ -103,7 +103,7 @@ def draw(scale: float, count: int, source: NoiseSource) -> NDArray[np.int64]:
 
 
 def _decide(scale: float, word: int, source: NoiseSource) -> int:
-    """Return the number that a word which leaves it open leads to, with as many more words as it takes."""
+    """Return the number for an undecided word, drawing as many more words as it takes."""
     bits = _WORD
     while True:
         bits += _WORD
@@ -116,9 +116,9 @@ def _decide(scale: float, word: int, source: NoiseSource) -> int:
 
 @lru_cache(maxsize=64)
 def _table(scale: float, bits: int) -> tuple[int, list[int]]:
-    """Return the first x of a table, and floor(2^bits P(X <= x)) from there on, where that is above 0 and no end.
+    """Return the first x of a table, and floor(2^bits P(X <= x)) from x on while it is above 0 and below the maximum.
 
-    It is computed between two bounds in fixed point, with more and more guard bits until both have the same floor.
+    It is computed between two bounds in fixed point, with increasing guard bits until both have the same floor.
     """
     guard = _GUARD
     while True:
@@ -150,7 +150,7 @@ def _masses(scale: float, reach: int, bits: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ConcentratedLoss(Loss):
-    """All that rho-zCDP says of a loss, by Corollary 13 of Canonne, Kamath and Steinke (2020).
+    """The loss bound from rho-zCDP, by Corollary 13 of Canonne, Kamath and Steinke (2020).
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ class ConcentratedLoss(Loss):
         return math.inf if self.rho else 0.0
 
     def delta(self, epsilons: Matrix) -> Matrix:
-        """The least exp((a - 1)(a rho - epsilon)) (1 - 1/a)^a / (a - 1) over orders a > 1."""
+        """The minimum of exp((a - 1)(a rho - epsilon)) (1 - 1/a)^a / (a - 1) over orders a > 1."""
         epsilons = np.asarray(epsilons, np.float64)
         if not self.rho:
             return np.maximum(-np.expm1(epsilons), 0.0)
@@ -183,7 +183,7 @@ class ConcentratedLoss(Loss):
 def _log_delta(rho: float, epsilons: Matrix) -> Matrix:
     """Return the logarithm of the bound at its best order, which bisection of its derivative finds."""
     low, high = np.full_like(epsilons, 1e-9), np.full_like(epsilons, 1.0) + epsilons / rho + 40 / math.sqrt(rho)
-    for _ in range(100):  # a - 1 between two bounds, of which any value is a bound on delta
+    for _ in range(100):  # brackets a - 1; every value in between gives a valid bound on delta
         middle = np.sqrt(low * high)
         # d/da of (a-1)(a rho - eps) + (a-1) log(a-1) - a log a
         rises = (2 * middle + 1) * rho - epsilons - np.log1p(1 / middle) > 0

@@ -1,8 +1,8 @@
 """The Gaussian mechanism: independent normals whose deviation is nu times the radius.
 
-nu is the field's usual noise multiplier. Between inputs a distance d apart, in radii, the privacy loss is
-normal with mean mu^2/2 and variance mu^2, mu = d/nu, for any number of components; so is that of
-many releases, whose mu^2 add up. No pure epsilon bounds it.
+nu is the field's usual noise multiplier. Between inputs a distance d apart, in radii, the privacy loss is normal with
+mean mu^2/2 and variance mu^2, mu = d/nu, for any number of components. So is the loss of many releases, whose mu^2 add
+up. There is no pure epsilon.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Gaussian(Mechanism):
         return self.noise_multiplier
 
     def longest(self, n: int, rare: float) -> float:
-        """Return the bound that a norm's being 1-Lipschitz gives it (Boucheron, Lugosi and Massart, Theorem 5.6)."""
+        """Return the concentration bound for the norm, a 1-Lipschitz function (Boucheron, Lugosi and Massart, Theorem
+        5.6)."""
         return self.noise_multiplier * (math.sqrt(n) + math.sqrt(2 * rare))
 
     def count_radius(self, choice_epsilon: float) -> float:
@@ -74,7 +75,7 @@ class GaussianLoss(Loss):
             return np.maximum(-np.expm1(epsilons), 0.0)
         size = np.abs(epsilons)
         far = size / self.mu
-        # In logarithms, since exp(epsilon) is more than a float holds where its factor is less than one.
+        # In logarithms, since exp(epsilon) may overflow where its factor is below one.
         above = special.log_ndtr(self.mu / 2 - far)
         below = special.log_ndtr(-self.mu / 2 - far)
         positive = np.exp(above) * -np.expm1(np.minimum(size + below - above, 0.0))
@@ -82,19 +83,19 @@ class GaussianLoss(Loss):
 
 
 def calibrate(epsilon: float, delta: float, distance: float) -> float:
-    """Return the least nu for which one release is (epsilon, delta)-private between inputs `distance` radii apart.
+    """Return the smallest nu for which one release is (epsilon, delta)-private between inputs `distance` radii apart.
 
-    Balle and Wang's (2018) analytic calibration, to nine digits, and never with less noise than it takes. Raise
-    `ValueError` unless epsilon and distance are above 0 and delta between 0 and 1.
+    Balle and Wang's (2018) analytic calibration, to nine digits, and never with too little noise. Raise `ValueError`
+    unless epsilon and distance are above 0 and delta between 0 and 1.
     """
     if not (0 < epsilon < math.inf and 0 < delta < 1 and 0 < distance < math.inf):
         raise ValueError(f"cannot calibrate for epsilon {epsilon}, delta {delta} and distance {distance}")
-    from scipy.optimize import brentq  # it takes a third of a second
+    from scipy.optimize import brentq  # the import takes a third of a second
 
     def excess(log_mu: float) -> float:
         return float(GaussianLoss(math.exp(log_mu)).delta(np.array([epsilon]))[0]) / delta - 1
 
-    # Beyond these mu, delta is below 1e-300 and above all but 1e-16 of 1.
+    # Outside these mu, delta is below 1e-300, or within 1e-16 of 1.
     low, high = math.log(epsilon / (40 + math.sqrt(2 * epsilon + 1600))), math.log(20 + math.sqrt(2 * epsilon + 400))
     log_mu = brentq(excess, low, high, xtol=1e-12, rtol=1e-14)
     return distance * math.exp(1e-10 - log_mu)

@@ -34,12 +34,12 @@ from umbel.protocol.errors import Refused
 from umbel.protocol.release import quotient
 
 # Nodes of the quadrature on each of two panels. A density is followed until it has fallen by exp(-_DROP),
-# and exp(-L) is taken for zero at _FLAT.
+# and exp(-L) counts as zero at _FLAT.
 _NODES = 100
 _DROP = 50.0
 _FLAT = 40.0
 _HALVINGS = 24
-# Epsilons at a time, which bounds the memory.
+# Number of epsilons at a time, which bounds the memory.
 _AT_ONCE = 1000
 # Steps of the recurrence for the ratio of Bessel functions.
 _STEPS = 2000
@@ -54,9 +54,9 @@ class Laplace(Mechanism):
     def noise(self, sizes: Sequence[int], radii: Matrix, generators: Iterator[NoiseSource]) -> Matrix:
         """Draw noise as a scale mixture of Gaussians.
 
-        ``sqrt(W) g`` with W ~ Gamma((n+1)/2, scale 2/epsilon^2) and g ~ N(0, I_n) has the law of the paper's
-        norm and direction (Sec. 4.2) without a normalisation, so there is no zero norm to divide by. The
-        gammas of all parts are drawn first, then the row's normals: that order is part of what a seed means.
+        ``sqrt(W) g`` with W ~ Gamma((n+1)/2, scale 2/epsilon^2) and g ~ N(0, I_n) has the distribution of the paper's
+        norm and direction (Sec. 4.2) without a normalisation, so there is no zero norm to divide by. The gammas of all
+        parts are drawn first, then the row's normals; the same seed requires the same order.
         """
         n, shapes = sum(sizes), [(size + 1) / 2 for size in sizes]
         mixing: list[float] = []
@@ -74,18 +74,18 @@ class Laplace(Mechanism):
         return self.noise_multiplier * math.sqrt(n + 1) / n
 
     def longest(self, n: int, rare: float) -> float:
-        """Return the bound of a gamma variate, whose tail is sub-gamma (Boucheron, Lugosi and Massart, Sec. 2.4)."""
+        """Return the bound for a gamma variate, whose tail is sub-gamma (Boucheron, Lugosi and Massart, Sec. 2.4)."""
         return self.noise_multiplier * (1 + math.sqrt(2 * rare / n) + rare / n)
 
     def count_radius(self, choice_epsilon: float) -> float:
         """Return the radius at which two counts that move by 1 each cost `choice_epsilon` together.
 
-        The sums cost what the distances by which they move add up to, which are 2 radii at most.
+        The sums cost as much as the total distance by which they move, which is at most 2 radii.
         """
         if not choice_epsilon > 0:
             raise Refused(
-                "with more than one hypothesis a site's Laplace release hides how many clients chose each at a price "
-                "of its own: ask for a choice-epsilon above 0, for 1 hypothesis, or for mechanism gaussian",
+                "with several hypotheses, a site's Laplace release needs a choice-epsilon to hide how many clients "
+                "chose each; ask for a choice-epsilon above 0, for 1 hypothesis, or for mechanism gaussian",
                 code="refused.open-choice",
             )
         return 2.0 / (self.noise_multiplier * choice_epsilon)
@@ -94,7 +94,7 @@ class Laplace(Mechanism):
         return quotient(distance * n, self.noise_multiplier)
 
     def loss(self, n: int, distance: float) -> Loss:
-        # A noise so small that its price is no float has a largest loss of the largest float.
+        # If the noise is so small that its price overflows, the largest loss is the largest float.
         return LaplaceLoss(n, min(distance * n / self.noise_multiplier, sys.float_info.max))
 
 
@@ -107,8 +107,8 @@ class LaplaceLoss(Loss):
     n : int
         Number of components, at least 1.
     shift : float
-        Epsilon of the noise times the distance of the inputs, at least 0; from 1e-3 to 1e6 `delta` is
-        tested to its digits.
+        Epsilon of the noise times the distance of the inputs, at least 0; the digits of `delta` are tested
+        from 1e-3 to 1e6.
     """
 
     n: int
@@ -134,10 +134,10 @@ class LaplaceLoss(Loss):
         epsilons = np.asarray(epsilons, np.float64)
         size = np.minimum(np.abs(epsilons), self.shift)
         if self.n == 1 or self.shift == 0:
-            # The Laplace mechanism on the line, or nothing to tell.
+            # The Laplace mechanism on the line, or a shift of 0.
             positive = -np.expm1((size - self.shift) / 2)
         else:
-            # An integral of what is never negative loses no digits, as 1 - F(eps) - e^eps F(-eps) would.
+            # Integrating a nonnegative function loses no digits, as 1 - F(eps) - e^eps F(-eps) would.
             positive = np.concatenate(
                 [self._positive(some) for some in np.array_split(size, max(1, len(size) // _AT_ONCE))]
             )
@@ -152,25 +152,25 @@ class LaplaceLoss(Loss):
 
 @lru_cache(maxsize=256)
 def _mode(n: int, shift: float) -> float:
-    """Return about where the density of t = sqrt(shift - L) for L >= 0 is greatest.
+    """Return approximately where the density of t = sqrt(shift - L) for L >= 0 is greatest.
 
-    It is a mixture of exp(-t^2/2) v^m t at m = (n - 3)/2 and (n - 1)/2; this is the mode halfway.
+    It is a mixture of exp(-t^2/2) v^m t at m = (n - 3)/2 and (n - 1)/2; this is the mode halfway between.
     """
     b, c = 2 * shift + 2 * n - 3, (n - 1) * 2 * shift
     return min(math.sqrt(2 * c / (b + math.sqrt(b * b - 4 * c))), math.sqrt(shift))
 
 
 def _log_density(n: int, shift: float, t: Matrix) -> Matrix:
-    """Return the logarithm of the density of t = sqrt(shift - L) for L >= 0, less that at its mode.
+    """Return the logarithm of the density of t = sqrt(shift - L) for L >= 0, minus that at its mode.
 
-    In t the density is smooth, where in L it starts from L = shift like a power of (n - 3)/2. For a million
-    components the logarithm itself would be a million, and lose as many digits.
+    In t the density is smooth; in L it behaves near L = shift like a power of (n - 3)/2. For a million components the
+    logarithm itself would be a million, and lose as many digits.
     """
     mode, t = _mode(n, shift), np.maximum(t, 1e-150)
     w, w_mode = t / shift * t, mode / shift * mode
     v, v_mode = w * (2 - w), w_mode * (2 - w_mode)
     gain = (mode - t) * (mode + t)  # of L
-    change = -gain / shift * (2 - w - w_mode) / v_mode  # of v, as a share
+    change = -gain / shift * (2 - w - w_mode) / v_mode  # relative change of v
     log_v = np.where(np.abs(change) < 0.5, np.log1p(np.clip(change, -0.5, 0.5)), np.log(v / v_mode))
     ratio = _ratio(n, shift)
     log_density: Matrix = gain / 2 + (n - 3) / 2 * log_v + np.log((ratio + v) / (ratio + v_mode)) + np.log(t / mode)
@@ -180,13 +180,13 @@ def _log_density(n: int, shift: float, t: Matrix) -> Matrix:
 def _points(n: int, shift: float, epsilons: Matrix) -> tuple[Matrix, Matrix, Matrix]:
     """Return a quadrature of the losses L above each of m epsilons between 0 and `shift`, for n >= 2.
 
-    That is ``L - epsilon`` (nodes, m), the measure of each node times a constant (nodes, m), and what to add to the
-    logarithms of these (m,) for the constant to be the same for each epsilon.
+    The result is ``L - epsilon`` (nodes, m), the measure of each node times a constant (nodes, m), and the values (m,)
+    to add to their logarithms to make the constant the same for each epsilon.
     """
     end = np.sqrt(shift - epsilons)
     mode = np.minimum(_mode(n, shift), end)
     scale = _log_density(n, shift, mode)
-    # Bisect to where the density has fallen on either side of the mode.
+    # Bisect for the points where the density has fallen, on either side of the mode.
     sides = []
     for bound in (np.zeros_like(end), end):
         inner, outer = mode, bound
@@ -196,7 +196,7 @@ def _points(n: int, shift: float, epsilons: Matrix) -> tuple[Matrix, Matrix, Mat
             inner, outer = np.where(inside, middle, inner), np.where(inside, outer, middle)
         sides.append(outer)
     low, high = sides
-    # 1 - exp(epsilon - L) bends within a few units of L, and the density wherever it does: a panel each.
+    # 1 - exp(epsilon - L) bends within a few units of L, and the density elsewhere: one panel for each.
     split = np.clip(np.sqrt(np.maximum(shift - epsilons - _FLAT, 0)), low, high)
     nodes, weights = _quadrature()
     t = np.concatenate([low + (split - low) * nodes, split + (high - split) * nodes])
@@ -239,7 +239,7 @@ def _ratio(n: int, shift: float) -> float:
     least = order - steps
     ratio = float(special.k1e(kappa) / special.k0e(kappa)) if least == 0 else 1 + 1 / kappa
     if steps > _STEPS:
-        # The recurrence forgets where it began, so it may begin near, at an asymptotic ratio.
+        # The recurrence forgets its start, so it may start nearby, at an asymptotic ratio.
         steps, least = _STEPS, order - _STEPS
         ratio = (least + 0.5 + math.hypot(least + 0.5, kappa)) / kappa
     for step in range(1, steps + 1):

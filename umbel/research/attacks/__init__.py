@@ -1,1 +1,1 @@
-"""What a curious or malicious server reads from releases: attacks, audits, the leak meter. Nothing below knows them."""
+"""Attacks by a curious or malicious server on releases, audits, and the leak meter. No lower floor imports them."""

@@ -20,14 +20,14 @@ from umbel.research.attacks.audit import findings
 from umbel.research.attacks.rows import audit as rows
 from umbel.research.output import Page, Section
 
-app = command_group("Attack releases, to see what they show. An attack that fails proves nothing.")
+app = command_group("Attack releases, to see what they reveal. An attack that fails proves nothing.")
 
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every draw.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for tables.", show_default="$UMBEL_HOME/audits/ATTACK-…")]
 
 
 def _leave(out: Path | None, name: str, attack: Callable[[], Page]) -> None:
-    """Make an attack, leave its page in a folder, by default NAME under ``$UMBEL_HOME/audits``, and print it."""
+    """Run an attack, write its page to a folder, by default NAME under ``$UMBEL_HOME/audits``, and print it."""
     with errors_in_one_line():
         folder = out.expanduser().absolute() if out else umbel_home() / "audits" / re.sub(r"[^\w.-]+", "-", name)
         page = attack()
@@ -39,18 +39,18 @@ def _leave(out: Path | None, name: str, attack: Callable[[], Page]) -> None:
 @app.command("all")
 def all_command(
     dataset: Annotated[str, typer.Option(help="Name or path of a dataset of 28x28 images.")] = "femnist",
-    model: Annotated[str, typer.Option(help="Of all attacks but DLG.")] = "cnn",
-    smooth_model: Annotated[str, typer.Option(help="Of DLG: one that is twice differentiable.")] = "lenet",
+    model: Annotated[str, typer.Option(help="Model for all attacks except DLG.")] = "cnn",
+    smooth_model: Annotated[str, typer.Option(help="Model for DLG, which must be twice differentiable.")] = "lenet",
     attack: Annotated[
         list[str] | None, typer.Option(help="One of " + ", ".join(images.ATTACKS) + ".", show_default="all")
     ] = None,
     count: Annotated[
-        int, typer.Option("--images", min=1, help="Images to attack; ten times as many clients for yes or no.")
+        int, typer.Option("--images", min=1, help="Images to attack; yes-or-no attacks use ten times as many clients.")
     ] = 8,
     seed: Seed = 0,
     out: Out = None,
 ) -> None:
-    """Make every attack on images in every mode of release, behind the app's own gate, and print one table."""
+    """Run every attack on images in every mode of release, behind the app's own gate, and print one table."""
     setting = images.Setting(dataset, model, smooth_model, count, seed, tuple(attack or ()))
     name = "-".join(["all", Path(dataset).name, model, f"{count}-images", f"seed{seed}", *setting.attacks])
     _leave(out, name, lambda: images.page(setting, images.overview(setting)))
@@ -60,17 +60,17 @@ def all_command(
 def reconstruct_command(
     dataset: Annotated[str, typer.Option(help="Name or path of a dataset of 28x28 images.")],
     model: Annotated[
-        str, typer.Option(help="cnn, cnn-sigmoid, lenet, each with 10 for digits alone, or package.module:factory.")
+        str, typer.Option(help="cnn, cnn-sigmoid, lenet, each with 10 for digits only, or package.module:factory.")
     ],
     noise_multiplier: Annotated[
-        list[float], typer.Option(help="nu; give it once for each.", show_default="the paper's nine")
+        list[float], typer.Option(help="nu. May be repeated.", show_default="the paper's nine")
     ] = list(reconstruct.NOISE_MULTIPLIERS),  # noqa: B006
     per_layer: Annotated[
-        bool, typer.Option("--per-layer/--whole", help="Noise each layer by itself, as the paper does here.")
+        bool, typer.Option("--per-layer/--whole", help="Separate noise for each layer, as in the paper's attack.")
     ] = True,
     count: Annotated[int, typer.Option("--images", min=1, help="Clients to attack, each with one image.")] = 8,
     restarts: Annotated[int, typer.Option(min=1, help="Starts of DLG; the best counts.")] = 2,
-    releases: Annotated[int, typer.Option(min=1, help="Of each client, whose mean is attacked.")] = 1,
+    releases: Annotated[int, typer.Option(min=1, help="Releases of each client; their mean is attacked.")] = 1,
     seed: Seed = 0,
     out: Out = None,
 ) -> None:
@@ -86,7 +86,7 @@ def reconstruct_command(
 def identify_command(
     dataset: Annotated[str, typer.Option(help="Name or path of a dataset of preferences.")] = "preferences",
     noise_multiplier: Annotated[
-        list[float], typer.Option(help="nu; give it once for each.", show_default="0, 1 and 3")
+        list[float], typer.Option(help="nu. May be repeated.", show_default="0, 1 and 3")
     ] = list(identify.NOISE_MULTIPLIERS),  # noqa: B006
     model: Annotated[
         str, typer.Option(help="biased-factors for the recommender with biases.", show_default="the dataset's")
@@ -94,8 +94,8 @@ def identify_command(
     noise_per: Annotated[str, typer.Option(help="vector, or row: each item by itself.")] = "vector",
     victims: Annotated[int, typer.Option(min=1, help="Clients to attack.")] = 20,
     after: Annotated[int, typer.Option(min=0, help="Rounds of honest training first.")] = 30,
-    interactions: Annotated[int, typer.Option(min=1, help="The maximum asked of each client.")] = 500,
-    defences: Annotated[bool, typer.Option(help="Attack again behind each defence of a site.")] = True,
+    interactions: Annotated[int, typer.Option(min=1, help="Maximum requests to each client.")] = 500,
+    defences: Annotated[bool, typer.Option(help="Repeat the attack behind each defence of a site.")] = True,
     seed: Seed = 0,
     out: Out = None,
 ) -> None:
@@ -112,11 +112,13 @@ def rows_command(
     dataset: Annotated[
         str, typer.Option(help="Name or path of a dataset of service, place and payment, as hospital.")
     ] = "hospital",
-    clients: Annotated[int, typer.Option(min=1, help="Hospitals of each kind to attack, at most.")] = rows.CLIENTS,
+    clients: Annotated[
+        int, typer.Option(min=1, help="Maximum number of hospitals of each kind to attack.")
+    ] = rows.CLIENTS,
     seed: Seed = 0,
     out: Out = None,
 ) -> None:
-    """Reconstruct hospitals' rows from what they release, in each mode of release, behind the app's own gate."""
+    """Reconstruct hospitals' rows from their releases, in each mode of release, behind the app's own gate."""
     name = f"rows-{Path(dataset).name}"
     _leave(out, name, lambda: rows.page(dataset, seed, rows.audit(dataset, clients, seed)))
 
@@ -132,22 +134,25 @@ _OF_ONE_SETTING = (
 def audit_command(
     context: typer.Context,
     parameters: Annotated[
-        int | None, typer.Option(min=1, help="n; with --noise-multiplier, audit this setting alone.")
+        int | None, typer.Option(min=1, help="n; with --noise-multiplier, audit only this setting.")
     ] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="nu; above 0.")] = None,
     mechanism: Annotated[str, typer.Option(help="laplace, gaussian, or package.module:Class.")] = LAPLACE,
     hypotheses: Annotated[int, typer.Option(min=1, help="k.")] = 1,
-    choice_epsilon: Annotated[float, typer.Option(min=0, help="Of the private choice among them.")] = 0.0,
-    report_noise_multiplier: Annotated[float, typer.Option(min=0, help="Above 0: canaries report as well.")] = 0.0,
+    choice_epsilon: Annotated[float, typer.Option(min=0, help="Epsilon of the randomised choice.")] = 0.0,
+    report_noise_multiplier: Annotated[
+        float, typer.Option(min=0, help="Above 0: canaries also report, with this nu.")
+    ] = 0.0,
     by_site: Annotated[
-        bool, typer.Option("--by-site/--by-client", help="Who adds the noise: a site to sums, or each client.")
+        bool,
+        typer.Option("--by-site/--by-client", help="The party that adds the noise: a site to sums, or each client."),
     ] = False,
-    participations: Annotated[int, typer.Option(min=1, help="How often each canary takes part.")] = 1,
-    canaries: Annotated[int, typer.Option(min=100, help="Of each setting; one in four is a pilot.")] = (
+    participations: Annotated[int, typer.Option(min=1, help="Participations of each canary.")] = 1,
+    canaries: Annotated[int, typer.Option(min=100, help="Canaries of each setting; one in four is a pilot.")] = (
         findings.CANARIES
     ),
-    delta: Annotated[float, typer.Option(help="With which the second claim holds.")] = DELTA,
-    confidence: Annotated[float, typer.Option(help="Of each lower bound.")] = findings.CONFIDENCE,
+    delta: Annotated[float, typer.Option(help="Delta of the (epsilon, delta) claim.")] = DELTA,
+    confidence: Annotated[float, typer.Option(help="Confidence of each lower bound.")] = findings.CONFIDENCE,
     as_site: Annotated[
         bool,
         typer.Option(
@@ -158,9 +163,9 @@ def audit_command(
     ] = False,
     seed: Seed = 0,
 ) -> None:
-    """Bound epsilon from below with canary clients, behind the app's own gate, and compare with what is claimed.
+    """Bound epsilon from below with canary clients, behind the app's own gate, and compare with the claim.
 
-    Exits with 1 where the canaries exceed a claim beyond chance.
+    Exits with 1 if the canaries exceed a claim beyond chance.
     """
     with errors_in_one_line():
         settings = findings.deployed() if as_site else findings.standard()
@@ -170,7 +175,7 @@ def audit_command(
                 site_release(release) if by_site else release, participations, report_noise_multiplier
             )
         elif given := [name for name in _OF_ONE_SETTING if context.get_parameter_source(name) is _COMMANDLINE]:
-            text = f"--{given[0].replace('_', '-')} is of one setting: give both --parameters and --noise-multiplier"
+            text = f"--{given[0].replace('_', '-')} needs a setting; give both --parameters and --noise-multiplier"
             raise ConfigError(text, code="config.incomplete-setting")
         found = [findings.audit(setting, canaries, seed, delta, confidence, as_site) for setting in settings]
     title = f"Claimed epsilon, and shown at a confidence of {confidence:.4g}"

@@ -1,10 +1,9 @@
 """Deep leakage from gradients (Zhu, Liu and Han, NeurIPS 2019, Algorithm 1), with either of two misfits.
 
-The attacker looks for an image and a label whose gradient is the one that was released. As published
-it minimises the squared distance of the two; Geiping et al. (*Inverting gradients*, NeurIPS 2020,
-Eq. 4) take the cosine, which needs no scale. Here starts take turns, and what leaves least of the
-release unexplained is kept. The attack knows nothing of noise, of images, or of other layers' noise
-being larger: that it fails says nothing of attacks that do.
+The attacker searches for an image and a label whose gradient equals the released one. As published it minimises the
+squared distance of the two; Geiping et al. (*Inverting gradients*, NeurIPS 2020, Eq. 4) use the cosine, which needs no
+scale. Here starts alternate, and the result that explains the release best is kept. The attack does not model noise,
+images, or the larger noise of other layers: its failure says nothing about attacks that do.
 """
 
 from __future__ import annotations
@@ -19,18 +18,19 @@ from torch import Tensor
 
 from umbel.models.model import Model, Parameters
 
-# Matched to this share of the gradient's square, an image is found, and another start finds the same.
+# If the gradient's square is matched up to this share, the image is found, and another start finds the same.
 _FOUND = 1e-5
 _MEMORY = 100
-_TINY = 1e-300  # in place of the square of a gradient of 0
+_TINY = 1e-300  # replaces the square of a gradient of 0
 
 
 @dataclass(frozen=True)
 class Match:
-    """The best of what was found, in float64.
+    """The best result, in float64.
 
     Pixels of the `image` may lie outside of [0, 1]; `label` (classes,) has the probability of each class. `distance` is
-    what no multiple of its gradient explains of the one given, as a share of the latter's square: 1 - cos^2.
+    the part of the given gradient that no multiple of the image's gradient explains, as a share of its square: 1 -
+    cos^2.
     """
 
     image: Tensor
@@ -47,13 +47,13 @@ def deep_leakage(
     restarts: int = 2,
     iterations: int = 300,
 ) -> Match:
-    """Look for one image of a shape by gradient matching; in float64, since L-BFGS lives on small differences.
+    """Search for one image of a shape by gradient matching; in float64, since L-BFGS depends on small differences.
 
-    Contrast needs no assumption: it is the gradient's own. The network must be twice differentiable (no ReLU, no max
-    pooling), or little is to be expected. `gradient` is that of one image's cross entropy at the parameters, with or
-    without noise. The generator draws the starts, image and logits of the label, from N(0, 1). Of so many `restarts`
-    the best counts, by turns with the squared distance and with the cosine; an exact match ends them. Each has so many
-    `iterations` of L-BFGS at most.
+    Contrast needs no assumption: the gradient determines it. The network should be twice differentiable (no ReLU, no
+    max pooling); otherwise the attack works poorly. `gradient` is that of one image's cross entropy at the parameters,
+    with or without noise. The generator draws the starts, image and logits of the label, from N(0, 1). The best of
+    `restarts` starts counts, alternately with the squared distance and with the cosine; an exact match ends the search.
+    Each takes at most `iterations` iterations of L-BFGS.
     """
     start = {name: value.detach().double().requires_grad_() for name, value in parameters.items()}
     target = {name: value.detach().double() for name, value in gradient.items()}
@@ -71,7 +71,7 @@ def deep_leakage(
     return min(found, key=lambda match: match.distance)
 
 
-# Of two gradients, by their inner product and their squares.
+# Misfits of two gradients, from their inner product and their squares.
 _MISFITS: tuple[Callable[[Tensor, Tensor, Tensor], Tensor], ...] = (
     lambda dot, own, given: (own - 2 * dot + given) / given,  # the squared distance
     lambda dot, own, given: 1 - dot / (own * given).sqrt(),  # the cosine
@@ -87,7 +87,7 @@ def _descend(
     logits: Tensor,
     iterations: int,
 ) -> Match:
-    """Match gradients from one start; keep the best point that was visited."""
+    """Match gradients from one start; keep the best point on the way."""
     image.requires_grad_()
     logits.requires_grad_()
     # With a line search: fixed steps diverge from about every third start.

@@ -1,9 +1,9 @@
-"""The identification audit: what a malicious server learns of clients' local parameters, and at what price.
+"""The identification audit: a malicious server's knowledge of clients' local parameters, and its price.
 
-It attacks the clients of a dataset of preferences through the app's own ClientApp and gate
-(PAC identifiability in federated personalization, Protocol 2), in three ways, as they are and behind each defence
-that a site can switch on. What counts is the direction of a client's vector. Its sign is one bit more, which
-one known preference tells; how often the attack finds it by itself stands beside.
+It attacks the clients of a dataset of preferences through the app's own ClientApp and gate (PAC identifiability in
+federated personalization, Protocol 2), in three ways, without defences and behind each defence that a site can switch
+on. The target is the direction of a client's vector. Its sign is one more bit, which one known preference reveals; the
+table also shows how often the attack finds it by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from umbel.research.output import Page, Section
 from umbel.simulation.in_process import play, run_config
 
 DELTA = 0.1
-"""Failure probability at which bounds are given."""
+"""Failure probability of the bounds."""
 
 NOISE_MULTIPLIERS = (0.0, 1.0, 3.0)
 
@@ -38,19 +38,19 @@ ATTACKS: dict[str, dict[str, str]] = {
     "spectral": {"attack": "jitter", "reading": "spectral"},
     "spectral, honest items": {"attack": "spectral", "reading": "spectral"},
 }
-"""Ways to attack: the paper's, and two that read what comes back better, one of which no client notices."""
+"""Attacks: the paper's, and two that read replies better; no client notices one of these."""
 
 _MAX_A_ROUND = 100
 _VALIDATE_EVERY = 100
-# With defences: what they are set to, and the noise multiplier.
+# Settings of defences, and the noise multiplier with them.
 _CAP, _CLIP_NORM, _SIGMA, _DEFENDED = 8, 1.0, 0.1, 1.0
 
 
 @dataclass(frozen=True)
 class Defence:
-    """Something that keeps a server from stealing local parameters, or is said to.
+    """A measure that keeps a server from stealing local parameters, or is said to.
 
-    `policy` holds the entries of the site's policy that switch it on (`umbel.privacy.gate.policy.Policy`), `run` other
+    `policy` holds the entries of the site's policy that switch it on (`umbel.privacy.gate.policy.Policy`), `run` the
     entries of the run config.
     """
 
@@ -60,12 +60,12 @@ class Defence:
 
     @property
     def noise_multiplier(self) -> float:
-        """That of the gate, where no other noise stands in for it."""
+        """The gate's noise multiplier, unless other noise replaces it."""
         return 0.0 if "message_noise" in self.run else _DEFENDED
 
 
 def defences(after: int) -> list[Defence]:
-    """Return every defence beside what it is to be compared with, for `after` rounds of honest training."""
+    """Return every defence with its comparisons, for `after` rounds of honest training."""
     noisy = {"message_noise": _SIGMA}
     public = {"clipping": "public", "clip_norm": _CLIP_NORM, "clip_norm_floor": _CLIP_NORM, "noise_per": "vector"}
     return [
@@ -81,11 +81,11 @@ def defences(after: int) -> list[Defence]:
 
 @dataclass(frozen=True)
 class Stolen:
-    """What an attack on one client came to; errors and `spent` as in the findings of `pac_attack.PacAttack`.
+    """The result of an attack on one client; errors and `spent` as in the findings of `pac_attack.PacAttack`.
 
-    `likes` is p, the share of liked items among the client's own; `enough` the interactions from which on the error was
-    low enough, None when it never was; `bound` those that suffice without noise by Theorem 1, None where it says
-    nothing.
+    `likes` is p, the share of liked items among the client's own; `enough` the number of interactions after which the
+    error stayed low, None if it never did; `bound` the number that suffices without noise by Theorem 1, None if the
+    theorem does not apply.
     """
 
     client: int
@@ -101,7 +101,7 @@ class Stolen:
 
 @dataclass(frozen=True)
 class Attacked:
-    """What one way to attack, a key of `ATTACKS`, came to; a vector counts as stolen at an error of `limit`."""
+    """The result of one attack, a key of `ATTACKS`; a vector counts as stolen at an error of `limit`."""
 
     defence: str
     nu: float
@@ -111,7 +111,7 @@ class Attacked:
 
     @property
     def row(self) -> dict[str, Any]:
-        """What it came to over all clients, as a row of a table."""
+        """The result over all clients, as a row of a table."""
         stolen, enough = self.stolen, self._enough
         done = [one for one in stolen if one.enough is not None]
         errors = [one.error for one in stolen if one.error is not None]
@@ -134,20 +134,20 @@ class Attacked:
         return [one.enough for one in self.stolen if one.enough is not None]
 
     def _signed(self, errors: Sequence[float | None]) -> int | None:
-        """Return how many errors are low; None where no sign is settled."""
+        """Return how many errors are low; None if no sign is determined."""
         known = [error for error in errors if error is not None]
         return None if errors and not known else sum(error <= self.limit for error in known)
 
     @property
     def strength(self) -> tuple[int, float, int]:
-        """How many vectors it steals, how fast, and how many of their signs: the larger, the stronger."""
+        """Numbers of stolen vectors, speed, and number of signs: the larger, the stronger."""
         enough = self._enough
         return len(enough), -float(np.median(enough)) if enough else 0.0, self.row["by items"] or 0
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What attacks came to, without a defence and behind each; `lean` is that of `pac_attack.lean_of`."""
+    """The results of attacks, without a defence and behind each; `lean` is that of `pac_attack.lean_of`."""
 
     dataset: str
     lean: str
@@ -155,7 +155,7 @@ class Audit:
     defended: list[Attacked]
 
     def page(self) -> Page:
-        """Return the tables and how to read them, with a row a client and attack."""
+        """Return the tables and their explanation, with a row for each client and attack."""
         tables = {"all clients": [one.row for one in self.plain]}
         tables["the strongest attack"] = [one.row for one in strongest(self.plain)]
         if self.defended:
@@ -175,7 +175,7 @@ class Audit:
         return Page("What a server can steal", [*sections, notes], clients, file="clients.csv")
 
     def notes(self) -> list[str]:
-        """Return how to read the tables."""
+        """Return the explanation of the tables."""
         victims = self.plain[0].stolen
         against = sum(one.likes >= 0.5 for one in victims)
         sign = {
@@ -198,7 +198,7 @@ class Audit:
             f"Attacks: {PAPER} is the paper's, items of zeros and the sum of what comes back from a minibatch. The "
             "others ask for one step on all rows at once, as long or short as suits the noise, and read the direction "
             "in which updates are longest: of items that are almost zeros, which pass a tripwire, and of the honest "
-            "ones, which nobody can tell from training. The strongest is the one that steals most, and of these the "
+            "ones, which look like training. The strongest is the one that steals most, and of these the "
             "fastest. A defence that stops these may not stop the next.",
         ]
 
@@ -214,7 +214,7 @@ def strongest(attacked: Sequence[Attacked]) -> list[Attacked]:
 def audit(
     dataset: str, multipliers: Sequence[float], defended: bool, options: Mapping[str, Any], **changes: Any
 ) -> Audit:
-    """Attack a dataset's clients as they are at each noise multiplier, and when `defended` behind each defence.
+    """Attack a dataset's clients without defences at each noise multiplier, and when `defended` behind each defence.
 
     `options` and `changes` are those of `attack`.
     """
@@ -236,14 +236,14 @@ def audit(
 def attack(dataset: str, policy: Mapping[str, Any], options: Mapping[str, Any], **changes: Any) -> list[Stolen]:
     """Attack a dataset's clients in this process, at one noise multiplier.
 
-    `policy` has entries of the site's policy, and `options` those of the attack (`pac_attack.AttackOptions`), whose
-    ``multipliers`` are one. The rest are changes of ``configs/pac-attack.toml``, or of ``configs/recommender.toml``
-    where the model has biases.
+    `policy` has entries of the site's policy, and `options` those of the attack (`pac_attack.AttackOptions`), with a
+    single value in ``multipliers``. The rest are changes of ``configs/pac-attack.toml``, or of
+    ``configs/recommender.toml`` if the model has biases.
     """
     data = _preferences(dataset)
     text = " ".join(f"{name}={value}" for name, value in options.items())
     own = parse_options(AttackOptions, text, "strategy-options")
-    # A model with biases is to be attacked as it is to be trained.
+    # A model with biases is attacked with the settings of its training.
     biased = str(changes.get("model", "")).startswith("biased-factors")
     config = run_config(
         "recommender" if biased else "pac-attack",
@@ -257,7 +257,7 @@ def attack(dataset: str, policy: Mapping[str, Any], options: Mapping[str, Any], 
         **changes,
     )
     with _quiet():
-        # A client that has spent its budget refuses, which is no fault of the run.
+        # A client over budget refuses, which is not a fault of the run.
         run = play(config, node_configs=[{"partition-id": 0, "num-partitions": 1, **policy}], strict=False)
     strategy = run.strategy
     assert isinstance(strategy, PacAttack)

@@ -1,8 +1,8 @@
-"""All attacks on images in all modes of release, each beside what guessing finds: one table.
+"""All attacks on images in all modes of release, beside the results of guessing, in one table.
 
-Victims are clients of the real app behind its own gate, in sites of ten whose rows are drawn from a dataset's
-training clients; the attacker knows rows of the others. Each attack is made as strong as it is elsewhere in this
-package, by a server that may ask nothing else of these clients.
+Victims are clients of the real app behind its own gate, in sites of ten whose rows are drawn from a dataset's training
+clients; the attacker knows rows of other clients. Each attack is as strong as elsewhere in this package, by a server
+that may ask nothing else of these clients.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ from umbel.research.attacks.victims import (
 )
 from umbel.research.output import Page, Section
 
-_KNOWN = 64  # rows of others that the attacker has
+_KNOWN = 64  # rows of other clients that the attacker has
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is attacked: a dataset of 28x28 images, and so many `images`, each of another client.
+    """The target of an attack: a dataset of 28x28 images, and so many `images`, each of another client.
 
-    `smooth_model` is that of DLG, which should be twice differentiable. Of `attacks`, keys of `ATTACKS`, none stands
-    for all; the choice does not change what each finds.
+    `smooth_model` is the model for DLG, which should be twice differentiable. `attacks` are keys of `ATTACKS`; empty
+    means all. The selection does not change the findings of each.
     """
 
     dataset: str
@@ -74,25 +74,26 @@ class Setting:
 
 GUESSING = "guessing"
 BATCH, LARGER = 4, 8
-"""Images of a client whose batch is taken apart."""
+"""Images in a client's batch that is taken apart."""
 ROWS = 10
-"""Rows of a client of whom it is asked whether one is its own."""
+"""Rows of a client in the membership attack."""
 TIMES = 64
 """Releases of one client that are averaged."""
 FURTHER = 6.0
-"""In dB: how much closer than the mean image an image must come to count as shown."""
+"""In dB: how much closer than the mean image a shown image must come."""
 
-_COINS = 10  # membership and choice: so many times as many clients as images
+_COINS = 10  # membership and choice use this many times as many clients as images
 _CONFIDENCE = 0.95
 _DLG_ITERATIONS = 100
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one attack finds in one mode of release, or by `GUESSING`.
+    """The findings of one attack in one mode of release, or by `GUESSING`.
 
-    It is so often `right`, or shows an image, `of` so many; of 0 where it cannot be made, as the note says. `low` and
-    `high` are a 95 % interval (Clopper and Pearson) on that share, over victims; `psnr` is in dB, mean over images.
+    It is `right`, or shows an image, in so many cases `of` all; `of` is 0 if the attack is impossible, as the note
+    says. `low` and `high` are a 95 % interval (Clopper and Pearson) on that share, over victims; `psnr` is in dB, a
+    mean over images.
     """
 
     attack: str
@@ -112,7 +113,7 @@ class Finding:
 
     @classmethod
     def sum(cls, parts: Sequence[Finding]) -> Finding:
-        """Add up findings of one attack in one mode, of several seeds; each note is said once."""
+        """Sum findings of one attack in one mode over several seeds; each note appears once."""
         first, of = parts[0], sum(one.of for one in parts)
         if not of:
             return first
@@ -122,7 +123,7 @@ class Finding:
         return cls.count(first.attack, first.mode, sum(one.right for one in parts), of, psnr, note)
 
     def cell(self) -> str:
-        """Return what the table says."""
+        """Return the text of the table's cell."""
         if not self.of:
             return self.note
         decibels = "" if self.psnr is None else f", {self.psnr:.0f} dB"
@@ -133,20 +134,20 @@ Shown = tuple[Sequence[Images], str]
 
 
 class Scene:
-    """Victims in sites of ten, and what the attacker has besides.
+    """Victims in sites of ten, and the attacker's knowledge.
 
-    `known` and `known_labels` are rows of others that the attacker has, `average` their mean, the guess without a
-    release. `model` and `smooth` are the networks, `hypothesis` and `start` an honest start of the first as arrays and
-    as tensors.
+    `known` and `known_labels` are rows of other clients that the attacker has, and `average` is their mean, the guess
+    without a release. `model` and `smooth` are the networks, `hypothesis` and `start` an honest start of the first as
+    arrays and as tensors.
     """
 
     def __init__(self, setting: Setting, dataset: Dataset, scratch: Path) -> None:
         self.setting, self.dataset, self._scratch = setting, dataset, scratch
-        # Rows of victims are drawn from one half of the training clients, those of the attacker from the others.
+        # Rows of victims come from one half of the training clients, those of the attacker from the other.
         train = dataset.manifest.train
         self._half, end = int(dataset.offsets[train // 2]), int(dataset.offsets[train])
         if min(self._half, end - self._half) < _KNOWN:
-            text = f"the attacks take {2 * _KNOWN} training rows at least, {_KNOWN} in each half"
+            text = f"the attacks need at least {2 * _KNOWN} training rows, {_KNOWN} in each half"
             raise DatasetError(text, code="data.too-few-rows")
         own = self.generator("known").permutation(np.arange(self._half, end))[:_KNOWN]
         self.known, self.known_labels = self.images(own), self.labels(own)
@@ -157,7 +158,7 @@ class Scene:
         self.clients = cache(self._clients)
 
     def generator(self, purpose: str) -> np.random.Generator:
-        """Return the stream of draws for a purpose, which does not depend on what else is drawn."""
+        """Return the stream of draws for a purpose, which is independent of other draws."""
         return np.random.default_rng([self.setting.seed, *purpose.encode()])
 
     def images(self, rows: NDArray[np.int64]) -> torch.Tensor:
@@ -168,7 +169,7 @@ class Scene:
         return torch.from_numpy(np.asarray(self.dataset.targets[rows], np.int64))
 
     def draw(self, purpose: str, clients: int, rows: int) -> NDArray[np.int64]:
-        """Return rows (clients, rows), different ones as long as there are some."""
+        """Return rows (clients, rows), all different if there are enough."""
         order = self.generator(purpose).permutation(self._half)
         return np.resize(order, clients * rows).reshape(clients, rows)
 
@@ -179,17 +180,17 @@ class Scene:
         return folder
 
     def _clients(self, purpose: str, sites: int, size: int) -> tuple[Path, NDArray[np.int64]]:
-        """Draw and write so many sites of clients with so many rows each; return the folder and the rows."""
+        """Draw and write sites of clients; return the folder and the rows."""
         rows = self.draw(purpose, sites * SITE, size)
         return self.write(purpose, rows), rows
 
     def singles(self) -> tuple[Path, NDArray[np.int64]]:
-        """Return a folder of clients of one image each, a site for each image that is attacked, and their rows."""
+        """Return a folder of clients with one image each, one site for each attacked image, and their rows."""
         folder, rows = self.clients("singles", self.setting.images, 1)
         return folder, rows[:, 0]
 
     def victims(self, folder: Path, mode: Mode, model: Model) -> Victims:
-        """Return clients of a site that lets this mode through."""
+        """Return clients of a site that permits this mode."""
         return Victims(folder, mode.policy, self.setting.seed, {"model": model.name, "loss": LOSS})
 
     def findings(
@@ -197,7 +198,7 @@ class Scene:
     ) -> Iterator[Finding]:
         """Count for each mode, after guessing, the images that are shown: in full, and much closer than the mean image.
 
-        `look` makes the attack in a mode, and returns an image for each original, one of these rows, and a note.
+        `look` runs the attack in a mode, and returns an image for each original, one of these rows, and a note.
         """
         originals = self.pixels(rows)
         guess = [psnr(self.average, original) for original in originals]
@@ -267,7 +268,7 @@ def _deep(scene: Scene) -> Iterator[Finding]:
 
 
 def _collusions(scene: Scene) -> Iterator[Finding]:
-    """One image, by a site's sums or a cluster's mean of which all others are known."""
+    """One image, from a site's sums or a cluster's mean, if all other images in it are known."""
     folder, rows = scene.singles()
     sites = _sites(scene.setting.images)
 
@@ -284,7 +285,7 @@ def _collusions(scene: Scene) -> Iterator[Finding]:
 
 
 def _batches(scene: Scene) -> Iterator[Finding]:
-    """Several images of one client, taken apart: few from one release, more from the mean of many."""
+    """Several images of one client, taken apart: few from one release, more from the mean of many releases."""
     for size, times in ((BATCH, 1), (LARGER, 1), (LARGER, TIMES)):
         yield from _batch(scene, size, times)
 
@@ -300,7 +301,7 @@ def _batch(scene: Scene, size: int, times: int) -> Iterator[Finding]:
         return images, ", ".join([f"{answered} answered"] * (times > 1) + told)
 
     name = f"batch of {size}" + (", averaging" if times > 1 else "")
-    # Without noise as well, to see that rows are exact there.
+    # Also without noise, to check that rows are exact there.
     modes = (*([open_()] if times == 1 else []), *compared())
     yield from scene.findings(name, rows[::SITE].reshape(-1), look, modes)
 
@@ -308,7 +309,7 @@ def _batch(scene: Scene, size: int, times: int) -> Iterator[Finding]:
 def _apart(
     scene: Scene, start: Parameters, shown: Sequence[Parameters], rows: NDArray[np.int64], size: int
 ) -> tuple[list[Images], list[str]]:
-    """Take gradients of so many images each apart; return an image for each original, and what the attacker knows."""
+    """Take gradients of so many images each apart; return an image for each original, and the attacker's notes."""
     images: list[Images] = []
     sure = refused = 0
     for own, gradient in zip(rows, shown, strict=True):
@@ -330,7 +331,7 @@ def _apart(
 
 
 def matched(images: Sequence[Images], originals: Images, otherwise: Images) -> list[Images]:
-    """Return for each original the image that is meant for it, by the least squared error of all together."""
+    """Return the image that belongs to each original, by the smallest total squared error."""
     apart = np.array([[float(np.square(image - original).mean()) for original in originals] for image in images])
     found = [otherwise] * len(originals)
     for image, original in zip(*map(np.ndarray.tolist, optimize.linear_sum_assignment(apart)), strict=True):
@@ -339,7 +340,7 @@ def matched(images: Sequence[Images], originals: Images, otherwise: Images) -> l
 
 
 def _sums(scene: Scene) -> Iterator[Finding]:
-    """The images of ten clients of one image each, from their site's sum; the server knows none of them."""
+    """The images of ten clients with one image each, from their site's sum; the server knows none of them."""
     folder, rows = scene.singles()
     count = max(1, scene.setting.images // BATCH)
     rows, start = rows[: count * SITE], poised(scene.model, scene.start, scene.known)
@@ -353,7 +354,7 @@ def _sums(scene: Scene) -> Iterator[Finding]:
 
 
 def _members(scene: Scene) -> Iterator[Finding]:
-    """Whether a row is a client's: as often as a coin says, it is."""
+    """Whether a row is a client's; a coin decides whether it is."""
     count, model = _COINS * scene.setting.images, scene.model
     coins = scene.generator("coins").integers(2, size=count).astype(bool)
     drawn = scene.draw("members", count, SITE * ROWS + 1)
@@ -384,14 +385,14 @@ def _members(scene: Scene) -> Iterator[Finding]:
 
 
 def _choices(scene: Scene) -> Iterator[Finding]:
-    """Which of two hypotheses a client chooses; `NotApplicableError` when the images known are of one class."""
+    """Which of two hypotheses a client chooses; `NotApplicableError` if the known images have one class."""
     count, model = _COINS * scene.setting.images, scene.model
     folder, rows = scene.clients("choices", count, 1)
     border = int(scene.known_labels.median()) + 1
     if not bool((scene.known_labels >= border).any()):
         border = int(scene.known_labels.max())
     if not bool((scene.known_labels < border).any()):
-        text = "the images known are of one class, and the choice is between lower and upper classes"
+        text = "all known images are of one class, but the choice is between lower and upper classes"
         raise NotApplicableError(text, code="attack.one-class")
     hypotheses, name = membership.apart(model, scene.start, SHAPE, border)
     fits = _best(model, hypotheses, scene.images(rows[::SITE, 0]), scene.labels(rows[::SITE, 0]))
@@ -431,10 +432,10 @@ ATTACKS: Mapping[str, Callable[[Scene], Iterator[Finding]]] = {
 
 
 def overview(setting: Setting) -> list[Finding]:
-    """Make every attack in every mode, on one thread, so that the digits do not depend on the number of cores.
+    """Run every attack in every mode, on one thread, so that the digits do not depend on the number of cores.
 
-    Raises `UmbelError` before any work when something about the setting cannot be, and `FleetError` when the gate
-    refuses what it should allow, as it does where the environment holds a stricter policy.
+    Raises `UmbelError` before any work if the setting is invalid, and `FleetError` if the gate refuses what it should
+    allow, as it does if the environment sets a stricter policy.
     """
     path = find_typed(setting.dataset)
     dataset = open_dataset(path)
@@ -474,7 +475,7 @@ def table(findings: Sequence[Finding], title: str = "", text: str = "") -> Secti
 
 
 def notes(setting: Setting) -> list[str]:
-    """Return the sentences that belong under the table."""
+    """Return the sentences below the table."""
     return [
         f"An image is shown from {FULL_PSNR:g} dB, if it comes {FURTHER:g} dB closer than the mean image, which is "
         f"what guessing answers; dB are means over images. DLG is made on {setting.smooth_model}, all others on "

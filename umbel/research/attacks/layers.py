@@ -1,8 +1,8 @@
-"""The fully connected layers of a network in the order in which they run, and the class that the last one shows.
+"""The fully connected layers of a network in order of execution, and the class that the last one reveals.
 
-Under cross entropy the gradient of the last layer's output is softmax(outputs) less the one-hot
-class: its one negative entry is the class (Zhao, Mopuri and Bilen, *iDLG*, 2020). With noise the most
-negative one is the best guess.
+Under cross entropy the gradient of the last layer's output is softmax(outputs) minus the one-hot class: its only
+negative entry is the class (Zhao, Mopuri and Bilen, *iDLG*, 2020). With noise the most negative entry is the best
+guess.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from umbel.protocol.errors import NotApplicableError
 
 @contextmanager
 def inputs_of_layers(model: Model) -> Iterator[dict[str, Tensor]]:
-    """Give a dict in which each forward pass leaves what goes into each ``nn.Linear``, by its name, as they run."""
+    """Yield a dict in which each forward pass stores the input of each ``nn.Linear``, by name, in order of
+    execution."""
     seen: dict[str, Tensor] = {}
 
     def record(name: str, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -36,9 +37,9 @@ def inputs_of_layers(model: Model) -> Iterator[dict[str, Tensor]]:
 
 
 def dense_layers(model: Model, parameters: Parameters, shape: tuple[int, ...]) -> list[str]:
-    """Return the names of the fully connected layers in the order in which they run on one image of `shape`.
+    """Return the names of the fully connected layers in order of execution on one image of `shape`.
 
-    Raises `NotApplicableError` when there is none, or one of them sees more than one vector for an image.
+    Raises `NotApplicableError` if there is none, or one of them has more than one input vector for an image.
     """
     with inputs_of_layers(model) as seen, torch.no_grad():
         model.apply(parameters, torch.zeros(1, *shape, dtype=next(iter(parameters.values())).dtype))
@@ -48,29 +49,29 @@ def dense_layers(model: Model, parameters: Parameters, shape: tuple[int, ...]) -
     for name, inputs in seen.items():
         if inputs.numel() != inputs.shape[-1]:
             raise NotApplicableError(
-                f"layer {name!r} of model {model.name!r} sees {inputs.numel() // inputs.shape[-1]} vectors an image, "
-                "so its gradient is not of rank one",
+                f"layer {name!r} of model {model.name!r} sees {inputs.numel() // inputs.shape[-1]} vectors for each "
+                "image, so its gradient does not have rank one",
                 code="attack.no-dense-layer",
             )
     return list(seen)
 
 
 def parameter(name: str, kind: str) -> str:
-    """Return the name in the state dict of a layer's ``weight`` or ``bias``; a network may be one layer itself."""
+    """Return the name in the state dict of a layer's ``weight`` or ``bias``; the network may itself be one layer."""
     return f"{name}.{kind}" if name else kind
 
 
 def bias_label(model: Model, parameters: Parameters, gradient: Parameters, shape: tuple[int, ...]) -> int:
-    """Return the class that the gradient of the last bias shows, which is that of the output itself.
+    """Return the class that the gradient of the last bias reveals, which is the gradient of the output.
 
-    Raises `NotApplicableError` when no fully connected layer puts out the classes, or the one that does has no bias.
+    Raises `NotApplicableError` if no fully connected layer outputs the classes, or that layer has no bias.
     """
     _, bias = _last_layer(model, parameters, gradient, shape)
     return int(biased(model, bias).argmin())
 
 
 def biased(model: Model, bias: Tensor | None) -> Tensor:
-    """Return the bias of the last fully connected layer; raise `NotApplicableError` when it has none."""
+    """Return the bias of the last fully connected layer; raise `NotApplicableError` if it has none."""
     if bias is None:
         text = f"the last fully connected layer of model {model.name!r} has no bias"
         raise NotApplicableError(text, code="attack.no-bias")
@@ -78,12 +79,12 @@ def biased(model: Model, bias: Tensor | None) -> Tensor:
 
 
 def label_given_image(model: Model, parameters: Parameters, gradient: Parameters, image: Tensor) -> int:
-    """Return the class that the last layer's whole gradient shows, given a guess at the image.
+    """Return the class that the last layer's whole gradient reveals, given a guess of the image.
 
-    The layer's gradient is delta, that of its output, times its input with a 1 for the bias. Where the input x is
-    known, delta is read off all columns at once, by least squares: G (x, 1) / |(x, 1)|^2. A poor guess does, since much
-    of what goes into a last layer is the same for all images. Raises `NotApplicableError` when no fully connected layer
-    puts out the classes.
+    The layer's gradient is delta, that of its output, times its input with a 1 for the bias. If the input x is known,
+    least squares over all columns gives delta: G (x, 1) / |(x, 1)|^2. A poor guess suffices, since the input of a last
+    layer is largely the same for all images. Raises `NotApplicableError` if no fully connected layer outputs the
+    classes.
     """
     weight, bias = _last_layer(model, parameters, gradient, tuple(image.shape))
     with inputs_of_layers(model) as seen, torch.no_grad():
@@ -96,11 +97,11 @@ def label_given_image(model: Model, parameters: Parameters, gradient: Parameters
 def _last_layer(
     model: Model, parameters: Parameters, gradient: Parameters, shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of weight and bias of the layer that puts out the classes."""
+    """Return the gradients of weight and bias of the layer that outputs the classes."""
     last = dense_layers(model, parameters, shape)[-1]
     weight = gradient[parameter(last, "weight")]
     classes = model.apply(parameters, next(iter(parameters.values())).new_zeros(1, *shape)).shape[-1]
     if len(weight) != classes:
-        text = f"the last fully connected layer of model {model.name!r} does not put out the classes"
+        text = f"the last fully connected layer of model {model.name!r} does not output the classes"
         raise NotApplicableError(text, code="attack.no-class-layer")
     return weight, gradient.get(parameter(last, "bias"))

@@ -1,9 +1,9 @@
-"""The leak meter: every so often in a simulation, the server attacks one client.
+"""The leak meter: at regular intervals in a simulation, the server attacks one client.
 
-It asks the client for one more update, as any round would, and works out what it can; then it asks for
-the truth, which only a simulated client says, and notes how close it came. The client's answers do not
-enter training, and what they cost is not counted among what training costs. A run carries it as an
-observer: ``observers = "umbel.research.attacks.leak_meter:LeakMeter every=5"``.
+It asks the client for one more update, as in any round, and derives all it can. Then it asks for the truth, which only
+a simulated client tells, and records its error. The client's replies do not enter training, and their cost is not
+counted with that of training. A run has it as an observer:
+``observers = "umbel.research.attacks.leak_meter:LeakMeter every=5"``.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Leak:
-    """What one attack gave away; None where the model has nothing of the kind.
+    """The result of one attack; None if the model does not permit it.
 
-    `choice` says whether the hypothesis nearest to the release is the one that fits the client best, also where the
-    client may have trained another to hide that; `norm` how far off the server's estimate of the update's norm is,
-    relative to it. `update` is the cosine between the update as released and as it was, and `labels` the correlation
-    between the change of the last bias and how often each class occurs. `predictions` and `signed` are the share of
-    items on which the estimate of a recommender's local vector agrees with the client's own: under the better of both
-    signs, which one known preference tells, and under that of `sign_by_rate`; None where it is open.
+    `choice` says whether the hypothesis nearest to the release is the one that fits the client best, even if the client
+    may have trained another to hide that. `norm` is the relative error of the server's estimate of the update's norm.
+    `update` is the cosine between the released and the true update, and `labels` the correlation between the change of
+    the last bias and the frequencies of the classes. `predictions` and `signed` are the share of items on which the
+    estimate of a recommender's local vector agrees with the client's own: under the better of both signs, which one
+    known preference reveals, and under that of `sign_by_rate`; None if it is open.
     """
 
     round: int
@@ -77,7 +77,7 @@ class Leak:
 
 @dataclass(frozen=True)
 class LeakMeterOptions:
-    """How often it attacks: every so many rounds."""
+    """Number of rounds from one attack to the next."""
 
     every: Annotated[int, Field(ge=1)] = 5
 
@@ -85,20 +85,20 @@ class LeakMeterOptions:
 class LeakMeter(Observer):
     """Attacks one training client, drawn by the seed, in rounds 1, 1 + every, ...
 
-    In the run's folder, ``leaks.jsonl`` has a line a `Leak`; a resumed run appends to it. The
-    estimate of a client's local parameters starts again then, as these do themselves in simulation.
+    In the run's folder, ``leaks.jsonl`` has a line for each `Leak`; a resumed run appends to it. Its estimate of a
+    client's local parameters then starts again, as these themselves do in simulation.
 
-    Where a model has local parameters, the client trains them each time that it is asked.
+    If a model has local parameters, the client trains them each time that it is asked.
     """
 
     Options = LeakMeterOptions
     options: LeakMeterOptions
 
     def begin(self, run: Run) -> None:
-        """Draw the client, and read what an earlier part of the run found."""
+        """Draw the client, and read the findings of an earlier part of the run."""
         dataset = run.setup.open_dataset()
         if dataset is None or not run.fleet.roster(run.grid).simulated:
-            text = "observers: the leak meter is for simulation; leave it out where sites have data of their own"
+            text = "observers: the leak meter is for simulation; leave it out where sites have their own data"
             raise ConfigError(text, code="config.simulation-only")
         self._dataset: Dataset = dataset
         self.client = int(sample([run.setup.config.seed, _SAMPLE_CLIENT], dataset.manifest.train, 1)[0])
@@ -114,7 +114,7 @@ class LeakMeter(Observer):
             self.leaks = [leak for leak in found if leak.round <= len(run.state.history)]
 
     def before_round(self, run: Run, number: int) -> None:
-        """Attack the client, if it is time to, and if it releases."""
+        """Attack the client, if it is time and the client releases."""
         if (number - 1) % self.options.every:
             return
         if (leak := self._attack(run, number)) is None:
@@ -125,11 +125,11 @@ class LeakMeter(Observer):
             write_atomically(run.folder.path / _FILE, lines.encode())
 
     def section(self) -> Section | None:
-        """Return what the attacks found, beside how good the model is and what it costs."""
+        """Return the attacks' findings, beside the model's quality and cost."""
         return section_of(self.leaks, self.options.every, self._run)
 
     def _attack(self, run: Run, number: int) -> Leak | None:
-        """Attack the client in round `number`; None where it does not release, or does not say the truth."""
+        """Attack the client in round `number`; None if it does not release, or does not tell the truth."""
         hypotheses = run.state.hypotheses
         task = run.strategy.task(number, run.setup.task(run.name))
         if (released := self._ask(run, number, hypotheses, task)) is None:
@@ -137,7 +137,7 @@ class LeakMeter(Observer):
         start, release = flatten(hypotheses), released.vectors[0]
         if self._estimate:
             return self._stolen(run, number, hypotheses, release - start[0], task)
-        # The truth: the same training once more, without noise, from the hypothesis that the client chooses itself.
+        # The truth: the same training once more, without noise, from the client's own choice of hypothesis.
         bare = replace(task, noise_multiplier=0.0, choice_epsilon=0.0, disclose_choice=True)
         truth = self._ask(run, number, hypotheses, bare)
         if truth is None or truth.choices is None:
@@ -162,8 +162,8 @@ class LeakMeter(Observer):
         ((name, (items,)),) = hypotheses.items()
         self._estimate.add(change.reshape(items.shape))
         # The truth: from items of zeros, and without noise, each of its items moves along the client's vector
-        # by as much, towards it or away as the label says, and the vector itself does not move. A bias of its
-        # own would, but for so short a step.
+        # by as much, towards it or away as the label says, and the vector itself does not move. A separate
+        # bias would, but for so short a step.
         short = replace(task, local_epochs=1, local_steps=0, batch_size=0, step_size=task.step_size * _SHORT)
         honest = replace(short, message_noise=0.0, noise_multiplier=0.0)
         truth = self._ask(run, number, {name: np.zeros_like(items)[None]}, honest)
@@ -178,7 +178,7 @@ class LeakMeter(Observer):
         return Leak(number, self.client, predictions=1 - error, signed=signed)
 
     def _ask(self, run: Run, number: int, hypotheses: Arrays, task: TrainingSpec) -> Releases | None:
-        """Return what the client releases in an exchange of its own; None where it does not release."""
+        """Return the client's release in a separate exchange; None if it does not release."""
         fleet, clients = run.fleet, np.array([self.client])
         messages = fleet.ask_training(number, to_array_record(hypotheses), task, run.grid, clients)
         placed = fleet.roster(run.grid).place(TRAIN, clients)
@@ -192,7 +192,7 @@ class LeakMeter(Observer):
         return releases if len(releases.clients) else None
 
     def _labels(self, change: Vector, hypotheses: Arrays, model: Model) -> float | None:
-        """Return how the change of the last bias correlates with how often each class occurs."""
+        """Return the correlation between the change of the last bias and the frequencies of the classes."""
         last = list(hypotheses.values())[-1]
         if model.metric.name != "accuracy" or last.ndim != 2:
             return None
@@ -203,7 +203,7 @@ class LeakMeter(Observer):
 
 
 def guessed_norm(change: Vector, noise: Mechanism | None, mode: Clipping, clip_norm: float) -> float:
-    """Return the norm of the update that such a change, with noise, comes from on average (Lemma 4.3)."""
+    """Return the norm of the update that on average leads to such a change, with noise (Lemma 4.3)."""
     n = len(change)
     spread = 0.0 if noise is None else n * noise.deviation(n) ** 2
     square = float(change @ change)
@@ -213,7 +213,7 @@ def guessed_norm(change: Vector, noise: Mechanism | None, mode: Clipping, clip_n
 
 
 def section_of(leaks: Sequence[Leak], every: int, run: Run) -> Section | None:
-    """Return a picture of what the attacks found, and the words for it; None where they found nothing to measure."""
+    """Return a picture of the attacks' findings, with a text; None if they found nothing to measure."""
     rounds = [leak.round for leak in leaks]
     series = {
         label: [np.nan if (value := getattr(leak, name)) is None else float(value) for leak in leaks]
@@ -230,19 +230,18 @@ def section_of(leaks: Sequence[Leak], every: int, run: Run) -> Section | None:
     if metric.lower() != Summary(setup.model, setup.manifest, setup.release).loss_name.lower():
         scored = [(entry.number, entry.metric) for entry in run.state.history if entry.metric is not None]
         beside[f"validation {metric}"] = [number for number, _ in scored], [value for _, value in scored]
-    # The paper's budget of a client that took part in every round so far, the most that any can spend.
+    # The paper's budget of a client in every round so far, the maximum.
     spent = [] if setup.release.paper_cost is None else [setup.release.paper_spend(number) for number in rounds]
     often = "round" if every == 1 else f"{every} rounds"
     text = (
-        f"Every {often} the server attacked one simulated client (number {leaks[0].client}), from one release of the "
-        f"usual kind. On average: {averages}. The choice counts 1 where it was guessed right; likenesses are cosines "
-        "and correlations, 1 for the same and about 0 for nothing in common. That an attack fails does not show that "
-        "nothing leaks."
+        f"Every {often}, the server attacked a usual release of one simulated client (number {leaks[0].client}). On "
+        f"average: {averages}. A choice counts 1 if it was guessed right; likenesses are cosines and correlations, 1 "
+        "for the same and about 0 for nothing in common. An attack that fails does not show that nothing leaks."
     )
     if spent:
         text += (
-            f" A client that took part in all {rounds[-1]} rounds by then has spent {figures.number(spent[-1])} by the "
-            "paper's budget, n/\N{GREEK SMALL LETTER NU} a participation, a heuristic that guarantees nothing."
+            f" By the end, a client that took part in all {rounds[-1]} rounds has spent {figures.number(spent[-1])} of "
+            "the paper's budget, n/\N{GREEK SMALL LETTER NU} a participation: a heuristic that guarantees nothing."
         )
     return Section("What the server can learn", (text,), figures.lines("leaks", text, rounds, series, beside, spent))
 

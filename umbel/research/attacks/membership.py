@@ -1,20 +1,20 @@
-"""Two questions that a malicious server asks of a client, by the hypotheses that it sends.
+"""Two questions that a malicious server asks about a client, by the hypotheses that it sends.
 
-Was this row among the client's? The hypothesis is one that this row moves the other way.
+Was this row among the client's? The hypothesis is one that this row moves in the opposite direction.
 
-One unit of the layer before the last is on for the candidate and off for the rows that the server knows. Another is
-on for all rows, and its weights move by what all rows have in common: one way for a row that the first unit is off
-for, and by far more the other way for the candidate. So a clipped update without the candidate is the
-opposite of one with it, which is as far apart as two updates of the clip norm can be. All other units are off. What
-the client's update is with and without the candidate, the server finds by shadow runs: it trains the same hypothesis on
-made-up clients of rows that it knows. It guesses by the side of their midpoint on which the release lies, a likelihood
-ratio for noise that is the same in all directions. (A trap of one unit: Nguyen et al., *Active membership inference
+One unit of the second-to-last layer is on for the candidate and off for the rows that the server knows. Another is on
+for all rows, and its weights move by the common part of all rows: in one direction for a row for which the first unit
+is off, and by far more in the opposite direction for the candidate. So a clipped update without the candidate is the
+opposite of one with it, which is as far apart as two updates of the clip norm can be. All other units are off. The
+server finds the client's update with and without the candidate by shadow runs: it trains the same hypothesis on
+artificial clients of rows that it knows. It guesses by the side of their midpoint on which the release lies, a
+likelihood ratio for isotropic noise. (A trap of one unit: Nguyen et al., *Active membership inference
 attack under local differential privacy in federated learning*, AISTATS 2023.)
 
-Which of two hypotheses fits the client? They are alike but for the last bias: one leans to the classes below a border
-and the other to those from there on, so that the choice tells on which side a client's labels lie. A number that is
+Which of two hypotheses fits the client? They differ only in the last bias: one leans to the classes below a border and
+the other to those from there on, so that the choice reveals on which side a client's labels lie. A number that is
 added to all last biases changes no prediction; it differs by so much that a release shows where its client started,
-whatever the noise.
+for any noise.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from umbel.research.attacks.small_batch import rectified
 
 Vector = NDArray[np.float64]
 
-_CLASSES = 3  # at least: the candidate's, and two others
+_CLASSES = 3  # minimum: the candidate's, and two others
 _LEAN = 20.0  # of the outputs to one class, for all rows but the candidate
 _WEIGHT = 100.0  # after the unit that is on for the candidate
-_QUIET = 2.0**-10  # what the unit puts out that is on for all: hardly anything, so that its own weights move most
-_PULL, _PUSH = 2.0**5, 2.0**13  # after it: how hard other rows move its weights, and how hard the candidate
+_QUIET = 2.0**-10  # output of the unit that is on for all: so small that its own weights move most
+_PULL, _PUSH = 2.0**5, 2.0**13  # after it: how strongly other rows move its weights, and how strongly the candidate
 _TILT = 1.0  # of the biases to one side of the border
 _APART = 64.0  # between the last biases of two hypotheses; exact in 32 bits
-_LIFT = 5.0  # of the biases before the two layers, which all rows then have in common
+_LIFT = 5.0  # of the biases before the two layers, a common part of all rows
 
 
 def trap(
     model: Model, parameters: Parameters, candidate: Tensor, label: int, images: Tensor, labels: Tensor
 ) -> Parameters:
-    r"""Return a hypothesis that the candidate moves one way, and other rows the other.
+    r"""Return a hypothesis that the candidate moves in one direction, and other rows in the opposite one.
 
-    The last two layers of the model are fully connected, with ReLU between them, and have biases; the weights of the
-    layers before stay. `label` is the class of the candidate (\*shape); the server knows `images` (images, \*shape) of
-    other clients. Raises `NotApplicableError` when the model has no such layers, or the candidate is among the images.
+    The model's last two layers are fully connected, with ReLU between them, and have biases; the weights of earlier
+    layers do not change. `label` is the class of the candidate (\*shape); the server knows `images` (images, \*shape)
+    of other clients. Raises `NotApplicableError` if the model has no such layers, or the candidate is among the images.
     """
     shape = tuple(candidate.shape)
     layers = dense_layers(model, parameters, shape)
@@ -69,7 +69,7 @@ def trap(
     with inputs_of_layers(model) as seen, torch.no_grad():
         model.apply(moved, torch.cat([images, candidate[None].to(images)]))
         known, own = seen[layers[-2]][:-1].double(), seen[layers[-2]][-1].double()
-    # 1 for the candidate and 0 for the others: what of it none of the others, less their mean, explains.
+    # 1 for the candidate and 0 for the others: the part of it that the others, minus their mean, do not explain.
     centre = known.mean(dim=0)
     others, away = known - centre, own - centre
     aim = away - others.T @ torch.linalg.lstsq(others.T, away[:, None], driver="gelsd").solution[:, 0]
@@ -79,9 +79,9 @@ def trap(
     aim /= reach
     classes = len(moved[bias2])
     if classes < _CLASSES:
-        text = f"the trap takes {_CLASSES} classes, model {model.name!r} has {classes}"
+        text = f"the trap needs {_CLASSES} classes, but model {model.name!r} has {classes}"
         raise NotApplicableError(text, code="attack.too-few-classes")
-    # Classes that others hardly have: a row of the first would undo what the candidate does, one of the second nothing.
+    # Rare classes: a row of the first would undo the candidate's effect, one of the second has no effect.
     rare = torch.bincount(labels, minlength=classes).argsort(stable=True).tolist()
     fired, rest = [one for one in rare if one != label][:2]
     for name, value in zip(names, (0.0, -1.0, 0.0, 0.0), strict=True):

@@ -1,8 +1,8 @@
 """A malicious server that steals clients' local parameters (PAC identifiability in federated personalization).
 
-Protocol 2: it trains honestly for some rounds, then asks its victims again and again for one update each,
-and works out their local parameters from what they release. The gate that stands between is the clients'
-own. A run names it by import path: ``strategy = "umbel.research.attacks.pac_attack:PacAttack"``.
+Protocol 2: it trains honestly for some rounds, then repeatedly asks its victims for one update each, and derives their
+local parameters from their releases. The gate in between is the clients' own. A run names it by import path:
+``strategy = "umbel.research.attacks.pac_attack:PacAttack"``.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ Lean = Literal["dislikes", "likes", "unknown"]
 
 
 class Estimate:
-    """What a server works out of one client's local parameters, a vector of so many factors, from its updates.
+    """A server's estimate of one client's local parameters, a vector of so many factors, from its updates.
 
-    The sign of what it finds is a guess, that most labels are negative (Assumption 1), unless items have `biases`,
-    which end their updates: these move by what is left of the labels, up for liked items, so that they tell it. A
-    `spectral` estimate is the direction in which updates are longest (the top singular vector), since those of all
-    items point along the client's vector, one way or the other; their sum tells the sign alone. Otherwise their sum
-    tells all (Protocol 2, line 4), and is mostly noise where a client likes about half of its items.
+    The sign of the result is a guess, that most labels are negative (Assumption 1), unless items have `biases`, which
+    end their updates: these move by the residuals of the labels, up for liked items, and so reveal the sign. A
+    `spectral` estimate is the direction in which updates are longest (the top singular vector), since the updates of
+    all items point along the client's vector, in one direction or the other; their sum reveals only the sign. Otherwise
+    their sum is the whole estimate (Protocol 2, line 4), and is mostly noise if a client likes about half of its items.
     """
 
     def __init__(self, factors: int, spectral: bool, biases: bool = False) -> None:
         self._spectral, self._biases = spectral, biases
         self.messages = 0
-        """How many it has learnt from."""
+        """Number of messages it has learnt from."""
         self._sum = np.zeros(factors + biases)
         self._moment = np.zeros((factors + biases, factors + biases))
 
@@ -76,8 +76,8 @@ class Estimate:
 
     @property
     def vector(self) -> Matrix:
-        """The client's vector (d,) as far as it is known, up to a positive factor."""
-        # Every loss falls with the margin, and most labels are negative: on the whole, items are pushed away from u.
+        """The estimate of the client's vector (d,), up to a positive factor."""
+        # Every loss falls with the margin, and most labels are negative: on average, items move away from u.
         away = -self._sum
         found: Matrix = np.linalg.eigh(self._moment)[1][:, -1] if self._spectral else away
         if self._biases:
@@ -88,9 +88,9 @@ class Estimate:
 def signs_by_items(pushes: Matrix) -> Matrix:
     """Return the sign of each client's vector, (m,) of -1 and 1, under which most pushes are upwards.
 
-    A client and its mirror image, who has the opposite vector and the opposite taste, release the same. But people
-    like much the same items. So the signs are those with which the clients agree most on where items
-    belong: of the top singular vector of their pushes (m, I), how far each client pushed each item along its vector.
+    A client and its mirror image, with the opposite vector and the opposite taste, release the same. But people like
+    much the same items. So these are the signs under which the clients agree most on the items' directions: those of
+    the top singular vector of their pushes (m, I), where a push is how far a client moved an item along its vector.
     """
     length = np.linalg.norm(pushes, axis=1, keepdims=True)
     scaled = np.divide(pushes, length, out=np.zeros_like(pushes), where=length > 0)
@@ -105,12 +105,12 @@ def error_rate(estimate: Matrix, vector: Matrix, items: Matrix) -> float:
 
 
 def direction_error(estimate: Matrix, vector: Matrix, items: Matrix) -> float:
-    """Return `error_rate` under the better of both signs: one bit, as one known preference, is all that is missing."""
+    """Return `error_rate` under the better of both signs: only one bit is missing, such as one known preference."""
     return min(error_rate(estimate, vector, items), error_rate(-estimate, vector, items))
 
 
 def factors_of(model: Model) -> int:
-    """Return d for a model of factors, where a client's local parameters are one vector; 0 for any other."""
+    """Return d for a model of factors, where a client's local parameters are one vector; 0 for any other model."""
     network = model.module
     return len(network.user) - has_biases(model) if isinstance(network, Factors) else 0
 
@@ -121,16 +121,16 @@ def has_biases(model: Model) -> bool:
 
 
 def lean_of(dataset: Dataset) -> Lean:
-    """Return which labels the training clients of a dataset have more of."""
+    """Return the more frequent label among the training clients of a dataset."""
     labels = np.asarray(dataset.targets)[: dataset.offsets[dataset.manifest.train]]
     balance = int((labels > 0).sum()) - int((labels < 0).sum())
     return "likes" if balance > 0 else "dislikes" if balance < 0 else "unknown"
 
 
 def theorem_1(p: float, batch_size: int, delta: float) -> int | None:
-    """Return how many interactions suffice without noise with probability 1 - delta (Theorem 1).
+    """Return the number of interactions that suffice without noise with probability 1 - delta (Theorem 1).
 
-    p is the share of liked items among the client's own; None where it is half or more (Assumption 1).
+    p is the share of liked items among the client's own; None if it is half or more (Assumption 1).
     """
     if not p < 0.5:
         return None
@@ -138,7 +138,7 @@ def theorem_1(p: float, batch_size: int, delta: float) -> int | None:
 
 
 def checkpoint(interaction: int) -> bool:
-    """Return whether to see how far the attack is: at 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
+    """Return whether to measure the attack's progress: at 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
     power = 1 << (interaction.bit_length() - 1)
     return interaction in (power, power + power // 2)
 
@@ -156,30 +156,31 @@ def _multipliers(value: Any) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class AttackOptions:
-    """How the server attacks.
+    """Settings of the attack.
 
     Attributes
     ----------
     attack : str
-        What is sent: ``zero``, the paper's, items of zeros, from which every update is the local vector up to sign and
-        size; ``jitter``, almost zeros, never the same, which a tripwire does not catch; ``spectral``, the honest items.
+        The items that the server sends: ``zero``, the paper's, items of zeros, from which every update is the local
+        vector up to sign and size; ``jitter``, almost zeros, never the same, which a tripwire does not catch;
+        ``spectral``, the honest items.
     reading : str
-        How what comes back is read, and what is asked for: its ``sum``, of a minibatch, as in the paper; or
-        ``spectral`` (`Estimate`), of all rows at once, in a step that suits the noise: short where that is in
-        proportion to it, long where it is not. From honest items the reading is always spectral.
+        How replies are read, and which task is asked for: their ``sum``, over a minibatch, as in the paper; or
+        ``spectral`` (`Estimate`), over all rows at once, with a step that suits the noise: short if the noise is
+        proportional to it, otherwise long. For honest items the reading is always spectral.
     lean : str
-        Which labels are more frequent among all people, as far as the server knows, for the sign:
-        ``dislikes`` (Assumption 1), ``likes``, or ``unknown``, which leaves it open. Biases tell it anyway.
+        The more frequent label among all people, as far as the server knows, which decides the sign:
+        ``dislikes`` (Assumption 1), ``likes``, or ``unknown``, which leaves it open. Biases reveal it in any case.
     after : int
-        Rounds of honest training before it.
+        Rounds of honest training before the attack.
     victims : int
-        Clients that are attacked.
+        Number of clients to attack.
     interactions : int
-        Maximum number asked of each, at each noise multiplier.
+        Maximum number of requests to each, at each noise multiplier.
     error : float
-        The error rate at which it is content, under the better of both signs.
+        The error rate at which it stops, under the better of both signs.
     multipliers : tuple of float
-        The noise multipliers that it attacks at, one after the other; as text "0,1,3".
+        The noise multipliers to attack at, in turn; as text "0,1,3".
     """
 
     attack: Literal["zero", "jitter", "spectral"] = "zero"
@@ -193,17 +194,17 @@ class AttackOptions:
 
     @property
     def rounds(self) -> int:
-        """Maximum number of rounds that it takes."""
+        """Maximum number of rounds of the attack."""
         return self.after + len(self.multipliers) * self.interactions + 1
 
 
 _ERRORS = ("error", "by_rate", "by_items")
-"""Of an estimate: under the better of both signs, and under those that the attack settles on."""
+"""Errors of an estimate: under the better of both signs, and under those that the attack decides on."""
 _SIGNS = {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}
 
 
 def sign_by_rate(model: Model, lean: Lean) -> float:
-    """Return the sign to give an `Estimate` by what most labels are; NaN where they do not tell it."""
+    """Return the sign of an `Estimate` from the more frequent label; NaN if that leaves it open."""
     return 1.0 if has_biases(model) else _SIGNS[lean]
 
 
@@ -215,22 +216,22 @@ class _Phase:
     estimates: dict[int, Estimate]
     pushed: dict[int, Matrix] = field(default_factory=dict)  # the sum of each victim's updates
     asked: int = 0
-    exhausted: bool = False  # no victim releases anything any more
-    measured: dict[int, int] = field(default_factory=dict)  # of each victim, the messages when its error was measured
+    exhausted: bool = False  # no victim releases anything
+    measured: dict[int, int] = field(default_factory=dict)  # each victim's number of messages at the last measurement
 
 
 class PacAttack(Recommender, Observer):
     """Train honestly, then attack some clients at one noise multiplier after the other (`AttackOptions`).
 
-    In process, clients' own local parameters tell how far the attack is (`local_parameters`), and it is
-    content when they are known but for their sign; elsewhere what was stolen is unknown, and it asks as often as
-    it may. At the end the victims get the honest items back (R = 0).
+    In process, clients' own local parameters show the attack's progress (`local_parameters`), and it stops when they
+    are known except for their sign. Elsewhere the result is unknown, and it asks as often as allowed. At the end the
+    victims get the honest items back (R = 0).
 
     `findings` are rows of ``findings.csv`` in the run's folder: ``interactions`` in which the client released,
-    ``error`` of the estimate under the better of both signs, ``by_rate`` and ``by_items`` under the sign that the
-    population's rate tells of each victim by itself (Assumption 1, both ways), and of all victims together
-    (`signs_by_items`); None where they are unknown or no sign is settled; ``spent`` by the client on these interactions
-    by the paper's budget, n/nu each, a heuristic (nothing without noise, or with another than the paper's).
+    ``error`` of the estimate under the better of both signs, ``by_rate`` and ``by_items`` under the sign from the
+    population's rate, for each victim alone (Assumption 1, both ways), and from all victims together
+    (`signs_by_items`); None if they are unknown or no sign is determined; ``spent`` by the client on these interactions
+    by the paper's budget, n/nu each, a heuristic (None without noise, or with another mechanism than the paper's).
     """
 
     fleet: Fleet
@@ -239,13 +240,13 @@ class PacAttack(Recommender, Observer):
     options: AttackOptions
 
     def check(self, run: RunConfig, model: Model) -> None:
-        """Refuse models of another kind, and runs that the attack does not fit into."""
+        """Refuse other models, and runs that the attack does not fit into."""
         super().check(run, model)
         if not factors_of(model):
-            text = f"strategy {run.strategy!r} is for models factors, not {model.name!r}"
+            text = f"strategy {run.strategy!r} is for model factors, not {model.name!r}"
             raise ConfigError(text, code="config.strategy-model")
         if min(self.options.multipliers) < run.noise_multiplier:
-            # The run's own accounts go by it.
+            # The run's own accounts use it.
             text = f"strategy-options: multipliers go below noise-multiplier = {run.noise_multiplier:g}; lower that"
             raise ConfigError(text, code="config.multipliers")
         if run.resume:
@@ -274,12 +275,12 @@ class PacAttack(Recommender, Observer):
             ]
         )
         self._phase = next(self._phases)
-        self._restoring = False  # all is over but that the victims get the honest items back
+        self._restoring = False  # the attack is over, except that the victims get the honest items back
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Ask for honest training at first, then send the victims what the attack needs."""
+        """Ask for honest training at first, then for the attack's updates."""
         if server_round <= self.options.after:
             return super().configure_train(server_round, arrays, config, grid)
         self._honest = from_array_record(arrays)
@@ -297,16 +298,16 @@ class PacAttack(Recommender, Observer):
         return self.fleet.ask_training(server_round, arrays, task, grid, self._victims)
 
     def _stride(self, task: TrainingSpec) -> float:
-        """Return by how much the attack makes a step longer, so that it shows most and moves the victim least."""
+        """Return the factor on the attack's step, chosen to reveal most and to move the victim least."""
         if self._clipping is Clipping.UPDATE and not task.message_noise:
-            # Noise is in proportion to the update, and a short step hardly moves the victim's vector.
+            # Noise is proportional to the update, and a short step hardly moves the victim's vector.
             return _SHORT
-        # Noise is not: a long step drowns it. From items of almost zeros that does not move the vector either, but for
-        # a bias.
+        # Noise is constant: a long step exceeds it. From items of almost zeros that does not move the vector either,
+        # except for a bias.
         return 1.0 if self.options.attack == "spectral" or has_biases(self._model) else _LONG
 
     def _sent(self, honest: NDArray[Any], round: int) -> NDArray[Any]:
-        """Return the item vectors that the attack sends in place of the honest ones."""
+        """Return the item vectors that the attack sends instead of the honest ones."""
         if self.options.attack == "spectral":
             return honest
         if self.options.attack == "zero":
@@ -315,7 +316,7 @@ class PacAttack(Recommender, Observer):
         return _JITTERED * generator.standard_normal(honest.shape, np.float32)
 
     def learn(self, round: int, releases: Releases) -> Outcome:
-        """Learn from the victims' releases; the item vectors stay as they are."""
+        """Learn from the victims' releases; the item vectors do not change."""
         if round <= self.options.after:
             return super().learn(round, releases)
         if not self._restoring:
@@ -329,9 +330,9 @@ class PacAttack(Recommender, Observer):
         return replace(super().learn(round, releases), following=self._honest)
 
     def after_round(self, run: Run) -> None:
-        """See how far the attack is, and start the next phase when this one is done.
+        """Measure the attack's progress, and start the next phase when this one is done.
 
-        It is done too when no victim releases anything any more.
+        It is also done when no victim releases anything.
         """
         if run.state.history[-1].number <= self.options.after:
             return
@@ -357,11 +358,11 @@ class PacAttack(Recommender, Observer):
             write_atomically(run.folder.path / "findings.csv", table.encode())
 
     def section(self) -> Section | None:
-        """Return what each phase came to."""
+        """Return the result of each phase."""
         return Section("What the server stole", tuple(self.remarks)) if self.remarks else None
 
     def _errors(self, run: Run) -> dict[int, dict[str, float | None]]:
-        """Return the errors of each victim's estimate by `_ERRORS`; empty where the truth is unknown."""
+        """Return the errors of each victim's estimate by `_ERRORS`; empty if the truth is unknown."""
         factors, phase = factors_of(self._model), self._phase
         items = flatten(self._honest).reshape(self._shape)[:, :factors]
         truth = local_parameters(run.grid, self.fleet.roster(run.grid), self._victims, run.name)
@@ -373,7 +374,7 @@ class PacAttack(Recommender, Observer):
         rate, by_items = sign_by_rate(self._model, self.options.lean), np.ones(len(known))
         if known and not has_biases(self._model):
             pushes = np.stack([phase.pushed[client] @ vector for client, (vector, _) in known.items()])
-            # Items are pushed up, on the whole, where likes are more frequent.
+            # On average, items are pushed up if likes are more frequent.
             by_items = -rate * signs_by_items(pushes)
         found = {}
         for (client, (vector, own)), sign in zip(known.items(), by_items.tolist(), strict=True):
@@ -382,7 +383,7 @@ class PacAttack(Recommender, Observer):
         return found
 
     def _note(self, errors: Mapping[int, Mapping[str, float | None]]) -> None:
-        """Add a row for each victim of which there is something new."""
+        """Add a row for each victim with news."""
         phase, nu = self._phase, self._phase.noise_multiplier
         release = Release(Kind.TRAIN, self._model.num_parameters, nu, self._clipping, mechanism=self._mechanism)
         for client, estimate in phase.estimates.items():
@@ -395,7 +396,7 @@ class PacAttack(Recommender, Observer):
             self.findings.append(row | dict(errors.get(client, dict.fromkeys(_ERRORS))) | {"spent": spent})
 
     def _remark(self) -> str:
-        """Say what the phase came to."""
+        """Return the result of the phase in words."""
         phase, error = self._phase, self.options.error
         own = [row for row in self.findings if row["noise_multiplier"] == phase.noise_multiplier]
         most = max((estimate.messages for estimate in phase.estimates.values()), default=0)
@@ -418,7 +419,7 @@ class PacAttack(Recommender, Observer):
 
 
 def needed(findings: Iterable[Mapping[str, Any]], error: float) -> dict[int, int | None]:
-    """Return for each client after how many interactions its error was low enough, and stayed so."""
+    """Return for each client the number of interactions after which its error stayed low enough."""
     first: dict[int, int | None] = {}
     for row in findings:
         client = row["client"]
@@ -430,11 +431,11 @@ def needed(findings: Iterable[Mapping[str, Any]], error: float) -> dict[int, int
 
 
 def local_parameters(grid: Grid, roster: Roster, clients: NDArray[np.int64], run: str = "") -> dict[int, Arrays]:
-    """Return by client the local parameters that training clients have now: the truth by which attacks are judged.
+    """Return training clients' current local parameters, by client: the truth by which attacks are judged.
 
-    No server can read it. Here the nodes live in the attacker's own process, so that the audit looks into their state;
-    nothing travels, and the app has no message for it. Where the nodes are elsewhere, the dict is empty. `roster` says
-    which node hosts whom; `clients` are counted over the dataset.
+    No server can read them. Here the nodes live in the attacker's own process, so that the audit reads their state;
+    nothing travels, and the app has no message for it. If the nodes are elsewhere, the dict is empty. `roster` assigns
+    clients to nodes; `clients` are numbered over the dataset.
     """
     found: dict[int, Arrays] = {}
     if not isinstance(grid, InProcessGrid):

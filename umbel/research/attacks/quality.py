@@ -10,10 +10,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 FULL_PSNR = 20.0
-"""In dB; a reconstruction from here on counts as full."""
+"""In dB; a reconstruction at or above it counts as full."""
 
 PARTIAL_CORRELATION = 0.5
-"""A reconstruction from here on counts as partial."""
+"""A reconstruction at or above it counts as partial."""
 
 VERDICTS = ("full", "partial", "none")
 
@@ -51,7 +51,7 @@ def ssim(image: Image, original: Image) -> float:
 
 
 def correlation(image: Image, original: Image) -> float:
-    """Return Pearson's correlation of the pixels; 0 where an image is of one grey."""
+    """Return Pearson's correlation of the pixels; 0 for an image of a single grey."""
     x, y = (np.asarray(one, np.float64) - np.mean(one) for one in (image, original))
     norms = float(np.linalg.norm(x) * np.linalg.norm(y))
     return float((x * y).sum() / norms) if norms > 1e-12 else 0.0
@@ -60,7 +60,7 @@ def correlation(image: Image, original: Image) -> float:
 def verdict(image: Image, original: Image) -> str:
     """Return ``full`` (`FULL_PSNR`), ``partial`` (`PARTIAL_CORRELATION`) or ``none``.
 
-    ``none`` says that this image shows little of the original, not that the release does.
+    ``none`` means that this image shows little of the original, not that the release does.
     """
     if psnr(image, original) >= FULL_PSNR:
         return "full"

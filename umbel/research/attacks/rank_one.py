@@ -1,15 +1,13 @@
 """Reading a layer's input off its gradient, through noise.
 
-The gradient of a fully connected layer on one sample is an outer product: delta (m,), the
-gradient of its output, times its input x with a 1 for the bias, (x, 1) (Phong et al., *Privacy-
-preserving deep learning via additively homomorphic encryption*, 2018, divide one row by its
-bias). Noise that is the same in all directions spreads over min(m, n) singular values; what was
-there before stays in the one largest. The top right singular vector is therefore the best guess
-at (x, 1), up to sign and scale, that m noisy copies of it allow.
+The gradient of a fully connected layer on one sample is an outer product: delta (m,), the gradient of its output, times
+its input x with a 1 for the bias, (x, 1) (Phong et al., *Privacy-preserving deep learning via additively homomorphic
+encryption*, 2018, divide one row by its bias). Isotropic noise spreads over min(m, n) singular values; the signal stays
+in the largest one. So the top right singular vector is the best estimate of (x, 1), up to sign and scale, that m noisy
+copies of it allow.
 
-Layers before the first fully connected one are inverted by looking for the image that gives
-this input, with total variation as the prior (as in Geiping et al., *Inverting gradients*,
-NeurIPS 2020, Eq. 4) and pixels in [0, 1].
+Layers before the first fully connected one are inverted by searching for the image that gives this input, with total
+variation as the prior (as in Geiping et al., *Inverting gradients*, NeurIPS 2020, Eq. 4) and pixels in [0, 1].
 """
 
 from __future__ import annotations
@@ -22,23 +20,23 @@ from torch import Tensor
 from umbel.models.model import Model, Parameters
 from umbel.research.attacks.layers import dense_layers, inputs_of_layers, parameter
 
-# Weight of the total variation a unit of noise. Chosen on digits; half or double costs up to three dB.
+# Weight of the total variation for a unit of noise. Chosen on digits; half or double costs up to three dB.
 _SMOOTHNESS = 1.0
 _ITERATIONS = 200
 _MEMORY = 50
-# Rounds off the total variation's corner at 0, which L-BFGS does not bear.
+# Rounds off the total variation's corner at 0, which L-BFGS cannot handle.
 _CORNER = 1e-3
-# To start from: which of them the paper has is not known.
+# Starting points: the paper's colour is unknown.
 _GREYS = [i / 20 for i in range(1, 20)]
 
 
 def leading_input(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, float]:
-    """Return the direction of a fully connected layer's input, by its gradient, and how noisy it is.
+    """Return the direction of a fully connected layer's input, from its gradient, and the noise in it.
 
-    Of the gradients of weight (m, n) and bias (m,), which may be None, it is the top right singular vector (n + 1,), or
-    (n,) without a bias, of length 1, in float64; 0 for a gradient of 0. The noise is its share of the vector's square,
-    0 to 1, as the other singular values tell it. The sign is such that the 1 of the bias comes out positive. Without a
-    bias the inputs are taken to be mostly positive, as they are after ReLU or sigmoid and in images.
+    For the gradients of weight (m, n) and bias (m,), which may be None, it is the top right singular vector (n + 1,),
+    or (n,) without a bias, of length 1, in float64; 0 for a gradient of 0. The noise is its share of the vector's
+    square, 0 to 1, estimated from the other singular values. The sign makes the 1 of the bias positive. Without a bias
+    the inputs are assumed to be mostly positive, as after ReLU or sigmoid and in images.
     """
     gradient = torch.cat([weight, *([] if bias is None else [bias[:, None]])], dim=1).double()
     _, values, vectors = torch.linalg.svd(gradient, full_matrices=False)
@@ -46,7 +44,7 @@ def leading_input(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, float]:
     if top == 0:
         return torch.zeros_like(direction), 1.0
     rows, columns = gradient.shape
-    # Noise of one variance in every entry: what the other singular values hold, spread over their degrees of freedom.
+    # Noise of equal variance in every entry: the other singular values, spread over their degrees of freedom.
     variance = float(values[1:].square().sum()) / max((rows - 1) * (columns - 1), 1)
     positive = (direction.sum() if bias is None else direction[-1]) >= 0
     return direction if positive else -direction, min(variance * columns / top, 1.0)
@@ -55,12 +53,12 @@ def leading_input(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, float]:
 def invert_first_layer(
     model: Model, parameters: Parameters, gradient: Parameters, shape: tuple[int, ...], iterations: int = _ITERATIONS
 ) -> Tensor:
-    """Return the image of a shape, pixels in [0, 1], that the first fully connected layer's gradient shows.
+    """Return the image of a shape, pixels in [0, 1], that the first fully connected layer's gradient reveals.
 
-    The scale is fixed by the bias: the entry of (x, 1) that belongs to it is 1. Without a bias it is fixed by the
-    earlier layers' own biases and the pixels' range alone. `gradient` is that of one image's loss at the parameters,
-    with or without noise; `iterations` are of L-BFGS, at most. Raises `NotApplicableError` when the network has no
-    ``torch.nn.Linear`` that sees one vector an image.
+    The bias fixes the scale: its entry of (x, 1) is 1. Without a bias only the earlier layers' own biases and the
+    pixels' range fix it. `gradient` is that of one image's loss at the parameters, with or without noise; `iterations`
+    is the maximum for L-BFGS. Raises `NotApplicableError` if the network has no ``torch.nn.Linear`` with one input
+    vector for an image.
     """
     first = dense_layers(model, parameters, shape)[0]
     direction, noise = leading_input(gradient[parameter(first, "weight")], gradient.get(parameter(first, "bias")))
@@ -75,7 +73,7 @@ def image_of_input(
     noise: float,
     iterations: int = _ITERATIONS,
 ) -> Tensor:
-    """Return the image that has the first fully connected layer see an input, as `leading_input` finds it.
+    """Return the image that gives the first fully connected layer an input, as `leading_input` estimates it.
 
     `direction` (n,), or (n + 1,) with a 1 for the bias, has length 1; `noise` is the noise's share of its square. See
     `invert_first_layer` for the rest.
@@ -93,10 +91,11 @@ def image_of_input(
         return (torch.nn.functional.normalize(features, dim=0) - wanted).square().sum()
 
     with inputs_of_layers(model) as seen:
-        # Dark or white paper: from the one grey that fits best. From a wrong one a smooth network is not inverted.
+        # Dark or white paper: start from the single grey that fits best. From another one a smooth network is not
+        # inverted.
         with torch.no_grad():
             grey = min(_GREYS, key=lambda grey: float(misfit(torch.full(shape, grey))))
-        # Pixels are sin^2 of what is optimised: from 0 to 1, both included.
+        # Pixels are sin^2 of the optimised variable: from 0 to 1, both included.
         angle = torch.full(shape, math.asin(math.sqrt(grey)), requires_grad=True)
         optimiser = torch.optim.LBFGS(
             [angle], max_iter=iterations, history_size=_MEMORY, tolerance_grad=1e-10, tolerance_change=1e-12,

@@ -1,9 +1,8 @@
-"""The reconstruction audit: what the release of a client with one image shows of this image.
+"""The reconstruction audit: how much the release of a client with one image reveals of this image.
 
-A curious server asks each client for one step on its one image, through the app's own ClientApp
-and gate, and attacks what comes back (group privacy paper, Sec. 5.3 and Figure 3). It knows the
-hypothesis that it sent and the step size that it asked for; a release is then the gradient, times
-the step size, with noise.
+A curious server asks each client for one step on its one image, through the app's own ClientApp and gate, and attacks
+the release (group privacy paper, Sec. 5.3 and Figure 3). It knows the hypothesis and the step size that it sent; a
+release is then the gradient, times the step size, with noise.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ Images = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Setting:
-    """What is audited: a dataset, and a model that is trained under cross entropy.
+    """The subject of an audit: a dataset, and a model that is trained under cross entropy.
 
-    The noise of a client has the same direction at all noise multipliers; `per_layer` is noise on each layer by itself,
-    as in the paper, instead of on the whole vector. So many `images` are attacked, each of another client, with so many
-    `restarts` of DLG, in the mean of so many `releases` of the client.
+    The noise of a client has the same direction at all noise multipliers; `per_layer` means separate noise on each
+    layer, as in the paper, instead of on the whole vector. `images` is the number of attacked images, each of another
+    client; DLG has `restarts` starts, and the mean of `releases` releases of each client is attacked.
     """
 
     dataset: str
@@ -68,7 +67,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Secret:
-    """What the attacker is after: images (images, 28, 28), pixels in [0, 1], and their labels (images,).
+    """The target of the attacker: images (images, 28, 28), pixels in [0, 1], and their labels (images,).
 
     `average` (28, 28) is the mean of the images of all other clients, the guess without a release.
     """
@@ -80,10 +79,10 @@ class Secret:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one attack, `DLG`, `RANK_ONE` or `LAST_BIAS`, made of all releases at one noise multiplier.
+    """The result of one attack, `DLG`, `RANK_ONE` or `LAST_BIAS`, on all releases at one noise multiplier.
 
-    The `images` (images, 28, 28) have pixels in [0, 1]; None for an attack on the label alone. `seconds` are for an
-    image. The `obstacle` says why the attack cannot be made here; empty if it can.
+    The `images` (images, 28, 28) have pixels in [0, 1]; None for an attack only on the label. `seconds` are for one
+    image. The `obstacle` says why the attack is impossible here; empty if it is possible.
     """
 
     noise_multiplier: float
@@ -104,11 +103,10 @@ class Audit:
 
 
 def audit(setting: Setting) -> Audit:
-    """Probe the clients at each noise multiplier and attack what they release.
+    """Ask the clients at each noise multiplier and attack their releases.
 
-    One thread computes, so that the digits do not depend on the number of cores. Raises `UmbelError` before any work
-    when something about the setting cannot be, and `FleetError` when the gate refuses, as it does where the environment
-    holds a stricter policy.
+    One thread computes, so that the digits do not depend on the number of cores. Raises `UmbelError` before any work if
+    the setting is invalid, and `FleetError` if the gate refuses, as it does if the environment sets a stricter policy.
     """
     for nu in setting.noise_multipliers:
         TrainingSpec(1, tuple(map(ClientOnNode, range(setting.images))), 1, STEP, 1, nu)
@@ -143,12 +141,14 @@ def audit(setting: Setting) -> Audit:
 
 
 def check_images(path: Path, dataset: Dataset, model: Model) -> None:
-    """Raise before any work where images, classes and model do not fit together."""
+    """Raise before any work if images, classes and model do not fit together."""
     features, targets = dataset.features, dataset.targets
     if features.shape[1:] != SHAPE:
-        raise DatasetError(f"{path}: features of shape {features.shape[1:]}, no {SHAPE} images", code="data.not-images")
+        raise DatasetError(
+            f"{path}: features of shape {features.shape[1:]}, not {SHAPE} images", code="data.not-images"
+        )
     if targets.dtype.kind not in "iu" or targets.ndim != 1:
-        text = f"{path}: targets are {targets.dtype} of shape {targets.shape[1:]}, no classes"
+        text = f"{path}: targets are {targets.dtype} of shape {targets.shape[1:]}, not classes"
         raise DatasetError(text, code="data.not-classes")
     try:
         with torch.inference_mode():
@@ -187,11 +187,11 @@ def _choose(setting: Setting, dataset: Dataset) -> tuple[NDArray[np.int64], Secr
 def _attack(
     setting: Setting, model: Model, hypothesis: Arrays, shown: list[Parameters], noise_multiplier: float
 ) -> Iterator[Attempt]:
-    """Yield the attempt of each attack on what the clients' releases show."""
+    """Yield the result of each attack on the clients' releases."""
     start = {name: torch.from_numpy(value) for name, value in hypothesis.items()}
 
     def leak(gradient: Parameters) -> tuple[Images, int]:
-        # The same starts everywhere, so that noise multipliers and images differ in nothing else.
+        # The same starts everywhere, so that noise multipliers and images are the only differences.
         generator = torch.Generator().manual_seed(setting.seed)
         match = deep_leakage(model, start, gradient, SHAPE, generator, setting.restarts)
         return match.image.clamp(0, 1).numpy(), int(match.label.argmax())
@@ -218,7 +218,7 @@ def _attack(
 
 
 AVERAGE = "mean image"
-"""The baseline: what one scores who answers with the mean of other clients' images and has seen no release."""
+"""The baseline: the score of the mean of other clients' images, without any release."""
 
 _NOISE = "noise multiplier"
 _FORMATS = {"PSNR": ".1f", "SSIM": ".2f", "correlation": ".2f", "label": ".2f", **dict.fromkeys(quality.VERDICTS, "d")}
@@ -227,8 +227,8 @@ _FORMATS = {"PSNR": ".1f", "SSIM": ".2f", "correlation": ".2f", "label": ".2f", 
 def rows_of(audit: Audit) -> list[dict[str, Any]]:
     """Return a row for the baseline, then one for each attempt.
 
-    Means over images of PSNR, SSIM and correlation, the share of labels that were read rightly, and the number of
-    images by verdict (`quality.verdict`); None where an attack has no such number.
+    Means over images of PSNR, SSIM and correlation, the share of labels that were read correctly, and the number of
+    images by verdict (`quality.verdict`); None if an attack has no such number.
     """
     secret = audit.secret
     mean_images = np.broadcast_to(secret.average, secret.images.shape)
@@ -277,7 +277,7 @@ def page(audit: Audit) -> Page:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Return the sentences that belong under the table; `rows` are those of `rows_of`."""
+    """Return the sentences below the table; `rows` are those of `rows_of`."""
     baseline = rows[0]
     images = sum(baseline[verdict] for verdict in quality.VERDICTS)
     said = [
@@ -332,7 +332,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def draw(audit: Audit, folder: Path, image: int = 0) -> None:
-    """Draw a picture like the paper's Figure 3: the original above, a row an attack, a column a noise multiplier."""
+    """Draw a picture like the paper's Figure 3: originals above, one row for each attack, one column for each
+    multiplier."""
     nus = audit.setting.noise_multipliers
     attacks = [name for name in (DLG, RANK_ONE) if any(one.attack == name for one in audit.attempts)]
     columns = max(len(nus), 2)

@@ -26,24 +26,24 @@ from umbel.protocol.errors import NotApplicableError
 from umbel.research.attacks.layers import dense_layers, inputs_of_layers, parameter
 
 SURE = 0.99
-"""The share of units from which on a row counts as found by the attacker itself."""
+"""The share of units at which the attacker itself counts a row as found."""
 
 _STARTS = 60  # random directions for each row
 _STEPS = 40
-_SHRINK = 0.7  # of tau, a step
-_DEVIATIONS = 3.0  # of the noise, up to which a number may be a 0
-_EXACT = 1e-5  # what 32-bit numbers make of a 0, as a share
+_SHRINK = 0.7  # factor on tau in a step
+_DEVIATIONS = 3.0  # of the noise, within which a number may be a 0
+_EXACT = 1e-5  # relative error of a 0 in 32-bit numbers
 _EDGE = 1.1  # above the largest singular value of noise alone
-_NEW = 0.05  # of a direction's length, that lies outside of those found before
+_NEW = 0.05  # minimum share of a direction's length outside of those found before
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a gradient shows of the b rows that it was computed on.
+    """The findings in a gradient about the b rows that it was computed on.
 
     `inputs` (b, n + 1), float64, are directions of a layer's inputs, each with a 1 for the bias: of length 1, the last
-    number positive. `noise` is the noise's share of the square of each, 0 to 1, and `agreement` the share of units that
-    are on or off for a row as its input says; from `SURE` on the attacker knows.
+    number positive. `noise` is the noise's share of the square of each, 0 to 1. `agreement` is the share of units that
+    are on or off for a row as its input predicts; from `SURE` on the attacker knows.
     """
 
     inputs: Tensor
@@ -62,33 +62,33 @@ def rows_in(
     """Return the inputs of the first fully connected layer, with bias and ReLU, for each row of a batch.
 
     `gradient` is that of the batch's mean loss at the parameters, with or without noise; `shape` that of a row. The
-    generator draws directions to start from; so many rows are looked for at `most`.
+    generator draws initial directions; the search is for at most `most` rows.
 
-    Raises `NotApplicableError` when there is no such layer; when noise, or more rows than `most`, leave no low rank;
-    when fewer directions than rows are sparse, as where units are on for all rows or for none. Where rows are alike in
-    label and units, or several steps were taken, what comes back may be wrong; its agreement tells.
+    Raises `NotApplicableError` if there is no such layer; if noise, or more rows than `most`, leave no low rank; or if
+    fewer directions than rows are sparse, as when units are on for all rows or for none. If rows have similar labels
+    and units, or several steps were taken, the result may be wrong; its agreement shows it.
     """
     layer = dense_layers(model, parameters, shape)[0]
     weight, bias = gradient[parameter(layer, "weight")], gradient.get(parameter(layer, "bias"))
     if bias is None:
-        text = f"layer {layer!r} of model {model.name!r} has no bias, which tells the scale of rows"
+        text = f"layer {layer!r} of model {model.name!r} has no bias, which would show the scale of rows"
         raise NotApplicableError(text, code="attack.no-bias")
     if not rectified(model, parameters, layer, shape):
-        text = f"layer {layer!r} of model {model.name!r} has no ReLU after it, whose zeros tell rows"
+        text = f"layer {layer!r} of model {model.name!r} has no ReLU after it, whose zeros would separate rows"
         raise NotApplicableError(text, code="attack.no-relu")
     product = torch.cat([weight, bias[:, None]], dim=1).double()
     units, values, right = torch.linalg.svd(product, full_matrices=False)
     rank, deviation = _rank(values, product.shape)
     if not 0 < rank <= min(most, len(values) - 1):
         raise NotApplicableError(
-            f"the gradient of layer {layer!r} shows {rank} rows beside its noise; 1 to {most} can be told apart, in a "
-            "single step with little noise",
+            f"the gradient of layer {layer!r} shows {rank} rows beside its noise; the attack separates 1 to {most} of "
+            "a single step with little noise",
             code="attack.no-low-rank",
         )
     units, values, right = units[:, :rank], values[:rank], right[:rank]
     found = _sparse(units, values, deviation, generator)
     if len(found) < rank:
-        text = f"{len(found)} of {rank} rows can be told apart by the units that are on for them"
+        text = f"{len(found)} of {rank} rows differ in their active units"
         raise NotApplicableError(text, code="attack.no-sparse-rows")
     apart = torch.stack(found)
     mixing = torch.linalg.inv(apart.T)
@@ -104,7 +104,7 @@ def rows_in(
 
 
 def rectified(model: Model, parameters: Parameters, layer: str, shape: tuple[int, ...]) -> bool:
-    """Return whether what a layer puts out below 0 has no effect, and what it puts out above 0 has one."""
+    """Return whether a layer's negative outputs have no effect, and its positive ones have one."""
     generator = torch.Generator().manual_seed(0)
     own = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     images = torch.randn(32, *shape, generator=generator).to(next(iter(own.values())))
@@ -116,7 +116,7 @@ def rectified(model: Model, parameters: Parameters, layer: str, shape: tuple[int
 
 
 def _with_output(model: Model, parameters: Parameters, name: str, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what a network puts out, and what one of its modules does."""
+    """Return the output of a network, and that of one of its modules."""
     kept: list[Tensor] = []
     hook = model.module.get_submodule(name).register_forward_hook(lambda _module, _inputs, output: kept.append(output))
     try:
@@ -126,11 +126,11 @@ def _with_output(model: Model, parameters: Parameters, name: str, images: Tensor
 
 
 def poised(model: Model, parameters: Parameters, images: Tensor) -> Parameters:
-    """Return parameters that a server can send to tell rows apart: with biases by public images.
+    """Return parameters that a server can send to separate rows: with biases from public images.
 
-    Blank paper, the median pixel everywhere, switches nothing on before the first fully connected layer, so that rows
-    are not alike in what they have in common; each unit of that layer is on for half of the images. These are of other
-    clients than those that are attacked. All weights stay.
+    Blank paper, the median pixel everywhere, switches on no unit before the first fully connected layer, so that rows
+    have little in common; each unit of that layer is on for half of the images. These belong to other clients than the
+    attacked ones. The weights do not change.
     """
     moved = {name: value.clone() for name, value in parameters.items()}
     shape = tuple(images.shape[1:])
@@ -152,9 +152,9 @@ def poised(model: Model, parameters: Parameters, images: Tensor) -> Parameters:
 
 
 def _rank(values: Tensor, shape: torch.Size) -> tuple[int, float]:
-    """Return how many singular values stand out from noise of one deviation in every entry, and that deviation.
+    """Return how many singular values exceed noise of one deviation in every entry, and that deviation.
 
-    One after the other: whether the next is larger than what noise as large as all the rest would have.
+    They are tested in turn: the next one must be larger than noise of the size of the rest would give.
     """
     rows, columns = shape
     exact = int((values > _EXACT * values[0]).sum())
@@ -169,7 +169,7 @@ def _rank(values: Tensor, shape: torch.Size) -> tuple[int, float]:
 
 
 def _sparse(units: Tensor, values: Tensor, deviation: float, generator: torch.Generator) -> list[Tensor]:
-    """Return directions (b,) along which most units (m, b) are 0, as many as are independent, up to b."""
+    """Return directions (b,) along which most units (m, b) are 0: as many as are independent, at most b."""
     rank = units.shape[1]
     live = units[units.norm(dim=1) > _EXACT]
     ways = torch.randn(_STARTS * rank, rank, generator=generator, dtype=torch.float64)
@@ -179,8 +179,8 @@ def _sparse(units: Tensor, values: Tensor, deviation: float, generator: torch.Ge
         ways = torch.linalg.eigh(torch.einsum("sj,jk,jl->skl", weights, live, live))[1][:, :, 0]
     limits = _thresholds(ways, values, deviation)
     zeros = ((ways @ live.T).abs() < limits[:, None]).sum(dim=1)
-    # By how much there are more zeros than chance makes along a direction without any structure. So many as b - 1 are
-    # no wonder: any direction can be made to have them.
+    # The number of zeros beyond those by chance along a direction without structure. As many as b - 1 mean nothing: any
+    # direction can be made to have them.
     chance = torch.erf(limits * math.sqrt(len(units) / 2))
     wonder = (zeros - len(live) * chance) / (len(live) * chance * (1 - chance)).clamp(min=1e-12).sqrt()
     wonder[zeros < (rank if rank > 1 else 0)] = -math.inf
@@ -199,6 +199,6 @@ def _sparse(units: Tensor, values: Tensor, deviation: float, generator: torch.Ge
 
 
 def _thresholds(ways: Tensor, values: Tensor, deviation: float) -> Tensor:
-    """Return up to where a number may be a 0, for units along each of the ways (s, b)."""
+    """Return the limit below which a number may be a 0, for units along each of the ways (s, b)."""
     noise: Tensor = _DEVIATIONS * deviation * (nn.functional.normalize(ways, dim=1) / values).norm(dim=1)
     return noise.clamp(min=_EXACT)

@@ -1,6 +1,6 @@
-"""Whom attacks attack: clients of the real app behind their own gate, under the policy of a site.
+"""The attacked clients: clients of the real app behind their own gate, under the policy of a site.
 
-A mode of release comes with the policy of a site that lets it through and no more.
+Each mode of release has the policy of a site that permits exactly this mode.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from umbel.protocol.tasks import TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 
 SITE = 10
-"""Clients of a site's sums; the policy's ``min-clients``, of which a malicious server asks no more than it must."""
+"""Clients of a site's sums; the policy's ``min-clients``, since a malicious server asks the minimum."""
 
 NU, CHOICE_EPSILON, EPSILON = 3.0, 1.0, 8.0
-"""Of the modes that are compared: the paper's noise multiplier, a private choice, and a guarantee at `DELTA`."""
+"""Of the compared modes: the paper's noise multiplier, a private choice, and a guarantee at `DELTA`."""
 
 PAPER, CHOICE, FORMAL, SUMS, FORMAL_SUMS = (
     f"paper's, ν = {NU:g}",
@@ -48,19 +48,19 @@ PAPER, CHOICE, FORMAL, SUMS, FORMAL_SUMS = (
 NO_NOISE = "no noise"
 
 STEP = 1.0
-"""The step size that is asked for. A long step leaves little of the gradient to the rounding of 32-bit numbers."""
+"""The requested step size. A long step loses little of the gradient to the rounding of 32-bit numbers."""
 FLOOR = 1e-6
-"""Where the clip norm is the norm of the update: so small a floor that it is, as in the paper."""
+"""If the clip norm is the norm of the update: a floor so small that it never applies, as in the paper."""
 CLIP_NORM = 0.1
-"""Where the clip norm is public. Updates are longer and are clipped to it, so that noise hides no more than it must."""
+"""If the clip norm is public. Longer updates are clipped to it, so that noise hides no more than it must."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A mode of release, with the entries of the site's policy that let it through.
+    """A mode of release, with the entries of the site's policy that permit it.
 
-    A choice-epsilon of 0 is an open choice. So many `releases` of each client are attacked together. With
-    `others_known` the server knows all clients of a site's sums but the one that it attacks.
+    A choice-epsilon of 0 is an open choice. The attack uses `releases` releases of each client together. With
+    `others_known` the server knows all clients of a site's sums except the attacked one.
     """
 
     name: str
@@ -86,16 +86,16 @@ class Mode:
 
 
 def open_() -> Mode:
-    """Return the mode that hides nothing, as a simulation allows it."""
+    """Return the mode that hides nothing, which a simulation permits."""
     return Mode(NO_NOISE, 0.0, policy={"allow-unsanitised": True})
 
 
 def compared(choosing: bool = False) -> tuple[Mode, ...]:
     """Return the modes that all attacks are tried on.
 
-    The paper's, with noise on each layer as in its own attack (Sec. 5.3); the same with a private choice; a client's
-    release that keeps (`EPSILON`, `DELTA`) for one participation, by Gaussian noise, which does as well as any for
-    many parameters; a site's sums at the paper's noise multiplier; and a site's sums that keep as much. When
+    These are: the paper's, with noise on each layer as in its own attack (Sec. 5.3); the same with a private choice; a
+    client's release with (`EPSILON`, `DELTA`) for one participation, by Gaussian noise, which does as well as any for
+    many parameters; a site's sums at the paper's noise multiplier; and a site's sums with the same guarantee. With
     `choosing`, the server spends a part of a guarantee on a client's choice between two hypotheses.
     """
     task = Task(1, 2 if choosing else 1, 1, 1, Gaussian.name)
@@ -122,7 +122,7 @@ def compared(choosing: bool = False) -> tuple[Mode, ...]:
 
 
 class Victims:
-    """Clients of the dataset in a folder that answer one task after the other, behind a site's policy.
+    """Clients of the dataset in a folder that carry out one task after the other, behind a site's policy.
 
     The seed is that of the gate's draws; `config` has further entries of the run config.
     """
@@ -136,10 +136,11 @@ class Victims:
     def ask(
         self, mode: Mode, hypotheses: Arrays, clients: Sequence[int], **asked: Any
     ) -> tuple[Arrays, NDArray[np.float64]]:
-        r"""Return what clients release of hypotheses, each array (k, \*shape); `asked` are more entries of the task.
+        r"""Return clients' releases from hypotheses, each array (k, \*shape); `asked` are further entries of the task.
 
-        The arrays are each (m, \*shape), a row a client, with empty counts; where a site releases, its sums, each (k,
-        \*shape), and counts (k,). Raises `FleetError` when the gate refuses.
+        The arrays are each (m, \*shape), one row for each client, with empty counts; if a site releases, its sums, each
+        (k,
+        \*shape), and counts (k,). Raises `FleetError` if the gate refuses.
         """
         self._round += 1
         task = TrainingSpec(
@@ -156,13 +157,13 @@ class Victims:
         return what_left(answer(self._grid, round_request(pack(hypotheses), task)), len(clients), mode.by_site)
 
     def claimed(self, client: int) -> Guarantee | None:
-        """Return what is guaranteed to a client by the node's own ledger; None for nothing."""
+        """Return the guarantee to a client by the node's own ledger; None if there is none."""
         (context,) = self._grid.contexts.values()
         return guarantee(MemoryLedger(context.state).account(ClientInDataset(client)), DELTA)
 
 
 def answer(grid: InProcessGrid, content: RecordDict) -> RecordDict:
-    """Return what the only node of a grid answers to a round's message; raise `FleetError` when its gate refuses."""
+    """Return the reply of a grid's only node to a round's message; raise `FleetError` if its gate refuses."""
     (node,) = grid.get_node_ids()
     (reply,) = grid.send_and_receive([grid.create_message(content, "train", node, "1")])
     if reply.has_error():
@@ -171,19 +172,20 @@ def answer(grid: InProcessGrid, content: RecordDict) -> RecordDict:
 
 
 def what_left(content: RecordDict, asked: int, by_site: bool) -> tuple[Arrays, NDArray[np.float64]]:
-    """Return the arrays and counts that left of so many clients, as `Victims.ask` does; `FleetError` unless of all."""
+    """Return the arrays and counts in a reply about so many clients, as `Victims.ask` does; `FleetError` unless of
+    all."""
     counts = np.empty(0)
     if by_site:
         arrays, counts, released = site_sums_in(content, asked)
     else:
         arrays, released, _ = released_in(content, asked)
     if not released.all():
-        raise FleetError("some clients could not pay: the environment holds a limit", code="nodes.budget")
+        raise FleetError("some clients are over budget: an environment variable sets a limit", code="nodes.budget")
     return arrays, counts
 
 
 def write_victims(folder: Path, dataset: Dataset, rows: Sequence[NDArray[np.int64]]) -> None:
-    """Write a dataset of training clients that hold these rows of another's."""
+    """Write a dataset of training clients with these rows of another dataset."""
     every, split = np.concatenate(rows), {"train": len(rows), "validation": 0}
     manifest = Manifest(name="victims", clients=len(rows), split=split, feature_scale=dataset.manifest.feature_scale)
     write_dataset(
@@ -192,10 +194,10 @@ def write_victims(folder: Path, dataset: Dataset, rows: Sequence[NDArray[np.int6
 
 
 def gradients(victims: Victims, mode: Mode, hypothesis: Arrays, sites: Sequence[Sequence[int]]) -> list[Parameters]:
-    """Return for each site what the server takes for the gradient of its first client.
+    """Return for each site the server's estimate of the gradient of its first client.
 
-    A client's release less the hypothesis is minus its gradient with noise. Of a site's sums, that is minus the sum of
-    its clients' gradients, each clipped. Only the first client of each is asked, unless the site releases.
+    A client's release minus the hypothesis is minus its gradient with noise. For a site's sums, that is minus the sum
+    of its clients' gradients, each clipped. Only the first client of each site is asked, unless the site releases.
     """
     if mode.by_site:
         every = [victims.ask(mode, sent(mode, hypothesis), site, **asked(mode))[0] for site in sites]
@@ -208,11 +210,11 @@ def gradients(victims: Victims, mode: Mode, hypothesis: Arrays, sites: Sequence[
 
 
 def last_of_sums(victims: Victims, told: Victims, mode: Mode, hypothesis: Arrays, site: Sequence[int]) -> Parameters:
-    """Return what server and clients of a site take for the gradient of the first, of which they know nothing.
+    """Return an estimate by server and other clients of a site of the gradient of the first client, unknown to them.
 
-    A site's sums have noise once, for all clients together. Whoever knows the updates of the others subtracts them and
-    holds the last client's, with that noise: as much as its own release would have had, and no more. `told` are the
-    same clients without a policy: the others are asked there for what they sum up to without noise.
+    A site's sums have noise once, for all clients together. If all other updates are known and subtracted, the last
+    client's remains with that noise: as much as its own release would have had, and no more. `told` are the same
+    clients without a policy: there the others are asked for their sum without noise.
     """
     known = replace(mode, noise_multiplier=0.0)
     everybody, _ = victims.ask(mode, sent(mode, hypothesis), site, **asked(mode))
@@ -221,10 +223,10 @@ def last_of_sums(victims: Victims, told: Victims, mode: Mode, hypothesis: Arrays
 
 
 def last_of_cluster(victims: Victims, mode: Mode, hypothesis: Arrays, clients: Sequence[int]) -> Parameters:
-    """Return what clients take for the gradient of the first, by the next hypothesis and their own releases.
+    """Return an estimate by clients of the gradient of the first, from the next hypothesis and their own releases.
 
-    The server broadcasts the mean of a cluster. Clients that know each other's releases subtract those, and hold the
-    release of the last one. It has had its own noise, and they see what the server saw.
+    The server broadcasts the mean of a cluster. Clients that know each other's releases subtract these, and obtain the
+    release of the last one. It has its own noise, and they see what the server saw.
     """
     arrays, _ = victims.ask(mode, sent(mode, hypothesis), clients, **asked(mode))
     releases = flatten(arrays)
@@ -236,31 +238,31 @@ def last_of_cluster(victims: Victims, mode: Mode, hypothesis: Arrays, clients: S
 
 
 def _slope(moved: NDArray[np.float64]) -> Tensor:
-    """Return the gradient, by how far a step against it has moved."""
+    """Return the gradient, from the displacement by a step against it."""
     return torch.from_numpy(moved / STEP)
 
 
 def asked(mode: Mode) -> dict[str, Any]:
-    """Return what is asked besides: one step on all rows."""
+    """Return the rest of the task: one step on all rows."""
     return {"local_epochs": 1, "step_size": STEP, "batch_size": 0, "clip_norm": CLIP_NORM if mode.public else FLOOR}
 
 
 def sent(mode: Mode, hypothesis: Arrays) -> Arrays:
-    r"""Return what is sent, each array (k, \*shape): the hypothesis, and again where a choice is hidden.
+    r"""Return the hypotheses to send, each array (k, \*shape): the hypothesis, and once more if a choice is hidden.
 
-    Of two hypotheses that are alike it does not matter which one a client trains.
+    Of two equal hypotheses it does not matter which one a client trains.
     """
     k = 2 if mode.choice_epsilon and not mode.public else 1
     return {name: np.repeat(value[None], k, axis=0) for name, value in hypothesis.items()}
 
 
 def averaged(ask: Callable[[], Sequence[Parameters]], times: int) -> tuple[list[Parameters], int]:
-    """Ask clients so many times; return the mean of the gradients that each shows, and how often they answer.
+    """Ask clients so many times; return the mean of the gradients from each, and how often they answer.
 
-    Noise is drawn afresh each time and the update is the same, so T releases turn nu into nu / sqrt(T), for T n / nu of
-    the paper's budget. Only a limit on what a client spends stops it; `FleetError` when the gate refuses the first
-    time. With a guarantee, T releases within one budget show no more than one release that spends it all, since each
-    has sqrt(T) times the noise.
+    Noise is drawn again each time and the update is the same, so T releases turn nu into nu / sqrt(T), for T n / nu of
+    the paper's budget. Only a limit on a client's spending stops it; `FleetError` if the gate refuses the first time.
+    With a guarantee, T releases within one budget show no more than one release that spends it all, since each has
+    sqrt(T) times the noise.
     """
     total = [dict(one) for one in ask()]
     answered = 1

@@ -1,7 +1,7 @@
 """Commands: ``umbel experiment`` with the papers' experiments, and the frontier.
 
-An experiment is a module with `specs`, the runs and their arms, `tables`, what it makes of results, and where a run is
-not `umbel.research.experiments.runs.finish`, `play`.
+An experiment is a module with `specs`, the runs and their arms; `tables`, which makes tables of results; and, if a run
+is not `umbel.research.experiments.runs.finish`, `play`.
 """
 
 from __future__ import annotations
@@ -21,26 +21,33 @@ from umbel.protocol.cli import command_group, errors_in_one_line
 from umbel.protocol.home import umbel_home
 from umbel.research.experiments import (
     attacks,
+    centaur,
     chosen_round,
     drift,
+    femnist_full,
     frontier,
     handwriting,
     hospital,
+    own,
     pac,
     page,
+    public_tables,
     recommender,
     synthetic,
+    when,
 )
 from umbel.research.experiments.runs import finish
-from umbel.research.experiments.sweep import FIRST_SEED, sweep
+from umbel.research.experiments.sweep import FIRST_SEED, done, pack, sweep, unpack
 from umbel.research.experiments.tables import good, trained
 
 app = command_group("The papers' experiments, and the frontier.")
 
 Seeds = Annotated[int | None, typer.Option(min=1, help="Runs of each kind.", show_default="as in the paper")]
-First = Annotated[int, typer.Option("--first-seed", min=0, help="Their seeds begin here.")]
-Rounds = Annotated[int | None, typer.Option(min=1, help="At most so many a run.", show_default="as configured")]
+First = Annotated[int, typer.Option("--first-seed", min=0, help="The first seed.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Maximum rounds of a run.", show_default="as configured")]
 Quick = Annotated[bool, typer.Option("--quick", help="A small part of it, in seconds, to see that it works.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Parallel runs on this machine.", show_default="one a core")]
+OnlyTables = Annotated[bool, typer.Option("--tables", help="Do no runs: make tables of finished ones.")]
 Out = Annotated[
     Path | None, typer.Option(help="Folder for tables, figures and runs.", show_default="$UMBEL_HOME/experiments/NAME")
 ]
@@ -50,20 +57,38 @@ _EXPERIMENTS: dict[str, tuple[ModuleType, str]] = {
     "hospital": (hospital, "Hospital charges: figures 3 and 4, and the privacy budgets of Table 1."),
     "drift": (drift, "Clients that change: their data drift, they come and go; old hypotheses, old ledgers."),
     "chosen-round": (chosen_round, "The best round, chosen by exact losses and by means with noise."),
-    "attacks": (attacks, "What releases show: the headlines of umbel attack, images and local vectors."),
+    "own": (own, "Personalised hypotheses, beside clients that train alone."),
+    "attacks": (attacks, "Findings in releases: the headlines of umbel attack, images and local vectors."),
+    "when": (when, "When a run is worth it: errors by clients, parameters and epsilon."),
+    "public-tables": (public_tables, "Public tables by default settings: without noise, and with epsilon 8."),
     "femnist": (handwriting, "Handwritten characters: the accuracies of Table 2."),
+    "femnist-full": (femnist_full, "Table 2 at full length: all images, up to 500 rounds."),
+    "centaur": (centaur, "Handwriting with a guarantee: users of few digits, who keep their heads."),
     "qmnist": (handwriting, "Handwritten digits: Table 2's grid on data that two cores can learn."),
 }
 
 
 def _add(name: str, module: ModuleType, text: str) -> None:
-    def plain(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
-        _run(name, module, out, seeds, first, quick)
+    def plain(
+        seeds: Seeds = None,
+        first: First = FIRST_SEED,
+        quick: Quick = False,
+        out: Out = None,
+        workers: Workers = None,
+        tables: OnlyTables = False,
+    ) -> None:
+        _run(name, module, out, seeds, first, quick, workers, tables)
 
     def written(
-        seeds: Seeds = None, first: First = FIRST_SEED, rounds: Rounds = None, quick: Quick = False, out: Out = None
+        seeds: Seeds = None,
+        first: First = FIRST_SEED,
+        rounds: Rounds = None,
+        quick: Quick = False,
+        out: Out = None,
+        workers: Workers = None,
+        tables: OnlyTables = False,
     ) -> None:
-        _run(name, module, out, seeds, first, quick, dataset=name, rounds=rounds)
+        _run(name, module, out, seeds, first, quick, workers, tables, dataset=name, rounds=rounds)
 
     app.command(name, help=text)(written if module is handwriting else plain)
 
@@ -79,9 +104,10 @@ def run_frontier(
     first: First = FIRST_SEED,
     quick: Quick = False,
     out: Out = None,
+    workers: Workers = None,
 ) -> None:
-    """Accuracy against the epsilon of a client: heuristic and formal, client and site release."""
-    _run(f"frontier-{task}", frontier, out, seeds, first, quick, task=task)
+    """Accuracy against the epsilon of a client: client, site and central release, and results without a guarantee."""
+    _run(f"frontier-{task}", frontier, out, seeds, first, quick, workers, task=task)
 
 
 @app.command("recommender")
@@ -99,7 +125,7 @@ def run_recommender(
 @app.command("pac")
 def run_pac(
     trials: Annotated[int, typer.Option(min=100, help="Clients attacked without noise; fewer with noise.")] = 2000,
-    seed: Annotated[int, typer.Option(min=0, help="Of every draw.")] = FIRST_SEED,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every draw.")] = FIRST_SEED,
     quick: Quick = False,
     out: Out = None,
 ) -> None:
@@ -110,30 +136,61 @@ def run_pac(
     typer.echo(folder / "table.md")
 
 
+@app.command("pack")
+def run_pack(
+    name: Annotated[str, typer.Argument(help="Name of the experiment.")],
+    file: Annotated[Path, typer.Argument(help="File to write, or - for standard output.", allow_dash=True)],
+) -> None:
+    """Write the results of an experiment's runs, without their arrays, into one small file."""
+    lines = [f"{line}\n" for line in pack(_folder(None, name, False))]
+    with click.open_file(str(file), "w", encoding="utf-8", atomic=True) as target:
+        target.writelines(lines)
+    typer.echo(f"{len(lines)} runs", err=True)
+
+
+@app.command("unpack")
+def run_unpack(
+    name: Annotated[str, typer.Argument(help="Name of the experiment.")],
+    file: Annotated[Path, typer.Argument(help="File that umbel experiment pack wrote.", exists=True, dir_okay=False)],
+) -> None:
+    """Put packed runs where the experiment finds them; the same code then need not repeat them."""
+    names = unpack(file.read_text(encoding="utf-8").splitlines(), _folder(None, name, False))
+    typer.echo(f"{len(names)} runs")
+
+
 @app.command("page")
 def run_page(
     names: Annotated[list[str], typer.Argument(help=f"Of {', '.join(page.SOURCES)}.", show_default="none")] = [],  # noqa: B006
 ) -> None:
-    """Copy the tables of experiments into docs/results, and write docs/reproduce.md."""
+    """Copy the tables of experiments into docs/results, and write docs/papers/reproduce.md and docs/papers/when.md."""
     with errors_in_one_line():
         for name in names:
             page.take(name, _folder(None, name, False))
-        typer.echo(page.write())
+        typer.echo("\n".join(map(str, page.write())))
 
 
 def _run(
-    name: str, module: ModuleType, out: Path | None, seeds: int | None, first: int, quick: bool, **options: Any
+    name: str,
+    module: ModuleType,
+    out: Path | None,
+    seeds: int | None,
+    first: int,
+    quick: bool,
+    workers: int | None = None,
+    only_tables: bool = False,
+    **options: Any,
 ) -> None:
-    """Do an experiment's runs that are not done yet, and write what they came to."""
+    """Do an experiment's remaining runs, and write the results."""
     folder = _folder(out, name, quick)
-    # Two splits tell whether a deviation is shown.
+    # Two splits show whether there is a deviation.
     seeds = seeds or ((2 if module is recommender else 1) if quick else module.SEEDS)
     try:
         with errors_in_one_line():
             specs = module.specs(folder, seeds=seeds, first=first, quick=quick, **options)
             for dataset in {spec.config["dataset"] for spec in specs}:
                 find_dataset(dataset)  # a missing one is named before any work
-            results = sweep(specs, folder, getattr(module, "play", finish))
+            task = getattr(module, "play", finish)
+            results = done(specs, folder, task) if only_tables else sweep(specs, folder, task, workers)
             if any_good := bool(trained(good(results))):
                 module.tables(results, folder)
                 _stamp(name, folder, (result.spec.config["seed"] for result in results))
@@ -148,18 +205,18 @@ def _run(
 
 
 def _folder(out: Path | None, name: str, quick: bool) -> Path:
-    # Apart, so that a quick look does not overwrite the results of hours.
+    # Separate, so that a quick look does not overwrite the results of hours.
     return out.expanduser().absolute() if out else umbel_home() / "experiments" / (f"{name}-quick" if quick else name)
 
 
 def _stamp(name: str, folder: Path, seeds: Iterable[int]) -> None:
-    """Say beside the tables what made them, and in them that a quick look is no result."""
+    """Write beside the tables how they were made, and in them that a quick look is not a result."""
     if click.get_current_context().params["quick"]:
         page.mark_as_quick(folder)
-    # What was typed, but for where results go.
+    # The command as typed, without the results' folder and the number of parallel runs.
     words = sys.argv[1:]
-    if "--out" in words:
-        del words[(at := words.index("--out")) : at + 2]
+    for option in {"--out", "--workers"} & {*words}:
+        del words[(at := words.index(option)) : at + 2]
     command = shlex.join(["umbel", "experiment", *words[words[:1] == ["experiment"] :]])
     page.stamp(name, folder, command, seeds)
 

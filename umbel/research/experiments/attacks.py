@@ -1,4 +1,4 @@
-"""What releases show: the headlines of the attacks (docs/attacks.md), found again by one command."""
+"""Findings in releases: the headlines of the attacks (docs/papers/attacks.md), reproduced by one command."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 from umbel.data import find_dataset, open_dataset
 from umbel.research.experiments.runs import Finished, Spec, split_by_seed
 from umbel.research.experiments.sweep import FIRST_SEED, Result
-from umbel.research.experiments.tables import by_arm, page
+from umbel.research.experiments.tables import SAME_CLIENTS, by_arm, page
 from umbel.research.output import Section, plus_minus
 from umbel.server.history import State
 from umbel.simulation import in_process
@@ -74,7 +74,8 @@ def tables(results: Sequence[Result], folder: Path) -> None:
             shown.append([arm, number, name, losses, plus_minus(worse, 1), f"{max(worse):.1f}"])
     text = (
         f"Hospital charges at epsilon 4 of a training client, {SITES} sites, losses clipped to {BOUND}. Each "
-        "validation client's epsilon is for all its reports of the run. Mean ± standard deviation over seeds."
+        "validation client's epsilon is for all its reports of the run. Mean ± standard deviation over seeds. "
+        f"{SAME_CLIENTS}"
     )
     columns = ("validation", "times", "chosen by", "RMSE (dollars)", "% worse than by exact losses", "at most")
     page("The round that is chosen", [Section("How much worse", text, columns, shown)], rows, results).write(folder)

@@ -335,7 +335,7 @@ def _picture(groups: Mapping[str, Sequence[Result]], folder: Path) -> None:
         top.set_yticks(_TICKS, _TICKS)
         top.set_yticks([], minor=True)
         top.legend(ncols=3, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.1))
-        # Who is asked hangs on the seed alone, and not on what is learnt.
+        # The sample depends only on the seed, and not on the results.
         runs = next(iter(groups.values()))
         lines = {"busiest client": "most", "mean client": "mean", "busiest newcomer": "newcomers"}
         for (label, name), style in zip(lines.items(), ("-", "--", ":"), strict=True):

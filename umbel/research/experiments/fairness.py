@@ -30,9 +30,9 @@ from umbel import models
 from umbel.client.trial import try_out
 from umbel.data import Dataset, find_dataset, open_dataset
 from umbel.protocol.run_config import RunConfig
-from umbel.research.experiments.baselines import halves, serve, validation_cohort
 from umbel.research.experiments.sweep import Result
 from umbel.research.output import Section, plus_minus
+from umbel.simulation.baselines import halves, serve, validation_cohort
 
 
 @dataclass(frozen=True)
@@ -98,17 +98,18 @@ def of_decisions(decided: NDArray[np.int64], true: NDArray[np.int64], groups: ND
 
 
 def of_run(result: Result, grouping: Grouping) -> tuple[Losses, Decisions]:
-    """Measure a run's best hypotheses on its validation clients.
+    """Measure the hypotheses of a run's last round on its validation clients.
 
-    Each picks its hypothesis on every other row, and is measured on the rest.
+    Each picks its hypothesis on a random half of its rows, and is measured on the rest.
     """
     config = RunConfig.parse(result.spec.config)
     dataset = open_dataset(find_dataset(config.dataset))
     model = models.load_for(config, dataset.manifest)
     learner = try_out(model, dataset)
-    hypotheses = {name: result.hypotheses[name] for name in model.shapes}
+    latest = result.latest
+    hypotheses = {name: latest[name] for name in model.shapes}
     cohort = validation_cohort(dataset, learner)
-    support, query = halves(cohort)
+    support, query = halves(cohort, config.seed)
     groups = grouping.of(dataset)[dataset.manifest.train :][cohort.lengths > 1]
     chosen, losses = serve(learner, hypotheses, support, query)
     k = len(next(iter(hypotheses.values())))
@@ -137,7 +138,8 @@ def group_fairness(
     columns = [field.name.replace("_", " ") for kind in (Losses, Decisions) for field in fields(kind)]
     columns[columns.index("jain")] = "Jain's index"
     said = (
-        f"{text} Validation clients pick their hypothesis on every other row and are measured on the rest. Told are "
+        f"{text} Validation clients pick their hypothesis of the last round on a random half of their rows and are "
+        "measured on the rest. Told are "
         "differences between the groups that fare best and worst, 0 where all fare alike; but of losses also the mean "
         "of the worst group, the standard deviation over clients, and Jain's index, 1 where all clients fare alike. "
         "Formulas and sources are in umbel/research/experiments/fairness.py. Mean ± standard deviation over seeds."

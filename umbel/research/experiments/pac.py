@@ -278,9 +278,9 @@ def _laplace(clients: Trials, seed: int, folder: Path) -> Part:
     text = (
         f"The gate's Laplace release instead, p = {_RATE:g}, B = {BATCH}: interactions until half of the clients' "
         f"vectors, and until 9 of 10, are stolen but for {ERROR:.0%} of what they predict. Noise per row is each "
-        "item's own, within the norm of its own change; noise per vector is within the norm of the whole update. A "
+        "item's own, within the norm of its change; noise per vector is within the norm of the whole update. A "
         f"participation costs n/ν, with n = {ITEMS * FACTORS:,}. The spectral attack sends honest items, from which "
-        "clients go on learning: their vectors move on while it averages, so that more than some dozens of "
+        "clients continue to learn: their vectors move on while it averages, so that more than some dozens of "
         "interactions make it worse."
     )
     columns: Columns = {
@@ -343,7 +343,7 @@ def _whole(updates: NDArray[Any], nu: float, noise: np.random.Generator) -> Matr
 
 
 def _proposition_1(clients: Trials, seed: int) -> Part:
-    """What a stolen vector, that fits its client's labels, tells about the labels."""
+    """The information of a stolen vector that fits its client's labels about these labels."""
     local, trials = clients.local, len(clients.local)
     labelled = clients.cohort.features[:, 0].long().numpy().reshape(trials, LABELLED)
     labels = clients.cohort.targets.numpy().reshape(trials, LABELLED)

@@ -1,8 +1,10 @@
-"""The page of results, ``docs/reproduce.md``: its text is written by hand, its tables are taken from experiments.
+"""Pages of results, such as ``docs/papers/reproduce.md``: handwritten text with tables from experiments.
 
-``docs/results/NAME`` keeps an experiment's tables and what made them: command, commit, seeds, and a digest of its
-settings. Today's code need not have made them. Tests of saved runs pin the numbers that training gives; the page says
-under a table where settings, recipes or these numbers have changed since.
+The template ``docs/papers/NAME.md.j2`` becomes the page ``docs/papers/NAME.md``.
+
+``docs/results/NAME`` keeps an experiment's tables and their origin: command, commit, seeds, and a digest of its
+settings. The current code need not have made them. Tests of saved runs pin the numbers of training. If settings,
+recipes or these numbers have changed since, the page says so under the table.
 """
 
 from __future__ import annotations
@@ -23,10 +25,14 @@ from jinja2 import Environment, StrictUndefined
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import write_atomically
 from umbel.protocol.project import APP, source
+from umbel.research.experiments import picture
 
 DOCS = APP / "docs"
-_TEMPLATE, _PAGE, _RESULTS = "reproduce.md.j2", "reproduce.md", "results"
+_TEMPLATE, _RESULTS = ".md.j2", "results"
 _TABLE, _MADE = "table.md", "made.toml"
+_PICTURE, _PICTURED = Path("pictures", "hospital.svg"), "frontier-hospital-services"
+_TITLE = "Error in predicting the cost of a hospital stay (RMSE, dollars)"
+_BELOW = "Solid: mean over hospitals. Pale: the tenth that fares worst. Ten splits of the hospitals; lower is better."
 
 _PINNED = "tests/saved_runs/runs.json.gz"  # the numbers that training gives: who changes those changes all results
 
@@ -37,11 +43,25 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "hospital": (f"{_HERE}/hospital.py", "configs/hospital.toml", f"{_DATA}/hospital.py"),
     "qmnist": (f"{_HERE}/handwriting.py", "configs/qmnist.toml", f"{_DATA}/qmnist.py", f"{_DATA}/writers.py"),
     "femnist": (f"{_HERE}/handwriting.py", "configs/femnist.toml", f"{_DATA}/femnist.py", f"{_DATA}/writers.py"),
-    "frontier-hospital": (f"{_HERE}/frontier.py", "configs/hospital-epsilon-*.toml", f"{_DATA}/hospital.py"),
+    "femnist-full": (
+        f"{_HERE}/femnist_full.py", "configs/femnist.toml", f"{_DATA}/femnist.py", f"{_DATA}/writers.py",
+    ),
+    "frontier-hospital": (
+        f"{_HERE}/frontier.py", "configs/hospital-epsilon-*.toml", "configs/hospital.toml", f"{_DATA}/hospital.py",
+    ),
+    "frontier-hospital-services": (
+        f"{_HERE}/frontier.py", "configs/hospital-services.toml", "configs/hospital.toml", f"{_DATA}/hospital.py",
+    ),
+    "centaur": (f"{_HERE}/centaur.py", "configs/qmnist-features-epsilon-2.toml", f"{_DATA}/qmnist_features.py"),
     "frontier-qmnist-features": (
         f"{_HERE}/frontier.py", "configs/qmnist-features-*.toml", f"{_DATA}/qmnist_features.py",
     ),
     "chosen-round": (f"{_HERE}/chosen_round.py", "configs/hospital-epsilon-4.toml", f"{_DATA}/hospital.py"),
+    "own": (
+        f"{_HERE}/own.py", "configs/hospital.toml", "configs/hospital-epsilon-4.toml", "configs/synthetic.toml",
+        "configs/qmnist-features-epsilon-4.toml", f"{_DATA}/hospital.py", f"{_DATA}/synthetic.py",
+        f"{_DATA}/qmnist_features.py",
+    ),
     "drift": (f"{_HERE}/drift.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
     "recommender": (f"{_HERE}/recommender.py", "configs/recommender.toml", f"{_DATA}/movielens.py"),
     "attacks": (
@@ -50,17 +70,19 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         f"{_DATA}/writers.py",
     ),
     "pac": (f"{_HERE}/pac.py",),
+    "when": (f"{_HERE}/when.py", "configs/synthetic.toml"),
+    "public-tables": (f"{_HERE}/public_tables.py",),
 }  # fmt: skip
-"""By its name: the files that hold an experiment's settings, and the recipes of its data."""
+"""By name: the files with an experiment's settings, and the recipes of its data."""
 
 
 def digest(name: str) -> str:
-    """Return a digest of an experiment's settings, of its recipes' settings, and of the numbers that training gives.
+    """Return a digest of an experiment's settings, of its recipes' settings, and of the numbers of training.
 
-    Settings are the entries of run configs, the constants of modules that are no text, and the literal constants of
-    recipes. Their own tests pin what recipes make.
+    Settings are the entries of run configs, the constants of modules that are not text, and the literal constants of
+    recipes. Recipes' own tests pin their results.
     """
-    pinned = source(_PINNED)  # which an installed umbel has not
+    pinned = source(_PINNED)  # missing in an installed umbel
     content = hashlib.sha256(pinned.read_bytes() if pinned.exists() else b"")
     for pattern in SOURCES[name]:
         files = source(pattern)
@@ -72,7 +94,7 @@ def digest(name: str) -> str:
 
 
 def _constants(text: str, recipe: bool) -> list[str]:
-    """Return the constants of a module's source that are no text, as code; of a recipe, literals alone."""
+    """Return the constants of a module's source that are not text, as code; for a recipe, only literals."""
     found = []
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -97,22 +119,22 @@ def _is_literal(value: ast.expr) -> bool:
 
 
 def stamp(name: str, folder: Path, command: str, seeds: Iterable[int]) -> None:
-    """Write beside an experiment's table what made it: command, commit, seeds, and a digest of the settings."""
+    """Write beside an experiment's table its origin: command, commit, seeds, and a digest of the settings."""
     document = {"command": command, "commit": _commit(), "seeds": _ranges(seeds), "settings": digest(name)}
     write_atomically(folder / _MADE, tomli_w.dumps(document).encode())
 
 
 def mark_as_quick(folder: Path) -> None:
-    """Say in an experiment's table that its numbers are of too few runs, or too short ones, to be results."""
+    """Say in an experiment's table that its runs are too few or too short for results."""
     title, _, rest = (folder / _TABLE).read_text(encoding="utf-8").partition("\n")
     said = "**A quick look** (`--quick`): fewer runs, and shorter ones. Its numbers are not results."
     write_atomically(folder / _TABLE, f"{title}\n\n{said}\n{rest}".encode())
 
 
 def take(name: str, folder: Path, docs: Path = DOCS) -> None:
-    """Copy an experiment's tables and what made them to where the page finds them.
+    """Copy an experiment's tables and their origin to the place where the page finds them.
 
-    Raises `ConfigError` when the experiment has no place on the page, or has not been done in this folder.
+    Raises `ConfigError` if the experiment has no place on the page, or has not been done in this folder.
     """
     if name not in SOURCES:
         text = f"the page has no experiment {name!r}; name some of {', '.join(SOURCES)}"
@@ -126,15 +148,16 @@ def take(name: str, folder: Path, docs: Path = DOCS) -> None:
         write_atomically(target / file, (folder / file).read_bytes())
 
 
-def write(docs: Path = DOCS) -> Path:
-    """Write the page from its text and the tables that were taken, and return its path; errors as `render`."""
-    page = docs / _PAGE
-    write_atomically(page, render(docs).encode())
-    return page
+def write(docs: Path = DOCS) -> list[Path]:
+    """Write pages and picture from their text and the kept tables, and return the paths; errors as `render`."""
+    pages = render(docs)
+    for page, text in pages.items():
+        write_atomically(page, text.encode())
+    return list(pages)
 
 
-def render(docs: Path = DOCS) -> str:
-    """Return the page as it should be; raise `ConfigError` when its text asks for what no experiment has made.
+def render(docs: Path = DOCS) -> dict[Path, str]:
+    """Return the pages and the picture as they should be; raise `ConfigError` if a text asks for a missing result.
 
     In its text, ``{{ table(experiment, heading) }}`` is the table under a heading, or with more arguments its rows that
     begin with these words; ``{{ text(experiment, heading) }}`` is what else stands there, and ``{{ made(experiment)
@@ -142,12 +165,23 @@ def render(docs: Path = DOCS) -> str:
     """
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     results = _Results(docs / _RESULTS)
-    source = (docs / _TEMPLATE).read_text(encoding="utf-8")
-    return environment.from_string(source).render(table=results.table, text=results.text, made=results.made)
+    given = {"table": results.table, "text": results.text, "made": results.made}
+    pages = {
+        source.with_suffix(""): environment.from_string(source.read_text(encoding="utf-8")).render(given)
+        for source in sorted(docs.rglob(f"*{_TEMPLATE}"))
+    }
+    return pages | {docs / _PICTURE: _picture(results)} if (docs / _RESULTS / _PICTURED).is_dir() else pages
+
+
+def _picture(results: _Results) -> str:
+    table = results.table(_PICTURED, "Accuracy against epsilon").splitlines()
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table)
+    bars = picture.hospitals([dict(zip(head, row, strict=True)) for row in rows])
+    return picture.draw(bars, _TITLE, _BELOW)
 
 
 class _Results:
-    """What the page's text may ask for."""
+    """The values that a page's text may use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -11,7 +11,7 @@ from umbel.models.factors import baselines
 from umbel.protocol.errors import DatasetError
 from umbel.research.experiments.runs import Spec, split_by_seed
 from umbel.research.experiments.sweep import FIRST_SEED, Result
-from umbel.research.experiments.tables import by_arm, page
+from umbel.research.experiments.tables import BEST_ROUND, SAME_CLIENTS, by_arm, page
 from umbel.research.output import Section, plus_minus, rate
 from umbel.simulation.in_process import run_config
 
@@ -66,8 +66,8 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     text = (
         "Share of the rows of validation users, every fifth, whose sign is right; users count once each, and learn "
         f"from their other rows. Models train for {rounds} rounds. Mean ± standard deviation "
-        f"over {len(paths)} splits of the users; ahead of {_STRONGEST} in mean, and in how many splits. The best round "
-        "is that of the lowest loss on these same rows, which flatters a little; the last is not chosen by anything."
+        f"over {len(paths)} splits of the users; ahead of {_STRONGEST} in mean, and in how many splits. {SAME_CLIENTS} "
+        f"{BEST_ROUND}"
     )
     columns = ("who", "right", f"ahead of {_STRONGEST}", "splits")
     section = Section("Newcomers' rows", text, columns, cells)

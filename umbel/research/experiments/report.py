@@ -1,4 +1,4 @@
-"""Reports of runs: of one that has none yet, and of one beside others."""
+"""Reports of runs: of one without a report, and of one beside others."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import safetensors
 import typer
 
 from umbel.client.engines import learner_for
 from umbel.client.learner import best_hypothesis
+from umbel.protocol.arrays import Arrays
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import ConfigError, DatasetError
-from umbel.research.experiments.baselines import local_only, measure, validation_cohort
 from umbel.research.experiments.runs import LOCAL_ONLY
 from umbel.server.report import HeldOut, Measured, View, check, render
 from umbel.server.report.compare import MAX_KINDS, runs_of
 from umbel.server.run_folder import RunFolder
-from umbel.server.runs import find_run
+from umbel.server.runs import DAMAGE, find_run, reading
 from umbel.server.setup import Setup
 from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
+from umbel.simulation.baselines import local_only, measure, validation_cohort
 from umbel.simulation.in_process import play
+from umbel.simulation.worth import appraise
 
 FEDAVG = "fedavg"
 
 
-def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
-    """Write the report of a run, by its name or its folder, from what it left behind, and return its path.
+def write_report(run: str | Path, against: Sequence[str | Path] = (), baselines: bool = True) -> Path:
+    """Write the report of a run, by its name or its folder, and return its path.
 
-    Of a simulation whose dataset is on this machine, the report also says which hypotheses fit the validation clients,
-    and how the run serves them on rows held out. Of sites' own data the server knows neither.
+    For a simulation whose dataset is on this machine, the report also says which hypotheses fit the validation clients,
+    and how the run serves them on held-out rows. For sites' own data the server knows neither. With `baselines`, a
+    missing measurement of the run's worth is made and saved (`umbel.simulation.worth`).
 
-    It compares the run with those that `against` names, seeds together. ``"fedavg"`` and ``"local-only"`` stand for
-    these baselines, made here from the run's config, where its dataset is on this machine: FedAvg takes about as long
-    as the run did. Raises `ConfigError` when a folder holds no run that has finished a round, or a run is of other
-    data.
+    It compares the run with those in `against`, seeds together. ``"fedavg"`` and ``"local-only"`` stand for these
+    baselines, made here from the run's config, if its dataset is on this machine: FedAvg takes about as long as the run
+    did. Raises `ConfigError` if a folder holds no run with a finished round, or a run has other data.
     """
-    folder, setup, view = _open(run)
+    folder, setup, view, kept = _open(run)
     others = [_baseline(setup) if one == FEDAVG else _open(one)[2] for one in against if one != LOCAL_ONLY]
     for other in others:
         check(view, other)
@@ -55,35 +56,60 @@ def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
             alone = _held_out(local_only(setup.model, dataset, setup.config))
         except DatasetError as error:
             raise DatasetError.of(error, f"leave out {LOCAL_ONLY}: ") from error
+    view.worth = folder.read_worth()
+    if view.worth is None or view.worth.rounds != len(view.state.history):
+        view.worth = None
+        if baselines and _same_data(folder, setup):
+            view.worth = appraise(setup, view.state, view.participations, kept)
+            folder.write_worth(view.worth)
     page = render(view, folder.read_config()["versions"], folder.read_sections(), others, alone)
     folder.write_report(page)
     return folder.path / "report.html"
 
 
-def _open(run: str | Path) -> tuple[RunFolder, Setup, View]:
-    """Return a run's folder, what it was, and what its report is made from."""
+def _open(run: str | Path) -> tuple[RunFolder, Setup, View, Arrays]:
+    """Return a run's folder, its setup, the input of its report, and its strategy's state."""
     path = find_run(str(run))
     folder = RunFolder(path)
     try:
         config = folder.read_run_config()
         setup = Setup.parse(config)
-        state, spent, _ = folder.read(list(setup.model.shapes))
-    except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+        state, spent, kept = folder.read(list(setup.model.shapes))
+    except (OSError, *DAMAGE) as error:
         text = f"{path} holds no run that finished a round: {error}; give the folder of one run"
         raise ConfigError(text, code="config.no-run") from error
     state.stopped = state.stopped or "it was interrupted"
     clients = setup.manifest.train if setup.manifest else max(spent, default=-1) + 1
+    if spent and (last := max(spent)) >= clients:
+        text = f"participations.jsonl names client {last}, and the dataset has {clients:,} training clients"
+        raise ConfigError(f"{path} is damaged: {text}; restore an intact copy", code="config.run-damaged")
     participations = np.zeros(clients, np.int64)
     participations[list(spent)] = list(spent.values())
     releases = path / "releases.safetensors"
     snapshots = Snapshots.of_bytes(state, releases.read_bytes()) if releases.exists() else Snapshots(state)
     summary = Summary(setup.model, setup.manifest, setup.release)
     view = View(path.name, summary, state, participations, snapshots, config)
-    # A dataset of the same name may lie here without being what sites trained on.
-    nodes = folder.read_nodes() if (path / "nodes.json").exists() else []
-    if all(hosting.simulated for _, hosting in nodes):
+    # A dataset of the same name may be here that differs from the data of sites.
+    if _simulated(folder):
         view.measured = _measured(setup, view)
-    return folder, setup, view
+    return folder, setup, view, kept
+
+
+def named(against: Sequence[str]) -> list[str | Path]:
+    """Return the runs for comparison as folders: after this run, "last" would be another one."""
+    return [one if one in (FEDAVG, LOCAL_ONLY) else find_run(one) for one in against]
+
+
+def _same_data(folder: RunFolder, setup: Setup) -> bool:
+    """Return whether a simulation's data are here unchanged: another dataset of the same name may be here."""
+    if setup.manifest is None or setup.manifest.part or not _simulated(folder):
+        return False
+    return bool(folder.read_config().get("data") == setup.digests["data"])
+
+
+def _simulated(folder: RunFolder) -> bool:
+    nodes = folder.read_nodes() if (folder.path / "nodes.json").exists() else []
+    return all(hosting.simulated for _, hosting in nodes)
 
 
 def _baseline(setup: Setup) -> View:
@@ -105,16 +131,16 @@ def _needs_data(setup: Setup, what: str) -> None:
 
 
 def _measured(setup: Setup, view: View) -> Measured | None:
-    """Measure a run on the rows of validation clients; None where they are not on this machine."""
+    """Measure a run on the rows of validation clients; None if they are not on this machine."""
     dataset = setup.open_dataset()
-    model, best = setup.model, view.state.best
+    model, last = setup.model, view.state.hypotheses
     if dataset is None or not dataset.manifest.split["validation"]:
         return None
-    held_out = _held_out(measure(model, dataset, best, setup.config.step_size)["held_out"])
+    held_out = _held_out(measure(model, dataset, last, setup.config)["held_out"])
     if view.k == 1 or model.local_shapes:
         return Measured(held_out)
     learner = learner_for(model)
-    losses, _ = learner.score(best, validation_cohort(dataset, learner))
+    losses, _ = learner.score(last, validation_cohort(dataset, learner))
     chosen = best_hypothesis(losses)
     own = [losses[j, chosen == j].mean() if (chosen == j).any() else np.nan for j in range(view.k)]
     return Measured(held_out, np.bincount(chosen, minlength=view.k).tolist(), own, losses.mean(axis=1).tolist())
@@ -130,14 +156,17 @@ def main(
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="Another run of the same data; fedavg or local-only to make that baseline here. May be given often.",
+            help="Another run of the same data; fedavg or local-only to make that baseline here. May be repeated.",
             show_default=False,
         ),
     ] = None,
+    baselines: Annotated[
+        bool, typer.Option("--baselines/--no-baselines", help="Measure the run's worth, if that was not done.")
+    ] = True,
 ) -> None:
-    """Write the report.html of a run, beside others: one that was interrupted, or one of a sweep, has none yet."""
-    with errors_in_one_line():
-        typer.echo(write_report(run, against or ()))
+    """Write the report.html of a run, beside others: an interrupted run, or one of a sweep, has none yet."""
+    with errors_in_one_line(), reading(run):
+        typer.echo(write_report(run, against or (), baselines))
 
 
 app = command_line(main)

@@ -19,44 +19,48 @@ from umbel.privacy.gate.policy import Personal
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Release
-from umbel.research.experiments.baselines import local_only, measure, personalised
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run, Section
 from umbel.server.setup import Setup
+from umbel.simulation.baselines import local_only, measure, personalised
 from umbel.simulation.in_process import play
+from umbel.strategies.differences import prior_of
 
-# In place of a strategy. Validation clients train by themselves, or make the hypotheses of `group-privacy` their own.
+# Values for strategy. Validation clients train alone, or personalise the hypotheses of `group-privacy`.
 LOCAL_ONLY, FINE_TUNE, INTERPOLATE = "local-only", Personal.FINE_TUNE.value, Personal.INTERPOLATE.value
 HELD_OUT_ALONE = (LOCAL_ONLY, FINE_TUNE, INTERPOLATE)
-"""Of these nothing but ``held_out`` is measured."""
+"""Strategies for which only ``held_out`` is measured."""
+
+STATES = ("last", "best")
+"""The measured hypotheses: those of the last round, and those of the round of lowest validation loss."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A run to do, of a whole run config, whose strategy may also be one of `HELD_OUT_ALONE`."""
+    """A run to do, with a complete run config, whose strategy may also be one of `HELD_OUT_ALONE`."""
 
-    name: str  # unique in a sweep; the name of its folder
+    name: str  # unique in a sweep; also the name of its folder
     config: dict[str, Any]
     arm: tuple[Any, ...] = ()  # the same for the runs from other seeds
 
     @classmethod
     def of(cls, arm: tuple[Any, ...], config: dict[str, Any]) -> Spec:
-        """Return a run of an arm, named by it and by the seed."""
+        """Return a run of an arm, named after the arm and the seed."""
         words = f"{' '.join(map(str, arm))} seed{config['seed']}".lower().replace("ν", "nu")
         return cls("-".join(re.sub(r"[^\w.\s-]", "", words).split()), config, arm)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What came out of a run: numbers by name (see `finish`), and what a run of several rounds leaves behind."""
+    """The result of a run: numbers by name (see `finish`), and the folder of a run of several rounds."""
 
     measures: dict[str, Any]
-    state: State | None = None  # None for clients that train by themselves
+    state: State | None = None  # None for clients that train alone
     participations: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # (training clients,)
-    release: Release | None = None  # a client's, each time that it takes part
+    release: Release | None = None  # a client's, in each participation
     kept: Arrays = field(default_factory=dict)  # the strategy's state
     trace: Arrays = field(default_factory=dict)  # see `Trace.arrays`
-    sections: tuple[Section, ...] = ()  # of the report, by observers
+    sections: tuple[Section, ...] = ()  # of the report, from observers
 
 
 class Trace(Observer):
@@ -67,7 +71,7 @@ class Trace(Observer):
         self.rounds: list[Arrays] = []
 
     def after_round(self, run: Run) -> None:
-        """Keep what the round released."""
+        """Keep the round's releases."""
         if (one := run.outcome) is not None and one.releases is not None:
             rounds = np.full(len(one.clients), one.round)
             self.rounds.append(
@@ -76,35 +80,38 @@ class Trace(Observer):
 
     @property
     def arrays(self) -> Arrays:
-        """A row a release: ``rounds``, ``clients``, ``groups``, ``releases``; empty without any."""
+        """One row for each release: ``rounds``, ``clients``, ``groups``, ``releases``; empty without any."""
         names = self.rounds[0] if self.rounds else ()
         return {name: np.concatenate([one[name] for one in self.rounds]) for name in names}
 
 
-def finish(config: Mapping[str, Any], nodes: int = 1) -> Finished:
-    """Do a run of a whole run config, its clients dealt out among simulated nodes, and measure it.
+def finish(config: Mapping[str, Any], nodes: int = 1, saved_in: Path | None = None) -> Finished:
+    """Do a run of a complete run config, with its clients on simulated nodes, and measure it.
 
-    One thread computes, so that the digits do not depend on the number of cores. `FleetError` when the node of the
-    simulation refuses; its reason is in the log.
+    With a folder, a stopped run resumes (`umbel.simulation.in_process.play`).
+
+    One thread computes, so that the digits do not depend on the number of cores. `FleetError` if the simulated node
+    refuses; the reason is in the log.
 
     The measures are ``rounds``, ``stopped``, ``best_round``, ``best_loss`` (the lowest validation loss),
     ``median_budget`` and ``max_budget`` (the paper's, over training clients; None without noise),
-    ``max_participations``; the guarantee of the client that took part most often as ``pure_epsilon`` and ``epsilon``
-    (at `umbel.privacy.accounting.guarantee.DELTA`; None without one); and for the ``best`` and the ``last`` hypotheses
-    what `umbel.research.experiments.baselines.measure` returns.
+    ``max_participations``; the guarantee of the client with the most participations as ``pure_epsilon`` and ``epsilon``
+    (at `umbel.privacy.accounting.guarantee.DELTA`; None without one); and for the ``last`` and the ``best`` hypotheses
+    the result of `umbel.simulation.baselines.measure`. For `HELD_OUT_ALONE` there is only ``held_out`` of each state,
+    and for clients that train alone only that of the ``last``.
     """
     torch.set_num_threads(1)
     if config["strategy"] == LOCAL_ONLY:
         setup = Setup.parse({**config, "strategy": "fedavg"})
-        return Finished({"held_out": local_only(setup.model, _dataset(setup), setup.config)})
+        return Finished({"last": {"held_out": local_only(setup.model, dataset_of(setup), setup.config)}})
     if config["strategy"] in HELD_OUT_ALONE:
         run = play({**config, "strategy": "group-privacy"}, nodes=nodes)
-        setup, how = run.setup, Personal(config["strategy"])
-        return Finished({"held_out": personalised(setup.model, _dataset(setup), run.state.best, setup.config, how)})
+        own = made_own(run.setup, run.state, Personal(config["strategy"]))
+        return Finished({state: {"held_out": found} for state, found in own.items()})
     trace = Trace()
-    run = play(config, nodes=nodes, observers=[trace])
+    run = play(config, nodes=nodes, observers=[trace], saved_in=saved_in)
     setup, state, spent = run.setup, run.state, run.fleet.participations
-    model, dataset, release = setup.model, _dataset(setup), setup.release
+    model, dataset, release = setup.model, dataset_of(setup), setup.release
     bounded = release.paper_cost is not None
     most = guarantee({release: int(spent.max())})
     measures = {
@@ -117,14 +124,26 @@ def finish(config: Mapping[str, Any], nodes: int = 1) -> Finished:
         "max_participations": int(spent.max()),
         "pure_epsilon": most.pure if most and math.isfinite(most.pure) else None,
         "epsilon": most.epsilon if most else None,
-        "best": measure(model, dataset, state.best, setup.config.step_size),
-        "last": measure(model, dataset, state.hypotheses, setup.config.step_size),
+        "best": measure(model, dataset, state.best, setup.config),
+        "last": measure(model, dataset, state.hypotheses, setup.config),
     }
     sections = tuple(section for observer in run.observers if (section := observer.section()) is not None)
     return Finished(measures, state, spent, release, run.strategy.state, trace.arrays, sections)
 
 
-def _dataset(setup: Setup) -> Dataset:
+def made_own(setup: Setup, state: State, how: Personal, kept: Arrays | None = None) -> dict[str, dict[str, float]]:
+    """Return the held-out metric of validation clients that personalise a run's hypotheses, by `STATES`.
+
+    `kept` is the strategy's state, from which the server estimates how clients differ.
+    """
+    hypotheses = state.hypotheses, state.best
+    prior = prior_of(kept or {}, len(next(iter(state.hypotheses.values()))))
+    own = [personalised(setup.model, dataset_of(setup), one, setup.config, how, prior=prior) for one in hypotheses]
+    return dict(zip(STATES, own, strict=True))
+
+
+def dataset_of(setup: Setup) -> Dataset:
+    """Return the dataset whose validation clients measure a run; raise `ConfigError` if there is none."""
     dataset = setup.open_dataset()
     if dataset is None:
         text = "an experiment measures on the validation clients of a dataset; name one in dataset"
@@ -133,7 +152,8 @@ def _dataset(setup: Setup) -> Dataset:
 
 
 def split_by_seed(name: str, folder: Path, seeds: Iterable[int]) -> Iterator[tuple[int, str]]:
-    """Write a run config's dataset once a seed to FOLDER/data, its clients in that order, and yield seeds and paths."""
+    """Write a run config's dataset for each seed to FOLDER/data, with its clients in that order; yield seeds and
+    paths."""
     source = open_dataset(find_dataset(name))
     for seed in seeds:
         split = shuffled(source, seed)
@@ -143,7 +163,7 @@ def split_by_seed(name: str, folder: Path, seeds: Iterable[int]) -> Iterator[tup
 
 
 def shuffled(dataset: Dataset, seed: int) -> Dataset:
-    """Return a dataset whose clients are in random order, as many of which train as before."""
+    """Return a dataset with its clients in random order, with as many training clients as before."""
     manifest = dataset.manifest
     order = np.random.default_rng(seed).permutation(manifest.clients)
     lengths = np.diff(dataset.offsets)[order]

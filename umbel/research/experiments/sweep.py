@@ -1,4 +1,4 @@
-"""Many runs on all cores, or on a Ray cluster; each saved when it is done, so that a stopped sweep can be resumed."""
+"""Many runs on all cores, or on a Ray cluster; each is saved when it is done, so that a stopped sweep can resume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import tempfile
 import traceback
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,7 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from umbel.data import digest_of, find_dataset, read_manifest
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import SweepError
-from umbel.protocol.home import private_scratch, write_atomically
+from umbel.protocol.home import private_scratch, umbel_home, write_atomically
 from umbel.protocol.project import PACKAGE, source
 from umbel.research.experiments.runs import Finished, Spec, finish
 from umbel.server.run_folder import RunFolder, versions
@@ -40,35 +40,36 @@ from umbel.simulation import cluster
 Task = Callable[[Mapping[str, Any]], Finished]
 
 FIRST_SEED = 2000
-"""The runs that are shown have seeds from here on; settings were chosen on lower ones."""
+"""Runs in results have seeds from here on; settings were chosen with lower ones."""
 
-# What a result depends on besides its configuration.
+# Inputs of a result besides its configuration.
 _CODE = (
     "umbel/protocol", "umbel/data", "umbel/client", "umbel/models", "umbel/privacy", "umbel/strategies",
     "umbel/server/nodes", "umbel/server/setup.py", "umbel/server/rounds.py", "umbel/server/history.py",
     "umbel/server/observer.py", "umbel/server/observers.py", "umbel/server/run_folder.py", "umbel/simulation/grid.py",
-    "umbel/simulation/in_process.py", "umbel/research/experiments/runs.py", "umbel/research/experiments/baselines.py",
+    "umbel/simulation/in_process.py", "umbel/research/experiments/runs.py", "umbel/simulation/baselines.py",
 )  # fmt: skip
 PACKAGES = ("umbel", "flwr", "numpy", "torch", "ray")
-# One thread a worker. And workers keep the memory that they free: to give it back and take it again
-# costs a third of a round's time where models have a million parameters.
+# One thread for each worker. Workers also keep the memory that they free: returning it and taking it again
+# costs a third of a round's time for models with a million parameters.
 _WORKER = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 33), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
-_RESULT, _TRACE = "result.json", "trace.npz"
+_RESULT, _TRACE, _HISTORY = "result.json", "trace.npz", "history.jsonl"
+_PACKED = ("number", "asked", "loss", "metric", "groups")  # of each validated round
 
 
 @dataclass(frozen=True)
 class Result:
-    """A run that is done, or that failed."""
+    """A finished or failed run."""
 
     spec: Spec
     measures: dict[str, Any]  # see `umbel.research.experiments.runs.finish`; empty for a run that failed
     folder: Path
-    error: str = ""  # why it failed
+    error: str = ""  # the reason of a failure
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """A dict a round, see `umbel.server.rounds.Round`."""
-        lines = (self.folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        """One dict for each round, see `umbel.server.rounds.Round`."""
+        lines = (self.folder / _HISTORY).read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
     @property
@@ -77,35 +78,80 @@ class Result:
         return safetensors.numpy.load_file(self.folder / "hypotheses.safetensors")
 
     @property
+    def latest(self) -> Arrays:
+        """The hypotheses of the last round, each array (k, \\*shape), and its strategy's state."""
+        return safetensors.numpy.load_file(self.folder / "latest.safetensors")
+
+    @property
     def trace(self) -> dict[str, NDArray[Any]]:
         """See `umbel.research.experiments.runs.Trace.arrays`."""
         with np.load(self.folder / _TRACE) as arrays:
             return dict(arrays)
 
 
-def sweep(specs: Sequence[Spec], folder: Path, task: Task = finish) -> list[Result]:
+def sweep(specs: Sequence[Spec], folder: Path, task: Task = finish, workers: int | None = None) -> list[Result]:
     """Do all runs that are not done yet, and return the results of all in the order of `specs`.
 
-    A run is done when its folder ``runs/NAME`` holds the result of the same configuration, made from the same data by
-    the same code and versions. A run that fails does not stop the others, and is tried again the next time.
+    On this machine `workers` runs are parallel, by default as many as there are cores.
+
+    A run is done if its folder ``runs/NAME`` holds the result of the same configuration, made from the same data by the
+    same code and versions. A failed run does not stop the others, and is tried again the next time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / ".lock", timeout=0):
-            return _sweep(specs, folder, task)
+            return _sweep(specs, folder, task, workers)
     except Timeout:
         text = f"another sweep is running in {folder}; wait for it, or give another folder"
         raise SweepError(text, code="sweep.running") from None
 
 
-def _sweep(specs: Sequence[Spec], folder: Path, task: Task) -> list[Result]:
-    results = {spec.name: result for spec in specs if (result := _read(spec, folder, task)) is not None}
+def resumable(config: Mapping[str, Any]) -> Finished:
+    """Do a long run, or the rest of a stopped one; see `finish`."""
+    what = json.dumps([dict(config), made_by(config, resumable)], sort_keys=True)
+    folder = umbel_home() / "experiments" / "unfinished" / hashlib.sha256(what.encode()).hexdigest()[:16]
+    finished = finish(config, saved_in=folder)
+    shutil.rmtree(folder)
+    return finished
+
+
+def done(specs: Sequence[Spec], folder: Path, task: Task = finish) -> list[Result]:
+    """Return the results of finished runs, in the order of `specs`, also while others are running."""
+    return [result for spec in specs if (result := _read(spec, folder, task)) is not None]
+
+
+def pack(folder: Path) -> Iterator[str]:
+    """Yield a line of JSON for each finished run of a sweep: everything except its arrays."""
+    for file in sorted(folder.glob(f"runs/*/{_RESULT}")):
+        history = file.with_name(_HISTORY)
+        lines = history.read_text(encoding="utf-8").splitlines() if history.exists() else []
+        entries = [
+            {key: entry[key] for key in _PACKED} for entry in map(json.loads, lines) if entry["loss"] is not None
+        ]
+        yield json.dumps({"name": file.parent.name, **json.loads(file.read_text(encoding="utf-8")), "history": entries})
+
+
+def unpack(lines: Iterable[str], folder: Path) -> list[str]:
+    """Put runs from `pack` where a sweep finds them, unless they are there; return their names."""
+    names = []
+    for document in map(json.loads, lines):
+        path, history = folder / "runs" / document.pop("name"), document.pop("history")
+        if not (path / _RESULT).exists():
+            path.mkdir(parents=True, exist_ok=True)
+            write_atomically(path / _HISTORY, "".join(f"{json.dumps(entry)}\n" for entry in history).encode())
+            write_atomically(path / _RESULT, json.dumps(document, indent=1).encode())
+            names.append(path.name)
+    return names
+
+
+def _sweep(specs: Sequence[Spec], folder: Path, task: Task, workers: int | None) -> list[Result]:
+    results = {result.spec.name: result for result in done(specs, folder, task)}
     missing = [spec for spec in specs if spec.name not in results]
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as progress:
         bar = progress.add_task(folder.name, total=len(specs), completed=len(results))
-        for spec, finished, error in _each(missing, task) if missing else ():
+        for spec, finished, error in _each(missing, task, workers) if missing else ():
             results[spec.name] = _save(spec, finished, error, folder, task)
             progress.advance(bar)
             if error:
@@ -113,14 +159,14 @@ def _sweep(specs: Sequence[Spec], folder: Path, task: Task) -> list[Result]:
     return [results[spec.name] for spec in specs]
 
 
-def _each(specs: Sequence[Spec], task: Task) -> Iterator[tuple[Spec, Finished | None, str]]:
-    """Yield each run with what came out or why it failed, in the order in which they end."""
-    with _cluster() as remote:
+def _each(specs: Sequence[Spec], task: Task, workers: int | None = None) -> Iterator[tuple[Spec, Finished | None, str]]:
+    """Yield each run with its result or the reason of its failure, in the order in which they end."""
+    with _cluster(workers) as remote:
         data: dict[str, Any] = dict.fromkeys(spec.config["dataset"] for spec in specs)
         if remote:
             data = {name: ray.put(_pack(find_dataset(name))) for name in data}
         there = ray.cluster_resources()
-        # As many runs share a GPU as there are cores for each.
+        # Each GPU serves as many runs as there are cores for it.
         gpus = there.get("GPU", 0) / there["CPU"]
         run: Any = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus), max_retries=0)(_work)
         pending = {run.remote(task, spec.config, data[spec.config["dataset"]]): spec for spec in specs}
@@ -135,8 +181,8 @@ def _each(specs: Sequence[Spec], task: Task) -> Iterator[tuple[Spec, Finished | 
 
 
 @contextmanager
-def _cluster() -> Iterator[bool]:
-    """Start Ray on this machine, or join the cluster that ``RAY_ADDRESS`` names; yield whether it is one."""
+def _cluster(workers: int | None = None) -> Iterator[bool]:
+    """Start Ray on this machine, or join the cluster that ``RAY_ADDRESS`` names; yield whether it is a cluster."""
     if cluster.address():
         with cluster.joined(_WORKER):
             yield True
@@ -145,8 +191,8 @@ def _cluster() -> Iterator[bool]:
     environment = _WORKER | {"PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), *sys.path[1:]])}
     options: Any = {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False}
     with cluster.private():
-        # "local": not a cluster that happens to run here, which may be busy, or of another version.
-        ray.init("local", runtime_env={"env_vars": environment}, **options)
+        # "local": not a cluster that happens to run here, which may be busy or have another version.
+        ray.init("local", num_cpus=workers, runtime_env={"env_vars": environment}, **options)
         try:
             yield False
         finally:
@@ -154,13 +200,13 @@ def _cluster() -> Iterator[bool]:
 
 
 def _work(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Finished | None, str]:
-    """Do a run in a worker, where Flower's log of it would be lost."""
+    """Do a run in a worker, where Flower's log would be lost."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     return _attempt(task, config, data)
 
 
 def _attempt(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Finished | None, str]:
-    """Do a run; return what came out, or why it failed."""
+    """Do a run; return its result, or the reason of its failure."""
     try:
         return task(config if data is None else {**config, "dataset": str(_unpack(data))}), ""
     except Exception:
@@ -168,7 +214,7 @@ def _attempt(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple
 
 
 def _pack(path: Path) -> bytes:
-    """Return a dataset, a folder or a file, as bytes that can travel."""
+    """Return a dataset, a folder or a file, as bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:
@@ -207,26 +253,26 @@ def _save(spec: Spec, finished: Finished | None, error: str, folder: Path, task:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **finished.trace)  # type: ignore[arg-type]
         write_atomically(path / _TRACE, buffer.getvalue())
-    document = {"made_by": _maker(spec.config, task), "config": spec.config, "measures": finished.measures}
+    document = {"made_by": made_by(spec.config, task), "config": spec.config, "measures": finished.measures}
     write_atomically(path / _RESULT, json.dumps(document, indent=1).encode())
     failure.unlink(missing_ok=True)
     return Result(spec, finished.measures, path)
 
 
 def _read(spec: Spec, folder: Path, task: Task) -> Result | None:
-    """Return a run that was done before, by the same code, in the same configuration."""
+    """Return an earlier run by the same code, with the same configuration."""
     path = folder / "runs" / spec.name
     try:
         document = json.loads((path / _RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if document.get("config") != spec.config or document.get("made_by") != _maker(spec.config, task):
+    if document.get("config") != spec.config or document.get("made_by") != made_by(spec.config, task):
         return None
     return Result(spec, document["measures"], path)
 
 
-def _maker(config: Mapping[str, Any], task: Task = finish) -> dict[str, str]:
-    """Return what else a result depends on: versions, data, and code, the user's own included."""
+def made_by(config: Mapping[str, Any], task: Task = finish) -> dict[str, str]:
+    """Return the inputs of a result besides its configuration: versions, data, and code, the user's included."""
     path = find_dataset(config["dataset"])
     names = [config["strategy"], config["model"] or _model_of(path), *config["observers"].split(";")]
     own = tuple(name.partition(":")[0].strip() for name in names if ":" in name)
@@ -239,12 +285,12 @@ def _model_of(path: Path) -> str:
     return read_manifest(path).model
 
 
-_fingerprint = lru_cache(digest_of)  # many runs share a dataset, and to read it may take long
+_fingerprint = lru_cache(digest_of)  # many runs share a dataset, and reading it may take long
 
 
 @lru_cache
 def _digest(modules: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> str:
-    """Return a digest of the code that makes results, with these modules and files or folders besides."""
+    """Return a digest of the code that makes results, with additional modules and files or folders."""
     paths = [source(name) for name in (*_CODE, *more)]
     files = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
     files += [Path(found.origin) for module in modules if (found := find_spec(module)) and found.origin]

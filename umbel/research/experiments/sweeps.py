@@ -1,4 +1,4 @@
-"""Many runs from Python: every combination of what is varied, on all cores, each saved when it is done."""
+"""Many runs from Python: every combination of varied values, on all cores, each saved when it is done."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from umbel.simulation.start import check, read_values
 
 
 def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: Any) -> pd.DataFrame:
-    """Do a run for each combination of the values that are lists, and return what each measured.
+    """Do a run for each combination of the values that are lists, and return the measures of each.
 
-    The runs are under ``$UMBEL_HOME/sweeps/NAME``. The same call goes on with a sweep that was stopped. It uses all
+    The runs are under ``$UMBEL_HOME/sweeps/NAME``. The same call resumes a stopped sweep. It uses all
     cores, or the Ray cluster that RAY_ADDRESS names.
 
     Parameters
     ----------
     config : str, Path or mapping
-        What all have in common, as for `umbel.run`.
+        The common configuration, as for `umbel.run`.
     name : str
-        Of the sweep.
+        Name of the sweep.
     **values
         Run-config values, with underscores for hyphens; a list is varied.
 
     Returns
     -------
     DataFrame
-        A row a run: what was varied, then its measures (`experiments.runs.finish`), and ``error``, which is empty
-        unless the run failed.
+        One row for each run: its varied values, then its measures (`experiments.runs.finish`), and ``error``, which is
+        empty unless the run failed. A measure with the name of a varied setting is called ``measured.NAME``.
 
     Raises
     ------
     ConfigError
-        For the first value that cannot be used, before anything starts.
+        For the first invalid value, before anything starts.
 
     Examples
     --------
@@ -70,6 +70,7 @@ def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: A
     results = run_all(specs, umbel_home() / "sweeps" / name)
     rows = [{**{key: result.spec.config[key] for key in varied}, "error": result.error} for result in results]
     measures = pd.json_normalize([result.measures for result in results])
+    measures = measures.rename(columns={key: f"measured.{key}" for key in varied})
     return pd.concat([pd.DataFrame(rows), measures], axis=1)
 
 

@@ -1,4 +1,4 @@
-"""Tables of what was measured beside what the papers print, as CSV and as Markdown."""
+"""Tables of measurements beside the papers' numbers, as CSV and as Markdown."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from umbel.research.experiments.baselines import LOCAL_EPOCHS
-from umbel.research.experiments.runs import HELD_OUT_ALONE
+from umbel.research.experiments.runs import HELD_OUT_ALONE, STATES
 from umbel.research.experiments.sweep import PACKAGES, Result
 from umbel.research.output import Page, Row, Section, plus_minus
 from umbel.server.run_folder import versions
+from umbel.simulation.baselines import LOCAL_EPOCHS
+
+BEST_ROUND = (
+    "The best round has the lowest validation loss. Validation clients tell that loss exactly, which guarantees them "
+    "nothing. They are also the clients that are measured, so the best round looks a little too good."
+)
+SAME_CLIENTS = (
+    "Each seed splits the same clients differently into those that train and those that validate. Seeds are therefore "
+    "no independent data sets, and ± says nothing about other clients."
+)
+SAME_SPLIT = "All seeds train and measure the same clients, so ± is that of the draws of training alone."
+"""For the text of tables: the column beside the last round, and the meaning of a deviation over seeds."""
 
 
 def page(title: str, sections: Iterable[Section], rows: Sequence[Row], results: Sequence[Result]) -> Page:
@@ -19,7 +30,7 @@ def page(title: str, sections: Iterable[Section], rows: Sequence[Row], results: 
 
 
 def by_arm(results: Sequence[Result]) -> dict[Any, list[Result]]:
-    """Return the good runs of each arm that has some, in the order of `results`."""
+    """Return the good runs of each arm that has any, in the order of `results`."""
     arms: dict[Any, list[Result]] = {result.spec.arm: [] for result in results}
     for result in good(results):
         arms[result.spec.arm].append(result)
@@ -27,7 +38,7 @@ def by_arm(results: Sequence[Result]) -> dict[Any, list[Result]]:
 
 
 def _configuration(results: Sequence[Result]) -> dict[str, Any]:
-    """Return versions, what all runs have in common, and what each run has of its own."""
+    """Return versions, the common part of all runs, and the rest of each run."""
     first, *others = [one.spec.config for one in results]
     common = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
     own = {one.spec.name: {k: v for k, v in one.spec.config.items() if k not in common} for one in results}
@@ -37,51 +48,47 @@ def _configuration(results: Sequence[Result]) -> dict[str, Any]:
 def what_a_client_gets(
     metric: str,
     arms: Iterable[tuple[str, Sequence[Result]]],
-    alone: Sequence[Result],
     digits: int,
     scale: float = 1.0,
-    own: Iterable[tuple[str, Sequence[Result]]] = (),
+    note: str = "",
 ) -> Section:
-    """Compare runs by what `umbel.research.experiments.baselines` measured on validation clients.
+    """Compare runs by the measures of `umbel.simulation.baselines` on validation clients.
 
-    `metric` is its name and unit, for the text. Each name comes with its seeds: in `arms` the runs to compare, in `own`
-    those in which clients make a hypothesis their own; `alone` are clients that train by themselves. Numbers are shown
-    times `scale`, with so many digits after the point.
+    `metric` is its name and unit, for the text, and `note` ends it. Each arm is a name with its seeds. Numbers are
+    multiplied by `scale`, and shown with `digits` digits after the point.
     """
 
-    def shown(values: Iterable[dict[str, float]], name: str) -> str:
-        return plus_minus((scale * value[name] for value in values), digits)
+    def shown(runs: Sequence[Result], state: str, name: str) -> str:
+        values = [result.measures[state]["held_out"][name] for result in runs if state in result.measures]
+        return plus_minus((scale * value for value in values), digits) if values else ""
 
     rows = []
-    for name, runs in (("by itself", alone), *own):
-        held_out = [result.measures["held_out"] for result in runs]
-        rows.append([name, "", "", "", shown(held_out, "mean"), shown(held_out, "worst_decile"), ""])
     for name, runs in arms:
-        best = [result.measures["best"] for result in runs]
-        held_out = [measures["held_out"] for measures in best]
-        rand = [measures["rand_index"] for measures in best if measures["rand_index"] is not None]
         last = [result.measures["last"] for result in runs]
-        asked = ((best, "mean"), (best, "worst_decile"), (last, "mean"), (held_out, "mean"), (held_out, "worst_decile"))
-        rows.append([name, *(shown(*one) for one in asked), plus_minus(rand, 2) if rand else "unknown"])
+        rand = [one["rand_index"] for one in last if one.get("rand_index") is not None]
+        same = plus_minus((scale * one["mean"] for one in last), digits) if all("mean" in one for one in last) else ""
+        held_out = [shown(runs, state, what) for state in STATES for what in ("mean", "worst_decile")]
+        rows.append([name, *held_out, same, plus_minus(rand, 2) if rand else ""])
     text = (
-        f"{metric} of every validation client under its best hypothesis: mean over clients, and mean over the tenth "
-        "that fares worst, with the hypotheses of the best and of the last round; mean ± standard deviation over "
-        "seeds. Held out: a client of more than one row picks its hypothesis, or trains by itself, on every other row "
-        f"and is measured on the rest; who trains by itself or further, does for {LOCAL_EPOCHS} epochs with the run's "
-        "step. The adjusted Rand index compares what clients pick with the distribution that their data come from, "
-        "where that is known: 1 if they agree, 0 if one hypothesis serves all."
+        f"{metric} of the validation clients of more than one row. A client picks its hypothesis, or trains by itself "
+        "or further, on a random half of its rows, and is measured on the rest: mean over clients, and mean over the "
+        "tenth that fares worst; mean ± standard deviation over seeds. The last round leads, and the best stands "
+        f"beside it. {BEST_ROUND} Same rows: every client picks on all its rows and is measured on them, as in the "
+        f"paper, with the last round's hypotheses. Clients that train by themselves or further do so for "
+        f"{LOCAL_EPOCHS} epochs with the run's step. The adjusted Rand index compares what clients pick with the "
+        "distribution that their data come from, where that is known: 1 if they agree, 0 if one hypothesis serves all."
     )
-    columns = ("who", "mean", "worst decile", "mean, last round", "held out: mean", "held out: worst decile")
-    return Section("What a client gets", text, (*columns, "Rand index"), rows)
+    columns = ("who", "mean", "worst decile", "best round: mean", "best round: worst decile", "same rows: mean")
+    return Section("What a client gets", f"{text} {note}".strip(), (*columns, "Rand index"), rows)
 
 
 def trained(results: Iterable[Result]) -> list[Result]:
-    """Return the runs of which more than what clients get in the end was measured."""
+    """Return the runs with more measures than the final results of clients."""
     return [result for result in results if result.spec.config["strategy"] not in HELD_OUT_ALONE]
 
 
 def good(results: Iterable[Result]) -> list[Result]:
-    """Return the runs that ended, with a finite loss."""
+    """Return the finished runs with a finite loss."""
     return [result for result in results if _trouble(result) is None]
 
 

@@ -1,1 +1,1 @@
-"""Who is there and what they answered: nodes, their clients, and what travels between them and the server."""
+"""The nodes of a run: their clients, their replies, and the messages between them and the server."""

@@ -1,4 +1,4 @@
-"""How far a release may lie from the hypotheses, how long a site's sum may be, and how far a loss from others."""
+"""Bounds on the distance of a release from the hypotheses, on a site's sum, and on the effect of a single loss."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from umbel.protocol.release import NOISE_STEPS, Clipping, ClipSchedule, NoisePer
 from umbel.protocol.tasks import TrainingSpec
 
 LARGEST_UPDATE = 1e6
-"""The norm of an update that a run asks no more than: of a model of n numbers, sqrt(n) of about 1 are far."""
+"""Maximum norm of an update unless a run sets one: for a model of n parameters, sqrt(n) changes of about 1 are far."""
 
 _RARE = 27.7  # -log of the chance that noise is longer than its mechanism says: 1e-12
 _FAR = 10.0  # times the spread of most losses
-_SHARE = 0.2  # of the clients may say what they like
+_SHARE = 0.2  # share of clients that may report arbitrary values
 
 
-def furthest(task: TrainingSpec, hypotheses: NDArray[np.float64], most: float = 0.0) -> float:
-    """Return how far a release may lie from the nearest of the hypotheses.
+def furthest(task: TrainingSpec, hypotheses: Vectors, most: float = 0.0) -> float:
+    """Return the maximum distance of a release from the nearest hypothesis.
 
-    That is as long as an update may be, and as the noise on it is but once in 10^12 releases; without bound for a
-    mechanism that does not say how long its noise is.
+    This is the maximum norm of an update plus the norm that the noise exceeds only once in 10^12 releases; infinite for
+    a mechanism without such a bound.
 
     Parameters
     ----------
     hypotheses : ndarray, shape (k, n)
-        What was sent.
+        The hypotheses that were sent.
     most : float
-        The longest update; 0 for the clip norm where it is public, and elsewhere for `LARGEST_UPDATE`.
+        Maximum norm of an update; 0 for the clip norm if it is public, and otherwise for `LARGEST_UPDATE`.
     """
     n, mechanism = hypotheses.shape[1], _mechanism(task)
     public, whole_vector = task.clipping is Clipping.PUBLIC, task.noise_per is NoisePer.VECTOR
     # A site raises a clip norm to its own floor, which is this where it sets none, and until the noise spans enough
     # steps of 32-bit numbers.
     clip_norm = max(task.clip_norm, ClipSchedule.floor)
-    largest = float(np.abs(hypotheses).max())
+    largest = float(max(hypotheses.max(), -hypotheses.min()))
     step = _spacing(largest)
     if mechanism is not None:
         clip_norm = max(clip_norm, NOISE_STEPS * step / mechanism.deviation(n))
     if public:
         update = max(clip_norm, most)
     else:
-        # Each layer or row has its own floor.
+        # Each layer or row has a separate floor.
         parts = 1 if whole_vector else n
         update = math.hypot(most or LARGEST_UPDATE, clip_norm * math.sqrt(parts))
     reach = update
@@ -58,16 +58,16 @@ def furthest(task: TrainingSpec, hypotheses: NDArray[np.float64], most: float = 
 
 
 def furthest_sum(task: TrainingSpec, k: int, n: int, clients: int, most: float = 0.0) -> float:
-    """Return how long the sum of the updates of a site's clients may be, in n numbers, for each of k hypotheses.
+    """Return the maximum norm of the summed updates of a site's clients, of n parameters, for each of k hypotheses.
 
-    That is as many clip norms as there are clients, and as the noise is but once in 10^12 releases.
+    This is one clip norm for each client plus the norm that the noise exceeds only once in 10^12 releases.
 
     Parameters
     ----------
     task : TrainingSpec
         Its clip norm is public.
     most : float
-        The longest update; 0 for the clip norm.
+        Maximum norm of an update; 0 for the clip norm.
     """
     mechanism = _mechanism(task)
     clip_norm = max(task.clip_norm, ClipSchedule.floor, most)
@@ -94,14 +94,14 @@ def _spacing(largest: float) -> float:
 
 
 def _rounding(mechanism: Mechanism | None, n: int, radius: float, step: float, reach: float) -> float:
-    """Return what rounding to 32 bits adds to a norm, and to a grid of at most 1/16 of a coordinate's noise."""
+    """Return the effect on a norm of rounding to 32 bits, and to a grid of at most 1/16 of a coordinate's noise."""
     grid = 0.0 if mechanism is None else mechanism.deviation(n) * radius / NOISE_STEPS
     return math.sqrt(n) * (grid + 2 * (step + reach * 2.0**-23))
 
 
 def near(vectors: Vectors, hypotheses: NDArray[np.float64], reach: float) -> NDArray[np.bool_]:
     """Return which of the vectors (m, n) lie within reach of one of the hypotheses (k, n)."""
-    # By a matrix product, with no copy of vectors that may be large; where rounding could matter, exactly.
+    # A matrix product avoids a copy of vectors that may be large; if rounding could matter, the result is exact.
     squares = np.zeros((len(vectors), len(hypotheses)))
     for columns, block in in_blocks(vectors):
         squares += np.einsum("ij,ij->i", block, block)[:, None] - 2 * (block @ hypotheses[:, columns].T)
@@ -113,14 +113,15 @@ def near(vectors: Vectors, hypotheses: NDArray[np.float64], reach: float) -> NDA
 
 
 def pulled_in(values: NDArray[np.float64], ordered: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """Return values (m,) of clients with those that lie far from all others pulled towards them.
+    """Return values (m,) of clients, with those far from all others pulled in.
 
-    Where they are known in order, they are not sorted. Values that are spread as losses are come back as they are, so
-    that their mean is the plain one. A value is far at ten times what four in five clients keep from the median, or at
-    ten times what the median itself is from 0. Where at most one in five is negative, none is, as a loss cannot be.
+    `ordered` has the same values sorted, if known. Values with the usual spread of losses stay unchanged, so that their
+    mean is the plain one. A value is far at ten times the distance within which four in five clients lie from the
+    median, or at ten times the distance of the median from 0. If at most one in five values is negative, the result has
+    no negative value, as with losses.
 
-    So while at most one in five says what it likes, each such client counts as no more than ten times the honest
-    scale: among twenty losses near .8 one moves the mean by .4 at most, and not to 1e37.
+    So if at most one in five clients reports an arbitrary value, each of them counts as at most ten times the honest
+    scale: among twenty losses near .8 one moves the mean by at most .4, and not to 1e37.
     """
     if len(values) < 3:
         return values
@@ -129,7 +130,7 @@ def pulled_in(values: NDArray[np.float64], ordered: NDArray[np.float64] | None =
     apart = np.sort(np.abs(ordered - middle))
     width = _FAR * max(float(apart[int((1 - _SHARE) * (len(values) - 1))]), abs(middle))
     if width == 0 and apart[-1] > 0:
-        # Most are 0, as a hinge loss that is met: the scale is that of the others.
+        # If most are 0, as for a hinge loss that is met, the scale is that of the others.
         width = _FAR * _middle(apart[apart > 0])
     low, high = middle - width, middle + width
     if ordered[math.ceil(_SHARE * (len(values) - 1))] >= 0:
@@ -138,6 +139,6 @@ def pulled_in(values: NDArray[np.float64], ordered: NDArray[np.float64] | None =
 
 
 def _middle(ordered: NDArray[np.float64]) -> float:
-    """Return the median of values (m,) in increasing order."""
+    """Return the median of sorted values (m,)."""
     half = len(ordered) // 2
     return float(ordered[half]) if len(ordered) % 2 else float(ordered[half - 1] + ordered[half]) / 2

@@ -1,23 +1,26 @@
-"""Messages and their replies: until enough is there, or time is up."""
+"""Messages and their replies: wait until there are enough, or time is up."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from logging import WARNING
+from logging import INFO, WARNING
 
 from flwr.app import Message
 
+from umbel.protocol.durations import in_time
 from umbel.protocol.flower import ErrorCode, log
 from umbel.protocol.polling import pause
+from umbel.protocol.words import count_of
 from umbel.server.nodes.transport import Transport
 
-# Messages without a reply, of rounds that are over.
+# Number of messages without a reply to remember, from rounds that are over.
 _REMEMBERED = 1000
-# Seconds that a look waits for replies on their way, and a round's last look: what that takes is not sent again.
+# Seconds that a look waits for replies on their way, and a round's last look; an unread reply is not sent again.
 _PATIENCE, _LAST = 1.0, 0.2
-# What a client app raises is an answer; these are Flower's own words.
+_TELL_S = 60.0  # between two lines about a round that takes long
+# An error of a client app counts as a reply; these errors are Flower's own.
 _GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 
@@ -35,13 +38,13 @@ class Answer:
 
     @property
     def gone(self) -> bool:
-        """Whether the node is gone, or did not come to answer."""
+        """Whether the node is gone, or did not get to reply."""
         return self.reply.has_error() and self.reply.error.code in _GONE
 
 
 @dataclass(frozen=True)
 class _Sent:
-    """What must be remembered of a message; its content may be large."""
+    """The remembered part of a message; its content may be large."""
 
     node: int
     kind: str
@@ -53,10 +56,9 @@ class Exchange:
     Attributes
     ----------
     dropped : int
-        Replies of the last round that were of no use: late, doubled, or from a node that was not
-        asked.
+        Useless replies in the last round: late, repeated, or from a node that was not asked.
     silent : set of int
-        Nodes that owe a reply of the last round, or sent one that cannot be read.
+        Nodes whose reply in the last round is missing or unreadable.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -66,7 +68,7 @@ class Exchange:
         self._overdue: dict[str, _Sent] = {}
 
     def awaited(self, kind: str) -> set[int]:
-        """Return the nodes that still owe a reply to a message of a type, of any round."""
+        """Return the nodes whose reply to a message of a type is missing, from any round."""
         return {sent.node for sent in self._overdue.values() if sent.kind == kind}
 
     def run(
@@ -75,34 +77,38 @@ class Exchange:
         timeout: float,
         enough: Callable[[Sequence[Answer]], bool] = lambda _: False,
         keep_late: Sequence[str] = (),
+        name: str = "",
     ) -> list[Answer]:
-        """Send messages and return what was answered.
+        """Send messages and return the replies.
 
         Parameters
         ----------
         timeout : float
-            Seconds after which no more replies are waited for.
+            Maximum seconds of waiting.
         enough : callable
-            Whether the answers so far will do, so that the others need not be waited for.
+            Whether the replies so far suffice, so that waiting can end.
         keep_late : sequence of str
             Types of message whose late replies are kept. A round does not wait for them.
+        name : str
+            Of the round, for a line of the log each minute; empty for none.
 
         Returns
         -------
         list of Answer
-            One a message at most, in no order.
+            At most one for each message, in any order.
         """
         self.dropped = 0
         for message in messages:
             if message.metadata.message_type not in keep_late:
-                # A node that would pick it up when the round is over would train, and pay, for nothing.
+                # A node that picked it up after the round would train, and be charged, for nothing.
                 message.metadata.ttl = min(message.metadata.ttl, timeout)
         stored = self.transport.send(messages)
         data = [message.metadata for message in messages]
         waiting = {one.message_id: _Sent(one.dst_node_id, one.message_type) for one in data if one.message_id in stored}
         if len(waiting) < len(messages):
-            log(WARNING, "%d of %d messages could not be sent", len(messages) - len(waiting), len(messages))
-        began = time.monotonic()
+            unsent = len(messages) - len(waiting)
+            log(WARNING, "%d of %s could not be sent", unsent, count_of(len(messages), "message"))
+        began = told = time.monotonic()
         answers: list[Answer] = []
         spoilt: list[_Sent] = []
         while True:
@@ -123,6 +129,10 @@ class Exchange:
             waited = time.monotonic() - began
             if not needed or waited >= timeout or enough(answers):
                 break
+            if name and time.monotonic() - told >= _TELL_S:
+                told, asked = time.monotonic(), [one for one in data if one.message_type not in keep_late]
+                there = sum(answer.kind not in keep_late for answer in answers)
+                log(INFO, "%s: %d of %d nodes have replied, after %s", name, there, len(asked), in_time(waited))
             time.sleep(max(0.001, min(pause(waited), timeout - waited)))
         self.silent = {sent.node for sent in [*needed, *spoilt]}
         self._overdue |= waiting
@@ -132,17 +142,17 @@ class Exchange:
         return answers
 
     def _match(self, reply: Message, waiting: dict[str, _Sent], keep_late: Sequence[str]) -> Answer | None:
-        """Return the reply with its message, and forget the message; None where it is of no use."""
+        """Return the reply with its message, and forget the message; None for a useless reply."""
         sent_id, source = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
         late = self._overdue.get(sent_id)
         sent = waiting.get(sent_id, late)
         stranger = sent is not None and not reply.has_error() and source != sent.node
-        if not stranger:  # whose answer must not be taken for that of the node
+        if not stranger:  # its reply must not be taken for the node's
             self._overdue.pop(sent_id, None)
             waiting.pop(sent_id, None)
         if sent is None or stranger or (late is not None and sent.kind not in keep_late):
             self.dropped += 1
             node = source if sent is None or stranger else sent.node
-            log(WARNING, "dropped a reply of node %s that came late, twice or unasked", node)
+            log(WARNING, "dropped a late, repeated or unexpected reply of node %s", node)
             return None
         return Answer(sent.node, sent.kind, reply)

@@ -1,4 +1,4 @@
-"""The clients of a run, as a strategy sees them: who is asked, what they are sent, what came back.
+"""The clients of a run, as a strategy sees them: sampling, messages and replies.
 
 `umbel.server.nodes.exchange` sends the messages and waits, and `umbel.server.nodes.replies` checks the replies. On the
 node a message comes to `umbel.client.app`, behind the gate (`umbel.privacy.gate.own_app`).
@@ -16,7 +16,8 @@ from flwr.app import Array, ArrayRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from umbel.protocol.arrays import Arrays, flatten
+from umbel.models.prior import Prior
+from umbel.protocol.arrays import Arrays, as_matrix
 from umbel.protocol.clients import ClientInRun, ClientOnNode
 from umbel.protocol.flower import log
 from umbel.protocol.messages import (
@@ -41,7 +42,7 @@ from umbel.server.nodes.roster import TRAIN, VALIDATION, Absence, Roster, check_
 from umbel.server.nodes.transport import transport_of
 from umbel.server.nodes.words import told
 
-# Keys that keep the server's draws for different purposes apart.
+# Keys that separate the server's draws for different purposes.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
 _KEEP_S = 300.0  # seconds for which a run that is over waits for its nodes to be told
 
@@ -49,15 +50,15 @@ _KEEP_S = 300.0  # seconds for which a run that is over waits for its nodes to b
 class Fleet:
     """The nodes of a run and their clients.
 
-    Clients are sampled over all nodes and their replies put in client order before anything is
-    computed, so the result does not depend on how many nodes there are or who answers first.
+    Clients are sampled over all nodes, and their replies are put in client order before anything is computed. So the
+    result does not depend on the number of nodes or on the order of replies.
 
     Parameters
     ----------
     run : RunConfig, optional
-        Says how many clients a round asks, and how many nodes a run waits for.
+        Gives the number of clients in a round, and of nodes to wait for.
     **entries
-        In place of a run config: some of its entries; others are as by default.
+        Entries of a run config, instead of one; others have their defaults.
     """
 
     def __init__(self, run: RunConfig | None = None, **entries: Any) -> None:
@@ -66,7 +67,7 @@ class Fleet:
         self.metric_is_share = False
         """Whether the metric is one from 0 to 1, as an accuracy."""
         self.participations: NDArray[np.int64] = np.zeros(0, np.int64)
-        """How often each training client has released."""
+        """Number of releases of each training client."""
         self._turns: NDArray[np.int64] = np.zeros(0, np.int64)  # how often each was asked
         self._roster: Roster | None = None
         self._exchange: Exchange | None = None
@@ -74,10 +75,10 @@ class Fleet:
         self._training: Asked | None = None
         self._evaluation: Asked | None = None
         self.sent: Arrays = {}
-        """What the last `ask_training` sent."""
+        """The hypotheses of the last `ask_training`."""
         self._opened: tuple[dict[str, Array], Arrays, ArrayRecord] = {}, {}, ArrayRecord()
         self.task = TrainingSpec()
-        """What the last `ask_training` asked of all clients, without round and clients."""
+        """The task of the last `ask_training` for all clients, without round and clients."""
         self._furthest = 0.0
         self._outside = 0
 
@@ -98,19 +99,19 @@ class Fleet:
         return self._exchange
 
     def resume(self, grid: Grid, nodes: Sequence[tuple[int, Hosting]], spent: Mapping[ClientInRun, int]) -> None:
-        """Go on with a run.
+        """Resume a run.
 
         Parameters
         ----------
         nodes : sequence of (int, Hosting)
-            The nodes that there were, in the order of their clients.
+            The nodes before the interruption, in the order of their clients.
         spent : mapping from ClientInRun to int
-            How often each client that released did so.
+            Number of releases of each client that released.
         """
         self._roster = Roster.resumed(nodes, self.roster(grid))
         self.participations = np.zeros(self._roster.train, np.int64)
         self.participations[list(spent)] = list(spent.values())
-        self._turns = self.participations.copy()  # no less, and who was asked in vain is not on record
+        self._turns = self.participations.copy()  # a lower bound: requests without a release are not on record
 
     # --- asking
 
@@ -122,16 +123,16 @@ class Fleet:
         grid: Grid,
         clients: NDArray[np.int64] | None = None,
     ) -> list[Message]:
-        """Return the messages that ask clients to train, one a node.
+        """Return the messages that ask clients to train, one for each node.
 
         Parameters
         ----------
         hypotheses : ArrayRecord
-            What they start from.
+            The hypotheses to start from.
         task : TrainingSpec
-            What all clients are asked; round and clients are filled in here.
+            The task of all clients; round and clients are filled in here.
         clients : ndarray of int, optional
-            Who is asked, in increasing order; by default a sample of the round's own.
+            The clients to ask, in increasing order; by default the round's sample.
         """
         roster = self._present(grid)
         if clients is None:
@@ -140,7 +141,7 @@ class Fleet:
         self.sent, packed = self._open(hypotheses)
         rows = len(next(iter(self.sent.values()))) if task.release_by is ReleaseBy.SITE else None
         self._training = _asked(clients, placed, task.disclose_choice, rows)
-        self._furthest = furthest(task, flatten(self.sent), self.run.max_update_norm)
+        self._furthest = furthest(task, as_matrix(self.sent), self.run.max_update_norm)
         asked = {node: task.asking(round, locals_) for node, (_, locals_) in placed.items()}
         return [
             Message(round_request(packed, training=one), node, "train", group_id=str(round))
@@ -150,7 +151,7 @@ class Fleet:
     def ask_evaluation(
         self, round: int, hypotheses: ArrayRecord, task: EvaluationSpec, grid: Grid, group: str = ""
     ) -> list[Message]:
-        """Return the messages that ask a sample of the validation clients to score the hypotheses, one a node."""
+        """Return messages that ask a sample of the validation clients to score the hypotheses, one for each node."""
         roster = self._present(grid)
         seed = [self.run.seed, _SAMPLE_VALIDATION, round]
         clients = roster.draw(VALIDATION, round, seed, self.run.validation_clients_per_round or roster.validation)
@@ -177,20 +178,20 @@ class Fleet:
         self._opened = dict(record.items()), unpack(packed), packed
 
     def _open(self, hypotheses: ArrayRecord) -> tuple[Arrays, ArrayRecord]:
-        """Return what clients start from, as arrays and as it travels; for training and evaluation of a round once."""
+        """Return the hypotheses as arrays and as they travel; done once for a round's training and evaluation."""
         known = self._opened[0]
-        # By its arrays: a strategy may put others into the same record.
+        # Compared by arrays: a strategy may put others into the same record.
         if len(known) != len(hypotheses) or any(known.get(name) is not one for name, one in hypotheses.items()):
             self._remember(hypotheses, from_array_record(hypotheses))
         return self._opened[1:]
 
     @property
     def used_up(self) -> bool:
-        """Whether every training client has taken part as often as it may."""
+        """Whether every training client has reached its maximum number of participations."""
         return len(self._turns) > 0 and 0 < self.run.max_participations <= int(self._turns.min())
 
     def _present(self, grid: Grid) -> Roster:
-        """Return the roster, which knows which nodes of a simulation that may lose some are away."""
+        """Return the roster; in a simulation that may lose nodes, it knows which are away."""
         roster = self.roster(grid)
         if (transport := self.exchange_on(grid).transport).together:
             roster.see(transport.nodes())
@@ -201,7 +202,7 @@ class Fleet:
         seed = [self.run.seed, _SAMPLE_TRAIN, round]
         if not self.run.max_participations:
             return roster.draw(TRAIN, round, seed, self.clients_per_round)
-        # Turns count, and not releases: those that refuse would be asked before all others for ever.
+        # Requests count, not releases: otherwise clients that refuse would always be asked first.
         clients = roster.in_turn(round, seed, self.clients_per_round, self._turns, self.run.max_participations)
         self._turns[clients] += 1
         return clients
@@ -209,11 +210,10 @@ class Fleet:
     # --- sending and waiting
 
     def exchange(self, round: int, grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
-        """Send a round's messages, one a node, and return the replies that came in time.
+        """Send a round's messages, one for each node, and return the replies that came in time.
 
-        The round closes when a `quorum` of its clients has answered, or time is up. Nodes that came
-        later are asked what they host and take part from the next round on; nodes that did not
-        answer are left out for some rounds.
+        The round closes when a `quorum` of its clients has replied, or time is up. New nodes are asked for their
+        clients and take part from the next round on; nodes that did not reply are left out for some rounds.
 
         Parameters
         ----------
@@ -229,6 +229,7 @@ class Fleet:
             timeout,
             lambda answers: self._enough(answers, messages),
             keep_late=("query",),
+            name=f"round {round}",
         )
         silent = set(exchange.silent)
         for answer in answers:
@@ -236,7 +237,7 @@ class Fleet:
                 self._welcome(answer, exchange.transport.together)
             elif answer.reply.has_error():
                 reason = told(answer.reply.error.reason)
-                log(WARNING, "node %s did not answer the message of round %d: %s", answer.node, round, reason)
+                log(WARNING, "node %s did not reply to the message of round %d: %s", answer.node, round, reason)
                 if answer.gone:
                     silent.add(answer.node)
         asked = [answer for answer in answers if answer.kind != "query"]
@@ -244,21 +245,23 @@ class Fleet:
             self._roster.note(round, {answer.node for answer in asked} - silent, silent)
         return [answer.reply for answer in asked]
 
-    def send_best(self, grid: Grid, hypotheses: Arrays, timeout: float, run: str = "") -> None:
-        """Send all nodes what the run has found, for them to keep; what they make of it they do not say."""
-        content = keep_request(pack(hypotheses), run)
+    def send_best(
+        self, grid: Grid, hypotheses: Arrays, timeout: float, run: str = "", prior: Prior | None = None
+    ) -> None:
+        """Send the run's result to all nodes, which may keep it; they reply nothing."""
+        content = keep_request(pack(hypotheses), run, None if prior is None else prior.arrays)
         messages = [Message(content, node, "query.keep", group_id="keep") for node, _ in self.roster(grid).nodes]
         self.exchange_on(grid).run(messages, min(timeout, _KEEP_S))
 
     @property
     def dropped(self) -> int:
-        """Replies in the last round that came late, twice or unasked, and releases too far from what was sent."""
+        """Number of useless replies in the last round, and of releases too far from the hypotheses."""
         return (self._exchange.dropped if self._exchange else 0) + self._outside
 
     # --- reading
 
     def releases(self, replies: Iterable[Message]) -> Releases:
-        """Return the releases in the replies to the last `ask_training`, and count who took part."""
+        """Return the releases in the replies to the last `ask_training`, and count participations."""
         asked, answers = self._answers(replies)
         found = read_releases(answers, asked, self.sent, self._furthest)
         self._note(found.clients, found.outside)
@@ -272,33 +275,33 @@ class Fleet:
     def sums(self, replies: Iterable[Message]) -> Sums:
         """Return the sums in the replies to the last `ask_training`, if sites were asked for them; count as above."""
         asked, answers = self._answers(replies)
-        k, n = flatten(self.sent).shape
+        k, n = as_matrix(self.sent).shape
         most = partial(furthest_sum, self.task, k, n, most=self.run.max_update_norm)
         found = read_sums(answers, asked, self.sent, most)
         self._note(found.clients, found.outside)
         return found
 
     def _answers(self, replies: Iterable[Message]) -> tuple[Asked, dict[int, Message]]:
-        """Return whom the last `ask_training` asked, and a reply of each node that has something to say of them."""
+        """Return the clients that the last `ask_training` asked, and one usable reply of each node."""
         asked = self._training
         assert asked is not None
         usable = _usable(replies, asked)
         return asked, {node: reply for node, reply in usable.items() if answers_training(reply.content)}
 
     def _note(self, inside: NDArray[np.int64], outside: NDArray[np.int64]) -> None:
-        """Count who took part, also those whose releases are left out."""
+        """Count participations, also of clients whose releases are left out."""
         self._outside += len(outside)
         for clients in (inside, outside):
             self.participations[clients] += 1
 
     def scores(self, replies: Iterable[Message]) -> Scores | None:
-        """Return the scores in the replies to the last `ask_evaluation`; None without an answer."""
+        """Return the scores in the replies to the last `ask_evaluation`; None without valid replies."""
         if (asked := self._evaluation) is None:
             return None
         return read_scores(_usable(replies, asked), asked, self.run.validate_by, self.metric_is_share)
 
     def _enough(self, answers: Sequence[Answer], messages: Sequence[Message]) -> bool:
-        """Return whether a quorum of the clients that were asked has answered."""
+        """Return whether a quorum of the asked clients has replied."""
         if self.run.quorum >= 1:
             return False
         own = [answer for answer in answers if answer.kind != "query" and not answer.reply.has_error()]
@@ -310,7 +313,7 @@ class Fleet:
         return True
 
     def _invitations(self, round: int, exchange: Exchange) -> list[Message]:
-        """Ask nodes that do not take part what they host: new ones at once, those that refused some rounds later."""
+        """Ask nodes outside the run for their clients: new ones at once, those that refused some rounds later."""
         if self._roster is None or self._roster.simulated:
             return []
         asked = {node for node, absence in self._invited.items() if round <= absence.until}
@@ -344,15 +347,15 @@ def _asked(
 
 
 def _released(answer: Answer, asked: Asked) -> int:
-    """Return how many of the clients that were asked to train an answer says released."""
+    """Return how many of the clients asked to train have released, according to a reply."""
     try:
         return number_released(answer.reply.content, len(asked.positions.get(answer.node, ())), asked.rows)
-    except Exception:  # it is read again, and the reason told, when the round is over
+    except Exception:  # it is read once more after the round, and then the reason is logged
         return 0
 
 
 def _reported(answer: Answer, asked: Asked) -> int:
-    """Return how many of the clients that were asked to report an answer has the scores of."""
+    """Return how many of the clients asked to report have scores in a reply."""
     number = len(asked.positions.get(answer.node, ()))
     try:
         return number if scores_in(answer.reply.content, number) is not None else 0
@@ -361,10 +364,10 @@ def _reported(answer: Answer, asked: Asked) -> int:
 
 
 def _usable(replies: Iterable[Message], asked: Asked) -> dict[int, Message]:
-    """Return one usable reply a node; errors and repeats are dropped, and nodes that were not asked."""
+    """Return one usable reply for each node, without errors, repeats, and nodes that were not asked."""
     answers: dict[int, Message] = {}
     for reply in replies:
         node = reply.metadata.src_node_id
-        if not reply.has_error() and node in asked.positions:  # whose errors they are `exchange` knows
+        if not reply.has_error() and node in asked.positions:  # `exchange` logs the errors
             answers.setdefault(node, reply)
     return answers

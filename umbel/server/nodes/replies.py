@@ -1,4 +1,4 @@
-"""The replies of a round, checked. Invalid replies are dropped, and the round goes on."""
+"""The replies of a round, checked. Invalid replies are dropped; the round continues."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from umbel.server.nodes.bounds import near, pulled_in
 from umbel.server.nodes.words import told
 
 Average = Literal["mean", "median"]
-"""What the losses of many clients become."""
+"""Aggregates of many clients' losses."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The clients that were asked for something: for each node, their positions in the sample.
+    """The clients that a message asked: for each node, their positions in the sample.
 
     Attributes
     ----------
@@ -36,9 +36,9 @@ class Asked:
         Their numbers in the run (`umbel.protocol.clients.ClientInRun`), in increasing order.
     positions : dict from node id to ndarray of int
     disclose : bool
-        Whether they were asked for the hypothesis that they chose.
+        Whether they were asked for their choices.
     rows : int, optional
-        k, where sites were asked for sums; by default a node answers with a row a client that released.
+        k, if sites were asked for sums; by default a reply has one row for each client that released.
     """
 
     clients: NDArray[np.int64]
@@ -55,9 +55,9 @@ def read_releases(
     Parameters
     ----------
     hypotheses : dict of ndarray, each (k, \\*shape)
-        What was sent.
+        The hypotheses that were sent.
     furthest : float
-        How far a release may lie from the nearest of them (`umbel.server.nodes.bounds.furthest`).
+        Maximum distance of a release from the nearest of them (`umbel.server.nodes.bounds.furthest`).
     """
     taken = [one for node, reply in answers.items() if (one := _take(node, reply, asked, hypotheses, furthest))]
     joined = _joined(one.positions for one in taken)
@@ -66,7 +66,7 @@ def read_releases(
     choices = _joined(one.choices for one in taken)[order] if asked.disclose else None
     lost = len(asked.positions) - len(taken)
     vectors = _in_order(taken, order, sum(value[0].size for value in hypotheses.values()))
-    vectors.flags.writeable = False  # whether one reply holds them all or several do
+    vectors.flags.writeable = False  # for one reply as for several
     return Releases(vectors, asked.clients[joined[order]], choices, len(asked.clients), lost, outside)
 
 
@@ -76,7 +76,7 @@ def _joined(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 @dataclass
 class _Taken:
-    """What one reply holds: releases (m, n), whose they are, as positions in the sample, and what they chose."""
+    """One reply's releases (m, n), the positions of their clients in the sample, and the clients' choices."""
 
     reply: Message
     matrix: Vectors
@@ -86,7 +86,7 @@ class _Taken:
 
 
 def _take(node: int, reply: Message, asked: Asked, hypotheses: Arrays, furthest: float) -> _Taken | None:
-    """Return the releases in a node's reply, but for those too far from what was sent; None for a reply of no use."""
+    """Return the releases in a node's reply, except those too far from the hypotheses; None for a useless reply."""
     try:
         matrix, released, chosen = _read(reply, len(asked.positions[node]), asked.disclose, hypotheses)
     except Exception as error:  # keep running: one bad node must not stop the round
@@ -96,8 +96,8 @@ def _take(node: int, reply: Message, asked: Asked, hypotheses: Arrays, furthest:
     if inside.all():
         return _Taken(reply, matrix, mine, chosen, mine[:0])
     text = (
-        "left out %d of %d releases of node %s, further than %.3g from what was sent; if its own clip-norm-floor or "
-        "its data make its updates that long, raise max-update-norm"
+        "left out %d of %d releases of node %s, further than %.3g from the hypotheses; if its clip-norm-floor or its "
+        "data explain such long updates, raise max-update-norm"
     )
     log(WARNING, text, (~inside).sum(), len(inside), node, furthest)
     return _Taken(reply, matrix[inside], mine[inside], chosen[inside] if asked.disclose else chosen, mine[~inside])
@@ -106,7 +106,7 @@ def _take(node: int, reply: Message, asked: Asked, hypotheses: Arrays, furthest:
 def read_scores(
     answers: Mapping[int, Message], asked: Asked, by: Average = "mean", share: bool = False
 ) -> Scores | None:
-    """Return the mean, or the median, of loss and metric in nodes' replies; None without an answer.
+    """Return the mean, or the median, of loss and metric in nodes' replies; None without valid replies.
 
     A metric that is a share, such as an accuracy, is clipped to 0 to 1.
     """
@@ -121,8 +121,8 @@ def read_scores(
         if values is not None:
             scores[:, positions], exact[positions] = values, reports_exactly(reply.content)
     answered = ~np.isnan(scores).any(axis=0)
-    # A loss that overflows counts as the largest that there is: where it was left out, a model that blew up for most
-    # would be the best for those that are left. One that no model has would carry the mean of all to infinity.
+    # An infinite loss counts as the largest finite one: if it were left out, a model that diverged for most clients
+    # would be the best for the rest. A loss that no model has would make the mean infinite.
     scores = np.clip(scores, -_LARGEST, _LARGEST)
     if share:
         scores[1] = np.clip(scores[1], 0, 1)
@@ -136,16 +136,16 @@ def read_scores(
     else:
         loss, metric = (pulled_in(*values).mean() for values in zip(there, ordered, strict=True))
     m, most = there.shape[1], int(told_exactly.sum())
-    # Noise, or a mean that stands for many, says nothing of how clients differ.
+    # Noise, or a mean over many clients, shows nothing about their differences.
     alone = np.sort(there[:, told_exactly])
     spread = [alone[i, [round(q * (most - 1)) for q in SPREAD]].tolist() if most else [] for i in range(2)]
     return Scores(float(loss), float(metric), m, spread[0], spread[1], most)
 
 
 def _in_order(taken: list[_Taken], order: NDArray[np.int64], n: int) -> Vectors:
-    """Return the rows (m, n) of all replies in order; those of one reply, which has its clients in order, as they are.
+    """Return the rows (m, n) of all replies in order; the rows of a single reply, already in order, are not copied.
 
-    Models may be large, so there is one copy of all: a reply drops its arrays once they are copied.
+    Models may be large, so there is only one copy: a reply drops its arrays once they are copied.
     """
     if len(taken) == 1:
         return taken[0].matrix
@@ -175,7 +175,7 @@ def _read(
 
 
 def checked_rows(arrays: Arrays, rows: int, hypotheses: Arrays) -> Vectors:
-    """Return arrays from a node as a matrix (rows, n) if they have so many and are shaped as the hypotheses."""
+    """Return arrays from a node as a matrix (rows, n) if they have that many rows and the hypotheses' shapes."""
     expected = {name: ((rows, *value.shape[1:]), value.dtype) for name, value in hypotheses.items()}
     if {name: (value.shape, value.dtype) for name, value in arrays.items()} != expected:
         raise ProtocolError("its arrays do not fit the hypotheses", code="protocol.arrays")
@@ -185,7 +185,7 @@ def checked_rows(arrays: Arrays, rows: int, hypotheses: Arrays) -> Vectors:
     return matrix
 
 
-# --- what sites release of their clients together
+# --- sums of sites
 
 
 def read_sums(
@@ -196,9 +196,9 @@ def read_sums(
     Parameters
     ----------
     hypotheses : dict of ndarray, each (k, \\*shape)
-        What was sent.
+        The hypotheses that were sent.
     furthest : callable
-        How long a sum over so many clients may be (`umbel.server.nodes.bounds.furthest_sum`).
+        Maximum norm of a sum over so many clients (`umbel.server.nodes.bounds.furthest_sum`).
     """
     sums, counts, inside, outside = [], [], [], []
     lost = len(asked.positions) - len(answers)
@@ -216,10 +216,10 @@ def read_sums(
         longest, most = float(np.linalg.norm(matrix, axis=1).max()), furthest(len(mine))
         if not longest <= most:
             text = (
-                "left out the sums of node %s: one is %.3g long, those of %d clients %.3g at most; if its own "
-                "clip-norm-floor makes them that long, raise max-update-norm"
+                "left out the sums of node %s: one has norm %.3g, above the %.3g that %d clients can have; if its "
+                "clip-norm-floor explains such long sums, raise max-update-norm"
             )
-            log(WARNING, text, node, longest, len(mine), most)
+            log(WARNING, text, node, longest, most, len(mine))
             outside.append(mine)
             continue
         sums.append(matrix)

@@ -1,4 +1,4 @@
-"""Who is there: the nodes of a run and the clients they host."""
+"""The roster: the nodes of a run and the clients that they host."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.polling import pause
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting
+from umbel.protocol.words import count_of
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.words import told
 
 TRAIN, VALIDATION = "training", "validation"
 _LONGEST_ABSENCE = 15
-_POLL_S = 1.0  # seconds that one look for answers may take
+_POLL_S = 1.0  # maximum seconds of one look for replies
 
 
 @dataclass(frozen=True)
 class Absence:
-    """How often in a row a node did not answer, or refused to, and the last round that it is left out of."""
+    """How often in a row a node failed to reply or refused, and the last round that it is left out of."""
 
     times: int
     until: int
 
     @classmethod
     def following(cls, before: Absence | None, round: int) -> Absence:
-        """Return that of a node that failed in a round: for one round, and for twice as many and one each time more."""
+        """Return the absence after another failure: one round at first, then twice as many plus one each time."""
         times = 1 if before is None else before.times + 1
         return cls(times, round + min(2**times - 1, _LONGEST_ABSENCE))
 
@@ -52,9 +53,9 @@ class Roster:
     Parameters
     ----------
     nodes : dict from int to Hosting
-        What each node says it hosts, by node id.
+        Each node's account of its clients, by node id.
     max_share : float
-        The largest share of a round's clients that one node may have; plays no part in simulation.
+        Maximum share of a round's clients on one node; ignored in simulation.
     """
 
     def __init__(self, nodes: Mapping[int, Hosting], max_share: float = 1.0) -> None:
@@ -66,15 +67,15 @@ class Roster:
 
     @property
     def nodes(self) -> list[tuple[int, Hosting]]:
-        """Each node with what it hosts, in the order in which their clients are numbered."""
+        """Each node with its account, in the order in which their clients are numbered."""
         return list(self._nodes.items())
 
     @classmethod
     def resumed(cls, before: Sequence[tuple[int, Hosting]], now: Roster) -> Roster:
-        """Return the nodes of a run that goes on: numbered as they were, with new ones after them.
+        """Return the nodes of a resumed run: numbered as before, with new ones after them.
 
-        Those that are not there now keep their numbers, for when they come back. A node that hosts
-        other clients than it did is left out: its clients can no longer be told apart.
+        Absent nodes keep their numbers, in case they return. A node that hosts other clients than before is left out,
+        since its clients can no longer be identified.
         """
         if now.simulated:
             return now
@@ -83,12 +84,12 @@ class Roster:
         for node, was in before:
             if now._nodes.get(node, was) != was:
                 roster._absent[node] = Absence(1, sys.maxsize)
-                log(WARNING, "node %s hosts other clients than before and is left out; a new run takes it in", node)
+                log(WARNING, "node %s hosts other clients than before and is left out of this run", node)
         roster.join({node: hosts for node, hosts in now.nodes if node not in roster})
         return roster
 
     def join(self, nodes: Mapping[int, Hosting]) -> None:
-        """Add nodes; their clients' numbers follow those that there are."""
+        """Add nodes; their clients' numbers follow the existing ones."""
         self._nodes |= dict(sorted(nodes.items()))
         hosting = list(self._nodes.values())
         self._steps = {one.step for one in hosting}
@@ -119,24 +120,25 @@ class Roster:
         return node in self._nodes
 
     def see(self, nodes: Iterable[int]) -> None:
-        """Leave out, until it is seen again, each node that is not among these."""
+        """Leave out each node that is not among these, until it is seen again."""
         self._away = set(self._nodes) - set(nodes)
 
     def note(self, round: int, answered: Iterable[int], silent: Iterable[int]) -> None:
-        """Note which nodes answered in a round and which did not.
+        """Note which nodes replied in a round and which did not.
 
-        One that did not is left out for a round, and for twice as many and one more each time that
-        it fails again: a node that is gone would hold up every round.
+        A node that did not is left out for a round, and after each further failure for twice as many plus one: a node
+        that is gone would delay every round.
         """
         for node in answered:
             self._absent.pop(node, None)
         for node in silent:
             absence = self._absent[node] = Absence.following(self._absent.get(node), round)
             rounds = absence.until - round
-            log(WARNING, "node %s did not answer in round %d and is left out for %d rounds", node, round, rounds)
+            out = count_of(rounds, "round")
+            log(WARNING, "node %s did not reply in round %d and is left out for %s", node, round, out)
 
     def left_out(self, round: int) -> int:
-        """Return how many nodes are left out of a round, because they did not answer or are away."""
+        """Return how many nodes are left out of a round, because they failed to reply or are away."""
         return len(self._gone(round))
 
     def present(self, role: str, round: int) -> NDArray[np.int64]:
@@ -145,18 +147,18 @@ class Roster:
         there = np.full(len(clients), True)
         for node, (positions, _) in self.place(role, clients).items() if gone else ():
             there[positions] = node not in gone
-        # When all are gone it is better to ask them than to let rounds go by.
+        # If all are gone, asking them is better than an empty round.
         return clients[there] if there.any() else clients
 
     def draw(self, role: str, round: int, seed: Sequence[int], size: int) -> NDArray[np.int64]:
         """Draw `size` of the clients that are `present`, or all of them if they are fewer, in increasing order.
 
-        Where a node's share is bounded, fewer may be drawn: a node that has its share is passed over.
+        If a node's share is limited, fewer may be drawn: a node that has its share is skipped.
         """
         if self._max_share < 1 and not self.simulated:
             return self._draw_shared(role, round, seed, size)
         if not self._gone(round):
-            # The same draw without a list of all clients, who may be a million.
+            # The same draw without a list of all clients, perhaps a million.
             return sample(seed, self._total(role), min(size, self._total(role)))
         there = self.present(role, round)
         return there[sample(seed, len(there), min(size, len(there)))]
@@ -164,7 +166,7 @@ class Roster:
     def in_turn(
         self, round: int, seed: Sequence[int], size: int, turns: NDArray[np.int64], most: int
     ) -> NDArray[np.int64]:
-        """Draw `size` training clients, or fewer, of those that had the fewest turns, and less than `most`."""
+        """Draw `size` training clients, or fewer, among those with the fewest turns, which must be below `most`."""
         willing = np.flatnonzero(turns < most)
         there = np.intersect1d(willing, self.present(TRAIN, round))
         there = there if len(there) else willing
@@ -173,10 +175,10 @@ class Roster:
         return np.sort(there[first]).astype(np.int64)
 
     def _draw_shared(self, role: str, round: int, seed: Sequence[int], size: int) -> NDArray[np.int64]:
-        """Draw clients one after the other and pass over those whose node has its share.
+        """Draw clients in turn and skip those whose node has its share.
 
-        Each client has a time, drawn from an exponential distribution, and the first come in. Of a node only
-        as many times are drawn as it may have clients: those of the first ones (Renyi, 1953).
+        Each client has a time from an exponential distribution, and the earliest are drawn. For a node only as many
+        times are drawn as it may have clients, namely its earliest (Renyi, 1953).
         """
         counts, gone = self._counts[role], self._gone(round)
         first = np.cumsum(counts) - counts
@@ -213,7 +215,7 @@ class Roster:
         Returns
         -------
         dict from node id to (positions, locals)
-            Positions in `clients`, and the same clients as the node counts them.
+            Positions in `clients`, and the same clients in the node's numbering.
         """
         if self.simulated:
             number = clients + (self.train if role == VALIDATION else 0)
@@ -234,23 +236,23 @@ class Roster:
 
 
 def gather(exchange: Exchange, run: RunConfig) -> Roster:
-    """Ask the nodes what they host, until all are there.
+    """Ask the nodes for their clients, until all are there.
 
-    Waits for the nodes and the clients that the run asks for, and in simulation for every part of the dataset, since
-    the first look at a simulation may show only some of its nodes. A node with an invalid answer is left out.
+    This waits for the nodes and the clients that the run asks for. In simulation it waits for every part of the
+    dataset, since the first look may show only some of the nodes. A node with an invalid reply is left out.
 
-    A node starts a process and imports PyTorch before its first answer, which takes a slow machine minutes. So a
-    query lives as long as the run waits, and a node is not asked again before Flower says that its query is lost.
+    A node starts a process and imports PyTorch before its first reply, which takes minutes on a slow machine. So a
+    query lives as long as the run waits, and a node is asked again only after Flower reports that its query is lost.
 
     Parameters
     ----------
     exchange : Exchange
-        The one that the rounds are sent with: it brings the answers that are not waited for.
+        The exchange of the rounds: it returns late replies.
 
     Raises
     ------
     FleetError
-        When the nodes are not there after `node_wait` seconds.
+        If the nodes are missing after `node_wait` seconds.
     """
     began, together = time.monotonic(), exchange.transport.together
     nodes: dict[int, Hosting] = {}
@@ -276,31 +278,33 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
             enough = there[0] >= run.clients_per_round and there[1] >= run.validation_clients_per_round
             if together or enough or waited >= run.node_wait:
                 for node in set(nodes) - set(fitting):
-                    log(WARNING, "node %s shares the dataset otherwise than most; it is left out", node)
-                log(INFO, "%d nodes host %d training and %d validation clients", len(fitting), *there)
+                    log(WARNING, "node %s splits the dataset differently from most and is left out", node)
+                hosts = f"{count_of(len(fitting), 'node')} {'hosts' if len(fitting) == 1 else 'host'}"
+                log(INFO, "%s %d training and %d validation clients", hosts, *there)
                 return Roster(fitting, run.max_node_share)
         if together and refused and parts > 1:
             raise FleetError(
-                f"{len(refused)} of the simulated nodes refused to take part; the log above says why",
+                f"{count_of(len(refused), 'simulated node')} refused to take part; the log above says why",
                 code="nodes.refused",
             )
         if waited >= run.node_wait:
             raise FleetError(
-                f"after {run.node_wait:.0f} s {len(fitting)} nodes host clients, {len(refused)} refused, and the run "
-                f"needs {max(run.min_nodes, parts)}; start more nodes, or lower min-nodes or raise node-wait",
+                f"after {run.node_wait:.0f} s the run has {len(fitting)} of "
+                f"{count_of(max(run.min_nodes, parts), 'node')}, and {len(refused)} refused; start more nodes, lower "
+                "min-nodes or raise node-wait",
                 code="nodes.missing",
             )
         if not waiting:
-            log(INFO, "waiting for nodes to say what they host, for %.0f s at most", run.node_wait)
+            log(INFO, "waiting for nodes to report their clients, for at most %.0f s", run.node_wait)
             waiting = True
         time.sleep(pause(waited))
 
 
 def hosting_of(answer: Answer, max_clients: int, together: bool, roster: Roster | None = None) -> Hosting | None:
-    """Return what a node hosts, which joins a roster if there is one; None, and a line in the log, where it cannot."""
+    """Return a node's account, if it may join; None, and a line in the log, if it may not."""
     try:
         if answer.reply.has_error():
-            raise ProtocolError(f"says {answer.reply.error.reason} (its own log says why)", code="protocol.node-error")
+            raise ProtocolError(f"says {answer.reply.error.reason} (its log says why)", code="protocol.node-error")
         hosting = admitted(answer.reply.content, max_clients, together)
         if roster is not None and answer.node in roster:
             raise ProtocolError("takes part already", code="protocol.hosting")
@@ -313,15 +317,15 @@ def hosting_of(answer: Answer, max_clients: int, together: bool, roster: Roster 
 
 
 def admitted(content: RecordDict, max_clients: int, together: bool) -> Hosting:
-    """Return what a node's answer says that it hosts.
+    """Return a node's account of its clients, checked.
 
-    Which part of a dataset that is plays a role in simulation alone: elsewhere a site that lies about it would
-    have the others asked for clients that they do not host.
+    Only in simulation does its part of the dataset matter: elsewhere a site could lie about it, and other sites would
+    be asked for clients that they do not host.
 
     Raises
     ------
     ProtocolError
-        When it cannot be, or must not.
+        If the account is impossible or not allowed.
     """
     hosting = hosting_in(content)
     if hosting.step == 1 and not together:
@@ -340,7 +344,7 @@ def admitted(content: RecordDict, max_clients: int, together: bool) -> Hosting:
 
 
 def fellows(nodes: Mapping[int, Hosting]) -> dict[int, Hosting]:
-    """Return those nodes that can be in one run: most of them, and on a tie those that serve their own data."""
+    """Return the nodes that fit into one run: the majority, and on a tie those that serve their own data."""
     counts = Counter(hosting.step for hosting in nodes.values())
     step = max(counts, key=lambda step: (counts[step], step < 0), default=-1)
     found: dict[int, Hosting] = {}
@@ -355,15 +359,15 @@ def fellows(nodes: Mapping[int, Hosting]) -> dict[int, Hosting]:
 def largest_share(counts: Sequence[int], size: int, share: float) -> int:
     """Return how many clients each node may have in a round so that none has more than its share of them.
 
-    With fewer nodes than fit the share, it is that of one node less: nodes that host next to nothing must not
+    With too few nodes for that share, it becomes the share for one node less: nodes with almost no clients must not
     make a round small.
 
     Parameters
     ----------
     counts : sequence of int
-        How many clients each node hosts.
+        Number of clients on each node.
     size : int
-        Clients that the round asks.
+        Number of clients that the round asks.
     """
     share = max(share, 1 / max(1, len(counts) - 1))
     low, high = 1, max(counts, default=1)
@@ -375,15 +379,16 @@ def largest_share(counts: Sequence[int], size: int, share: float) -> int:
 
 
 def check_enough(what: str, asked: int, there: int) -> None:
-    """Raise `ConfigError` when more clients are asked for than there are."""
+    """Raise `ConfigError` if more clients are asked for than exist."""
     if asked > there:
         raise ConfigError(
-            f"{what} = {asked}, but the nodes host only {there} such clients; lower it", code="config.too-few-clients"
+            f"{what} = {asked} exceeds the number of such clients on the nodes, {there}; lower it",
+            code="config.too-few-clients",
         )
 
 
 def sample(seed: Sequence[int], population: int, size: int) -> NDArray[np.int64]:
     """Draw `size` of `population` clients without replacement, in increasing order."""
-    # The same as of a list, which NumPy would take apart.
+    # The same result as from a list, which NumPy would convert element by element.
     words = np.array(seed, np.uint32) if max(seed) < 2**32 else seed
     return np.sort(np.random.default_rng(words).choice(population, size, replace=False)).astype(np.int64, copy=False)

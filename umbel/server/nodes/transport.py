@@ -1,4 +1,4 @@
-"""What carries messages to nodes and replies back: a simulation in this process, or a SuperLink."""
+"""Transports, which carry messages to nodes and replies back: a simulation in this process, or a SuperLink."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from umbel.protocol.flower import drop_limit, in_memory, limit_answer, log, refu
 from umbel.protocol.messages import largest_answer
 from umbel.server.nodes.words import told
 
-# Messages sent at a time: nodes find all parts of theirs there, and need not ask for them again and again.
+# Messages sent at a time: nodes then find all parts of theirs at once, and need not ask repeatedly.
 _BATCH = 16
-# Pulls at once: of replies of this round, of late replies that are of use, and of late replies that are not.
+# Parallel pulls: of replies of this round, of useful late replies, and of useless late replies.
 _PULLS = (16, 2, 2)
 # A pull is stuck when it takes this many times as long as usual, but at least and at most this many seconds.
 _STUCK, _SHORTEST, _LONGEST = 4, 1.0, 10.0
@@ -29,7 +29,7 @@ _STUCK, _SHORTEST, _LONGEST = 4, 1.0, 10.0
 _REQUESTS = 10
 # A reply is given up after this many pulls at which the SuperLink failed.
 _TRIES = 5
-# Errors of the way to the SuperLink, for which no node can be blamed.
+# Errors of the connection to the SuperLink; they are not a node's fault.
 _UNREACHABLE = (httpx.HTTPError, OSError)
 
 
@@ -43,23 +43,23 @@ class Transport:
         self.grid = grid
 
     def nodes(self) -> list[int]:
-        """Return the ids of the nodes that are there."""
+        """Return the ids of the connected nodes."""
         return list(self.grid.get_node_ids())
 
     def send(self, messages: Sequence[Message]) -> set[str]:
-        """Send messages, and return the ids of those that could be sent."""
+        """Send messages, and return the ids of those that were sent."""
         batches = [messages[start : start + _BATCH] for start in range(0, len(messages), _BATCH)]
         return {message_id for batch in batches for message_id in self.grid.push_messages(batch)}
 
     def collect(self, ids: Sequence[Collection[str]], seconds: float) -> tuple[list[Message], list[str]]:
-        """Return replies that are there, and the ids of messages whose replies cannot be read.
+        """Return available replies, and the ids of messages whose replies cannot be read.
 
         Parameters
         ----------
         ids : sequence of three collections of str
-            Of this round's messages, of earlier ones whose late replies are of use, and of those whose are not.
+            Ids of this round's messages, of earlier ones whose late replies are useful, and of others.
         seconds : float
-            How long to wait for replies that are on their way; what comes later is returned by a later call.
+            Seconds to wait for replies on their way; a later call returns later ones.
         """
         raise NotImplementedError
 
@@ -80,7 +80,7 @@ class Simulation(Transport):
 
 
 class _Pull(NamedTuple):
-    """A pull that is under way: which of `_PULLS` it counts among, for which message, since when."""
+    """A pull in progress: its kind among `_PULLS`, its message, and its start."""
 
     kind: int
     message_id: str
@@ -90,10 +90,10 @@ class _Pull(NamedTuple):
 class SuperLink(Transport):
     """Nodes behind a SuperLink.
 
-    Each reply is pulled by itself, in a thread. Flower's pull waits for minutes where a node cuts off the upload of
-    its reply, and raises where a reply cannot be read. So neither holds up other replies. The number of pulls at once
-    is bounded, and a pull that is stuck no longer counts. Only a pull that finds a reply is followed by another: while
-    nodes compute, a call does not ask for all replies, and the next call goes on where it ended.
+    Each reply is pulled separately, in a thread. Flower's pull waits for minutes if a node cuts off the upload of its
+    reply, and raises if a reply cannot be read; neither delays other replies. The number of parallel pulls is bounded,
+    and a stuck pull no longer counts. Only a pull that finds a reply is followed by another: while nodes compute, a
+    call does not ask for all replies, and the next call continues where it ended.
     """
 
     together = False
@@ -110,13 +110,13 @@ class SuperLink(Transport):
         self._read: tuple[list[Message], list[str]] = [], []  # what `collect` returns next
 
     def send(self, messages: Sequence[Message]) -> set[str]:
-        """Send messages, each with a note of how large the answer may be."""
+        """Send messages, each with a note of its answer's maximum size."""
         for message in messages:
             limit_answer(message, largest_answer(message.content))
         return super().send(messages)
 
     def collect(self, ids: Sequence[Collection[str]], seconds: float) -> tuple[list[Message], list[str]]:
-        """Return replies that are there; raise what the way to the SuperLink raises."""
+        """Return available replies; raise errors of the connection to the SuperLink."""
         now, longest = time.monotonic(), min(max(_SHORTEST, _STUCK * self.usual), _LONGEST)
         busy = Counter(pull.kind for pull in self._pulls.values() if now - pull.began < longest)
         free = [most - busy[kind] for kind, most in enumerate(_PULLS)]
@@ -142,7 +142,7 @@ class SuperLink(Transport):
         return read
 
     def _begin(self, kind: int, message_id: str) -> Future[list[Message]]:
-        """Pull the reply to a message in a thread that does not hold up the end of the process."""
+        """Pull the reply to a message in a thread that does not delay the end of the process."""
         future: Future[list[Message]] = Future()
 
         def pull() -> None:
@@ -161,14 +161,14 @@ class SuperLink(Transport):
         return future
 
     def learn(self, seconds: float) -> None:
-        """Note how long a reply took. A far slower one counts little: a node may wish that others seem slow."""
+        """Note how long a reply took. A far slower one counts little: a node may want others to seem slow."""
         self.usual += (min(seconds, 2 * self.usual + _SHORTEST / 10) - self.usual) / 8
 
     def _keep(self, pull: _Pull, future: Future[list[Message]]) -> bool:
-        """Keep what a pull read; return whether another follows it."""
+        """Keep the result of a pull; return whether another pull follows."""
         error, (replies, unreadable) = future.exception(), self._read
         if isinstance(error, httpx.HTTPStatusError) and error.response.is_server_error:
-            # The SuperLink failed: for want of time, or at this reply again and again.
+            # The SuperLink failed: it was too slow, or fails repeatedly at this reply.
             self._failures[pull.message_id] += 1
             if self._failures[pull.message_id] < _TRIES:
                 return True
@@ -184,7 +184,7 @@ class SuperLink(Transport):
             drop_limit(reply)
         if any(reply.metadata.reply_to_message_id != pull.message_id for reply in found):
             # It would be taken for the reply of the node whose message it names.
-            log(WARNING, "dropped a reply that names another message than the one it was pulled for")
+            log(WARNING, "dropped a reply to another message than the one asked about")
             unreadable.append(pull.message_id)
         else:
             replies += found

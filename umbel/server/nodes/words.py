@@ -1,4 +1,4 @@
-"""What a node says, as it may stand in the server's log."""
+"""Text from a node, made safe for the server's log."""
 
 from __future__ import annotations
 

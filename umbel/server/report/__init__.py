@@ -1,4 +1,4 @@
-"""The report of a run: `page` puts together what `figures` draws and what `alarms` warns of."""
+"""The report of a run: `page` combines the figures of `figures` and the warnings of `alarms`."""
 
 from umbel.server.report.compare import check
 from umbel.server.report.page import render

@@ -1,4 +1,4 @@
-"""What may have gone wrong in a run, told from its history."""
+"""Warnings about a run, from its history."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from umbel.protocol.words import count_of
 from umbel.server.history import MIN_ROUNDS, Round, collapsed, diverged, last_rounds, middle_ratio
 from umbel.server.summary import DIVERGED
 
-# Hypotheses closer than this part of what they were at their furthest have drifted together.
+# Hypotheses have drifted together if their distance is below this share of its maximum.
 DRIFTED = 0.1
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """One thing to look at: what it is, and what it says of the run."""
+    """A warning: its title, and its text about the run."""
 
     title: str
     text: str
 
 
 def drifted(history: Sequence[Round]) -> list[int]:
-    """Return the hypotheses whose distance to the nearest other one has become a tenth of what it was.
+    """Return the hypotheses whose distance to the nearest other one has fallen to a tenth.
 
-    Compared are medians over five successive rounds, the last ones against the largest, so that
-    no single noisy round counts.
+    The comparison uses medians over five successive rounds, the last ones against the largest, so that no single noisy
+    round counts.
     """
     lines = np.array([entry.nearest for entry in history])
     if lines.size == 0 or len(lines) < 2 * MIN_ROUNDS:
@@ -38,7 +39,7 @@ def drifted(history: Sequence[Round]) -> list[int]:
 
 
 def alarms(history: Sequence[Round], hypotheses: int, validate_every: int, validators: int | None) -> list[Alarm]:
-    """Return what people should know before they use the outcome, worst first.
+    """Return warnings that people need before they use the result, worst first.
 
     Parameters
     ----------
@@ -58,15 +59,13 @@ def alarms(history: Sequence[Round], hypotheses: int, validate_every: int, valid
 
 def _diverged(history: Sequence[Round]) -> Iterator[Alarm]:
     if diverged(history):
-        text = f"The loss at the end is several times the lowest; the best hypotheses are kept. {DIVERGED}"
+        text = f"The last loss is several times the lowest; the best hypotheses are kept. {DIVERGED}"
         yield Alarm("The rounds diverged", text)
 
 
 def _not_finite(history: Sequence[Round]) -> Iterator[Alarm]:
     if bad := [entry.number for entry in history if not np.isfinite(entry.nearest).all()]:
-        text = (
-            f"From round {bad[0]} on, some of their numbers were infinite or undefined. A smaller step-size may help."
-        )
+        text = f"Some of their numbers were infinite or undefined from round {bad[0]} on. A smaller step-size may help."
         yield Alarm("Hypotheses diverged", text)
 
 
@@ -79,14 +78,14 @@ def _validation(history: Sequence[Round], validate_every: int, validators: int |
         first = next(entry.number for entry in due if entry not in given)
         text = (
             f"In {count_of(missing, 'validation')} of {len(due)} (the first in round {first}) no validation "
-            "client answered with a finite loss. Training may have diverged there, or the nodes that hold these "
+            "client replied with a finite loss. Training may have diverged there, or the nodes that hold these "
             "clients may have failed."
         )
         yield Alarm("Validation loss not finite", text)
     if len(given) > 1 and min(given, key=lambda entry: entry.loss or 0.0) is given[0]:
         text = (
-            f"None of {count_of(len(given) - 1, 'later validation')} had a lower loss than the first, in round "
-            f"{given[0].number}: training did not help."
+            f"The first validation, in round {given[0].number}, had the lowest loss of all {len(given)}: training did "
+            "not help."
         )
         yield Alarm("Validation loss never improved", text)
 
@@ -97,20 +96,20 @@ def _empty(history: Sequence[Round], hypotheses: int) -> Iterator[Alarm]:
     totals = np.sum([entry.groups for entry in last], axis=0)
     empty, best = np.flatnonzero(totals == 0), history[-1].best_round
     older = 0 < best <= last[0].number
-    before = f" The best hypotheses are older: those that round {best} started from." if older else ""
+    before = f" The best hypotheses are from before that: the start of round {best}." if older else ""
     if collapsed(history):
         every = "all" if len(empty) == hypotheses - 1 else f"{int(totals.max())} of"
         text = (
-            f"In the last {len(last)} rounds of training {every} {int(totals.sum())} releases went to hypothesis "
-            f"{int(totals.argmax())}. That leaves one model for all, which is right if all clients are of one kind; "
-            f"otherwise nothing is personalised any more. {why_collapsed(last)}{before}"
+            f"In the last {len(last)} rounds of training, {every} {int(totals.sum())} releases went to hypothesis "
+            f"{int(totals.argmax())}. One model for all is right if all clients are of one kind; otherwise the run no "
+            f"longer personalises. {why_collapsed(last)}{before}"
         )
         yield Alarm("Clusters collapsed into one", text)
     elif len(empty):
         text = (
-            f"In the last {len(last)} rounds of training no release went to {name_hypotheses(empty)}. That is right if "
-            f"the clients are of no more than {count_of(hypotheses - len(empty), 'kind')}; otherwise a group may have "
-            f"been missed, and another seed or more restarts may help.{before}"
+            f"In the last {len(last)} rounds of training, no release went to {name_hypotheses(empty)}. That is right "
+            f"if the clients are of at most {count_of(hypotheses - len(empty), 'kind')}. Otherwise the run may have "
+            f"missed a group, and another seed or more restarts may help.{before}"
         )
         yield Alarm(f"{count_of(len(empty), 'hypothesis', 'hypotheses')} without releases", text)
 
@@ -118,8 +117,8 @@ def _empty(history: Sequence[Round], hypotheses: int) -> Iterator[Alarm]:
 def _close(history: Sequence[Round]) -> Iterator[Alarm]:
     if close := drifted(history):
         text = (
-            f"The distance from {name_hypotheses(close)} to the nearest other one is less than a tenth of its maximum "
-            "in this run: they have become nearly the same model."
+            f"The distance from {name_hypotheses(close)} to the nearest other one is below a tenth of its maximum in "
+            "this run: these have become nearly the same model."
         )
         yield Alarm("Hypotheses drifted together", text)
 
@@ -128,9 +127,9 @@ def _too_few(history: Sequence[Round]) -> Iterator[Alarm]:
     trained = [entry for entry in history if entry.asked]
     if stuck := [entry.number for entry in trained if not entry.moved]:
         text = (
-            f"In {count_of(len(stuck), 'round')} of {len(trained)} (the first was round {stuck[0]}) fewer than "
-            "min-releases clients released, so the hypotheses stayed as they were. Sites refuse what their policy or "
-            "budget does not allow; their own logs give the reason."
+            f"{count_of(len(stuck), 'round')} of {len(trained)} (the first was round {stuck[0]}) had fewer releases "
+            "than min-releases, so the hypotheses stayed unchanged. Sites refuse requests that their policy or budget "
+            "does not allow; their logs give the reason."
         )
         yield Alarm("Too few releases", text)
 
@@ -138,27 +137,27 @@ def _too_few(history: Sequence[Round]) -> Iterator[Alarm]:
 def _lost(history: Sequence[Round]) -> Iterator[Alarm]:
     if lost := [entry for entry in history if entry.lost_nodes]:
         text = (
-            f"In {count_of(len(lost), 'round')} (the first was round {lost[0].number}) nodes gave no usable answer to "
-            f"training, at most {max(entry.lost_nodes for entry in lost)} at a time. What their clients released, if "
-            "anything, is not in the outcome."
+            f"In {count_of(len(lost), 'round')} (the first was round {lost[0].number}) nodes sent no usable reply to "
+            f"training: at most {count_of(max(entry.lost_nodes for entry in lost), 'node')} a round. The result lacks "
+            "the releases of their clients."
         )
         yield Alarm("Nodes lost", text)
 
 
 def why_collapsed(last: Sequence[Round]) -> str:
-    """Return what is the matter where all releases go to one hypothesis, by Eq. 9's ratio, and what may help."""
+    """Return why all releases go to one hypothesis, by Eq. 9's ratio, and what may help."""
     ratio = middle_ratio(last)
     if ratio is None:
         return "Another seed or more restarts may help."
     if ratio < 1:
         return (
-            f"Eq. 9's ratio is {ratio:.2g}: releases show which hypothesis they come from, so it is the clients that "
-            'choose this one, and it alone is trained. With strategy "group-privacy" and strategy-options = '
-            '"respawn=3" the others are reborn from its releases as soon as these are of two kinds.'
+            f"Eq. 9's ratio is {ratio:.2g}: releases show which hypothesis they come from, so the clients themselves "
+            "choose this one. If strategy-options has no respawn, set respawn=3: the other hypotheses then start again "
+            "once these releases are of two kinds. If it is set, all clients look like one kind."
         )
     return (
-        f"Eq. 9's ratio is {ratio:.2g}: releases lie further from their hypothesis than that is from the next, so "
-        "clustering may have put them together. Less noise, more clients a round or more restarts may help."
+        f"Eq. 9's ratio is {ratio:.2g}: releases are further from their hypothesis than its nearest neighbour is, so "
+        "clustering may have merged them. Less noise, more clients a round or more restarts may help."
     )
 
 
@@ -169,8 +168,3 @@ def name_hypotheses(numbers: Sequence[int] | NDArray[np.int64]) -> str:
     if len(numbers) > 8:
         return f"hypotheses {', '.join(map(str, numbers[:7]))} and {len(numbers) - 7} others"
     return f"hypotheses {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
-
-
-def count_of(number: int, one: str, many: str = "") -> str:
-    """Return a number of things in words, as "1 round" or "1,200 rounds"."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

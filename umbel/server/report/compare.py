@@ -1,4 +1,4 @@
-"""A run beside others of the same data: what sets them apart, and seeds of one kind together."""
+"""A run beside others of the same data: their differences, with runs that differ only in the seed grouped."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from umbel.server.report.tables import Table
 from umbel.server.report.view import HeldOut, View
 
 MAX_KINDS = 7
-"""Kinds of runs that can be told apart beside the report's own."""
+"""Maximum number of other groups of runs in a report."""
 
-# What plays no part in what a run learns.
+# Settings that do not affect the result of a run.
 _NO_MATTER = {"seed", "resume", "device", "engine", "observers", "track", "track-options", "node-wait", "round-timeout"}
 _NAMED = 3  # keys in a label
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs that differ in their seed alone.
+    """Runs that differ only in their seeds.
 
     Attributes
     ----------
     label : str
-        What sets them apart from the report's own run.
+        The differences from the report's own run.
     views : list of View
     """
 
@@ -38,11 +38,11 @@ class Runs:
 
     @property
     def name(self) -> str:
-        """The label, and how many seeds there are."""
+        """The label, and the number of seeds."""
         return self.label if len(self.views) == 1 else f"{self.label}, {len(self.views)} seeds"
 
     def line(self) -> Line:
-        """Return the validation loss in the rounds that all of them validated: its mean, and between which it lies."""
+        """Return the validation loss in the rounds that all of them validated: its mean and range."""
         losses = [{entry.number: entry.loss or 0.0 for entry in view.validated} for view in self.views]
         rounds = sorted(set.intersection(*map(set, losses)))
         values = np.array([[one[number] for number in rounds] for one in losses]).reshape(len(losses), len(rounds))
@@ -52,7 +52,7 @@ class Runs:
 
 
 def check(view: View, other: View) -> None:
-    """Raise `ConfigError` where two runs cannot be compared: they are of other data, or measured otherwise."""
+    """Raise `ConfigError` if two runs cannot be compared: they have other data or another loss or metric."""
 
     def what(one: View) -> tuple[str, str, str]:
         data = one.summary.manifest.name if one.summary.manifest else "each site's own data"
@@ -61,13 +61,13 @@ def check(view: View, other: View) -> None:
     if what(view) != what(other):
         mine, theirs = (f"{data}, measured by {loss} and {metric}" for data, loss, metric in map(what, (view, other)))
         raise ConfigError(
-            f"{other.name} is of {theirs}, and {view.name} of {mine}: compare runs of the same data",
+            f"{other.name} is of {theirs}, but {view.name} of {mine}; compare runs of the same data",
             code="config.compare",
         )
 
 
 def runs_of(view: View, others: Sequence[View]) -> list[Runs]:
-    """Return a run with all that differ from it in the seed alone, then the others, kind by kind."""
+    """Return the run with all that differ from it only in the seed, then the others, by kind."""
     kinds: dict[tuple[Any, ...], list[View]] = {}
     for one in (view, *others):
         kinds.setdefault(tuple(sorted(_kind(one).items())), []).append(one)
@@ -87,21 +87,23 @@ def runs_of(view: View, others: Sequence[View]) -> list[Runs]:
 
 
 def table(runs: Sequence[Runs], local_only: HeldOut | None) -> Table:
-    """Return what came out of runs side by side; of several seeds the mean, and from where to where they lie."""
+    """Return the results of runs side by side; for several seeds the mean and the range."""
     views = [view for one in runs for view in one.views]
     summary, differs = views[0].summary, views[0].metric_differs
     metric = summary.model.metric.name
     measured = local_only is not None or any(view.measured and view.measured.held_out for view in views)
-    head = ["Run", f"Best validation {summary.loss_name}{summary.in_unit}"]
+    head = ["Run", f"Last validation {summary.loss_name}{summary.in_unit}"]
     head += [f"{metric} then"] if differs else []
+    head += ["Best validation"]
     if measured:
         name = metric if differs else summary.loss_name
-        head += [f"Held out: {name}{summary.in_unit if metric == 'rmse' else ''}", "and of the worst tenth"]
+        head += [f"Held out: {name}{summary.in_unit if metric == 'rmse' else ''}", "Held out: worst tenth"]
     head += ["Epsilon, at most", "Paper's budget, at most (a heuristic)"]
     rows = []
     for one in runs:
-        row = [one.name, _among([_best(view) for view in one.views])]
+        row = [one.name, _among([_last(view) for view in one.views])]
         row += [_among([_metric(view) for view in one.views])] if differs else []
+        row += [_among([_best(view) for view in one.views])]
         if measured:
             held = [view.measured.held_out for view in one.views if view.measured and view.measured.held_out]
             for numbers in ([each.mean for each in held], [each.worst_decile for each in held]):
@@ -112,10 +114,10 @@ def table(runs: Sequence[Runs], local_only: HeldOut | None) -> Table:
         rows.append(row)
     if local_only is not None:
         alone = [number(value * summary.metric_factor) for value in (local_only.mean, local_only.worst_decile)]
-        rows.append(["each client by itself", "", *[""] * differs, *alone, "nothing leaves", ""])
+        rows.append(["each client alone", "", "", *[""] * differs, *alone, "nothing leaves", ""])
     note = (
-        "Held out: each validation client picks by, or trains itself on, every other row of its own, and is measured "
-        "on the rest. This was measured afterwards, in this simulation; a server sees no rows."
+        "Held out: each validation client uses a random half of its rows to choose a hypothesis, or to train alone. "
+        "The rest measures it, afterwards and only in simulation; a server sees no rows."
     )
     return Table(head, rows, note=note if measured else "")
 
@@ -129,8 +131,13 @@ def _best(view: View) -> float:
     return view.state.best_loss * view.summary.factor if view.state.best_round else np.nan
 
 
+def _last(view: View) -> float:
+    loss = view.last_validated.loss if view.last_validated else None
+    return np.nan if loss is None else loss * view.summary.factor
+
+
 def _metric(view: View) -> float:
-    metric = view.best.metric if view.best else None
+    metric = view.last_validated.metric if view.last_validated else None
     return np.nan if metric is None else metric * view.summary.metric_factor
 
 

@@ -1,4 +1,4 @@
-"""The figures of a report, as SVG to stand in its page.
+"""The figures of a report, as SVG inside its page.
 
 They are drawn in fixed colours that are then replaced by the page's CSS variables, so that one
 drawing serves light, dark and paper. Hypotheses differ in marker and line as well as in colour.
@@ -29,7 +29,7 @@ _LABEL = 34  # characters of a line in a legend
 
 @dataclass(frozen=True)
 class Line:
-    """A number over rounds.
+    """A value over rounds.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Line:
     rounds : sequence of int
     values : sequence of float
     low, high : sequence of float
-        What several runs lie between; empty for one run.
+        The range over several runs; empty for one run.
     """
 
     label: str
@@ -48,14 +48,14 @@ class Line:
 
 
 def tally(participations: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
-    """Count clients by how often they took part, in at most 40 equal steps from 0; return step and counts."""
+    """Count clients by number of participations, in at most 40 equal steps from 0; return step and counts."""
     maximum = int(participations.max(initial=0))
     step = -(-(maximum + 1) // _MAX_BARS)
     return step, np.bincount(participations // step, minlength=maximum // step + 1)
 
 
 def number(value: float) -> str:
-    """Return a number for people: four significant digits, and commas in thousands."""
+    """Return a number as text: four significant digits, and commas in thousands."""
     if not np.isfinite(value):
         return "infinite" if value > 0 else str(value)
     if abs(value) >= 1e9:
@@ -68,7 +68,7 @@ def number(value: float) -> str:
 def curve(
     name: str, alt: str, line: Line, label: str, marked: int | None = None, others: Sequence[Line] = ()
 ) -> Markup:
-    """Draw a number over rounds, with a mark on the round `marked`, and up to seven others to compare it with."""
+    """Draw a value over rounds, with a mark at the round `marked`, and up to seven others for comparison."""
     every = (line, *others)
 
     def draw(axes: Axes) -> None:
@@ -102,7 +102,7 @@ def curve(
 
 
 def bands(name: str, alt: str, rounds: Sequence[int], quantiles: NDArray[np.float64], label: str) -> Markup:
-    """Draw how clients differ over rounds: `quantiles` (T, 5) are the 10th, 25th, 50th, 75th and 90th percentile."""
+    """Draw quantiles of clients over rounds: `quantiles` (T, 5) are the 10th, 25th, 50th, 75th and 90th percentile."""
 
     def draw(axes: Axes) -> None:
         finite = np.isfinite(quantiles).all(axis=1)
@@ -118,7 +118,7 @@ def bands(name: str, alt: str, rounds: Sequence[int], quantiles: NDArray[np.floa
 
 
 def releases(name: str, alt: str, rounds: Sequence[int], groups: NDArray[np.int64], shown: Sequence[int]) -> Markup:
-    """Draw the releases (T, k) of each hypothesis: a strip each, and one for all that are not `shown`."""
+    """Draw the releases (T, k) of each hypothesis: one strip for each, and one for all that are not `shown`."""
     rest = np.setdiff1d(np.arange(groups.shape[1]), shown)
     columns = np.hstack([groups[:, shown], *([groups[:, rest].sum(axis=1, keepdims=True)] if len(rest) else [])])
     labels = [f"hypothesis {j}" for j in shown] + ([f"{len(rest)} others"] if len(rest) else [])
@@ -175,7 +175,7 @@ def lines(
     beside: Mapping[str, tuple[Sequence[int], Sequence[float]]],
     spent: Sequence[float],
 ) -> Markup:
-    """Draw several numbers over rounds, for an observer's section, with other lines to compare them with.
+    """Draw several values over rounds, for an observer's section, with other lines for comparison.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def lines(
     beside : mapping from label to (rounds, values)
         Lines, each with its own rounds.
     spent : sequence of float
-        The paper's budget, a heuristic, of a client that took part in all rounds up to each; empty for no line.
+        The paper's budget, a heuristic, of a client in all rounds up to each; empty for no line.
     """
 
     def draw(axes: Axes) -> None:
@@ -213,7 +213,7 @@ def lines(
 
 
 def spending(name: str, alt: str, participations: NDArray[np.int64], marks: Sequence[tuple[str, float]]) -> Markup:
-    """Draw how many clients took part how often; `marks` are words, each at a number of participations."""
+    """Draw how many clients took part how often; `marks` are labels with a number of participations."""
 
     def draw(axes: Axes) -> None:
         step, counts = tally(participations)
@@ -240,7 +240,7 @@ def plane(
     shown: Sequence[int],
     window: tuple[tuple[float, float], tuple[float, float]],
 ) -> Markup:
-    """Draw the releases of a round in the plane, with the hypotheses it started from and the truth (g, 2)."""
+    """Draw the releases of a round in the plane, with its initial hypotheses and the truth (g, 2)."""
     every = -(-len(drawn.releases) // MAX_RELEASES) or 1
     points, labels = drawn.releases[::every], drawn.groups[::every]
 
@@ -271,7 +271,7 @@ def plane(
 
 
 def window(planes: Sequence[Snapshot], truth: NDArray[np.float64]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return limits of a square that holds everything in some rounds, so that they can be compared."""
+    """Return limits of a square that holds everything in some rounds, so that they are comparable."""
     everything = np.concatenate([part for one in planes for part in (one.releases, one.hypotheses)] + [truth])
     everything = everything[np.isfinite(everything).all(axis=1)]
     if not len(everything):
@@ -283,7 +283,7 @@ def window(planes: Sequence[Snapshot], truth: NDArray[np.float64]) -> tuple[tupl
 
 
 def _columns(line: Line) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """Return where a line is finite, thinned: rounds, and its values with the band beside them if it has one."""
+    """Return the finite part of a line, thinned: rounds, and its values, with the band beside them if it has one."""
     parts = (line.values, line.low, line.high) if len(line.low) else (line.values,)
     columns = np.stack([np.asarray(part, np.float64) for part in parts], axis=1)
     keep = np.isfinite(columns).all(axis=1)
@@ -293,7 +293,7 @@ def _columns(line: Line) -> tuple[NDArray[Any], NDArray[np.float64]]:
 def _thin(
     x: NDArray[Any], y: NDArray[np.float64], maximum: int = _MAX_POINTS
 ) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """Return means of successive rows of y (T, c) where there are too many to draw."""
+    """Return means of successive rows of y (T, c) if there are too many to draw."""
     size = -(-len(x) // maximum) or 1
     if size == 1:
         return x, y
@@ -313,7 +313,7 @@ def _labels(axes: Axes, x: str, y: str) -> None:
     """Label axes, and their ticks with numbers for people."""
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 10))))
-    axes.yaxis.set_minor_formatter(NullFormatter())  # that of a log scale writes TeX
+    axes.yaxis.set_minor_formatter(NullFormatter())  # a log scale's default writes TeX
     axes.set(xlabel=x, ylabel=y)
 
 

@@ -1,7 +1,8 @@
-"""The report of a run: one page that needs no other file, for people."""
+"""The report of a run: one self-contained page."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -12,13 +13,17 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, amount
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.words import count_of
 from umbel.server.history import MIN_ROUNDS, RELEASES_EACH, last_rounds
 from umbel.server.observer import Section
 from umbel.server.report import compare, pictures, tables
-from umbel.server.report.alarms import DRIFTED, alarms, count_of
+from umbel.server.report.alarms import DRIFTED, alarms
 from umbel.server.report.figures import number
 from umbel.server.report.style import drawing
 from umbel.server.report.view import HeldOut, View
+
+_SIGNS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters except tab and line feed, and those that change the direction of text."""
 
 
 def render(
@@ -28,25 +33,25 @@ def render(
     others: Sequence[View] = (),
     local_only: HeldOut | None = None,
 ) -> str:
-    """Return the report of a run that is over, as one HTML page.
+    """Return the report of a finished run as one HTML page.
 
     Parameters
     ----------
     view : View
         The run.
     versions : mapping
-        Of what it ran with.
+        Versions of umbel and its libraries in the run.
     sections : sequence of Section
-        What observers add.
+        Sections from observers.
     others : sequence of View
-        Runs to compare it with, which `compare.check` has passed; those that differ in the seed alone go together.
+        Runs for comparison, checked by `compare.check`; those that differ only in the seed are grouped.
     local_only : HeldOut, optional
-        What clients reach that train by themselves.
+        The result of clients that train alone.
     """
     runs = compare.runs_of(view, others)
     manifest, defaults = view.summary.manifest, RunConfig().entries()
     entries = [(key, _text(value), value == defaults.get(key, None)) for key, value in view.config.items()]
-    return _page().render(
+    page = _page().render(
         view=view,
         summary=view.summary,
         release=view.summary.release,
@@ -60,15 +65,18 @@ def render(
         runs=runs,
         comparison=compare.table(runs, local_only) if others or local_only else None,
         sections=sections,
+        worth=view.worth,
+        worth_table=tables.worth(view.worth) if view.worth else None,
         versions=list(versions.items()),
         changed=[(key, value) for key, value, default in entries if not default],
         defaults=[(key, value) for key, value, default in entries if default],
     )
+    return _SIGNS.sub("\ufffd", page)
 
 
 @cache
 def _page() -> Template:
-    """Return the template; to compile it takes longer than to fill it in."""
+    """Return the template; compiling it takes longer than filling it in."""
     text = tomllib.loads((files(__package__) / "page.toml").read_text(encoding="utf-8"))
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page.filters["drawing"] = drawing
@@ -79,7 +87,7 @@ def _page() -> Template:
 
 
 def _text(value: Any) -> str:
-    """Return a value of the run config much as one writes it."""
+    """Return a value of the run config in its usual notation."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if value != "" else '""'

@@ -1,4 +1,4 @@
-"""The pictures of a report, each with what it shows in words."""
+"""The pictures of a report, each with a description in words."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
+from umbel.protocol.words import count_of
 from umbel.server.history import Round
 from umbel.server.report import figures
-from umbel.server.report.alarms import count_of
 from umbel.server.report.compare import Runs
 from umbel.server.report.figures import number
 from umbel.server.report.style import STYLED
 from umbel.server.report.view import View
 
-# What a release is, by whether a site makes it and whether there is noise.
+# Meaning of a release, by whether a site makes it and whether there is noise.
 _RELEASED = {
-    (False, True): "A release is a trained model that a client sent, with noise, and that the server assigned to a "
-    "hypothesis.",
-    (False, False): "A release is a trained model that a client sent and that was assigned to a hypothesis.",
-    (True, True): "A release is one client's part in the sums that its site sent, with noise; how many clients trained "
-    "each hypothesis is known from noisy counts.",
-    (True, False): "A release is one client's part in the sums that its site sent.",
+    (False, True): "A release is a client's trained model with noise; the server assigned it to a hypothesis.",
+    (False, False): "A release is a client's trained model; the server assigned it to a hypothesis.",
+    (True, True): "A release is one client's part in the noisy sums of its site. The counts of clients for each "
+    "hypothesis are noisy too.",
+    (True, False): "A release is one client's part in the sums of its site.",
 }
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of the page: heading, SVG, and what it shows in words."""
+    """A figure of the page: heading, SVG, and a description in words."""
 
     title: str
     svg: Markup
@@ -37,15 +36,15 @@ class Picture:
 
 
 def learning(view: View, runs: Sequence[Runs]) -> Iterator[Picture]:
-    """Draw the validation loss over rounds, of this run and of those beside it, and the metric."""
+    """Draw the validation loss over rounds, of this run and of others, and the metric."""
     if not view.validated:
         return
     name, best = view.summary.loss_name, view.state.best_round or None
     losses = [(entry.loss or 0.0) * view.summary.factor for entry in view.validated]
     what = (
-        "the hypotheses that each round started from, each validation client using the one that fits it best"
+        "each validation client's best hypothesis at the start of a round"
         if view.k > 1
-        else "the hypothesis that each round started from, over validation clients"
+        else "the hypothesis at the start of a round, over validation clients"
     )
     label = f"validation {name}{view.summary.in_unit}"
     caption = f"{name[:1].upper()}{name[1:]} of {what}; lower is better."
@@ -55,7 +54,7 @@ def learning(view: View, runs: Sequence[Runs]) -> Iterator[Picture]:
         line, alt = runs[0].line(), f"{alt} Beside it: {', '.join(one.name for one in runs)}."
         if any(len(one.views) > 1 for one in runs):
             best = None
-            caption += " Of several seeds the line is the mean, and the band what they lie between."
+            caption += " For several seeds, the line is the mean and the band the range."
     caption += " The best round is marked." if best else ""
     yield Picture("Validation loss", figures.curve("loss", alt, line, label, best, others), caption)
     if view.metric_differs:
@@ -68,7 +67,7 @@ def learning(view: View, runs: Sequence[Runs]) -> Iterator[Picture]:
 
 
 def spread(view: View) -> Picture | None:
-    """Return how validation clients differ over rounds; None where none reported."""
+    """Return the spread of validation clients over rounds; None without reports."""
     entries = [entry for entry in view.history if entry.loss_spread]
     if not entries:
         return None
@@ -77,21 +76,20 @@ def spread(view: View) -> Picture | None:
     last = ", ".join(number(value) for value in quantiles[-1])
     alt = f"Bands of the {label} over clients; 10th, 25th, 50th, 75th and 90th percentile at last {last}."
     caption = (
-        "What the validation clients reported, each of the hypothesis that fits it best: the median client, the half "
-        "around it, and all but the best and the worst tenth."
+        "Validation clients, each with its best hypothesis: the median, the middle half, and all except the best and "
+        "the worst tenth."
     )
     return Picture("From client to client", figures.bands("spread", alt, _numbers(entries), quantiles, label), caption)
 
 
 def hypotheses(view: View) -> Iterator[Picture]:
-    """Draw what became of the hypotheses over rounds."""
+    """Draw releases and distances of the hypotheses over rounds."""
     if view.trained:
         totals = view.groups.sum(axis=0)
         went = ", ".join(f"hypothesis {j} {totals[j]:,}" for j in view.shown)
         alt = f"Releases a round for each hypothesis. In total: {went}."
         caption = (
-            f"{_RELEASED[view.by_site, view.sanitised]} A strip that becomes empty is a hypothesis that nobody trains "
-            "any more."
+            f"{_RELEASED[view.by_site, view.sanitised]} An empty strip is a hypothesis that no client trains any more."
         )
         svg = figures.releases("releases", alt, _numbers(view.trained), view.groups, view.shown)
         yield Picture("Releases of each hypothesis", svg, caption)
@@ -101,15 +99,15 @@ def hypotheses(view: View) -> Iterator[Picture]:
         ends = ", ".join(f"hypothesis {j} {number(known[0, j])} and {number(known[-1, j])}" for j in view.shown)
         alt = f"Distance from each hypothesis to the nearest other one, at first and at last: {ends}."
         caption = (
-            "The distance from each hypothesis to the nearest other one when a round starts. Near zero, they are the "
-            "same model."
+            "The distance from each hypothesis to the nearest other one at the start of a round. Near zero, both are "
+            "the same model."
         )
         svg = figures.distances("distances", alt, _numbers(view.history), nearest, view.shown)
-        yield Picture("How far apart the hypotheses are", svg, caption)
+        yield Picture("Distances between hypotheses", svg, caption)
 
 
 def spending(view: View) -> Picture | None:
-    """Return the histogram of how often training clients took part."""
+    """Return the histogram of training clients by number of participations."""
     clients = len(view.participations)
     if not clients:
         return None
@@ -118,7 +116,7 @@ def spending(view: View) -> Picture | None:
         (f"{who} {number(often)}{epsilon}", float(often))
         for who, often, epsilon in zip(("median", "maximum"), view.often, told, strict=True)
     ]
-    caption = f"Number of training clients by how often they took part, of {clients:,} in all"
+    caption = f"{count_of(clients, 'training client')}, by number of participations"
     none = clients - view.took_part
     caption += f"; {none:,} never took part." if none else "."
     alt = f"Histogram over {clients:,} training clients: {', '.join(words for words, _ in marks)}."
@@ -142,17 +140,17 @@ def planes(view: View) -> Iterator[Picture]:
         ends = ["the first"] * (which == "first") + ["the best"] * (one.round == view.state.best_round)
         title = f"Round {one.round}, {' and '.join(ends) or 'the last'}"
         caption = (
-            f"{count_of(m, 'release')}, each in the colour and shape of the hypothesis that it was assigned to. "
-            "Open markers are the hypotheses that the round started from."
+            f"{count_of(m, 'release')}, in the colour and shape of the assigned hypothesis. Open markers are the "
+            "hypotheses at the start of the round."
         )
         if len(shown) < k:
-            caption += " Everything in grey belongs to the other hypotheses."
+            caption += " Grey belongs to the other hypotheses."
         if m > figures.MAX_RELEASES:
-            caption += f" About {figures.MAX_RELEASES:,} releases are drawn."
+            caption += f" The picture shows about {figures.MAX_RELEASES:,} of them."
         if one.round + 1 == view.state.best_round:
-            caption += " The hypotheses that it produced did best."
+            caption += " The resulting hypotheses were the best."
         if m and (one.groups < 0).all():
-            caption += " These were too few to move the hypotheses."
+            caption += " These were too few to change the hypotheses."
         yield Picture(title, figures.plane(which, alt, one, truth, shown, limits), caption)
 
 

@@ -1,4 +1,4 @@
-"""How the figures of a report look, and how they become SVG that follows the page's colours."""
+"""The style of a report's figures, and their conversion to SVG in the page's colours."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-STYLED = 8  # hypotheses that each get a colour; the others share one
-# In points, which the page takes for pixels. So narrow that a phone shows it in full size: text that is drawn
-# at 12 pixels stays above 11 where the page is 390 wide, and grows on a desk.
+STYLED = 8  # hypotheses with a separate colour; the others share one
+# In points, which the page treats as pixels. Narrow enough for a phone at full size: text of
+# 12 pixels stays above 11 on a page of 390, and grows on a desktop.
 WIDTH, HEIGHT = 340, 230
-# Stand-ins: any colours will do that are all different.
+# Placeholders: any distinct colours will do.
 INK, MUTED, LINE, PAPER, REST = "#101010", "#202020", "#303030", "#404040", "#505050"
 SERIES = [f"#6060{j:02x}" for j in range(1, STYLED + 1)]
 VARIABLES = {INK: "ink", MUTED: "muted", LINE: "line", PAPER: "paper", REST: "rest"} | {
@@ -39,7 +39,7 @@ KEYS = [
     '<path d="M5 2.5l3 3 3-3L13.5 5l-3 3 3 3-2.5 2.5-3-3-3 3L2.5 11l3-3-3-3z"/>',
     '<path d="M8 2l6 4.4-2.3 7.1H4.3L2 6.4z"/>',
 ]
-# A unit may be $, so that no text is TeX.
+# Turned off, since a unit may be $, which would start TeX.
 STYLE: dict[Any, Any] = {"text.parse_math": False, "svg.fonttype": "none", "text.color": INK, "axes.labelcolor": MUTED}
 STYLE |= dict.fromkeys(("font.size", "axes.labelsize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 12)
 STYLE |= dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), LINE)
@@ -50,7 +50,7 @@ STYLE |= {"legend.frameon": False, "legend.handlelength": 2, "legend.borderpad":
 
 
 def key(place: int | None) -> Markup:
-    """Draw the marker of the hypothesis that is shown in place `place`, for tables."""
+    """Draw the marker of the hypothesis in a place, for tables."""
     if place is None:
         return Markup('<svg class="key" viewBox="0 0 16 16" aria-hidden="true"></svg>')
     fill = f"var(--series-{place + 1})"
@@ -67,7 +67,7 @@ def styled_as(salt: str) -> Iterator[None]:
 
 
 def svg(name: str, alt: str, draw: Callable[[Axes], None], height: int = HEIGHT) -> Markup:
-    """Return what `draw` draws, as SVG whose ids no other figure of the page has."""
+    """Return the drawing of `draw` as SVG, with ids that no other figure of the page has."""
     buffer = io.StringIO()
     with styled_as(name):
         figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
@@ -83,7 +83,7 @@ def svg(name: str, alt: str, draw: Callable[[Axes], None], height: int = HEIGHT)
 
 
 def _tag(tag: str, name: str, used: set[str]) -> str:
-    """Return a tag of matplotlib's SVG fit for the page."""
+    """Return a tag of matplotlib's SVG, adapted to the page."""
     tag = re.sub(r' id="([\w.-]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", tag)
     tag = re.sub(r'((?:href="|url\()#)', rf"\g<1>{name}-", tag)
     tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
@@ -96,7 +96,7 @@ def _tag(tag: str, name: str, used: set[str]) -> str:
 
 
 class _Drawing(HTMLParser):
-    """Notes what of a text is no part of a drawing."""
+    """Collects the parts of a text that do not belong to a drawing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,9 +126,9 @@ _DRAWN |= {"defs", "clippath", "use", "title", "desc", "lineargradient", "stop",
 
 
 def drawing(svg: str) -> Markup:
-    """Return a picture as the page holds it; a remark in place of one that holds more than lines, shapes and words.
+    """Return a picture in the page's form; a remark instead if it holds more than lines, shapes and words.
 
-    A run's folder may have been sent by anybody, and its pictures are shown in a browser.
+    A run's folder may come from anyone, and a browser shows its pictures.
     """
     found = _Drawing()
     found.feed(svg)

@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from umbel.protocol.arrays import flatten
 from umbel.server.history import last_rounds
 from umbel.server.report.figures import number
 from umbel.server.report.style import key
 from umbel.server.report.view import View
+from umbel.server.worth import OWN_WAYS, STAYS, Arm, Worth, figure
 
 _MAX_ROWS = 1000
 _MAX_GROUPS = 12
-_SMALL = 3  # hypotheses of so many parameters are printed
+_SMALL = 3  # parameters up to which hypotheses are printed
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,11 @@ class Table:
 
 
 def hypotheses(view: View) -> Table:
-    """Return what became of each hypothesis."""
+    """Return the results of each hypothesis."""
     last, rest = last_rounds(view.history), view.others
     picks = view.measured if view.measured is not None and len(view.measured.picked) == view.k else None
     loss, factor = view.summary.loss_name + view.summary.in_unit, view.summary.factor
-    # Each column: its head, a cell for each hypothesis that is shown, and one for the others.
+    # Each column: its heading, a cell for each hypothesis that is shown, and one for the others.
     columns: list[tuple[str, list[Any], Any]] = [
         ("Hypothesis", [key(place) + f" {j}" for place, j in enumerate(view.shown)], key(None) + f" {len(rest)} others")
     ]
@@ -50,36 +52,51 @@ def hypotheses(view: View) -> Table:
         for head, losses in ((f"Their {loss}", picks.own), (f"{loss} of all", picks.all)):
             columns.append((head, [_shown(losses[j] * factor) for j in view.shown], ""))
     if view.n <= _SMALL:
-        rows = flatten(view.state.best)
+        rows = flatten(view.state.hypotheses)
         vectors = [f"({', '.join(f'{x:.3f}' for x in rows[j])})".replace("-", "\N{MINUS SIGN}") for j in view.shown]
-        columns.append(("Parameters at best" if view.state.best_round else "Parameters", vectors, ""))
+        columns.append(("Parameters at the end", vectors, ""))
     heads, cells, others = zip(*columns, strict=True)
-    note = "What training clients chose, as they said themselves." if view.disclosed else ""
+    note = "Training clients disclosed their choices." if view.disclosed else ""
     if picks:
         note += (
-            f" {'Fits' if view.disclosed else 'Which hypothesis fits'} whom was measured afterwards, on the validation "
-            "clients' rows in this simulation; a server sees no rows, and no client says which it picks."
+            " The best fits were measured afterwards on validation clients' rows, which only a simulation has; a "
+            "server sees no rows."
         )
     return Table(heads, [*zip(*cells, strict=True), *([others] if rest else [])], note=note.strip())
 
 
 def spread(view: View) -> Table | None:
-    """Return how the validation clients of the best round differ; None where none reported."""
-    best, summary = view.best, view.summary
-    if best is None or not best.loss_spread:
+    """Return the spread of clients at the last validation; None without reports."""
+    last, summary = view.last_validated, view.summary
+    if last is None or not last.loss_spread:
         return None
     head = ["Of 100 clients", summary.loss_name + summary.in_unit]
-    columns = [[_shown(value * summary.factor) for value in best.loss_spread]]
-    if view.metric_differs and best.metric_spread:
+    columns = [[_shown(value * summary.factor) for value in last.loss_spread]]
+    if view.metric_differs and last.metric_spread:
         head.append(summary.model.metric.name)
-        columns.append([_shown(value) for value in best.metric_spread])
-    which = ("the 10th", "the 25th", "the one in the middle", "the 75th", "the 90th")
-    note = f"In round {best.number}, with the best hypotheses, each column in order of its own numbers."
+        columns.append([_shown(value) for value in last.metric_spread])
+    which = ("the 10th", "the 25th", "the median", "the 75th", "the 90th")
+    note = "At the last validation. Each column is sorted separately."
     return Table(head, list(zip(which, *columns, strict=True)), note=note)
 
 
 def _shown(value: float) -> str:
     return "" if np.isnan(value) else number(value)
+
+
+def worth(found: Worth) -> Table:
+    """Return the results of the run and of simpler ways, on held-out rows."""
+    rows = [[worth_label(arm), figure(arm.mean), figure(arm.worst_decile)] for arm in found.arms]
+    note = "".join(f" Left out: {one.label}, {one.why}." for one in found.left_out)
+    unit = f" ({found.unit})" if found.unit else ""
+    head = ["Who", f"{found.metric}{unit}, mean", "Worst tenth"]
+    return Table(head, rows, note=f"{found.heading}.{note} {STAYS}")
+
+
+def worth_label(arm: Arm) -> Markup:
+    """Return the label of a way, in bold for the run's own, with its remark below."""
+    label = Markup("<strong>{}</strong>" if arm.way in OWN_WAYS else "{}").format(arm.label)
+    return label + (Markup('<br><span class="note">{}</span>').format(arm.remark) if arm.remark else "")
 
 
 def rounds(view: View) -> Table:
@@ -104,12 +121,12 @@ def rounds(view: View) -> Table:
         row += [f"{entry.releases} of {entry.asked}", went if entry.moved else "too few"] if entry.asked else ["", ""]
         row += [number(min(entry.nearest)), number(max(entry.ratio)) if entry.ratio else ""] if view.k > 1 else []
         rows.append([*row, str(entry.lost_nodes or ""), f"{entry.seconds:.2f}"])
-    note = "Loss and distance are those of the hypotheses that a round started from."
+    note = "Loss and distance are those at the start of the round."
     if view.k > 1:
         note += (
-            " Eq. 9 of the paper assumes that the longest sanitised update is far shorter than that distance: the "
-            "column has the one as a part of the other, the largest over hypotheses."
+            " Eq. 9 of the paper assumes that the longest sanitised update is far shorter than that distance. The "
+            "column shows the ratio of the two, the largest over hypotheses."
         )
     if every > 1:
-        note += f" Every {every}th round; history.jsonl has all {len(view.history):,}."
+        note += f" The table has every {every}th round; history.jsonl has all {len(view.history):,}."
     return Table(head, rows, next((i for i, entry in enumerate(entries) if entry.number == best), None), note)

@@ -1,4 +1,4 @@
-"""What a report is made from."""
+"""The input of a report."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from umbel import strategies
 from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee, in_words
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Kind
+from umbel.protocol.words import count_of
 from umbel.server.history import Round, State
-from umbel.server.report.alarms import count_of
 from umbel.server.report.style import STYLED
 from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
+from umbel.server.worth import Worth
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How a run serves validation clients on rows that neither trained nor chose anything.
+    """A run's results for validation clients on rows that were used neither for training nor for choosing.
 
     Attributes
     ----------
     mean, worst_decile : float
-        Of the model's metric over clients, and over the tenth of them that fares worst.
+        Mean of the model's metric over clients, and over the worst tenth of them.
     clients : int
     """
 
@@ -42,16 +43,16 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a simulation can measure on the rows of validation clients, which a server never sees.
+    """Measurements of a simulation on the rows of validation clients, which a server never sees.
 
     Attributes
     ----------
     held_out : HeldOut or None
-        None where no client has rows enough.
+        None if no client has enough rows.
     picked : sequence of int
-        Validation clients that each hypothesis fits best; empty where there is no choice.
+        Number of validation clients with each hypothesis as best; empty without a choice.
     own, all : sequence of float
-        Mean loss of each hypothesis over these clients (nan where there are none), and over all.
+        Mean loss of each hypothesis over these clients (NaN if there are none), and over all.
     """
 
     held_out: HeldOut | None
@@ -62,7 +63,7 @@ class Measured:
 
 @dataclass(eq=False)
 class View:
-    """What a report is made from, and what is worked out from it more than once.
+    """The input of a report, and values derived from it that are needed more than once.
 
     Attributes
     ----------
@@ -71,11 +72,13 @@ class View:
     summary : Summary
     state : State
     participations : ndarray of int
-        How often each training client released.
+        Number of releases of each training client.
     snapshots : Snapshots
     config : mapping
         The run config.
     measured : Measured, optional
+    worth : Worth, optional
+        The run's worth, if it was measured.
     """
 
     name: str
@@ -85,50 +88,53 @@ class View:
     snapshots: Snapshots
     config: Mapping[str, Any]
     measured: Measured | None = None
+    worth: Worth | None = None
 
     def __post_init__(self) -> None:
         state, release = self.state, self.summary.release
-        self.k = k = len(next(iter(state.best.values())))
+        self.k = k = len(next(iter(state.hypotheses.values())))
         self.n = self.summary.model.num_parameters
         self.history = [entry if _fits(entry, k) else _blank(entry, k) for entry in state.history]
         self.steady = [entry for entry in state.history if _fits(entry, k)]
-        """The rounds of as many hypotheses as the run ended with; all, but where a strategy changes their number."""
+        """The rounds with as many hypotheses as at the end; a strategy may change their number."""
         self.trained = [entry for entry in self.history if entry.asked]
         self.validated = [entry for entry in self.history if entry.loss is not None]
         self.best = next((entry for entry in self.history if entry.number == state.best_round), None)
         """The round that started from the best hypotheses; None without validation."""
+        self.last_validated = self.validated[-1] if self.validated else None
+        """The last round with validation; None without validation."""
         self.groups = np.array([entry.groups for entry in self.trained], np.int64).reshape(len(self.trained), k)
         busiest = np.argsort(-self.groups.sum(axis=0), kind="stable")[:STYLED]
         self.shown: list[int] = list(range(k)) if k <= STYLED else sorted(int(j) for j in busiest)
         self.others = [j for j in range(k) if j not in self.shown]
         self.metric_differs = self.summary.model.metric.name.lower() != self.summary.loss_name.lower()
-        """Whether the metric is another than the loss."""
+        """Whether the metric differs from the loss."""
         self.exact_reports = max((entry.exact_reports for entry in state.history), default=0)
-        """How many validation clients reported without noise."""
+        """Number of validation clients that reported without noise."""
         self.sanitised = release.noise_multiplier > 0
         self.by_site = release.kind is Kind.SITE
         self.gap = gap(release)
-        """Why nothing is guaranteed; empty where something is."""
+        """Why there is no guarantee; empty if there is one."""
         self.took_part = int((self.participations > 0).sum())
         median = float(np.median(self.participations)) if len(self.participations) else 0.0
         self.often = median, int(self.participations.max(initial=0))
-        """How often the median client and the busiest one released."""
+        """Number of releases of the median client and of the busiest one."""
         self.once, middle, most = (guarantee({release: math.ceil(times)}) for times in (1, *self.often))
         self.epsilons = in_words(middle)[1], in_words(most)[1]
         """The guarantee of the median client, and of the busiest; "none" where there is none."""
         self.weak = most is None or most.epsilon > MEANINGFUL
         self.paper = [amount(release.paper_spend(times)) for times in self.often]
-        """The paper's budget of the median client, and of the busiest; "none" where it counts none."""
+        """The paper's budget of the median client, and of the busiest; "none" if it gives no bound."""
 
     @property
     def title(self) -> str:
-        """What was learnt, how, and with which model."""
+        """Data, strategy and model of the run."""
         data = self.summary.manifest.name if self.summary.manifest else "each site's own data"
         return f"{data}, {self.config.get('strategy')}, {self.summary.model.name}"
 
     @property
     def began(self) -> str:
-        """When the run began, as its name says; empty where it does not."""
+        """The start of the run, from its name; empty if the name has no time."""
         found = re.match(r"\d{8}-\d{6}(?=-)", self.name)
         with suppress(ValueError):
             return time.strftime("%d %B %Y, %H:%M:%S", time.strptime(found[0], "%Y%m%d-%H%M%S")) if found else ""
@@ -136,24 +142,30 @@ class View:
 
     @property
     def disclosed(self) -> bool:
-        """Whether training clients said which hypothesis they chose."""
+        """Whether training clients disclosed their choices."""
         with suppress(ConfigError):
             return strategies.load(str(self.config.get("strategy"))).discloses_choice
         return False
 
     @property
+    def last_when(self) -> str:
+        """How much training the last validated hypotheses had."""
+        done = self.last_validated.number - 1 if self.last_validated else 0
+        return f"after {count_of(done, 'round')} of training" if done else "before any training"
+
+    @property
     def best_when(self) -> str:
-        """After how much training the best hypotheses came."""
+        """How much training the best hypotheses had."""
         done = self.state.best_round - 1
         return f"after {count_of(done, 'round')} of training" if done else "before any training"
 
 
 def _fits(entry: Round, k: int) -> bool:
-    """Return whether a round was of k hypotheses."""
+    """Return whether a round had k hypotheses."""
     return len(entry.nearest) == (k if k > 1 else 0) and (not entry.asked or len(entry.groups) == k)
 
 
 def _blank(entry: Round, k: int) -> Round:
-    """Return a round of other hypotheses as one in which none of the k was there."""
+    """Return a round with another number of hypotheses as an empty round with k."""
     groups = [0] * k if entry.asked else []
     return replace(entry, groups=groups, nearest=[math.nan] * (k if k > 1 else 0))

@@ -1,4 +1,4 @@
-"""Runs followed in a tool for experiments: ``track = "mlflow"``, ``"tensorboard"`` or ``"wandb"``."""
+"""Experiment trackers for runs: ``track = "mlflow"``, ``"tensorboard"`` or ``"wandb"``."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ TRACKERS = {
     "tensorboard": "umbel.server.tracking.tools:TensorBoard",
     "wandb": "umbel.server.tracking.tools:WandB",
 }
-"""By name; what is in a module is imported when it is asked for."""
+"""Trackers by name; a module is imported on first use."""
 
 
 def load_tracker(name: str, options: str) -> tuple[Tracker, ...]:
-    """Return the tracker that the run config names, as an observer; none where it names none.
+    """Return the tracker in the run config, as an observer; none if it names none.
 
     Raises
     ------
     ConfigError
-        When there is no such tool, its library is missing, or it has other options.
+        If there is no such tool, its library is missing, or it has other options.
     """
     if not name:
         if options:
             raise ConfigError(
-                f"track-options = {options!r} are of no use without track; set it, or leave them out",
+                f"track-options = {options!r} has no effect without track; set track, or leave track-options out",
                 code="config.track-options",
             )
         return ()

@@ -1,4 +1,4 @@
-"""The tools that runs can be followed in. Each library is imported when a run opens it."""
+"""The supported experiment trackers. Each library is imported when a run opens it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from umbel.server.observer import Run
 from umbel.server.tracking.tracker import Tracker, Values
 
 _NAME = "umbel.run"
-_AT_ONCE = 900  # metrics; a server takes no more than 1,000 in a message
-_PARAMETERS = 90  # and no more than 100 of these
+_AT_ONCE = 900  # metrics in a message; a server accepts at most 1,000
+_PARAMETERS = 90  # parameters in a message; a server accepts at most 100
 
 
 @dataclass(frozen=True)
 class MLflowOptions:
-    """Where runs go.
+    """Destination of runs.
 
     Attributes
     ----------
     uri : str
-        Of the tracking server; by default that of ``MLFLOW_TRACKING_URI``.
+        Address of the tracking server; by default ``MLFLOW_TRACKING_URI``.
     experiment : str
-        Made where there is none of that name.
+        Made if it does not exist.
     """
 
     uri: str = ""
@@ -36,9 +36,9 @@ class MLflowOptions:
 
 
 class MLflow(Tracker):
-    """Tells an MLflow server; a run that goes on after an interruption stays one run there.
+    """Logs to an MLflow server; a resumed run stays one run there.
 
-    ``mlflow-skinny``, its client alone, is enough.
+    ``mlflow-skinny``, only its client, suffices.
     """
 
     tool = "MLflow"
@@ -49,9 +49,9 @@ class MLflow(Tracker):
         """Make a run, or find the one of this name."""
         uri = self.options.uri or os.environ.get("MLFLOW_TRACKING_URI", "")
         if not uri:
-            # Its own default is a file in the working directory, which of a Flower App is not the user's.
+            # MLflow's default is a file in the working directory, which in a Flower app is not the user's.
             raise ConfigError(
-                'track = "mlflow": where? Set track-options = "uri=http://HOST:5000", or MLFLOW_TRACKING_URI',
+                'track = "mlflow" needs a server; set track-options = "uri=http://HOST:5000", or MLFLOW_TRACKING_URI',
                 code="config.track-options",
             )
         if urlsplit(self.options.uri).password:
@@ -60,7 +60,7 @@ class MLflow(Tracker):
                 "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
                 code="config.track-password",
             )
-        # It tells its makers of its use otherwise. A server that is gone should not hold up a run for minutes.
+        # Turn off MLflow's telemetry. An unreachable server should not delay a run for minutes.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
@@ -74,7 +74,7 @@ class MLflow(Tracker):
         if same:
             self._run = same[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
-            return  # what was set is on record, and cannot be set again
+            return  # parameters are already recorded, and cannot be set again
         tags = {_NAME: run.name} if run.name else {}
         self._run = self._client.create_run(experiment, tags=tags, run_name=run.name or None).info.run_id
         parameters = [Param(name, str(value)) for name, value in told.items()]
@@ -98,26 +98,26 @@ class MLflow(Tracker):
 
 @dataclass(frozen=True)
 class TensorBoardOptions:
-    """Where event files go.
+    """Destination of event files.
 
     Attributes
     ----------
     folder : str
-        In which each run has a folder of its name; by default ``tensorboard`` in the run's own folder.
+        Contains a folder for each run; by default ``tensorboard`` in the run's own folder.
     """
 
     folder: str = ""
 
 
 class TensorBoard(Tracker):
-    """Writes an event file; of a run that goes on, the rounds that come again replace those of before."""
+    """Writes an event file; repeated rounds of a resumed run replace the earlier ones."""
 
     tool = "TensorBoard"
     Options = TensorBoardOptions
     options: TensorBoardOptions
 
     def open(self, run: Run, told: Mapping[str, Any]) -> None:
-        """Open the event file, and write down what was set."""
+        """Open the event file, and write the settings."""
         from torch.utils.tensorboard import SummaryWriter
 
         if self.options.folder:
@@ -154,7 +154,7 @@ class TensorBoard(Tracker):
 
 @dataclass(frozen=True)
 class WandBOptions:
-    """Where runs go; the rest is for wandb's own environment variables.
+    """Destination of runs; wandb's own environment variables set the rest.
 
     Attributes
     ----------
@@ -165,7 +165,7 @@ class WandBOptions:
 
 
 class WandB(Tracker):
-    """Tells Weights & Biases of the run, and nothing of the machine, the code or its output.
+    """Logs the run to Weights & Biases, without information about machine, code or output.
 
     On its servers or, with ``WANDB_MODE=offline``, in the run's folder.
     """
@@ -175,7 +175,7 @@ class WandB(Tracker):
     options: WandBOptions
 
     def open(self, run: Run, told: Mapping[str, Any]) -> None:
-        """Make a run, or go on with the one of this name."""
+        """Make a run, or resume the one of this name."""
         import wandb
 
         self._run = wandb.init(

@@ -1,4 +1,4 @@
-"""What all trackers share: what is told of a run, and that a tool which fails ends no run."""
+"""Shared parts of all trackers: the values that they log, and that a failing tracker never stops a run."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ _EVERY_S = 1.0  # rounds may take milliseconds, and a message to a server takes 
 
 
 class Tracker(Observer):
-    """Tells a tool for experiments what the server sees of a run: no more than a run's folder holds.
+    """Logs the server's view of a run to an experiment tracker: nothing beyond the run's folder.
 
-    Of a round these are ``validation_loss`` (in the target's unit where it has one) with ``_p10`` and
+    For a round these are ``validation_loss`` (in the target's unit if it has one) with ``_p10`` and
     ``_p90`` over clients, ``validation_`` and the metric's name, ``best_validation_loss``, ``asked``,
-    ``releases``, ``lost_nodes``, ``seconds``, and of the client that took part most often
-    ``max_participations``, ``epsilon`` at `umbel.privacy.accounting.guarantee.DELTA` where something is guaranteed,
-    and ``paper_budget``, the heuristic, where it counts.
+    ``releases``, ``lost_nodes``, ``seconds``, and for the client with the most participations
+    ``max_participations``, ``epsilon`` at `umbel.privacy.accounting.guarantee.DELTA` if there is a guarantee,
+    and ``paper_budget``, the heuristic, if it gives a bound.
 
-    A tool that fails later than at the start is left alone from then on, with one warning.
+    If a tracker fails after the start, umbel warns once and stops using it.
     """
 
     tool: ClassVar[str]
-    """As people call it."""
+    """The tool's usual name."""
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
-    # --- what a tool does
+    # --- methods of a tool
 
     def open(self, run: Run, told: Mapping[str, Any]) -> None:
-        """Begin, or go on with what was told of the run of this name before; `told` is what was set."""
+        """Begin, or resume the earlier log of the run of this name; `told` are its settings."""
         raise NotImplementedError
 
     def send(self, rounds: Sequence[tuple[int, Values]]) -> None:
-        """Tell of some rounds, each by its number."""
+        """Log some rounds, each by its number."""
         raise NotImplementedError
 
     def close(self, stopped: str) -> None:
-        """End, and tell why the run did."""
+        """End, and log why the run ended."""
         raise NotImplementedError
 
-    # --- what a run does
+    # --- methods of an observer
 
     def begin(self, run: Run) -> None:
         """Open the tool."""
@@ -65,21 +65,21 @@ class Tracker(Observer):
             raise
         except Exception as error:
             raise ConfigError(
-                f"track: {self.tool} does not work: {_first_line(error)}; see to it, or leave track out",
+                f"track: {self.tool} does not work: {_first_line(error)}; repair that, or leave track out",
                 code="config.track-failed",
             ) from error
         self._waiting: list[tuple[int, Values]] = []
         self._failed, self._sent = False, self.clock()
 
     def after_round(self, run: Run) -> None:
-        """Tell of the round, now or together with those that follow within a second."""
+        """Log the round, now or together with those that follow within a second."""
         entry = run.state.history[-1]
         self._waiting.append((entry.number, self._values(entry, run.state.best_loss)))
         if self.clock() - self._sent >= _EVERY_S:
             self._flush(entry)
 
     def at_end(self, run: Run) -> None:
-        """Tell of what is left, and why the run ended."""
+        """Log the rest, and why the run ended."""
         self._flush(run.state.history[-1] if run.state.history else None)
         self._try(lambda: self.close(run.state.stopped))
 
@@ -95,10 +95,10 @@ class Tracker(Observer):
         if entry.asked:
             values |= {"asked": entry.asked, "releases": entry.releases, "lost_nodes": entry.lost_nodes}
             values["max_participations"] = entry.max_participations
-        return {name: value for name, value in values.items() if math.isfinite(value)}  # not every tool takes others
+        return {name: value for name, value in values.items() if math.isfinite(value)}  # not every tool accepts others
 
     def _spent(self, entry: Round) -> dict[str, float]:
-        """Return what the busiest client has spent, which takes longer to compose than a round may take."""
+        """Return the busiest client's spending; composing it may take longer than a round."""
         release, times = self._summary.release, int(entry.max_participations)
         found = guarantee({release: times})
         values = {} if found is None else {"epsilon": float(found.epsilon)}
@@ -118,7 +118,7 @@ class Tracker(Observer):
             call()
         except Exception as error:  # keep running: a tool must not stop the run
             self._failed = True
-            log(WARNING, "track: %s failed, and the run goes on without it: %s", self.tool, _first_line(error))
+            log(WARNING, "track: %s failed, and the run continues without it: %s", self.tool, _first_line(error))
 
 
 def _first_line(error: Exception) -> str:

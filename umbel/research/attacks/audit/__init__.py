@@ -1,7 +1,7 @@
-"""The audit of what is claimed: canary clients through the real gate give a lower bound on epsilon.
+"""The audit of claims: canary clients at the real gate give a lower bound on epsilon.
 
-`bounds` is the statistics, `canaries` the clients and the auditor, `site` the same clients at a deployed site, and
-`findings` what is claimed beside what is shown.
+`bounds` has the statistics, `canaries` the clients and the auditor, `site` the same clients at a deployed site, and
+`findings` the claims beside the results.
 """
 
 from umbel.research.attacks.audit.findings import Audit

@@ -1,8 +1,8 @@
-"""Canary clients behind the app's own gate, and the auditor who scores what leaves.
+"""Canary clients behind the app's own gate, and the auditor who scores the messages that leave.
 
-Each canary has a coin, and one of two data sets by how it fell (`audit.pairs`). The auditor sees the
-messages that leave the node and knows the mechanism, the two data sets and the hypotheses; it scores each
-canary by the logarithm of how much likelier one coin is than the other.
+Each canary has a coin, which selects one of two data sets (`audit.pairs`). The auditor sees the messages that leave the
+node and knows the mechanism, the two data sets and the hypotheses; it scores each canary by the logarithm of the
+likelihood ratio of its coin.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from umbel.research.attacks.audit.pairs import BOUND, NAME, REPORTED, Coins, Mat
 from umbel.research.attacks.victims import answer
 from umbel.simulation.grid import InProcessGrid
 
-_NUMBERS = 1 << 22  # that the canaries of one message release
-# What draws are for, so that none has the stream of another, nor of the noise.
+_NUMBERS = 1 << 22  # values that the canaries of one message release
+# Purposes of draws, each with a stream that differs from the others and from the noise.
 _COINS, _DIRECTIONS = 101, 102
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is audited: what each canary gives away.
+    """The subject of an audit: the releases of each canary.
 
-    It is the `release` of a trained model, or of a site's sums, each time (None where canaries do not train), and above
-    a `report_noise_multiplier` of 0 a report with noise. A canary takes part so many `times`, which are scored
-    together. At `random` the updates of each point in a direction of its own, which the auditor knows, otherwise along
-    the last parameter. With `moves` the two data sets lead to different updates, otherwise at most to different
+    It is the `release` of a trained model, or of a site's sums, each time (None if canaries do not train). With a
+    `report_noise_multiplier` above 0 it is also a report with noise. A canary takes part `times` times, which are
+    scored together. With `random` the updates of each point in a separate direction, which the auditor knows, otherwise
+    along the last parameter. With `moves` the two data sets lead to different updates, otherwise at most to different
     choices.
     """
 
@@ -58,18 +58,18 @@ class Setting:
         if self.release is not None and (why := gap(self.release)):
             raise ConfigError(f"there is no claim to audit, since {why}", code="config.nothing-claimed")
         if self.release is None and not self.report_noise_multiplier > 0:
-            raise ConfigError("canaries that neither train nor report give nothing away", code="config.idle-canaries")
+            raise ConfigError("canaries that neither train nor report reveal nothing", code="config.idle-canaries")
         if self.times < 1:
             raise ConfigError(f"canaries take part at least once, not {self.times} times", code="config.out-of-range")
 
     @property
     def by_site(self) -> bool:
-        """Whether each canary is in a site of its own, whose noise is drawn once."""
+        """Whether each canary is in a separate site, whose noise is drawn once."""
         return self.release is not None and self.release.kind is Kind.SITE
 
     @property
     def numbers(self) -> int:
-        """How many numbers leave for a canary each time."""
+        """Number of values that leave for a canary each time."""
         numbers = REPORTED if self.report_noise_multiplier else 0
         if self.release is not None:
             numbers += self.release.n * (self.release.hypotheses if self.by_site else 1)
@@ -78,10 +78,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Seen:
-    """What became of the canaries.
+    """The results of the canaries.
 
-    Their `coins` (m,) are -1 or 1. The auditor's `scores` (m,) are the log likelihood of a coin of 1 less that of -1,
-    by what left. `account` is what the node's ledger has of each.
+    Their `coins` (m,) are -1 or 1. The auditor's `scores` (m,) are the log likelihood of a coin of 1 minus that of -1,
+    given the messages that left. `account` is each canary's account in the node's ledger.
     """
 
     coins: Coins
@@ -95,11 +95,11 @@ def watch(setting: Setting, canaries: int, seed: int, kind: type[Herd] | None = 
     Raises
     ------
     FleetError
-        When the gate refuses, as it does where the environment holds a stricter policy.
+        If the gate refuses, as it does if the environment sets a stricter policy.
     """
     herd = (kind or Herd)(setting, canaries, seed)
     scores = np.zeros(canaries)
-    # Of sites each is in a message.
+    # Each site needs a separate message.
     size = 1 if setting.by_site else max(1, _NUMBERS // setting.numbers)
     for begin in range(0, canaries, size):
         some = range(begin, min(begin + size, canaries))
@@ -112,7 +112,7 @@ class Herd:
     """Canaries on one simulated node, and the auditor at the other end."""
 
     less_shared = False
-    """Whether the auditor takes off what all releases of a message share (`TrainingPair.score`)."""
+    """Whether the auditor subtracts the part that all releases of a message share (`TrainingPair.score`)."""
 
     def __init__(self, setting: Setting, canaries: int, seed: int) -> None:
         self._setting, self._seed = setting, seed
@@ -128,8 +128,8 @@ class Herd:
         self._grid = self._node()
 
     def take_part(self, number: int, some: range) -> Matrix:
-        """Have some canaries take part for the time `number`, from 0; return their scores."""
-        # Canaries change sides each time: draws that are used twice give them away.
+        """Let some canaries take part for the time `number`, from 0; return their scores."""
+        # Canaries change sides each time: draws that are used twice reveal them.
         self._some, self._side = some, 1 if number % 2 == 0 else -1
         content, training, report = self._ask(number), self._training, self._report
         scores = np.zeros(len(some))
@@ -140,7 +140,7 @@ class Herd:
         return self._side * scores
 
     def account(self) -> Mapping[Release, int]:
-        """Return what the node's ledger has of each canary."""
+        """Return each canary's account in the node's ledger."""
         ledger = self._ledger()
         first = ledger.account(ClientInDataset(0))
         if ledger.account(ClientInDataset(self._step * (len(self.coins) - 1))) != first:
@@ -148,11 +148,11 @@ class Herd:
         return first
 
     def _ask(self, number: int) -> RecordDict:
-        """Return what leaves of the canaries whose turn it is."""
+        """Return the messages that leave for the canaries whose turn it is."""
         setting, some, training = self._setting, self._some, self._training
         round = 1 + number
         if setting.by_site:
-            # The node stands for another site in each round, with other clients and other noise.
+            # The node plays another site in each round, with other clients and other noise.
             round += some.start * setting.times
         hypotheses = training.hypotheses if training else np.zeros((1, 1), np.float32)
         everybody = tuple(map(ClientOnNode, range(self._step * some.start, self._step * some.stop)))
@@ -175,11 +175,11 @@ class Herd:
     def _request(
         self, hypotheses: NDArray[np.float32], task: TrainingSpec | None, evaluation: EvaluationSpec | None
     ) -> RecordDict:
-        """Return what the node is sent, of hypotheses (k, n)."""
+        """Return the request to the node, with hypotheses (k, n)."""
         return round_request(pack({NAME: hypotheses}), task, evaluation)
 
     def _answer(self, msg: Message, context: Context) -> Message:
-        """Hand to the gate what the canaries' data lead to."""
+        """Pass the results of the canaries' data to the gate."""
         task, evaluation = training_in(msg.content), evaluation_in(msg.content)
         if task is not None and self._training:
             coins = self._coins(task.clients)
@@ -189,13 +189,13 @@ class Herd:
         return Message(self._report.reported(evaluation.clients, self._coins(evaluation.clients)), reply_to=msg)
 
     def _coins(self, clients: tuple[int, ...]) -> Coins:
-        """Return on which side clients are this time; 0 for those that are no canaries."""
+        """Return clients' coins this time; 0 for those that are not canaries."""
         canary, place = np.divmod(np.array(clients), self._step)
         return np.where(place == 0, self._side * self.coins[canary], 0)
 
     @property
     def _directions(self) -> Matrix:
-        """The unit vectors (canaries, n), or (1, n) for all, along which the updates of those asked point."""
+        """The unit vectors (canaries, n), or (1, n) for all, along which the updates of the asked canaries point."""
         assert self._setting.release is not None
         n = self._setting.release.n
         if not self._setting.random:
@@ -207,7 +207,7 @@ class Herd:
 
 
 class _Anything:
-    """Behind the gate: canaries train anything."""
+    """The clients behind the gate: canaries train anything."""
 
     def check_training(self, hypotheses: Arrays, task: TrainingSpec) -> None:
         """Find nothing wrong."""

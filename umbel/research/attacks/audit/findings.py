@@ -1,8 +1,8 @@
-"""An audit: what is claimed of a setting, beside the least epsilon that its canaries show; also at the end of a run.
+"""An audit: the claim for a setting, beside the smallest epsilon that its canaries prove; also at the end of a run.
 
-The scores of one canary in four say how many coins it is best to guess; the bound is on the others alone. As an
-observer, ``observers = "umbel.research.attacks.audit:Audit canaries=20000"``, it audits a run's own mechanism in the
-server's process, and the report gets what is claimed beside what canaries show.
+The scores of one canary in four decide how many coins to guess; the bound uses only the others. As an observer,
+``observers = "umbel.research.attacks.audit:Audit canaries=20000"``, it audits a run's own mechanism in the server's
+process, and the report gets the claim beside the result.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from umbel.research.attacks.audit.site import SiteHerd
 from umbel.server.observer import Observer, Run, Section
 
 CONFIDENCE = 0.95
-"""Of each lower bound by itself."""
+"""Confidence of each lower bound."""
 
 ALARM = 1e-6
-"""A claim is taken for refuted where what was guessed right is less probable than this under it."""
+"""A claim counts as refuted if the right guesses have a probability below this under it."""
 
 CANARIES = 50_000
 
-_PILOTS = 4  # one canary in so many
+_PILOTS = 4  # one canary in this many
 _FEWEST = 100  # canaries
 _NUMBERS = 200_000_000  # that all canaries of a setting release at most, for the time that takes
 _TRAINED, _NUMBERS_OF_SITE = 10_000, 20_000_000  # that a site trains, one client at a time, and their data
 _MESSAGES, _MESSAGES_OF_SITE = (
     4_000,
     1_000,
-)  # of canaries in sites of their own, each of which takes a message each time
+)  # of canaries in separate sites, each of which takes a message each time
 _ALL_NOISE = 1e6  # nu a parameter, beside which a choice is all that a release tells
 
 
 class Verdict(StrEnum):
-    """What a lower bound says of a claim."""
+    """The verdict of a lower bound on a claim."""
 
     WITHIN = "within the claim"
     CHANCE = "above, as 1 in 20 is by chance"
@@ -54,9 +54,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Bound:
-    """What is claimed at a delta, infinite for no claim, and the lower bound that canaries show by right guesses.
+    """The claim at a delta, infinite for none, and the lower bound that right guesses about canaries give.
 
-    `chance` bounds how probable so many right guesses are if the claim is true.
+    `chance` bounds the probability of so many right guesses if the claim is true.
     """
 
     delta: float
@@ -68,7 +68,7 @@ class Bound:
 
     @property
     def verdict(self) -> Verdict:
-        """What this says."""
+        """The verdict."""
         if self.shown <= self.claimed:
             return Verdict.WITHIN
         return Verdict.EXCEEDS if self.chance < ALARM else Verdict.CHANCE
@@ -76,7 +76,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Finding:
-    """A setting, the number of canaries on whom the bounds are, and the bounds at delta = 0 and at the delta asked."""
+    """A setting, the number of canaries behind the bounds, and the bounds at delta = 0 and at the given delta."""
 
     setting: Setting
     canaries: int
@@ -89,14 +89,14 @@ class Finding:
         return max(self.pure.verdict, self.at_delta.verdict, key=list(Verdict).index)
 
     def cells(self) -> tuple[str, ...]:
-        """Return the row of a table, as `columns` heads it."""
+        """Return the row of a table, for the headings of `columns`."""
         pure, other = self.pure, self.at_delta
         figures = (amount(pure.claimed), f"{pure.shown:.3g}", amount(other.claimed), f"{other.shown:.3g}")
         return (self.setting.name, *figures, f"{other.right:,} of {other.guesses:,}", str(self.verdict))
 
 
 def columns(delta: float) -> tuple[str, ...]:
-    """Return what the columns of a table of findings are called."""
+    """Return the headings of a table of findings."""
     return ("setting", "claimed, pure", "shown", f"claimed at {delta:g}", "shown", "guessed right", "verdict")
 
 
@@ -108,17 +108,17 @@ def audit(
     confidence: float = CONFIDENCE,
     as_site: bool = False,
 ) -> Finding:
-    """Send canaries through the gate, and say what they show.
+    """Send canaries through the gate, and return the findings.
 
-    Fewer canaries than asked for take part where they would release too many numbers. The seed is that of all draws,
-    the gate's as well, unless the canaries are a deployed site's clients (`as_site`). The confidence is that of each
-    lower bound.
+    Fewer canaries than `canaries` take part if they would release too many values. The seed is that of all draws, the
+    gate's too, unless the canaries are a deployed site's clients (`as_site`). The confidence is that of each lower
+    bound.
     """
     if not 0 < delta < 1 or not 0 < confidence < 1:
         text = f"delta and confidence must lie between 0 and 1, got {delta:g} and {confidence:g}"
         raise ConfigError(text, code="config.out-of-range")
     if canaries < _FEWEST:
-        raise ConfigError(f"an audit takes at least {_FEWEST} canaries, got {canaries}", code="config.too-few-canaries")
+        raise ConfigError(f"an audit needs at least {_FEWEST} canaries, got {canaries}", code="config.too-few-canaries")
     seen = watch(setting, affordable(setting, canaries, as_site), seed, SiteHerd if as_site else Herd)
     claimed = guarantee(seen.account, delta)
     assert claimed is not None, "no setting is without a guarantee"
@@ -131,7 +131,7 @@ def audit(
 
 
 def affordable(setting: Setting, canaries: int, as_site: bool = False) -> int:
-    """Return how many of the canaries can take part in a time that people wait for."""
+    """Return how many of the canaries can take part in a reasonable time."""
     limit = _NUMBERS // (setting.numbers * setting.times)
     if as_site:
         limit = min(_TRAINED // setting.times, _NUMBERS_OF_SITE // setting.numbers)
@@ -150,10 +150,10 @@ def _bound(seen: Seen, claimed: float, delta: float, confidence: float) -> Bound
 
 
 def settings_of(release: Release, times: int = 1, report_noise_multiplier: float = 0.0) -> list[Setting]:
-    """Return what to audit of clients that release so, once and several times."""
+    """Return the settings to audit for clients with such releases, once and several times."""
     found, what = [], "update and choice" if release.chooses else "update"
     if release.choice_epsilon:
-        # The sum of both is audited below; what the choice alone gives away must not exceed its own share.
+        # The sum of both is audited below; the cost of the choice alone must not exceed its share.
         hidden = replace(release, noise_multiplier=_ALL_NOISE * release.n, radius=None, mechanism=LAPLACE)
         found.append(Setting("choice alone", hidden, moves=False))
     found.append(Setting(what, release))
@@ -173,7 +173,7 @@ def training(n: int, nu: float, k: int = 1, choice_epsilon: float = 0.0, mechani
 
 
 def standard() -> list[Setting]:
-    """Return the settings that are audited by default: of small models, with meaningful claims."""
+    """Return the settings that are audited by default: small models with meaningful claims."""
     joint, often = training(2, 4, 2, 1.0), training(2, 16, 2, 0.25)
     return [
         *(Setting(f"laplace, n = {n}, nu = {nu:g}", training(n, nu)) for n, nu in _LAPLACE),
@@ -194,7 +194,7 @@ def standard() -> list[Setting]:
 
 
 def deployed() -> list[Setting]:
-    """Return the settings that are audited of a deployed site by default: fewer, since it trains its clients."""
+    """Return the settings that are audited at a deployed site by default: fewer, since it trains its clients."""
     joint = training(2, 4, 2, 1.0)
     return [
         Setting("laplace, n = 1, nu = 1", training(1, 1.0)),
@@ -217,17 +217,17 @@ _TITLE = "Claimed beside audited"
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """How many canaries, and how many of the busiest client's participations are audited together at most."""
+    """Number of canaries, and maximum of the busiest client's participations that are audited together."""
 
     canaries: Annotated[int, Field(ge=100)] = 20_000
     participations: Annotated[int, Field(ge=1)] = 10
 
 
 class Audit(Observer):
-    """Audits what the run asked of its clients: parameters, mechanism and its multiplier, choice.
+    """Audits the run's task for its clients: parameters, mechanism and noise multiplier, choice.
 
-    The canaries pass the gate of the umbel that the server runs from, in the server's process. They show what that
-    gate does; a site's own gate they do not reach.
+    The canaries pass the gate of the umbel that the server runs from, in the server's process. They test that gate;
+    they do not reach a site's own gate.
     """
 
     Options = AuditOptions
@@ -239,7 +239,7 @@ class Audit(Observer):
         self.reason = ""
 
     def at_end(self, run: Run) -> None:
-        """Audit, if anything is claimed."""
+        """Audit, if there is a claim."""
         release = run.setup.release
         if why := gap(release):
             self.reason = f"Nothing is claimed, since {why}. So there is nothing to audit."
@@ -252,7 +252,7 @@ class Audit(Observer):
             for setting in settings_of(release, times):
                 self.findings.append(audit(setting, self.options.canaries, run.setup.config.seed))
         except UmbelError as error:
-            # The run is over and good; what it learnt must not be lost for this.
+            # The run is over and good; its result must not be lost for this.
             log(WARNING, "the audit could not be made: %s", error)
             self.findings, self.reason = [], f"The audit could not be made: {error.text}."
         for finding in self.findings:
@@ -260,22 +260,22 @@ class Audit(Observer):
                 log(WARNING, "the audit of this run's mechanism (%s) exceeds what is claimed", finding.setting.name)
 
     def section(self) -> Section | None:
-        """Return what is claimed, and what the canaries show; None for a run that has not been audited."""
+        """Return the claims and the results; None for a run that has not been audited."""
         if self.reason:
             return Section(_TITLE, (self.reason,))
         if not self.findings:
             return None
         exceeding = sum(finding.verdict is Verdict.EXCEEDS for finding in self.findings)
         outcome = (
-            f"{exceeding} of {len(self.findings)} EXCEED what is claimed: gate, mechanism or account have a fault."
+            f"{exceeding} of {len(self.findings)} EXCEED the claim: the gate, the mechanism or the account has a fault."
             if exceeding
-            else "None exceeds what is claimed, beyond chance."
+            else "None exceeds its claim beyond chance."
         )
         lead = (
-            "Canary clients with one of two opposite data sets went through the gate, with this run's mechanism, and "
-            f"an auditor guessed from what left which data set each has. {outcome} What is shown is a lower bound on "
-            f"epsilon, each at a confidence of {CONFIDENCE:.0%}; a low one does not prove that the claim holds. The "
-            "gate is that of the machine that ran the server."
+            "Canary clients, each with one of two opposite data sets, went through the gate with this run's mechanism. "
+            f"From their releases, an auditor guessed each one's data set. {outcome} Each result is a lower bound on "
+            f"epsilon at a confidence of {CONFIDENCE:.0%}; a low one does not prove the claim. The gate is that of the "
+            "machine that ran the server."
         )
         return Section(_TITLE, (lead, *map(_sentence, self.findings)))
 
@@ -283,7 +283,7 @@ class Audit(Observer):
 def _sentence(finding: Finding) -> str:
     pure, other = finding.pure, finding.at_delta
     limit = most(other.guesses)
-    beyond = f" So many guesses cannot show more than {limit:.3g}." if other.claimed > limit else ""
+    beyond = f" This many guesses cannot show more than {limit:.3g}." if other.claimed > limit else ""
     name = finding.setting.name
     return (
         f"{name[:1].upper()}{name[1:]}: claimed epsilon {amount(other.claimed)} at delta "

@@ -1,8 +1,8 @@
-"""The two data sets of a canary, as far from each other as a client's can be, and the likelihood of what they lead to.
+"""The two data sets of a canary, as far from each other as a client's can be, and the likelihood of their results.
 
-By how its coin fell, the updates of a canary point in opposite directions, another hypothesis fits it best, or it
-reports from the opposite corner. An update is longer than the clip norm and a report beyond its square, so that a gate
-that does not clip is found as well.
+The coin of a canary decides: its updates point in opposite directions, another hypothesis fits it best, or it reports
+from the opposite corner. An update is longer than the clip norm and a report lies outside its square, so that a gate
+that does not clip is detected as well.
 """
 
 from __future__ import annotations
@@ -29,34 +29,35 @@ Matrix = NDArray[np.float64]
 Coins = NDArray[np.int64]
 
 NAME = "canary"
-"""Of the hypotheses' only array."""
+"""Name of the hypotheses' only array."""
 
 BOUND = 1.0
 """Of reports."""
 
 REPORTED = 2
-"""Numbers of a report: loss and metric."""
+"""Length of a report: loss and metric."""
 
 BEYOND = 10.0
-"""Clip norms that an update is long before it is clipped."""
+"""Length of an update before clipping, in clip norms."""
 
-_SEVERAL = 20  # models of a message, whose mean says something of a noise that they share
-_APART = 100.0  # between hypotheses, in deviations of a component of the noise: which one was trained can be told
+_SEVERAL = 20  # models of a message, enough for their mean to show a shared noise
+_APART = 100.0  # between hypotheses, in deviations of a component of the noise: it reveals which one was trained
 
 
 class TrainingPair:
-    """Canaries that train; each gives away a release, and with `moves` the two data sets lead to different updates.
+    """Canaries that train; each has a release, and with `moves` the two data sets lead to different updates.
 
-    Those that release their own models are likely to show which hypothesis they started from. In a site's release each
-    is in a site with another client, whose data the auditor knows. With one hypothesis its two updates are two clip
-    norms apart in one sum; with several it moves two sums by one clip norm each, and two counts by one client each.
+    Those that release their own models reveal which hypothesis they started from with high probability. In a site's
+    release each is in a site with another client, whose data the auditor knows. With one hypothesis its two updates are
+    two clip norms apart in one sum; with several it moves two sums by one clip norm each, and two counts by one client
+    each.
     """
 
     def __init__(self, release: Release, moves: bool) -> None:
         self.release, self.moves = release, moves
         self._by_site = release.kind is Kind.SITE
         self.per_canary = 2 if self._by_site else 1
-        """Clients of the node that stand for one canary; the first is the canary."""
+        """Number of the node's clients for each canary; the first is the canary."""
         self.clip_norm = 1.0 if release.radius is None else release.radius
         self.mechanism = mechanisms.load(release.mechanism)(release.noise_multiplier)
         k, n = release.hypotheses, release.n
@@ -64,7 +65,7 @@ class TrainingPair:
         self.hypotheses[:, 0] = _APART * self.mechanism.deviation(n) * self.clip_norm * np.arange(k)
 
     def task(self, round: int, clients: tuple[ClientOnNode, ...]) -> TrainingSpec:
-        """Return what the server asks of clients in a round."""
+        """Return the server's task for clients in a round."""
         release = self.release
         return TrainingSpec(
             round=round,
@@ -81,10 +82,10 @@ class TrainingPair:
         )
 
     def trained(self, content: RecordDict, coins: Coins, directions: Matrix) -> RecordDict:
-        """Return what clients hand over to the gate that asks this; they train what it assigned to them.
+        """Return the clients' results for the gate; they train the hypotheses that it assigned.
 
-        Of `coins` (clients,), -1 or 1, one is 0 for a client that is no canary: it has no update, and the first
-        hypothesis fits it best. Directions are unit vectors (clients, n) or (1, n).
+        In `coins` (clients,), -1 or 1, a client that is not a canary has 0: it has no update, and the first hypothesis
+        fits it best. Directions are unit vectors (clients, n) or (1, n).
         """
         assigned, hypotheses = assigned_in(content), hypotheses_in(content)[NAME]
         chosen = np.where(assigned == OWN, self.best(coins), assigned)
@@ -93,7 +94,7 @@ class TrainingPair:
         return local_result(trained, chosen)
 
     def best(self, coins: Coins) -> NDArray[np.int64]:
-        """Return the hypothesis that fits best: the second for a coin of -1, where there is a second."""
+        """Return the hypothesis that fits best: the second for a coin of -1, if there is a second."""
         return np.where((coins < 0) & self.release.chooses, 1, 0)
 
     def updates(self, coins: Coins | int, directions: Matrix) -> Matrix:
@@ -102,17 +103,17 @@ class TrainingPair:
         return updates
 
     def score(self, content: RecordDict, asked: int, directions: Matrix, less_shared: bool = False) -> Matrix:
-        """Return the log likelihood ratio of the coins of the canaries, by what left of so many clients.
+        """Return the log likelihood ratio of the canaries' coins, given the releases of so many clients.
 
-        With `less_shared` it is that of models less the mean update of the first quarter. Noise that clients share goes
-        with that, and independent noise of m models has 4/m more variance.
+        With `less_shared` the mean of the first quarter of the models is subtracted first. This removes noise that
+        clients share; with independent noise, the variance grows by 4/m for m models.
         """
         arrays, counts = what_left(content, asked, self._by_site)
         releases, likelihood = flatten(arrays), self._of_sums if self._by_site else self._of_models
         if less_shared and not self._by_site and len(releases) >= _SEVERAL:
-            # Hypotheses are far apart in the first parameter, which tells from which one a model was trained.
+            # Hypotheses are far apart in the first parameter, which reveals from which one a model was trained.
             nearest = np.abs(releases[:, :1] - self.hypotheses[:, 0]).argmin(axis=1)
-            # By the first alone, who are the pilots: their scores must not depend on canaries that are tested.
+            # Only the first quarter, the pilots, are used: their scores must not depend on canaries that are tested.
             first = max(_SEVERAL, len(releases) // 4)
             releases = releases - (releases - self.hypotheses[nearest])[:first].mean(axis=0)
         one, other = (likelihood(releases, counts, coin, directions) for coin in (1, -1))
@@ -151,7 +152,7 @@ class ReportPair:
         self._nu = noise_multiplier
 
     def reported(self, clients: tuple[ClientOnNode, ...], coins: Coins) -> RecordDict:
-        """Return what canaries with these coins hand over."""
+        """Return the results of canaries with these coins."""
         corner = (1 + BEYOND * coins) * BOUND / 2
         return local_report(corner, corner, clients, True)
 
@@ -168,8 +169,8 @@ class ReportPair:
 def log_density(mechanism: str, nu: float, n: int, clip_norm: float, distances: Matrix) -> Matrix:
     """Return the log density of noise in R^n at distances from its centre, up to a constant.
 
-    Of a mechanism that is not umbel's own only the deviation is known. Its scores are worse then, and what
-    they show holds all the same.
+    For a mechanism other than umbel's own only the deviation is known. Its scores are then worse, but their bounds
+    still hold.
     """
     if mechanism == mechanisms.Gaussian.name:
         return -np.square(distances / (nu * clip_norm)) / 2

@@ -1,8 +1,8 @@
 """Canary clients of a deployed site, which is asked through its own executor.
 
 The site has data and a ledger on disk, and umbel's own ClientApp trains the canaries. Their noise comes from the
-operating system's entropy, the least radius holds, and releases are rounded to the public grid and travel as 16-bit
-steps where these are enough. Its policy accepts each setting that can be audited, so that no limit gets in the way.
+operating system's entropy, the smallest radius applies, and releases are rounded to the public grid and travel as
+16-bit steps if these suffice. The site's policy accepts each setting that can be audited, so that no limit interferes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from umbel.research.attacks.audit.canaries import Herd
 from umbel.research.attacks.audit.pairs import BEYOND, BOUND, Coins, Matrix
 from umbel.simulation.grid import InProcessGrid
 
-_BUNDLE = b"canaries"  # that the site has reviewed
+_BUNDLE = b"canaries"  # the bundle that the site has reviewed
 _ANY = {
     "role": "train", "clipping": "public", "release": "any", "min-clients": 2, "min-noise-multiplier": 1e-6,
     "clip-norm-floor": 1e-9, "max-choice-epsilon": "inf", "budget": "inf", "delta": 0.0, "paper-budget": "inf",
@@ -39,8 +39,8 @@ _ANY = {
     "max-seconds": "inf", "approve": "policy", "app": "", "insecure-seed": False,
     "bundle": sha256(_BUNDLE).hexdigest(),
 }  # fmt: skip
-_ROWS = 103  # what draws are for, as in `canaries`
-# How far targets lie above predictions, and below: beyond the bound of reports, and next to 0 or not.
+_ROWS = 103  # purpose of draws, as in `canaries`
+# Distance of targets above predictions, and below: beyond the bound of reports, and near 0 or not.
 _ABOVE, _BELOW, _NEXT_TO = 10 * BOUND, BOUND, 1e-3 * BOUND
 
 
@@ -59,11 +59,11 @@ class SiteGrid(InProcessGrid):
 
 
 class SiteHerd(Herd):
-    """Canaries that are clients of a deployed site; each has one row, of a linear model.
+    """Canaries that are clients of a deployed site; each has one row, for a linear model.
 
-    A row is the direction of the canary's updates. By its coin, the target lies above or below the prediction of the
-    hypothesis that fits best, so that the gradient points one way or the other. When canaries change sides, the site
-    serves other data with the same ledger.
+    A row is the direction of the canary's updates. The coin places the target above or below the prediction of the best
+    hypothesis, so that the gradient points one way or the other. When canaries change sides, the site serves other data
+    with the same ledger.
     """
 
     less_shared = True
@@ -96,7 +96,7 @@ class SiteHerd(Herd):
         return unit
 
     def _write(self, folder: Path, coins: Coins) -> None:
-        """Write the data of the site's clients, of whom those that are no canaries have no update."""
+        """Write the data of the site's clients; those that are not canaries have no update."""
         everybody = np.zeros(len(coins) * self._step, np.int64)
         everybody[:: self._step] = coins
         rows = np.repeat(np.broadcast_to(self._rows, (len(coins), self._rows.shape[1])), self._step, axis=0)

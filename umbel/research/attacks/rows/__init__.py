@@ -1,4 +1,4 @@
-"""The table audit: what a malicious server reconstructs of a hospital's rows from what the hospital releases.
+"""The table audit: a malicious server reconstructs a hospital's rows from the hospital's releases.
 
-It picks hypotheses and task within what a site's policy lets through, and estimates by the mechanism's law.
+It chooses hypotheses and task within a site's policy, and estimates with the mechanism's distribution.
 """

@@ -1,9 +1,9 @@
-"""The attack on rows in each mode of release, how far off its answers are, and the table of it.
+"""The attack on rows in each mode of release, the errors of its answers, and their table.
 
-In a mode with noise the server first tries designs (how many hypotheses, where, how large a clip norm) on hospitals
-that it makes up from those it knows, takes the best, asks the victims once, and answers with the posterior mean
-under the mechanism's law. Without noise it computes the rows from one release. Where it may ask often and the
-choice is open, it reads digit after digit off the choices, however much noise there is.
+In a mode with noise the server first tries designs (the number, position and clip norm of hypotheses) on hospitals that
+it makes up from those it knows. It takes the best, asks the victims once, and answers with the posterior mean under the
+mechanism's distribution. Without noise it computes the rows from one release. If it may ask often and the choice is
+open, it reads digit after digit from the choices, for any amount of noise.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from umbel.privacy.accounting.guarantee import in_words
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.protocol.arrays import flatten
-from umbel.protocol.errors import ConfigError, DatasetError
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.project import CONFIGS
 from umbel.protocol.release import Clipping, ReleaseBy
 from umbel.research.attacks.rows import probes
 from umbel.research.attacks.rows.hospitals import (
     FEATURES,
-    HOW,
     PAYMENT,
     PLACE,
     QUANTITIES,
@@ -72,7 +71,7 @@ def modes() -> list[Mode]:
 
 
 def formal(epsilon: int, by: ReleaseBy = ReleaseBy.CLIENT, others_known: bool = False) -> Mode:
-    """Return the mode of ``configs/hospital-epsilon-*.toml``, at a site that accepts that and a budget of `epsilon`."""
+    """Return the mode of ``configs/hospital-epsilon-*.toml``, at a site that accepts it with a budget of `epsilon`."""
     file = CONFIGS / f"hospital-epsilon-{epsilon}.toml"
     config = tomllib.loads(file.read_text(encoding="utf-8"))
     nu, choice = float(config["noise-multiplier"]), float(config["choice-epsilon"])
@@ -93,25 +92,25 @@ def formal(epsilon: int, by: ReleaseBy = ReleaseBy.CLIENT, others_known: bool = 
 
 
 def ask(node: Victims, mode: Mode, probe: Probe, clip_norm: float, clients: Sequence[int]) -> tuple[Matrix, Matrix]:
-    """Return what clients release (m, n), or a site's sums (k, n) and counts (k,), as `Victims.ask` does."""
+    """Return the releases of clients (m, n), or a site's sums (k, n) and counts (k,), as `Victims.ask` does."""
     arrays, counts = node.ask(mode, probes.as_arrays(probe.hypotheses), clients, **probe.asked(clip_norm))
     return flatten(arrays), counts
 
 
 CLIENTS = 300
-"""Victims of each kind."""
+"""Maximum number of victims of each kind."""
 
 FEW = 20
-"""Victims where each is asked often, with hypotheses of its own."""
+"""Victims if each is asked often, with separate hypotheses."""
 
 _EPOCHS = 20
 _CANDIDATES = 2000
-_FLOOR = 0.01  # the least clip norm where it is the norm of the update
-_IN_SITES = 1200  # candidates there, where each is weighed with many made-up others
+_FLOOR = 0.01  # the smallest clip norm if it is the norm of the update
+_IN_SITES = 1200  # candidates there, where each is weighted with many artificial others
 # For the choice of a design: pilots, and candidates.
 _PILOTS, _TRIED = 200, 500
-_OTHERS = 50  # made-up sets of the other clients of a site
-# Hypotheses, and how far apart: at quantiles of what is known, or at a share of the way there from the median.
+_OTHERS = 50  # artificial sets of a site's other clients
+# Numbers of hypotheses, and their distances: at quantiles of the known values, or at a share of the way there.
 _FORMAL = ((1, 1.0), (2, 1.0), (2, 0.2), (4, 1.0))
 _BY_SITE = ((1, 1.0), (2, 1.0))
 _RADII = (0.25, 1.0, 2.5)  # of the median norm of an update
@@ -123,11 +122,11 @@ _GATE, _ATTACK = 1, 2  # streams of the seed
 class Finding:
     """How well one quantity of clients of one kind is found in one mode.
 
-    `releases` and `rows` are of each client; for a guess without a release the noise multiplier is None. `claimed` is
-    pure epsilon by the node's ledger, "none" where nothing is guaranteed, empty for a guess. `relative` is the root
-    mean square error over that of guessing the mean, `low` and `high` its 95 % bootstrap interval over clients. `error`
-    is the root mean square error in `unit`, of a place the length of the error; `right` the share of services that are
-    guessed right.
+    `releases` and `rows` are numbers for each client; for a guess without a release the noise multiplier is None.
+    `claimed` is the pure epsilon in the node's ledger, "none" without a guarantee, empty for a guess. `relative` is the
+    root mean square error relative to guessing the mean, `low` and `high` its 95 % bootstrap interval over clients.
+    `error` is the root mean square error in `unit`, for a place the length of the error; `right` the share of correctly
+    guessed services.
     """
 
     mode: str
@@ -146,20 +145,16 @@ class Finding:
 
 
 def audit(dataset: str = "hospital", clients: int = CLIENTS, seed: int = 0) -> list[Finding]:
-    """Attack so many hospitals of each kind of a dataset, a name or path, at most, in all modes.
+    """Attack up to `clients` hospitals of each kind of a dataset, given by name or path, in all modes.
 
-    One thread computes, so that the digits do not depend on the number of cores. Raises `DatasetError`, which says how
-    to make the dataset, when it is not there or holds no such rows, and `FleetError` when the gate refuses, as it does
-    under a stricter policy in the environment.
+    One thread computes, so that the digits do not depend on the number of cores. Raises `DatasetError` if the dataset
+    is missing or has no such rows, and `FleetError` if the gate refuses, as it does under a stricter policy in the
+    environment.
     """
     if clients < SITE:
-        text = f"the audit takes at least {SITE} clients, which a site's sums are of; got {clients}"
+        text = f"the audit needs at least {SITE} clients, as many as in a site's sums; got {clients}"
         raise ConfigError(text, code="config.too-few-clients")
-    try:
-        path = find_typed(dataset)
-    except DatasetError as error:
-        raise DatasetError.of(error, f"{HOW}: ") from None
-    data = Data.of(open_dataset(path), seed)
+    data = Data.of(open_dataset(find_typed(dataset)), seed)
     torch.set_num_threads(1)
     found: list[Finding] = []
     kinds = [(mode, rows) for mode in modes() for rows in data.victims]
@@ -171,13 +166,13 @@ def audit(dataset: str = "hospital", clients: int = CLIENTS, seed: int = 0) -> l
 
 
 def _asked(data: Data, rows: int, clients: int) -> Hospitals:
-    """Return the victims of so many rows: as many whole sites as there are."""
+    """Return the victims with so many rows: as many whole sites as there are."""
     there = min(clients, len(data.victims[rows]))
     return data.victims[rows].some(slice(0, max(SITE, there // SITE * SITE)))
 
 
 def guesses(data: Data, asked: Hospitals, rows: int) -> list[Finding]:
-    """Return what is off without any release: by the mean, and by a model that knows services and places."""
+    """Return the errors without any release: of the mean, and of a model that knows services and places."""
     known, mode = data.known[rows], Mode("the mean", 0.0)
     found = [
         _finding(data, mode, asked, quantity, *_prior(known, quantity, len(asked))) for quantity in _quantities(rows)
@@ -187,7 +182,7 @@ def guesses(data: Data, asked: Hospitals, rows: int) -> list[Finding]:
 
 
 def attack(data: Data, mode: Mode, rows: int, asked: Hospitals, seed: int) -> list[Finding]:
-    """Attack victims in one mode, with a probe for each quantity; return what is found of each."""
+    """Attack victims in one mode, with a probe for each quantity; return the findings."""
     known = data.known[rows]
     if mode.releases > 1:
         asked = asked.some(slice(0, FEW))
@@ -203,7 +198,7 @@ def attack(data: Data, mode: Mode, rows: int, asked: Hospitals, seed: int) -> li
             read = _digit_by_digit(mode, known, asked, node)
         for quantity in _quantities(rows):
             if read is None:
-                # For each quantity another dataset's worth of clients: each is asked no more than the mode allows.
+                # For each quantity a fresh set of clients: each is asked no more than the mode allows.
                 node = Victims(folder, mode.policy, gate_seed)
                 mean, likeliest = _once(mode, known, asked, node, quantity, generator)
             else:
@@ -217,7 +212,7 @@ def attack(data: Data, mode: Mode, rows: int, asked: Hospitals, seed: int) -> li
 
 
 def _quantities(rows: int) -> tuple[str, ...]:
-    """Return what there is to find: hospitals that have all services have no secret one."""
+    """Return the quantities to find: hospitals with all services have no secret service."""
     return QUANTITIES if rows == 1 else (PLACE, PAYMENT)
 
 
@@ -227,7 +222,7 @@ def _quantities(rows: int) -> tuple[str, ...]:
 def _once(
     mode: Mode, known: Hospitals, asked: Hospitals, node: Victims, quantity: str, generator: Generator
 ) -> tuple[Matrix, Matrix]:
-    """Ask once, with the best design for a quantity; return the posterior mean and the likeliest value."""
+    """Ask once, with the best design for a quantity; return the posterior mean and the most likely value."""
     probe, law = design_for(mode, known, quantity, generator)
     candidates = known.blurred(_IN_SITES if mode.by_site else _CANDIDATES, generator)
     size = SITE if mode.by_site else len(asked)
@@ -239,13 +234,13 @@ def _once(
 
 
 def law_of(mode: Mode, probe: Probe, clip_norm: float) -> Law:
-    """Return how a release of this mode comes about."""
+    """Return the distribution of a release in this mode."""
     several = len(probe.hypotheses) > 1
     return Law(mode.noise_multiplier, clip_norm, mode.public, mode.choice_epsilon if several else 0.0)
 
 
 def design_for(mode: Mode, known: Hospitals, quantity: str, generator: Generator) -> tuple[Probe, Law]:
-    """Return the design that finds most of a quantity of hospitals made up from those known."""
+    """Return the design that finds most of a quantity of hospitals made up from the known ones."""
     pilots, candidates = known.blurred(_PILOTS, generator), known.blurred(_TRIED, generator)
     truth, secret = pilots.secret(quantity), candidates.secret(quantity)
 
@@ -258,7 +253,7 @@ def design_for(mode: Mode, known: Hospitals, quantity: str, generator: Generator
 
 
 def designs(mode: Mode, known: Hospitals, quantity: str) -> Iterator[tuple[Probe, Law]]:
-    """Yield what a server can ask once that aims at a quantity, and how the releases come about."""
+    """Yield possible designs of a single request for a quantity, with the distributions of the releases."""
     formal = mode.choice_epsilon > 0
     for column in probes.AIMS[quantity]:
         value = probes.aimed_at(known, column)
@@ -280,11 +275,11 @@ def designs(mode: Mode, known: Hospitals, quantity: str) -> Iterator[tuple[Probe
 
 
 Seen = list[tuple[Matrix, Matrix]]
-"""Of each site its sums (k, n) and counts (k,); where clients release, one entry, the releases (m, n) of all."""
+"""Each site's sums (k, n) and counts (k,); if clients release, one entry with all releases (m, n)."""
 
 
 def _made_up(mode: Mode, probe: Probe, law: Law, pilots: Hospitals, generator: Generator) -> Seen:
-    """Return what pilots release, as the server makes it up itself."""
+    """Return artificial releases of pilots."""
     updates, chosen = train(probe, pilots)
     k, mechanism = len(probe.hypotheses), Laplace(law.noise_multiplier)
     if not mode.by_site:
@@ -315,10 +310,10 @@ def _posterior(
     known: Hospitals,
     generator: Generator,
 ) -> Matrix:
-    """Return the posterior (clients, candidates) of each client asked.
+    """Return the posterior (clients, candidates) of each asked client.
 
-    The others of a site are averaged over: many times as many are made up, and the posterior is alike for all
-    clients of a site. Of a mode where the server knows the others, it subtracts what they do.
+    It averages over the other clients of a site: many sets of them are made up, and the posterior is the same for all
+    clients of a site. In a mode where the server knows the others, it subtracts their updates.
     """
     updates, best = train(probe, candidates)
     if not mode.by_site:
@@ -360,13 +355,13 @@ def _likeliest(posterior: Matrix, values: Matrix) -> Matrix:
 
 
 def _digit_by_digit(mode: Mode, known: Hospitals, asked: Hospitals, node: Victims) -> Hospitals:
-    """Ask each client again and again, with ever nearer hypotheses: which it chose stands out from any noise.
+    """Ask each client repeatedly, with ever nearer hypotheses: its choice stands out from any noise.
 
-    The update is made so short that the clip norm is its floor, and the hypotheses lie far apart.
+    The update is so short that the clip norm is at its floor, and the hypotheses are far apart.
     """
     rows, services = known.rows, np.unique(known.features[0, :, 0])
     width = float(np.diff(services).min()) if rows > 1 else 1.0
-    # From any service on, where there is one row.
+    # From any service on, if there is one row.
     least = services if rows > 1 else np.full(1, known.features[..., 0].min() - width)
     base = float(np.median(known.payments))
     noise = Laplace(mode.noise_multiplier).deviation(N) * _FLOOR
@@ -407,11 +402,11 @@ def _without_noise(mode: Mode, known: Hospitals, asked: Hospitals, node: Victims
     return probes.fit_rows(probe, releases - probe.hypotheses[0], known.blurred(_CANDIDATES, generator))
 
 
-# --- how far off
+# --- errors
 
 
 def _prior(known: Hospitals, quantity: str, clients: int) -> tuple[Matrix, Matrix]:
-    """Return the guess without a release: the mean, and the service that is most frequent."""
+    """Return the guess without a release: the mean, and the most frequent service."""
     secret = known.secret(quantity)
     even = np.full((clients, len(secret)), 1 / len(secret))
     return np.repeat(secret.mean(axis=0)[None], clients, axis=0), _likeliest(even, secret[:, 0])
@@ -420,7 +415,8 @@ def _prior(known: Hospitals, quantity: str, clients: int) -> tuple[Matrix, Matri
 def _finding(
     data: Data, mode: Mode, asked: Hospitals, quantity: str, mean: Matrix, likeliest: Matrix, claimed: str = ""
 ) -> Finding:
-    """Return how far off answers are: means (m, numbers) and, of a service, the likeliest (m, 1); no claim, a guess."""
+    """Return the errors of answers: means (m, numbers) and, for a service, the most likely (m, 1); no claim for a
+    guess."""
     truth = asked.secret(quantity)
     prior, _ = _prior(data.known[asked.rows], quantity, len(asked))
     off, usual = (np.square(values - truth).sum(axis=1) for values in (mean, prior))
@@ -431,7 +427,7 @@ def _finding(
     drawn = groups[generator.integers(len(groups), size=(_BOOTSTRAPS, len(groups)))].sum(axis=1)
     low, high = np.quantile(np.sqrt(drawn[:, 0] / drawn[:, 1]), (0.025, 0.975))
     scale, unit = data.unit(quantity)
-    # Of payments the mean over rows; of a place both coordinates together.
+    # For payments the mean over rows; for a place both coordinates together.
     numbers = truth.shape[1] if quantity == PAYMENT else 1
     return Finding(
         mode.name,
@@ -451,7 +447,7 @@ def _finding(
 
 
 def page(dataset: str, seed: int, findings: Sequence[Finding]) -> Page:
-    """Return a table for each kind of client, and the words under it."""
+    """Return a table for each kind of client, and the text below it."""
     sections = []
     for rows in dict.fromkeys(one.rows for one in findings):
         clients = max(one.clients for one in findings if one.rows == rows)

@@ -1,7 +1,7 @@
-"""Hospitals: those that are attacked, and those that the attacker knows already.
+"""Hospitals: the attacked ones, and those that the attacker already knows.
 
-A row is a service, a place (longitude, latitude) and a payment, as the recipe ``hospital`` has them. All rows of
-a hospital share its place.
+A row is a service, a place (longitude, latitude) and a payment, as in the recipe ``hospital``. All rows of a hospital
+share its place.
 """
 
 from __future__ import annotations
@@ -25,20 +25,17 @@ SERVICE, PLACE, PAYMENT = "service", "place", "payment"
 QUANTITIES = (SERVICE, PLACE, PAYMENT)
 FEATURES = 3
 
-HOW = (
-    "build the dataset hospital with umbel data make hospital --csv FILE (see --help for where FILE is "
-    "published), or name another of the same columns"
-)
+HOW = "take the dataset hospital, which comes with umbel, or another of the same columns"
 
-_FEWEST = 20  # hospitals that the attacker knows, without which it has no idea of what is usual
+_FEWEST = 20  # minimum number of hospitals that the attacker knows
 _NEIGHBOURS = (1, 3, 10, 30, 100)
-# How far made-up hospitals lie from those they are made from: shares of the deviation of places, and of a payment.
+# Distances of artificial hospitals from their originals: shares of the deviation of places, and of a payment.
 _BLUR_PLACE, _BLUR_PAYMENT = 0.1, 0.05
 
 
 @dataclass(frozen=True)
 class Hospitals:
-    """Hospitals of equally many rows, in stored units.
+    """Hospitals with equal numbers of rows, in stored units.
 
     The features (m, rows, 3) are service, longitude and latitude; payments are (m, rows).
     """
@@ -51,22 +48,22 @@ class Hospitals:
 
     @property
     def rows(self) -> int:
-        """Rows of each."""
+        """Number of rows of each."""
         return int(self.payments.shape[1])
 
     def some(self, which: Any) -> Hospitals:
-        """Return those with such numbers."""
+        """Return the hospitals with these numbers."""
         return Hospitals(self.features[which], self.payments[which])
 
     def secret(self, quantity: str) -> Matrix:
-        """Return what is to be found (m, numbers): the service of the only row, the place, or all payments."""
+        """Return the values to find (m, numbers): the service of the only row, the place, or all payments."""
         if quantity == PAYMENT:
             return self.payments
         return self.features[:, 0, :1] if quantity == SERVICE else self.features[:, 0, 1:]
 
     def blurred(self, size: int, generator: np.random.Generator) -> Hospitals:
-        """Return so many made-up hospitals: each is one of these with its place and payments moved a little."""
-        # Each of these about equally often: the mean of what is made up is then that of these, but for a little.
+        """Return artificial hospitals: each is one of these with its place and payments moved a little."""
+        # Each is used about equally often, so that the artificial ones have nearly the same mean.
         rounds = [generator.permutation(len(self)) for _ in range(-(-size // len(self)))]
         drawn = self.some(np.concatenate(rounds)[:size])
         features, scale = drawn.features.copy(), self.features[:, 0, 1:].std(axis=0)
@@ -78,10 +75,10 @@ class Hospitals:
 
 @dataclass(frozen=True)
 class Data:
-    """A dataset as the audit uses it: victims, and the validation clients, which the attacker knows.
+    """A dataset in the audit: victims, and the validation clients, which the attacker knows.
 
-    Both are by the number of rows: 1, of which every hospital keeps one alone, and as many as there are services, of
-    the hospitals that have all.
+    Both are grouped by the number of rows: 1, where every hospital keeps only one, and as many as there are services,
+    for the hospitals that have all.
     """
 
     manifest: Manifest
@@ -90,7 +87,7 @@ class Data:
 
     @classmethod
     def of(cls, dataset: Dataset, seed: int) -> Data:
-        """Sort the clients of a dataset; raise `DatasetError` for one that has no such rows."""
+        """Sort the clients of a dataset; raise `DatasetError` if it has no such rows."""
         manifest, name = dataset.manifest, dataset.manifest.name
         if dataset.features.shape[1:] != (FEATURES,) or dataset.targets.ndim != 1 or manifest.model != "mlp":
             text = f"{name}: no rows of service, longitude, latitude and payment; {HOW}"
@@ -113,7 +110,7 @@ class Data:
         return cls(manifest, victims, known)
 
     def unit(self, quantity: str) -> tuple[float, str]:
-        """Return what to multiply stored numbers by, and the unit that this leads to."""
+        """Return the factor for stored numbers, and the resulting unit."""
         features: Any = self.manifest.units.get("features") or ()
         service, place = [*tuple(features), {}, {}][:2]
         about = {SERVICE: service, PLACE: place, PAYMENT: self.manifest.units.get("target", {})}[quantity]
@@ -123,7 +120,7 @@ class Data:
 def _by_rows(
     dataset: Dataset, clients: Sequence[int] | NDArray[np.int64], services: Matrix, one: Any
 ) -> dict[int, Hospitals]:
-    """Return clients of one row and of all services; of each client `one` draws its row, or all count where None."""
+    """Return clients with one row and with all services; `one` draws a client's row, or all count if it is None."""
     kinds: dict[int, list[tuple[Matrix, Matrix]]] = {1: [], len(services): []}
     for client in clients:
         features, payments = (np.asarray(part, np.float64) for part in dataset.client(int(client)))
@@ -144,7 +141,7 @@ def _by_rows(
 
 @contextmanager
 def victims(hospitals: Hospitals, manifest: Manifest) -> Iterator[Path]:
-    """Write a dataset whose training clients are these hospitals for as long as it is needed; give its folder."""
+    """Write a dataset with these hospitals as training clients, and delete it afterwards; yield its folder."""
     count, rows = hospitals.payments.shape
     split = {"train": count, "validation": 0}
     own = Manifest(name="victims", clients=count, split=split, model=manifest.model, loss=manifest.loss)
@@ -156,9 +153,10 @@ def victims(hospitals: Hospitals, manifest: Manifest) -> Iterator[Path]:
 
 
 def public_guess(known: Hospitals, asked: Hospitals) -> Matrix:
-    """Return what a public model makes of services and places: the payments (m, rows) of the nearest known hospitals.
+    """Return a public model's prediction from services and places: the payments (m, rows) of the nearest known
+    hospitals.
 
-    How many neighbours is settled on the known hospitals, each predicted by the others.
+    The number of neighbours is chosen on the known hospitals, each predicted from the others.
     """
     found = np.empty_like(asked.payments)
     for row in range(asked.rows):
@@ -168,7 +166,7 @@ def public_guess(known: Hospitals, asked: Hospitals) -> Matrix:
 
 
 def _nearest(known: Hospitals, asked: Hospitals, row: int, count: int, skip: int) -> tuple[Matrix, float]:
-    """Return the mean payment (m,) of the nearest but `skip`, and the mean square by which it is off."""
+    """Return the mean payment (m,) of the nearest ones after `skip`, and its mean squared error."""
     theirs, ours = known.features[:, row], asked.features[:, row]
     # Another service is further away than any place.
     weights = np.array([100.0, 1.0, 1.0])

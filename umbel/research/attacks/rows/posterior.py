@@ -1,4 +1,4 @@
-"""What a release says of who released it: the likelihood of made-up clients, by the mechanism's law.
+"""Inference from a release about its client: the likelihood of artificial clients, by the mechanism's law.
 
 The density of vector Laplace noise at a distance d from its centre is proportional to r^-n exp(-n d / (nu r)).
 """
@@ -17,7 +17,7 @@ Chosen = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Law:
-    """How a release comes about.
+    """The distribution of a release.
 
     Updates are clipped to a public clip norm; otherwise it is the norm of the update, at least `clip_norm`. An open
     choice has a choice-epsilon of 0.
@@ -29,7 +29,7 @@ class Law:
     choice_epsilon: float
 
     def clipped(self, updates: Matrix) -> Matrix:
-        """Return updates (..., n) as they are released but for the noise."""
+        """Return updates (..., n) as released, without noise."""
         if not self.public:
             return updates
         norms = np.linalg.norm(updates, axis=-1, keepdims=True)
@@ -45,7 +45,7 @@ class Law:
 
 
 def log_likelihood(law: Law, hypotheses: Matrix, releases: Matrix, updates: Matrix, best: Chosen) -> Matrix:
-    """Return the log likelihood (m, c) of each candidate by each client's release, up to a constant of each client.
+    """Return the log likelihood (m, c) of each candidate given each client's release, up to a constant for each client.
 
     Hypotheses are (k, n) and releases (m, n). The updates (c, k, n) of the candidates from each hypothesis are not
     clipped; `best` (c,) is the hypothesis that fits each best.
@@ -68,10 +68,10 @@ def log_likelihood(law: Law, hypotheses: Matrix, releases: Matrix, updates: Matr
 def site_log_likelihood(
     law: Law, sums: Matrix, counts: Matrix, updates: Matrix, best: Chosen, others: Matrix, chosen: Matrix
 ) -> Matrix:
-    """Return the log likelihood (c,) of each candidate as a client of a site, by its sums (k, n) and counts (k,).
+    """Return the log likelihood (c,) of each candidate as a client of a site, given its sums (k, n) and counts (k,).
 
-    Updates and `best` are as for `log_likelihood`. `others` (draws, k, n) are sums of clipped updates of made-up other
-    clients, of whom `chosen` (draws, k) chose each hypothesis; the likelihood is their mean.
+    Updates and `best` are as for `log_likelihood`. `others` (draws, k, n) are sums of clipped updates of artificial
+    other clients, of which `chosen` (draws, k) chose each hypothesis; the likelihood is their mean.
     """
     (k, n), moved = sums.shape, law.clipped(updates)
     rate = n / (law.noise_multiplier * law.clip_norm)

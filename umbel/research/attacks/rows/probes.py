@@ -1,9 +1,9 @@
-"""What the server sends: hypotheses of the network 3 -> 2 -> 1 whose training tells one number of a client's rows.
+"""Malicious hypotheses of the network 3 -> 2 -> 1, whose training reveals one number of a client's rows.
 
-The server knows the code that clients run. `train` is the same training, without noise, of many made-up clients.
-A hypothesis is a vector of 11: the weights of the first layer by unit, its biases, the weights of the second, its
-bias. A unit of the first layer whose weights are 0 and whose bias is below 0 is dead: nothing moves it, or its
-weight in the second layer, which can hold a number that tells hypotheses apart.
+The server knows the code that clients run. `train` is the same training, without noise, of many artificial clients. A
+hypothesis is a vector of 11: the weights of the first layer by unit, its biases, the weights of the second, its bias. A
+unit of the first layer with weights 0 and a negative bias is dead: training moves neither it nor its weight in the
+second layer, which can hold a number that distinguishes hypotheses.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ Matrix = NDArray[np.float64]
 N = 11
 """Parameters."""
 OPEN = 10
-"""Hypotheses, where the choice among them is open."""
+"""Number of hypotheses, if the choice among them is open."""
 _UNITS = 2
 _BIAS1, _WEIGHT2, _BIAS2 = _UNITS * FEATURES, _UNITS * FEATURES + _UNITS, N - 1
 _DEAD = -1.0
-_GAIN = 30.0  # of a feature over the payment, squared: what is left of the payment is hardly 1/1000
+_GAIN = 30.0  # of a feature over the payment, squared: less than about 1/1000 of the payment remains
 _LIFT = 2.0  # keeps the unit of a feature above 0
 _APART = 200.0  # between hypotheses, in standard deviations of the noise of a component
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Hypotheses (k, 11), and the part of a task that belongs to them."""
+    """Hypotheses (k, 11), and their part of a task."""
 
     hypotheses: Matrix
     epochs: int
     step_size: float
 
     def asked(self, clip_norm: float) -> dict[str, Any]:
-        """Return the part of a task that belongs to it: steps on all rows, clipped updates."""
+        """Return their part of a task: steps on all rows, clipped updates."""
         return {"local_epochs": self.epochs, "step_size": self.step_size, "batch_size": 0, "clip_norm": clip_norm}
 
     def marked(self, length: float) -> Probe:
-        """Return the same with the last unit's weight in the second layer so that noise of such a length hides no j."""
+        """Return the same, with the last unit's weight in the second layer so large that such noise cannot hide j."""
         hypotheses = self.hypotheses.copy()
         # In powers of two, so that 32-bit numbers hold them.
         step = 2.0 ** np.ceil(np.log2(max(_APART * length, 1.0)))
@@ -54,9 +54,9 @@ class Probe:
 
 
 def payment_probe(centres: Matrix, epochs: int, reach: float) -> Probe:
-    """Return constants: training moves them towards the mean payment, by `reach` at most.
+    """Return constants: training moves them towards the mean payment, by at most `reach`.
 
-    The client chooses the constant next to its mean payment.
+    The client chooses the constant nearest to its mean payment.
     """
     hypotheses = _blank(len(centres))
     hypotheses[:, _BIAS2] = centres
@@ -64,10 +64,10 @@ def payment_probe(centres: Matrix, epochs: int, reach: float) -> Probe:
 
 
 def feature_probe(column: int, centres: Matrix, epochs: int, reach: float) -> Probe:
-    """Return functions so steep in one feature that the payment is nothing beside it, each zero at its centre.
+    """Return functions so steep in one feature that the payment is negligible beside it, each zero at its centre.
 
-    The client chooses the one whose centre is next to its feature; training moves it there, by `reach` of the
-    feature at most.
+    The client chooses the one whose centre is nearest to its feature; training moves it there, by at most `reach` of
+    the feature.
     """
     hypotheses = _blank(len(centres))
     hypotheses[:, column] = _GAIN
@@ -80,13 +80,13 @@ def feature_probe(column: int, centres: Matrix, epochs: int, reach: float) -> Pr
 
 
 def tail_probe(least: float, base: float, centres: Matrix, width: float) -> Probe:
-    """Return steps from `base` to each centre (k,) at the service `least`: the choice tells payments from there on.
+    """Return steps from `base` to each centre (k,) at the service `least`: the choice reveals payments from there on.
 
     Services are at least `width` apart.
     """
     hypotheses = np.zeros((len(centres), N))
     steep, start = 2.0 / width, least - 0.75 * width
-    # relu(z) - relu(z - 1) rises from 0 to 1. The scale, which the second layer takes back, tells hypotheses apart.
+    # relu(z) - relu(z - 1) rises from 0 to 1. The scale, which the second layer undoes, distinguishes hypotheses.
     scale = 2.0 ** np.arange(len(centres))
     for unit in range(_UNITS):
         hypotheses[:, unit * FEATURES] = scale * steep
@@ -97,7 +97,7 @@ def tail_probe(least: float, base: float, centres: Matrix, width: float) -> Prob
 
 
 def whole_probe(centres: Matrix, epochs: int, step_size: float, threshold: float | None) -> Probe:
-    """Return constants whose first unit sees all rows, and the second those of services above a threshold, if any."""
+    """Return constants whose first unit is on for all rows, and the second for services above a threshold, if any."""
     hypotheses = _blank(len(centres))
     hypotheses[:, _BIAS1] = hypotheses[:, _WEIGHT2] = 1.0
     hypotheses[:, _BIAS2] = centres - 1.0
@@ -108,7 +108,7 @@ def whole_probe(centres: Matrix, epochs: int, step_size: float, threshold: float
 
 
 def single_row_probe(known: Hospitals, epochs: int = 99) -> Probe:
-    """Return constants all over the range of payments, which end next to the payment of a client's only row.
+    """Return constants over the range of payments, which end near the payment of a client's only row.
 
     With an odd number of epochs no client ends where it began.
     """
@@ -121,8 +121,8 @@ def single_row_probe(known: Hospitals, epochs: int = 99) -> Probe:
 def read_row(probe: Probe, releases: Matrix) -> Hospitals:
     """Return the only row of clients that released (m, 11) without noise from `single_row_probe`.
 
-    The weights of a unit move by multiples of the row's features, its bias by the same multiples of 1. Training goes
-    to and fro about the payment, which lies within a step of where it ends.
+    The weights of a unit move by multiples of the row's features, its bias by the same multiples of 1. Training
+    oscillates around the payment, which lies within a step of the end.
     """
     apart = np.linalg.norm(releases[:, None] - probe.hypotheses, axis=2)
     start = probe.hypotheses[apart.argmin(axis=1)]
@@ -134,7 +134,7 @@ def read_row(probe: Probe, releases: Matrix) -> Hospitals:
 
 
 def all_rows_probe(known: Hospitals) -> Probe:
-    """Return a function of few large steps, in which features and payments of all rows leave their mark."""
+    """Return a function with few large steps, in which features and payments of all rows leave their mark."""
     services = np.unique(known.features[0, :, 0])
     threshold = float((services[len(services) // 2 - 1] + services[len(services) // 2]) / 2)
     return whole_probe(np.array([0.5 * float(known.payments.min())]), 5, 0.05, threshold)
@@ -174,25 +174,25 @@ def fit_rows(probe: Probe, updates: Matrix, candidates: Hospitals, rounds: int =
 
 
 AIMS = {SERVICE: (0,), PLACE: (1, 2), PAYMENT: (FEATURES,)}
-"""The columns that a probe for a quantity can aim at; behind those of features, the mean payment."""
+"""The columns that a probe for a quantity can target; after those of features, the mean payment."""
 
 
 def probe_for(column: int, centres: Matrix, epochs: int, reach: float) -> Probe:
-    """Return the probe that aims at a column."""
+    """Return the probe for a column."""
     if column == FEATURES:
         return payment_probe(centres, epochs, reach)
     return feature_probe(column, centres, epochs, reach)
 
 
 def aimed_at(hospitals: Hospitals, column: int) -> Matrix:
-    """Return the number (m,) that a probe asks for: a feature of the first row, or the mean payment."""
+    """Return the number (m,) that a probe targets: a feature of the first row, or the mean payment."""
     return hospitals.payments.mean(axis=1) if column == FEATURES else hospitals.features[:, 0, column]
 
 
 def train(probe: Probe, hospitals: Hospitals) -> tuple[Matrix, NDArray[np.int64]]:
-    """Return the updates (m, k, 11) of hospitals from each hypothesis, and the one (m,) that fits each best.
+    """Return the updates (m, k, 11) of hospitals from each hypothesis, and the best hypothesis (m,) of each.
 
-    As the app trains under the loss ``rmse`` with all rows in a batch, in 64 bits.
+    The training is the app's under the loss ``rmse`` with all rows in a batch, in 64 bits.
     """
     start, (m, rows) = probe.hypotheses, hospitals.payments.shape
     k = len(start)
@@ -242,6 +242,6 @@ def _blank(k: int) -> Matrix:
 
 
 def feature_shift(payments: Matrix) -> Matrix:
-    """Return by how much a feature lies above what `feature_probe` finds, by the mean payments (m,)."""
+    """Return by how much a feature exceeds the value from `feature_probe`, given the mean payments (m,)."""
     shift: Matrix = payments / _GAIN**2
     return shift

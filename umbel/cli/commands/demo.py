@@ -1,0 +1,82 @@
+"""``umbel demo``: a hospital's results alone, without privacy, and with a guarantee, in half a minute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from umbel.protocol.cli import errors_in_one_line
+
+if TYPE_CHECKING:
+    from umbel.server.worth import Worth
+
+app = typer.Typer(add_completion=False)
+
+CONFIG = "hospital-services"
+OPEN, ONE, SEVERAL = "one model, no privacy", "one model, pure epsilon 4", "three hypotheses, pure epsilon 4"
+RUNS: Mapping[str, Mapping[str, Any]] = {
+    OPEN: {"noise-multiplier": 0.0},
+    ONE: {},
+    # Algorithm 1. Of epsilon 4, .75 go to the choice of a hypothesis, and 2 n / nu = 3.25 to the update.
+    SEVERAL: {
+        "hypotheses": 3, "noise-multiplier": 4.31, "choice-epsilon": 0.75, "strategy-options": "respawn=3",
+    },
+}  # fmt: skip
+"""Changes of `CONFIG`, by the table's name of the run."""
+
+
+@app.command()
+def command() -> None:
+    """Learn hospital payments from 2,062 hospitals in several ways, and measure each way on other hospitals."""
+    # These imports load PyTorch; --help need not wait for it.
+    from umbel.cli.runs import Run
+    from umbel.server.run_folder import RunFolder
+    from umbel.simulation.relay import Relay
+    from umbel.simulation.start import in_this_process, read_values
+
+    with errors_in_one_line():
+        typer.echo("The data are Medicare's payments to 2,947 hospitals for four services. Each hospital is a client.")
+        found: dict[str, Worth] = {}
+        folders: dict[str, Path] = {}
+        for what, changes in RUNS.items():
+            typer.echo(f"Learning: {what} ...")
+            with Relay(lambda _: None).in_this_process():
+                folders[what] = in_this_process(read_values(CONFIG, changes), 0)
+            worth = RunFolder(folders[what]).read_worth()
+            assert worth is not None, "the run measures it at its end"
+            found[what] = worth
+        for line in [*table(found), *Run(folders[ONE]).guarantee]:
+            typer.echo(line)
+        typer.echo("Each run left a folder. Open its report.html:")
+        for folder in folders.values():
+            typer.echo(folder)
+
+
+def table(found: Mapping[str, Worth]) -> list[str]:
+    """Return the demo's table, and its description in words, from the worth of its runs."""
+    from umbel.server.worth import STAYS, Way, rows_of
+
+    first = found[OPEN]
+    rows = [(first.arm(way).label, first.arm(way)) for way in (Way.CONSTANT, Way.ALONE, Way.POOLED)]
+    for what, worth in found.items():
+        rows += [(what, worth.arm(Way.LAST)), ("  made each hospital's own", worth.arm(Way.OWN))]
+    as_it_is, own = ({what: worth.arm(way).mean for what, worth in found.items()} for way in (Way.LAST, Way.OWN))
+    return [f"\n{first.heading}:", *rows_of(rows), *_in_words(as_it_is, own), STAYS]
+
+
+def _in_words(as_it_is: Mapping[str, float | None], own: Mapping[str, float | None]) -> list[str]:
+    """Say whether three hypotheses are better than one."""
+
+    def better(of: Mapping[str, float | None]) -> bool:
+        one, several = of[ONE], of[SEVERAL]
+        return one is not None and several is not None and several < one
+
+    return [
+        f"As they are, three hypotheses are {'better' if better(as_it_is) else 'no better'} than one.",
+        "Made each hospital's own, they are "
+        + ("better, too." if better(own) else "no better: a factor, fitted at home, does as much as groups do."),
+        "Groups that no factor can mend need several hypotheses: see umbel run synthetic.",
+    ]

@@ -1,0 +1,257 @@
+"""A network as an ONNX file that takes a table's raw columns: encoding, scales and names are inside.
+
+Every feature of the schema is an input under its name (`umbel.client.onnx_columns`). The output ``prediction`` is in
+the target's unit, or the name of a class, with the ``scores`` of all classes beside it. A row with a value that the
+schema does not accept gets none: NaN, or an empty name.
+
+For data without a table there is one input, ``rows``: bytes as they are stored, other rows as the model sees them. The
+only output is ``outputs``, as the model returns them.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from umbel.client.cohort import Cohort
+from umbel.client.onnx_columns import LACKING, STRANGE, Input
+from umbel.data import Dataset, Manifest, Schema
+from umbel.data.table import encode
+from umbel.models.fit import look, one_line
+from umbel.models.model import Model
+from umbel.protocol.errors import ConfigError, ModelError
+
+_ROWS = 3  # rows on which the file is compared after it is read back
+_TOLERANCE = 1e-4  # ONNX's operators round differently
+_INSIDE = "umbel/"  # prefix of all internal names, so that a column can have any name
+
+
+def to_onnx(network: nn.Module, model: Model, dataset: Dataset | None, said: Mapping[str, str]) -> bytes:
+    """Return a network of rows, as the model sees them, as an ONNX file with `said` as metadata.
+
+    The file is run on a few rows, and must give the same result as umbel.
+    """
+    try:
+        import onnx  # noqa: F401  what torch.onnx writes with
+        import onnxruntime
+    except ImportError as error:
+        text = f"{error.name} is not installed: pip install 'umbel[export]'"
+        raise ConfigError(text, code="config.not-installed") from None
+    if dataset is None:
+        text = "ONNX needs the run's dataset, which describes a row; the dataset is not on this machine"
+        raise ConfigError(text, code="config.no-dataset")
+    layout = dataset.manifest.layout
+    graph = _Rows(network, model, dataset) if layout is None else _Columns(network, layout)
+    try:
+        content = graph.written({**_said(dataset.manifest), **said})
+        session = onnxruntime.InferenceSession(content)
+        for rows in (_ROWS, 1):
+            given, wanted = graph.example(rows)
+            found = dict(zip(graph.results, session.run(None, given), strict=True))
+            wrong = [name for name, value in wanted.items() if not _alike(found[name], value)]
+            if wrong:
+                break
+    except Exception as error:  # the exporter may raise anything over a user's network
+        text = f"model {model.name!r} cannot be written as ONNX: {one_line(error)}"
+        raise ModelError(text, code="model.onnx") from error
+    if wrong:
+        text = f"model {model.name!r} gives different {wrong} in ONNX and in PyTorch; nothing is written"
+        raise ModelError(text, code="model.reads-otherwise")
+    return content
+
+
+class _Graph(nn.Module):
+    """The module to export: ``column_0, column_1, ...`` in, and results out."""
+
+    names: list[str]  # of the inputs
+    results: list[str]
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def written(self, said: Mapping[str, str]) -> bytes:
+        """Return the file."""
+        import onnx
+
+        count = len(self.names)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about names that PyTorch's own exporter does not use
+            program = torch.onnx.export(
+                self,
+                self.drawn,
+                input_names=[f"column_{i}" for i in range(count)],
+                output_names=[f"result_{i}" for i in range(len(self.results))],
+                dynamic_shapes=(({0: "rows"},) * count,),
+                dynamo=True,
+                verbose=False,
+            )
+        assert program is not None, "without a file it returns the program"
+        found = onnx.compose.add_prefix(program.model_proto, _INSIDE)
+        graph = found.graph
+        first = [self._enter(i, name) for i, name in enumerate(self.names)]
+        last = [self._leave(i, name) for i, name in enumerate(self.results)]
+        nodes = [*first, *graph.node, *last]
+        for node in nodes:
+            del node.metadata_props[:]  # file names and lines of this machine
+        del graph.node[:]
+        graph.node.extend(nodes)
+        for known, ends, made in ((graph.input, self.names, first), (graph.output, self.results, last)):
+            for value, name, node in zip(known, ends, made, strict=True):
+                value.name = name
+                if node.op_type == "LabelEncoder":
+                    value.type.tensor_type.elem_type = onnx.TensorProto.STRING
+        if not any(one.domain == "ai.onnx.ml" for one in found.opset_import):
+            found.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 2))
+        onnx.helper.set_model_props(found, dict(said))
+        onnx.checker.check_model(found)
+        content: bytes = found.SerializeToString()
+        return content
+
+    @property
+    def drawn(self) -> tuple[Tensor, ...]:
+        """Two rows of the inputs."""
+        raise NotImplementedError
+
+    def example(self, rows: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Return inputs of so many rows, and the expected results."""
+        raise NotImplementedError
+
+    def _enter(self, i: int, name: str) -> Any:
+        import onnx
+
+        return onnx.helper.make_node("Identity", [name], [f"{_INSIDE}column_{i}"])
+
+    def _leave(self, i: int, name: str) -> Any:
+        import onnx
+
+        return onnx.helper.make_node("Identity", [f"{_INSIDE}result_{i}"], [name])
+
+
+class _Columns(_Graph):
+    """From the columns of a schema to its target."""
+
+    def __init__(self, network: nn.Module, schema: Schema) -> None:
+        super().__init__(network)
+        self.schema, self.columns = schema, [Input(one) for one in schema.features]
+        self.names = [one.name for one in self.columns]
+        self.results = ["prediction", *(["scores"] if schema.target.classes else [])]
+        self.classes = schema.target.classes
+
+    @property
+    def drawn(self) -> tuple[Tensor, ...]:
+        return tuple(torch.zeros(2, dtype=one.inside) for one in self.columns)
+
+    def forward(self, *columns: Tensor) -> tuple[Tensor, ...]:
+        each = [one.encoded(values) for one, values in zip(self.columns, columns, strict=True)]
+        numbers, sound = zip(*each, strict=True)
+        outputs = self.network(torch.cat(list(numbers), 1).float())
+        taken = torch.stack(list(sound)).all(0)
+        outputs = torch.where(taken[:, None], outputs, torch.nan)
+        if not self.classes:
+            outputs = outputs * self.schema.target.scale
+            return (outputs[:, 0] if outputs.shape[1] == 1 else outputs,)
+        place = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
+        return torch.where(taken, place, -1), outputs
+
+    def example(self, rows: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        frame = pd.DataFrame({one.name: one.example(rows) for one in self.columns})
+        alone = self.schema.model_copy(update={"client": None})
+        seen = torch.from_numpy(encode(frame, alone, "made-up rows", to_predict=True).features)
+        with torch.inference_mode():
+            outputs = self.network(seen).numpy()
+        given = {one.name: one.given(frame[one.name]) for one in self.columns}
+        if self.classes:
+            return given, {"scores": outputs}
+        outputs = outputs * self.schema.target.scale
+        return given, {"prediction": outputs[:, 0] if outputs.shape[1] == 1 else outputs}
+
+    def _enter(self, i: int, name: str) -> Any:
+        column = self.schema.features[i]
+        if column.type != "category":
+            return super()._enter(i, name)
+        import onnx
+
+        places = {"": LACKING} | {text: place for place, text in enumerate(column.categories)}
+        return onnx.helper.make_node(
+            "LabelEncoder",
+            [name],
+            [f"{_INSIDE}column_{i}"],
+            domain="ai.onnx.ml",
+            keys_strings=list(places),
+            values_int64s=list(places.values()),
+            default_int64=len(column.categories) if column.other == "category" else STRANGE,
+        )
+
+    def _leave(self, i: int, name: str) -> Any:
+        if i or not self.classes:
+            return super()._leave(i, name)
+        import onnx
+
+        return onnx.helper.make_node(
+            "LabelEncoder",
+            [f"{_INSIDE}result_{i}"],
+            [name],
+            domain="ai.onnx.ml",
+            keys_int64s=list(range(len(self.classes))),
+            values_strings=self.classes,
+            default_string="",
+        )
+
+
+class _Rows(_Graph):
+    """From rows: bytes as they are stored, others as the model sees them."""
+
+    names, results = ["rows"], ["outputs"]
+
+    def __init__(self, network: nn.Module, model: Model, dataset: Dataset) -> None:
+        super().__init__(network)
+        clients = range(min(_ROWS, dataset.manifest.clients))  # each has at least one row
+        seen = Cohort.gather(dataset, clients, torch.device("cpu")).features
+        seen = seen.repeat(_ROWS, *[1] * (seen.ndim - 1))[:_ROWS]  # a graph from a single row would take only one row
+        self._seen = seen.long() if look(model, tuple(seen.shape[1:])).tokens else seen
+        self._scale = dataset.manifest.feature_scale if dataset.features.dtype == np.uint8 else 1.0
+
+    @property
+    def drawn(self) -> tuple[Tensor, ...]:
+        return (self._stored,)
+
+    def forward(self, *columns: Tensor) -> Tensor:
+        (rows,) = columns
+        outputs: Tensor = self.network(rows.float() * self._scale if rows.dtype == torch.uint8 else rows)
+        return outputs
+
+    def example(self, rows: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        with torch.inference_mode():
+            wanted = self.network(self._seen[:rows]).numpy()
+        return {"rows": self._stored[:rows].numpy()}, {"outputs": wanted}
+
+    @property
+    def _stored(self) -> Tensor:
+        bytes_ = self._scale != 1.0
+        return (self._seen / self._scale).round().to(torch.uint8) if bytes_ else self._seen
+
+
+def _said(manifest: Manifest) -> dict[str, str]:
+    """Return a dataset's description of its columns, for the metadata; entries of several parts are JSON."""
+    layout = manifest.layout
+    if layout is None:
+        told: dict[str, Any] = {"units": manifest.units, "feature_scale": manifest.feature_scale}
+    else:
+        inputs = [one.model_dump(exclude_defaults=True) | {"takes": Input(one).takes} for one in layout.features]
+        told = {"inputs": inputs, "target": layout.target.model_dump(exclude_defaults=True)}
+    texts = {"dataset": manifest.name, "provenance": manifest.provenance, "licence": manifest.licence}
+    return texts | {key: json.dumps(value, ensure_ascii=False) for key, value in told.items()}
+
+
+def _alike(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
+    most = float(np.abs(wanted).max(initial=0.0))
+    return bool(np.allclose(found, wanted, rtol=_TOLERANCE, atol=_TOLERANCE * max(1.0, most)))

@@ -1,0 +1,11 @@
+"""Each client's own predictor, made at its node from a run's hypotheses; it never leaves the node and costs no privacy.
+
+`make` calls methods by name: `tune`, `calibrate`, `bayes`, `papers`, and `auto`, which chooses among them. `keep`
+writes the predictors that a site keeps.
+"""
+
+from umbel.client.personal.make import make_own
+from umbel.client.personal.own import Own
+from umbel.client.personal.task import Generators, Task
+
+__all__ = ["Generators", "Own", "Task", "make_own"]

@@ -1,0 +1,79 @@
+"""Files of a run's result that a site keeps for each of its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.learner import best_hypothesis
+from umbel.client.local import LocalParameters
+from umbel.client.node import Node
+from umbel.client.personal.make import make_own
+from umbel.client.personal.own import Own
+from umbel.models.prior import Prior
+from umbel.privacy.gate.randomness import streams
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.home import write_atomically
+
+
+def keep(node: Node, hypotheses: Arrays, kept: LocalParameters, folder: Path, prior: Prior | None = None) -> None:
+    r"""Write ``client-N.safetensors`` for each client of the node to the folder that its site names.
+
+    N is the client's number in the data, and each file replaces the previous run's. For a model without local
+    parameters it holds the client's own predictor (`Own.arrays`), made by the site's ``personalise`` method. For a
+    model with local parameters it holds the best hypothesis, and the client's local parameters if it has trained any.
+
+    Parameters
+    ----------
+    hypotheses : dict of ndarray, each (k, \*shape)
+    prior : Prior, optional
+        The differences of clients around each hypothesis, from the server.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    clients = sorted({*node.training, *node.validation})
+    if not node.model.local_shapes:
+        own = _made(node, hypotheses, clients, prior)
+        return _write(folder, clients, [own.arrays(i) for i in range(len(clients))])
+    trained = kept.known(clients)
+    new = sorted({*clients} - {*trained})
+    if trained:
+        local = kept.read(trained)
+        cohort = Cohort.gather(node.dataset, trained, node.learner.device)
+        best = of_each(hypotheses, node.learner.choose(hypotheses, cohort, local))
+        _write(folder, trained, _by_client(best | local, len(trained)))
+    if new:
+        cohort = Cohort.gather(node.dataset, new, node.learner.device)
+        losses, _ = node.learner.score_newcomers(hypotheses, cohort, kept.fresh(new), node.run.step_size)
+        _write(folder, new, _by_client(of_each(hypotheses, best_hypothesis(losses)), len(new)))
+
+
+def _made(node: Node, hypotheses: Arrays, clients: Sequence[int], prior: Prior | None) -> Own:
+    policy, run = node.site.policy, node.run
+    update = LocalUpdate(
+        policy.personalise_epochs, run.step_size, run.batch_size, max_examples=policy.max_examples, descent=node.descent
+    )
+    cohort = Cohort.gather(node.dataset, clients, node.learner.device)
+    # Round 0, since training rounds count from 1.
+    draws = partial(streams, node.seed, "shuffle", 0, clients)
+    return make_own(policy.personalise, node.learner, hypotheses, cohort, update, draws, prior)
+
+
+def of_each(hypotheses: Arrays, best: NDArray[np.int64]) -> Arrays:
+    """Return the hypothesis of each client, each (clients, \\*shape)."""
+    return {name: value[best] for name, value in hypotheses.items()}
+
+
+def _by_client(arrays: Arrays, clients: int) -> list[Arrays]:
+    return [{name: value[i] for name, value in arrays.items()} for i in range(clients)]
+
+
+def _write(folder: Path, clients: Sequence[int], models: Sequence[Arrays]) -> None:
+    for client, arrays in zip(clients, models, strict=True):
+        own = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+        write_atomically(folder / f"client-{client}.safetensors", safetensors.numpy.save(own), private=True)

@@ -1,0 +1,189 @@
+"""Clients' own predictors: each has a few networks with weights, and a factor and an offset on the result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from umbel.client.cohort import Cohort
+from umbel.client.learner import Learner
+from umbel.models.losses import Score
+from umbel.protocol.arrays import Arrays
+
+WEIGHTS, FACTOR, OFFSET = "own:weights", "own:factor", "own:offset"
+"""Names of arrays in a client's file; no parameter's name has a colon."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Own:
+    r"""Each client's predictor: ``factor * mixture + offset``.
+
+    The mixture is `mixed` of the outputs of m networks. For a loss of classes, factor and offset apply to the logits.
+
+    Attributes
+    ----------
+    parameters : dict of ndarray, each (clients, m, \*shape)
+        Shared parameters. If all clients have the same networks, a view (``np.broadcast_to``).
+    weights : ndarray, shape (clients, m)
+    factor, offset : ndarray, shape (clients, outputs)
+        For each number along the last axis of an output.
+    """
+
+    parameters: Arrays
+    weights: Floats
+    factor: Floats
+    offset: Floats
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    @classmethod
+    def plain(cls, parameters: Arrays, outputs: int, weights: Floats | None = None) -> Self:
+        r"""Return predictors without factor and offset, from networks (clients, m, \*shape)."""
+        clients, m = next(iter(parameters.values())).shape[:2]
+        shape = clients, outputs
+        return cls(
+            parameters, np.ones((clients, m)) / m if weights is None else weights, np.ones(shape), np.zeros(shape)
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Own]) -> Own:
+        """Join the predictors of several cohorts, with as many networks each, to those of one."""
+        if len(parts) == 1:
+            return parts[0]
+        names = parts[0].parameters
+        return cls(
+            {name: np.concatenate([own.parameters[name] for own in parts]) for name in names},
+            np.concatenate([own.weights for own in parts]),
+            np.concatenate([own.factor for own in parts]),
+            np.concatenate([own.offset for own in parts]),
+        )
+
+    @classmethod
+    def chosen(cls, made: Sequence[Own], which: NDArray[np.int64]) -> Self:
+        """Return, for each client, one of its predictors; if one has fewer networks, the rest get weight 0."""
+        m = max(own.weights.shape[1] for own in made)
+
+        def filled(value: NDArray[Any]) -> NDArray[Any]:
+            # The first network fills up: its outputs are finite if the predictor's are.
+            return np.concatenate([value, np.repeat(value[:, :1], m - value.shape[1], axis=1)], axis=1)
+
+        def taken(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+            result = values[0].copy()
+            for i, value in enumerate(values):
+                result[which == i] = value[which == i]
+            return result
+
+        return cls(
+            {name: taken([filled(own.parameters[name]) for own in made]) for name in made[0].parameters},
+            taken([np.pad(own.weights, ((0, 0), (0, m - own.weights.shape[1]))) for own in made]),
+            taken([own.factor for own in made]),
+            taken([own.offset for own in made]),
+        )
+
+    def arrays(self, client: int) -> Arrays:
+        r"""Return a client's predictor as named arrays, for a file.
+
+        A single network becomes its parameters, (\*shape) each. Otherwise parameters are (m, \*shape), beside `WEIGHTS`
+        (m,), `FACTOR` and `OFFSET` (outputs,).
+        """
+        used = self.weights[client] > 0
+        networks = {name: value[client][used] for name, value in self.parameters.items()}
+        weights, factor, offset = self.weights[client][used], self.factor[client], self.offset[client]
+        if len(weights) == 1 and weights[0] == 1 and (factor == 1).all() and (offset == 0).all():
+            return {name: value[0] for name, value in networks.items()}
+        return networks | {WEIGHTS: weights, FACTOR: factor, OFFSET: offset}
+
+    @classmethod
+    def read(cls, arrays: Arrays, outputs: int = 1) -> Self:
+        """Return the predictor of one client from `arrays`; `outputs` is for a single network."""
+        networks = {name: value[None] for name, value in arrays.items() if name not in (WEIGHTS, FACTOR, OFFSET)}
+        if WEIGHTS not in arrays:
+            return cls.plain({name: value[None] for name, value in networks.items()}, outputs)
+        return cls(networks, arrays[WEIGHTS][None], arrays[FACTOR][None], arrays[OFFSET][None])
+
+    def part(self, clients: slice | NDArray[np.int64]) -> Own:
+        """Return the predictors of some clients."""
+        parameters = {name: value[clients] for name, value in self.parameters.items()}
+        return Own(parameters, self.weights[clients], self.factor[clients], self.offset[clients])
+
+    def outputs(self, learner: Learner, cohort: Cohort) -> Tensor:
+        """Return each client's predictions for its rows, (rows, \\*output shape)."""
+        owner = torch.from_numpy(np.repeat(np.arange(len(self)), cohort.lengths)).to(learner.device)
+        found = learner.own_outputs(self.parameters, cohort).double()
+        result = mixed(learner.model.loss, found, torch.from_numpy(self.weights).to(learner.device)[owner].T)
+        factor, offset = (
+            torch.from_numpy(one).to(learner.device)[owner].reshape(len(owner), *[1] * (result.ndim - 2), one.shape[1])
+            for one in (self.factor, self.offset)
+        )
+        return (factor * result + offset).float()
+
+    def score(self, learner: Learner, cohort: Cohort) -> tuple[Floats, Floats]:
+        """Return each client's loss and metric (clients,) as reported; NaN for a client without rows."""
+        outputs = self.outputs(learner, cohort)[None]
+
+        def of(score: Score) -> Floats:
+            mean = torch.from_numpy(means(row_scores(score, outputs, cohort)[0], cohort.lengths))
+            reported: Floats = score.report(mean).numpy()
+            return reported
+
+        return of(learner.model.loss), of(learner.model.metric)
+
+
+def hypothesis_outputs(learner: Learner, hypotheses: Arrays, cohort: Cohort) -> Tensor:
+    r"""Return the outputs of k hypotheses (k, \*shape) for each row, (k, rows, \*output shape)."""
+    return learner.own_outputs(same_for(len(cohort), hypotheses), cohort)
+
+
+def same_for(clients: int, hypotheses: Arrays) -> Arrays:
+    r"""Return k hypotheses as each client's networks (clients, k, \*shape), a view."""
+    return {name: np.broadcast_to(value, (clients, *value.shape)) for name, value in hypotheses.items()}
+
+
+def mixed(loss: Score, outputs: Tensor, weights: Tensor) -> Tensor:
+    r"""Mix m outputs (m, rows, \*output shape) by weights (m, rows).
+
+    Classifiers are mixed as probabilities and returned as their logarithms; everything else is a weighted sum.
+    """
+    if len(outputs) == 1 and bool((weights == 1).all()):
+        return outputs[0]
+    weights = weights.reshape(*weights.shape, *[1] * (outputs.ndim - 2))
+    if loss.name == "cross-entropy":
+        return torch.logsumexp(weights.log() + functional.log_softmax(outputs, -1), 0)
+    if loss.name == "log":
+        return torch.logsumexp(weights.log() + functional.logsigmoid(outputs), 0) - torch.logsumexp(
+            weights.log() + functional.logsigmoid(-outputs), 0
+        )
+    return (weights * outputs).sum(0)
+
+
+def row_scores(score: Score, outputs: Tensor, cohort: Cohort) -> Floats:
+    r"""Return a score's value (m, rows) of outputs (m, rows, \*output shape)."""
+    targets = cohort.targets.expand(len(outputs), *cohort.targets.shape)
+    values: Floats = score.of_rows(outputs, targets, 2).double().cpu().numpy()
+    return values
+
+
+def sums(values: Floats, lengths: NDArray[np.int64]) -> Floats:
+    r"""Return the sum (\*leading, clients) of numbers (\*leading, rows) over each client's rows."""
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    flat = values.reshape(math.prod(values.shape[:-1]), len(owner))
+    found: Floats = np.stack([np.bincount(owner, one, len(lengths)) for one in flat], dtype=np.float64)
+    return found.reshape(*values.shape[:-1], len(lengths))
+
+
+def means(values: Floats, lengths: NDArray[np.int64]) -> Floats:
+    """Return the mean, like `sums`; NaN for a client without rows."""
+    with np.errstate(invalid="ignore"):
+        found: Floats = sums(values, lengths) / lengths
+    return found

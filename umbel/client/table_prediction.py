@@ -1,0 +1,223 @@
+"""Predict for the rows of a table: its clients are known in a dataset, or new, and few or no rows have a label."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from umbel.client.cohort import Cohort
+from umbel.client.learner import Learner
+from umbel.client.personal import Own
+from umbel.client.personal.own import same_for
+from umbel.client.prediction import DEFAULT, Learnt, Prediction, in_unit, predicted, shown, told
+from umbel.client.trial import try_out
+from umbel.data import Dataset, Manifest, Schema, check, offsets_of
+from umbel.data.table import absent, encode
+from umbel.models.fit import look
+from umbel.models.model import Model
+from umbel.privacy.gate.policy import Personal
+from umbel.protocol.errors import DatasetError
+
+_TABLES = (".csv", ".csv.gz", ".csv.zip", ".tsv", ".parquet", ".pq")
+_SHOWN = 3  # names of clients in a sentence
+
+
+def is_table(name: str | Path) -> bool:
+    """Return whether a name or path is a table's, and not a dataset's."""
+    path = Path(name).expanduser()
+    return path.name.lower().endswith(_TABLES) or (path.is_file() and path.suffix.lower() != ".json")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a table to predict for.
+
+    Attributes
+    ----------
+    rows : Dataset
+        Its clients are those in the table, with their names.
+    labelled : ndarray of bool, shape (rows,)
+        Which rows have a target; the others hold placeholders.
+    places : ndarray of int64, shape (rows,)
+        The table's row number of each, from 0.
+    notes : list of str
+        The rows that were left out, as sentences.
+    """
+
+    rows: Dataset
+    labelled: NDArray[np.bool_]
+    places: NDArray[np.int64]
+    notes: list[str]
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame, schema: Schema, source: Any, clients: Sequence[str] = ()) -> Table:
+        """Encode the rows of a table by a schema.
+
+        If a table names clients, the rows of `clients` are taken, by default all. If it names none, all rows belong to
+        the single client given.
+
+        Raises
+        ------
+        DatasetError
+            If the table does not fit; the text names `source`, the column, the row and the fix.
+        """
+        if frame.empty:
+            raise DatasetError(f"{source} has no rows; give it at least one", code="data.no-rows")
+        if len(clients) == 1 and (schema.client is None or absent(frame, [schema.client])):
+            schema = schema.model_copy(update={"client": None, "name": clients[0]})
+        found = encode(frame, schema, source, to_predict=True)
+        notes = [f"Rows left out: {count:,}, because {reason}." for reason, count in found.left_out.items()]
+        owners = np.array([str(one) for one in found.clients], object)
+        chosen = np.flatnonzero(np.isin(owners, clients)) if clients else np.arange(len(owners))
+        if not len(chosen):
+            why = f"none is of {', '.join(clients)}" if clients and len(owners) else " ".join(notes)
+            raise DatasetError(
+                f"{source}: no rows are left ({why}); repair the table or the schema", code="data.no-rows"
+            )
+        owner, names = pd.factorize(owners[chosen])
+        order = chosen[np.argsort(owner, kind="stable")]
+        own = {"name": Path(str(source)).name, "clients": len(names), "split": {"train": len(names), "validation": 0}}
+        offsets = offsets_of(np.bincount(owner))
+        rows = Dataset(
+            Manifest(**schema.said | own), found.features[order], found.targets[order], offsets, names.tolist()
+        )
+        check(rows, Path(str(source)))
+        return cls(rows, found.labelled[order], found.places[order], notes)
+
+    @property
+    def owner(self) -> NDArray[np.int64]:
+        """The client of each row, (rows,)."""
+        return np.repeat(np.arange(self.rows.manifest.clients), self.rows.lengths)
+
+    def support(self, clients: NDArray[np.int64]) -> Dataset:
+        """Return the labelled rows of some clients, each with at least one, as a dataset."""
+        data, owner = self.rows, self.owner
+        chosen = self.labelled & np.isin(owner, clients)
+        count = len(clients)
+        manifest = data.manifest.model_copy(update={"clients": count, "split": {"train": count, "validation": 0}})
+        lengths = np.bincount(owner[chosen], minlength=data.manifest.clients)[clients]
+        return Dataset(manifest, data.features[chosen], data.targets[chosen], offsets_of(lengths))
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The predictions for a table.
+
+    Attributes
+    ----------
+    rows : DataFrame
+        One row for each prediction, in the table's order: client, row (from 1 below the header, as in errors),
+        hypothesis (none if no label chose one), prediction and, if any row has one, target.
+    notes : list of str
+        Facts about the prediction, as sentences.
+    warning : str
+        Names of clients without a labelled row; empty if there are none.
+    """
+
+    rows: pd.DataFrame
+    notes: list[str]
+    warning: str
+
+
+def predict_table(
+    learnt: Learnt,
+    table: Table,
+    known: Dataset | None,
+    shares: NDArray[np.float64],
+    how: Personal = DEFAULT,
+) -> Predicted:
+    """Return the predictions of a table's clients for its rows.
+
+    A known client, by its name, has its labelled rows in the dataset; any other has those of the table. They
+    personalise the hypotheses. A client without labelled rows gets the hypotheses weighted by `shares` (k,).
+    """
+    learner, data = try_out(learnt.model, table.rows), table.rows
+    there = {name: i for i, name in enumerate(known.names)} if known is not None else {}
+    # A client's prediction must not depend on its position in the table.
+    numbers = [there.get(name, zlib.crc32(name.encode())) for name in data.names]
+    labels = np.bincount(table.owner[table.labelled], minlength=len(numbers))
+    is_known, has_labels = np.array([name in there for name in data.names]), labels > 0
+    made: dict[int, Prediction] = {}
+    for kind in (is_known, ~is_known & has_labels, ~is_known & ~has_labels):
+        for some in learnt.chunks(np.flatnonzero(kind).tolist()):
+            asked, own = Cohort.gather(data, some, learner.device), [numbers[i] for i in some]
+            if is_known[some[0]]:
+                assert known is not None, "known clients are in a dataset"
+                support = Cohort.gather(known, own, learner.device)
+            elif has_labels[some[0]]:
+                support = Cohort.gather(table.support(np.array(some)), range(len(some)), learner.device)
+            else:
+                made |= _unlabelled(learnt, learner, some, asked, shares)
+                continue
+            made |= zip(some, predicted(learnt, learner, own, support, asked, how), strict=True)
+    outputs = torch.cat([made[client].outputs for client in range(len(made))])
+    rows = _told(learnt.model, table, outputs, [made[client].hypothesis for client in range(len(made))])
+    notes = [*table.notes]
+    if is_known.any():
+        assert known is not None, "known clients are in a dataset"
+        notes.append(
+            f"Clients known in {known.manifest.name}: {is_known.sum():,}. Their rows there choose their predictors."
+        )
+        if (tested := table.labelled & is_known[table.owner]).any():
+            error = in_unit(_metric(learnt.model, data, outputs, tested), learnt.model, data.manifest)
+            notes.append(
+                f"Their labelled rows here, which the run did not use: {tested.sum():,}, predicted with {error}."
+            )
+    if (new := ~is_known & has_labels).any():
+        count = labels[new].sum()
+        notes.append(f"New clients: {new.sum():,}. Their labelled rows here, {count:,}, choose their predictors.")
+    warning = ""
+    if (unknown := ~is_known & ~has_labels).any():
+        names = [data.names[i] for i in np.flatnonzero(unknown).tolist()]
+        listed = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
+        instead = "the mean of the hypotheses, weighted by their releases"
+        warning = (
+            f"Clients without a labelled row: {len(names):,} ({listed}). They get {instead}; fill in a few targets."
+        )
+    return Predicted(rows, notes, warning)
+
+
+def _unlabelled(
+    learnt: Learnt, learner: Learner, clients: Sequence[int], asked: Cohort, shares: NDArray[np.float64]
+) -> dict[int, Prediction]:
+    """Return the predictions of clients of which only inputs are known."""
+    if learnt.model.local_shapes:
+        wrong = f"model {learnt.model.name!r} needs statistics of each client's labelled rows, and a client has none"
+        raise DatasetError(f"{wrong}; fill in the target of a few rows", code="data.no-labels")
+    outputs = look(learnt.model, tuple(asked.features.shape[1:])).outputs
+    weights = np.tile(shares, (len(clients), 1))
+    own = Own.plain(same_for(len(clients), learnt.hypotheses), outputs[-1], weights)
+    found = own.outputs(learner, asked).cpu().split(asked.lengths.tolist())
+    return {client: Prediction(client, -1, np.nan, one) for client, one in zip(clients, found, strict=True)}
+
+
+def _told(model: Model, table: Table, outputs: Tensor, hypotheses: Sequence[int]) -> pd.DataFrame:
+    """Return the rows of `Predicted`, given outputs (rows, \\*output shape) and the hypothesis of each client."""
+    data, owner = table.rows, table.owner
+    chosen = pd.Series(np.asarray(hypotheses)[owner], dtype="Int64")
+    columns: dict[str, Any] = {
+        "client": [data.names[client] for client in owner],
+        "row": table.places + 1,
+        "hypothesis": chosen.mask(chosen < 0),
+        "prediction": shown(told(model, outputs), data.manifest),
+    }
+    if table.labelled.any():
+        targets = pd.Series(shown(data.targets, data.manifest), dtype=object)
+        columns["target"] = targets.where(pd.Series(table.labelled), None)
+    return pd.DataFrame(columns).sort_values("row", kind="stable", ignore_index=True)
+
+
+def _metric(model: Model, data: Dataset, outputs: Tensor, chosen: NDArray[np.bool_]) -> float:
+    """Return the model's metric on some rows, with equal weights."""
+    targets = Cohort.gather(data, range(data.manifest.clients), torch.device("cpu")).targets
+    values = model.metric.of_rows(outputs[chosen], targets[chosen])
+    return float(model.metric.report(values.double().mean()))

@@ -1,0 +1,213 @@
+"""Was a run worth it? Its results beside those of simpler ways, on held-out rows, and a verdict in words.
+
+`umbel.simulation.worth` measures them if the rows of all clients are on one machine. These figures are exact: no
+epsilon covers them, and they stay with the owner of the data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+FILE = "worth.json"
+VERSION = 1
+STAYS = "These figures are exact, so no epsilon covers them. They are only for the owner of all these data."
+
+
+class Way(StrEnum):
+    """A way to serve clients, the subject of one row of the table."""
+
+    CONSTANT = "constant"
+    RULE = "rule"
+    """A baseline that the model defines (`umbel.models.hooks.Hooks.baselines`)."""
+    ALONE = "alone"
+    POOLED = "pooled"
+    ONE_MODEL = "one-model"
+    LAST = "last-round"
+    BEST = "best-round"
+    OWN = "made-own"
+
+
+LABELS = {
+    Way.CONSTANT: "the best constant",
+    Way.ALONE: "each client alone",
+    Way.POOLED: "all rows pooled, without privacy",
+    Way.ONE_MODEL: "one model (FedAvg), without noise",
+    Way.LAST: "this run, last round",
+    Way.BEST: "this run, best round",
+    Way.OWN: "this run, made each client's own",
+}
+
+
+OWN_WAYS = frozenset({Way.LAST, Way.BEST, Way.OWN})
+"""The ways of the run itself."""
+
+
+class Level(StrEnum):
+    """The worth of a run, worst first."""
+
+    NOT_MEASURED = "not-measured"
+    DIVERGED = "diverged"
+    NOT_BETTER_THAN_CONSTANT = "not-better-than-constant"
+    NOT_BETTER_THAN_ALONE = "not-better-than-alone"
+    BETTER_THAN_CONSTANT = "better-than-constant"
+    """Clients that train alone were not measured."""
+    BETTER_THAN_ALONE = "better-than-alone"
+    CLOSE_TO_POOLED = "close-to-pooled"
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether a client is better off with the run than without."""
+        return self in (Level.BETTER_THAN_CONSTANT, Level.BETTER_THAN_ALONE, Level.CLOSE_TO_POOLED)
+
+
+_Text = Annotated[str, Field(max_length=500)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Figure = _Number | None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A row of the table.
+
+    Attributes
+    ----------
+    way : Way
+    label : str
+    mean, worst_decile : float or None
+        Metric over clients, and over the worst tenth of them; None if it is not finite.
+    remark : str
+        How it was made, if the name does not say so.
+    """
+
+    way: Way
+    label: _Text
+    mean: _Figure
+    worst_decile: _Figure
+    remark: _Text = ""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A row that the table lacks, and the reason."""
+
+    label: _Text
+    why: _Text
+
+
+@dataclass(frozen=True)
+class Worth:
+    """The measured worth of a run.
+
+    Attributes
+    ----------
+    metric, unit : str
+        The measured metric, and its unit; empty for none.
+    higher_is_better : bool
+    clients : int
+        Number of measured clients, each on the half of its rows that was used neither for training nor for choosing.
+    whose : str
+        Description of these clients.
+    arms : list of Arm
+    left_out : list of LeftOut
+    level : Level
+    verdict : str
+    tries : list of str
+        Advice on the next attempts, each as on a command line.
+    share : float
+        The work of the baselines, relative to the run's own.
+    rounds : int
+        Number of lines of the run's history when this was measured.
+    version : int
+    """
+
+    metric: _Text
+    unit: _Text
+    higher_is_better: bool
+    clients: Annotated[int, Field(ge=0)]
+    whose: _Text
+    arms: Annotated[list[Arm], Field(max_length=50)]
+    left_out: Annotated[list[LeftOut], Field(max_length=50)]
+    level: Level
+    verdict: _Text
+    tries: Annotated[list[_Text], Field(max_length=20)]
+    share: _Number
+    rounds: int
+    version: int = VERSION
+
+    @property
+    def content(self) -> str:
+        """The text of ``worth.json``."""
+        return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def read(cls, content: str | bytes) -> Worth:
+        """Return the worth in ``worth.json``; `ValueError` if umbel did not write it."""
+        try:
+            # Python's own JSON reader would accept NaN.
+            found = _KIND.validate_json(content)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"])) or "it"
+            raise ValueError(f"{where}: {first['msg']}") from None
+        if found.version != VERSION:
+            raise ValueError(f"it is of version {found.version}, and this umbel reads version {VERSION}")
+        if not all(text.isprintable() for text in _texts(asdict(found))):
+            raise ValueError("it holds signs that no terminal can print")
+        return found
+
+    @property
+    def heading(self) -> str:
+        """The title of the figures, with the clients."""
+        unit = f" ({self.unit})" if self.unit else ""
+        better = "higher" if self.higher_is_better else "lower"
+        return f"{self.metric}{unit} of {self.clients:,} {self.whose}, on held-out rows; {better} is better"
+
+    @property
+    def advice(self) -> str:
+        """The verdict, and advice."""
+        return f"{self.verdict} Try {' or '.join(self.tries)}." if self.tries else self.verdict
+
+    def arm(self, way: Way) -> Arm:
+        """Return a row of the table; `KeyError` if it was left out."""
+        return {arm.way: arm for arm in self.arms}[way]
+
+    def lines(self) -> list[str]:
+        """Return the table and the verdict, for the end of a run."""
+        lines = []
+        if self.arms:
+            lines = [f"{self.heading}:", *rows_of([(arm.label, arm) for arm in self.arms])]
+            lines += [f"  left out: {one.label}, {one.why}" for one in self.left_out]
+        lines.append(f"Worth it? {self.advice}")
+        return [*lines, STAYS] if self.arms else lines
+
+
+_KIND = TypeAdapter(Worth)
+
+
+def rows_of(arms: Sequence[tuple[str, Arm]]) -> list[str]:
+    """Return the lines of a table whose rows have these labels."""
+    rows = [(label, figure(arm.mean), figure(arm.worst_decile), arm.remark) for label, arm in arms]
+    rows = [("", "mean", "worst tenth", ""), *rows]
+    wide = [max(len(row[i]) for row in rows) for i in range(3)]
+    return [f"  {a:<{wide[0]}}  {b:>{wide[1]}}  {c:>{wide[2]}}  {d}".rstrip() for a, b, c, d in rows]
+
+
+def figure(value: float | None) -> str:
+    """Return a figure as text; "not finite" for None."""
+    if value is None:
+        return "not finite"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _texts(found: Any) -> Sequence[str]:
+    if isinstance(found, str):
+        return [found]
+    if isinstance(found, dict):
+        return [text for one in found.values() for text in _texts(one)]
+    return [text for one in found for text in _texts(one)] if isinstance(found, list) else []

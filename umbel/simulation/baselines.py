@@ -1,0 +1,210 @@
+"""How well hypotheses serve clients outside the training: for each client, not only on average.
+
+In the papers a client picks the hypothesis of lowest loss on its rows and is measured on the same rows. Held out means
+that it picks (or trains alone) on a random half of them and is measured on the rest, which excludes clients with a
+single row. A seed draws the halves: rows are often sorted, so taking every other row would separate kinds of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import contingency
+
+from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.learner import Learner, best_hypothesis
+from umbel.client.personal import Own, make_own
+from umbel.client.trial import try_out
+from umbel.data import Dataset
+from umbel.models.fit import look
+from umbel.models.model import Model
+from umbel.models.optimizers import LocalOptimizer
+from umbel.models.prior import Prior
+from umbel.privacy.gate.policy import Personal
+from umbel.privacy.gate.randomness import streams
+from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.errors import DatasetError
+from umbel.protocol.run_config import RunConfig
+from umbel.server.rounds import draw_hypotheses
+
+LOCAL_EPOCHS = 50  # of a client that trains alone
+_FRESH_SEED = 0  # of validation clients' initial local parameters
+
+
+def serve(
+    learner: Learner, hypotheses: Arrays, chooses: Cohort, measured: Cohort
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return each client's choice on one cohort's rows and its metric on the other's, each (clients,)."""
+    losses, metrics = learner.score(hypotheses, chooses)
+    return _pick(losses, metrics if measured is chooses else learner.score(hypotheses, measured)[1])
+
+
+def measure(model: Model, dataset: Dataset, hypotheses: Arrays, run: RunConfig) -> dict[str, Any]:
+    """Measure hypotheses of a run on all validation clients of a dataset.
+
+    If a model has local parameters, each client first fits them, with the run's step size, and is measured on other
+    rows; ``held_out`` then contains no clients.
+
+    The dict has ``mean`` and ``worst_decile`` of the model's metric over clients; ``held_out``, the same held out;
+    ``chosen``, the number of clients for each hypothesis; ``rand_index``, the adjusted Rand index of the choices and
+    the manifest's groups, None if these are unknown; ``to_truth``, the distance from each true parameter vector to the
+    nearest hypothesis, empty if it is unknown.
+    """
+    manifest, learner = dataset.manifest, try_out(model, dataset)
+    cohort, held_out = validation_cohort(dataset, learner), np.zeros(0)
+    if model.local_shapes:
+        fresh = model.initial_local(streams(_FRESH_SEED, "local", 0, range(len(cohort))))
+        chosen, metrics = _pick(*learner.score_newcomers(hypotheses, cohort, fresh, run.step_size))
+    else:
+        chosen, metrics = serve(learner, hypotheses, cohort, cohort)
+        support, query = halves(cohort, run.seed)
+        if len(query):
+            held_out = serve(learner, hypotheses, support, query)[1]
+    vectors = flatten(hypotheses)
+    truth = [np.asarray(vector) for vector in manifest.truth if len(vector) == vectors.shape[1]]
+    groups = manifest.groups[manifest.train :]
+    return {
+        **_summary(model, metrics),
+        "held_out": _summary(model, held_out),
+        "chosen": np.bincount(chosen, minlength=len(vectors)).tolist(),
+        "rand_index": float(rand_index(groups, chosen)) if groups else None,
+        "to_truth": [float(np.linalg.norm(vectors - vector, axis=1).min()) for vector in truth],
+    }
+
+
+def local_only(model: Model, dataset: Dataset, run: RunConfig) -> dict[str, float]:
+    """Return the held-out metric of validation clients that train alone, from a run's first hypothesis."""
+    learner, support, query = _split(model, dataset, run.seed)
+    return _summary(model, alone(learner, support, query, run))
+
+
+def alone(
+    learner: Learner, support: Cohort, query: Cohort, run: RunConfig, smaller: float = 1.0, epochs: int = 0
+) -> NDArray[np.float64]:
+    """Return the metric (clients,) on one cohort's rows for clients that train alone on the other's.
+
+    They begin with a run's first hypothesis, and train, by default for `LOCAL_EPOCHS`, with its step size divided by
+    `smaller`.
+    """
+    start, chosen = draw_hypotheses(learner.model, 1, run.seed, 0), np.zeros(len(support), np.int64)
+    update = LocalUpdate(
+        epochs or LOCAL_EPOCHS, run.step_size / smaller, run.batch_size, descent=LocalOptimizer.of(run)
+    )
+    clients = range(len(support))
+    fresh = learner.model.initial_local(streams(run.seed, "local", 0, clients))
+    shuffles = streams(run.seed, "shuffle", 0, clients)
+    trained, local = learner.train(start, chosen, support, update, shuffles, fresh)
+    outputs = look(learner.model, tuple(query.features.shape[1:])).outputs[-1]
+    networks = {name: value[:, None] for name, value in (trained | local).items()}
+    return Own.plain(networks, outputs).score(learner, query)[1]
+
+
+def personalised(
+    model: Model,
+    dataset: Dataset,
+    hypotheses: Arrays,
+    run: RunConfig,
+    how: Personal,
+    epochs: int = 0,
+    prior: Prior | None = None,
+) -> dict[str, float]:
+    """Return the held-out metric of validation clients that personalise their best hypothesis.
+
+    They do what a site does with a kept model (`umbel.client.personal`), on half of the rows, by default for
+    `LOCAL_EPOCHS`.
+    """
+    learner, support, query = _split(model, dataset, run.seed)
+    return _summary(model, own(learner, support, query, hypotheses, run, how, epochs, prior))
+
+
+def own(
+    learner: Learner,
+    support: Cohort,
+    query: Cohort,
+    hypotheses: Arrays,
+    run: RunConfig,
+    how: Personal,
+    epochs: int = 0,
+    prior: Prior | None = None,
+) -> NDArray[np.float64]:
+    """Return the metric (clients,) on one cohort's rows for models that clients personalised on the other's."""
+    update = LocalUpdate(epochs or LOCAL_EPOCHS, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
+    draws = partial(streams, run.seed, "shuffle", 0, range(len(support)))
+    made = make_own(how, learner, hypotheses, support, update, draws, prior)
+    return made.score(learner, query)[1]
+
+
+def _split(model: Model, dataset: Dataset, seed: int) -> tuple[Learner, Cohort, Cohort]:
+    """Return a learner, and two halves of the rows of those validation clients that have both."""
+    learner = try_out(model, dataset)
+    support, query = halves(validation_cohort(dataset, learner), seed)
+    if not len(query):
+        text = "no validation client has more than one row, so none can both train and be measured"
+        raise DatasetError(text, code="data.single-rows")
+    return learner, support, query
+
+
+def halves(cohort: Cohort, seed: int) -> tuple[Cohort, Cohort]:
+    """Split the rows of each client at random; the first half has the odd row. Clients with a single row are left
+    out."""
+    owners = np.repeat(np.arange(len(cohort)), cohort.lengths)
+    drawn = streams(seed, "held out", 0, [0])[0].random(len(owners))
+    # A client's rows stay together, in the order drawn.
+    rows = np.lexsort((drawn, owners))
+    position, several = np.arange(len(rows)) - np.repeat(cohort.starts, cohort.lengths), cohort.lengths[owners] > 1
+    first = position < (cohort.lengths[owners] + 1) // 2
+    lengths = cohort.lengths[cohort.lengths > 1]
+
+    def part(mine: NDArray[np.bool_], lengths: NDArray[np.int64]) -> Cohort:
+        # In the order of the data, which does not matter for the metric.
+        own = torch.from_numpy(np.sort(rows[several & mine])).to(cohort.features.device)
+        return Cohort(cohort.features[own], cohort.targets[own], lengths)
+
+    return part(first, (lengths + 1) // 2), part(~first, lengths // 2)
+
+
+def rand_index(one: Sequence[int], other: Sequence[int] | NDArray[np.int64]) -> float:
+    """Return the adjusted Rand index of two partitions: 1 if they agree (Hubert and Arabie, 1985)."""
+    table: NDArray[np.int64] = contingency.crosstab(np.asarray(one), np.asarray(other)).count
+    # Ordered pairs of items: together in both, only in the first, only in the second, and in neither.
+    both, items = int(np.square(table).sum()), len(one)
+    first, second = (int(np.square(table.sum(axis=axis)).sum()) - both for axis in (1, 0))
+    both, neither = both - items, items**2 - first - second - both
+    if not first and not second:
+        return 1.0
+    chance = (both + second) * (second + neither) + (both + first) * (first + neither)
+    return 2.0 * (both * neither - second * first) / chance
+
+
+def worst_decile(values: NDArray[np.float64], higher_is_better: bool) -> float:
+    """Return the mean over the worst tenth of the clients, rounded up to whole clients."""
+    ordered = np.sort(values) if higher_is_better else np.sort(values)[::-1]
+    return float(ordered[: math.ceil(len(values) / 10)].mean())
+
+
+def validation_cohort(dataset: Dataset, learner: Learner) -> Cohort:
+    """Return the validation clients of a dataset on a learner's device."""
+    manifest = dataset.manifest
+    return Cohort.gather(dataset, range(manifest.train, manifest.clients), learner.device)
+
+
+def _pick(losses: NDArray[np.float64], metrics: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return each client's best hypothesis, and the client's metric under it."""
+    chosen = best_hypothesis(losses)
+    return chosen, np.take_along_axis(metrics, chosen[None], 0)[0]
+
+
+def _summary(model: Model, metrics: NDArray[np.float64]) -> dict[str, float]:
+    if not len(metrics):
+        return {"mean": math.nan, "worst_decile": math.nan, "clients": 0}
+    return {
+        "mean": float(metrics.mean()),
+        "worst_decile": worst_decile(metrics, model.metric.higher_is_better),
+        "clients": len(metrics),
+    }

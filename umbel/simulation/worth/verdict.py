@@ -1,0 +1,181 @@
+"""The table of a run's worth, and its verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.privacy.accounting.guarantee import MEANINGFUL, guarantee
+from umbel.server.history import Round, State, diverged
+from umbel.server.setup import Setup
+from umbel.server.summary import Summary
+from umbel.server.worth import LABELS, Arm, LeftOut, Level, Way, Worth, figure
+from umbel.simulation.baselines import worst_decile
+from umbel.simulation.worth.plan import Plan
+
+CLOSE = 0.1
+"""Share of the gain of pooled rows over a constant that a close run may lack."""
+
+
+def table(
+    setup: Setup,
+    state: State,
+    found: Mapping[tuple[Way, str], NDArray[np.float64]],
+    plan: Plan,
+    remarks: Mapping[Way, str],
+    whose: str,
+) -> Worth:
+    """Return the table of each way's metric (clients,), by the way and its label, with the verdict."""
+    summary = Summary(setup.model, setup.manifest, setup.release)
+    factor, metric = abs(summary.metric_factor), setup.model.metric
+    arms = [
+        Arm(way, label, _rounded(values.mean() * factor),
+            _rounded(worst_decile(values, metric.higher_is_better) * factor), remarks.get(way, ""))
+        for (way, label), values in found.items()
+    ]  # fmt: skip
+    gains = {way: values if metric.higher_is_better else -values for (way, _), values in found.items()}
+    level, verdict = judge(gains, diverged(state.history))
+    verdict += within_chance(level, gains) + as_it_is(level, gains)
+    if level is Level.NOT_BETTER_THAN_ALONE and too_unlike(gains):
+        verdict += " Even all rows pooled are behind each client alone: clients differ too much for one model."
+    unit = summary.scale[1] if summary.metric_factor != 1.0 else ""
+    told = judged(gains), Way.CONSTANT, Way.ALONE, Way.POOLED
+    beside = [
+        f"{arm.label}: {figure(arm.mean)}{f' {unit}' if unit else ''}" for way in told for arm in arms if arm.way is way
+    ]
+    return Worth(
+        metric="RMSE" if metric.name == "rmse" else metric.name,
+        unit=unit,
+        higher_is_better=metric.higher_is_better,
+        clients=len(next(iter(found.values()))),
+        whose=whose,
+        arms=arms,
+        left_out=[LeftOut(LABELS[way], why) for way, why in plan.left_out.items()],
+        level=level,
+        verdict=f"{verdict} Means: {'; '.join(beside)}.",
+        tries=tries(level, setup, state.history, gains),
+        share=round(plan.share, 4),
+        rounds=len(state.history),
+    )
+
+
+def not_measured(setup: Setup, state: State) -> Worth:
+    """Return the result if no rows are left to measure a run on."""
+    verdict = (
+        "Not known. The run trained on every client with two rows or more, so no rows are left to measure it. Give "
+        "the dataset validation clients."
+    )
+    name, higher = setup.model.metric.name, setup.model.metric.higher_is_better
+    return Worth(name, "", higher, 0, "clients", [], [], Level.NOT_MEASURED, verdict, [], 0.0, len(state.history))
+
+
+def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool) -> tuple[Level, str]:
+    """Return the level of a run's worth, and its description.
+
+    This judges the predictors that clients would use: the personalised hypotheses, or the plain ones if those were not
+    measured. A way is better than another if the mean difference over clients is more than twice its standard error.
+
+    Parameters
+    ----------
+    gains : mapping from Way to ndarray, shape (clients,)
+        The metric of each client, negated if lower is better.
+    has_diverged : bool
+        Whether the run's rounds moved away from its best hypotheses.
+    """
+    run = gains[judged(gains)]
+    if has_diverged or not np.isfinite(gains[Way.LAST]).all():
+        return Level.DIVERGED, "No: it diverged. The last loss is several times the lowest, or not finite."
+    for way, level, what in (
+        (Way.CONSTANT, Level.NOT_BETTER_THAN_CONSTANT, "a constant"),
+        (Way.ALONE, Level.NOT_BETTER_THAN_ALONE, "each client alone"),
+    ):
+        if way in gains and not _ahead(run, gains[way]):
+            return level, f"No: it is {'worse' if _ahead(gains[way], run) else 'not clearly better'} than {what}."
+    if Way.ALONE not in gains:
+        return Level.BETTER_THAN_CONSTANT, "It is better than a constant; clients alone were not measured."
+    if Way.POOLED not in gains or not _ahead(gains[Way.POOLED], gains[Way.CONSTANT]):
+        return Level.BETTER_THAN_ALONE, "Yes: it is better than each client alone."
+    if _ahead(run, gains[Way.POOLED]):
+        return Level.CLOSE_TO_POOLED, "Yes: it is better than each client alone, and better than all rows pooled."
+    behind = float((gains[Way.POOLED] - run).mean())
+    if behind <= CLOSE * float((gains[Way.POOLED] - gains[Way.CONSTANT]).mean()):
+        return Level.CLOSE_TO_POOLED, "Yes: it is better than each client alone, and close to all rows pooled."
+    return Level.BETTER_THAN_ALONE, "Yes: it is better than each client alone, but behind all rows pooled."
+
+
+def within_chance(level: Level, gains: Mapping[Way, NDArray[np.float64]]) -> str:
+    """Return a sentence about a gain in the mean that so many clients do not show."""
+    than = {Level.NOT_BETTER_THAN_CONSTANT: Way.CONSTANT, Level.NOT_BETTER_THAN_ALONE: Way.ALONE}.get(level)
+    if than is None or not (gains[judged(gains)] - gains[than]).mean() > 0:
+        return ""
+    return f" It is ahead in the mean, but {len(gains[than])} clients are too few to tell."
+
+
+def as_it_is(level: Level, gains: Mapping[Way, NDArray[np.float64]]) -> str:
+    """Return a sentence about a model that gains no more than a constant before clients make it their own."""
+    if judged(gains) is Way.LAST or level in (Level.DIVERGED, Level.NOT_BETTER_THAN_CONSTANT):
+        return ""
+    constant, last = gains[Way.CONSTANT], gains[Way.LAST]
+    if _ahead(last, constant):
+        return ""
+    return f" As it is, it is {'worse' if _ahead(constant, last) else 'not clearly better'} than a constant."
+
+
+def too_unlike(gains: Mapping[Way, NDArray[np.float64]]) -> bool:
+    """Return whether clients differ too much for one model: alone, they are ahead of all rows pooled."""
+    return {Way.ALONE, Way.POOLED} <= gains.keys() and _ahead(gains[Way.ALONE], gains[Way.POOLED])
+
+
+def judged(ways: Collection[Way]) -> Way:
+    """Return the way by which a run is judged."""
+    return Way.OWN if Way.OWN in ways else Way.LAST
+
+
+def _ahead(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+    """Return whether one way gains more than another, by twice the standard error over clients."""
+    difference = one - other
+    error = difference.std(ddof=1) / math.sqrt(len(difference)) if len(difference) > 1 else 0.0
+    return bool(difference.mean() > 2 * error)
+
+
+def tries(level: Level, setup: Setup, history: Sequence[Round], gains: Mapping[Way, NDArray[np.float64]]) -> list[str]:
+    """Return settings that may help, each as on a command line, the most promising first."""
+    run, k, train = setup.config, setup.strategy.hypotheses, setup.manifest.train if setup.manifest else 0
+    most = min(4 * run.clients_per_round, train)
+    # Larger rounds are fewer rounds, where clients have no participation left.
+    spent = run.max_participations and run.rounds * run.clients_per_round > train * run.max_participations * 3 // 4
+    larger = [f"clients-per-round={most}"] if most > run.clients_per_round and not spent else []
+    noisy, smaller = run.noise_multiplier > 0, f"step-size={run.step_size / 4:g}"
+    if level is Level.DIVERGED:
+        return [smaller, *(larger if noisy else [])]
+    if level in (Level.NOT_MEASURED, Level.BETTER_THAN_CONSTANT, Level.CLOSE_TO_POOLED):
+        return []
+    one_is_better = k > 1 and Way.ONE_MODEL in gains and _ahead(gains[Way.ONE_MODEL], gains[Way.LAST])
+    fewer = ["hypotheses=1"] if one_is_better else []
+    if noisy:
+        # Less noise does not help if one model of all rows, without noise, is behind clients alone.
+        in_vain = level is Level.NOT_BETTER_THAN_ALONE and k == 1 and too_unlike(gains)
+        return [] if in_vain else [*larger, *fewer, *_less_noise(setup, history)]
+    losses = [entry.loss for entry in history if entry.loss is not None]
+    if len(losses) > 1 and losses[-1] < min(losses[: -(-len(losses) * 9 // 10)]):
+        return [f"rounds={4 * run.rounds}"]  # the loss is still falling
+    return [smaller] if level is Level.NOT_BETTER_THAN_CONSTANT else fewer or [f"hypotheses={2 * k}"]
+
+
+def _less_noise(setup: Setup, history: Sequence[Round]) -> list[str]:
+    """Return the setting that doubles a client's spending: epsilon at `DELTA` if there is one, otherwise 1/nu.
+
+    There is none where the doubled epsilon would rule out nothing.
+    """
+    found = guarantee({setup.release: history[-1].max_participations})
+    if found is None:
+        return [f"noise-multiplier={setup.config.noise_multiplier / 2:g}"]
+    return [f"--epsilon {2 * found.epsilon:.2g}"] if 2 * found.epsilon <= MEANINGFUL else []
+
+
+def _rounded(value: float) -> float | None:
+    """Return six digits: the others depend on the number of nodes."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
