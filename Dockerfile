@@ -1,25 +1,29 @@
 # One image for every process: SuperLink, SuperNode and the executors beside them. It holds the pinned requirements and
 # the code, and neither a key nor data: those are mounted.
-# A tag is what its registry makes of it. With a digest, every build starts from the same bytes (docs/deployment.md).
+# A tag is what its registry makes of it. With a digest, every build starts from the same bytes (docs/guides/deployment.md).
 ARG BASE=python:3.11-slim
 FROM $BASE
 
 # cpu, or cuda for machines with an NVIDIA GPU
 ARG TORCH=cpu
 
+LABEL org.opencontainers.image.title="umbel" \
+      org.opencontainers.image.description="Personalised and private federated learning, as a Flower App" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
 WORKDIR /app
-COPY pyproject.toml constraints.txt ./
-# PyPI's own torch is the CUDA build. Nothing but torch is taken from the other index.
+COPY constraints.txt ./
+COPY requirements requirements
+# PyPI's own torch is the CUDA build. PyTorch's index for the CPU is another one, and nothing but torch is taken from it;
+# its build has the pinned version, without a hash. All else is checked by its hash.
 RUN case "$TORCH" in \
       cpu) pip install --no-cache-dir --no-deps --constraint constraints.txt \
              --index-url https://download.pytorch.org/whl/cpu torch ;; \
-      cuda) ;; \
+      cuda) pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/cuda.txt ;; \
       *) echo "build argument TORCH must be cpu or cuda, got $TORCH" >&2; exit 1 ;; \
     esac \
- && python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-      > /tmp/requirements.txt \
- && pip install --no-cache-dir --constraint constraints.txt --requirement /tmp/requirements.txt \
- && rm /tmp/requirements.txt
+ && pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/site.txt
 
 # Everything runs as the user of this number, who must own the private keys on the host: nobody else may read them.
 ARG IMAGE_UID=1000
