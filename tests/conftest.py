@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,15 @@ def umbel_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     # The tests' own networks, which their datasets name.
     monkeypatch.setenv("UMBEL_TRUST", "tests.helpers.models")
     return home
+
+
+@pytest.fixture(autouse=True)
+def umask() -> Iterator[None]:
+    """The user's own, also after a command that sets another for its process."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -17,7 +17,7 @@ from tests.helpers.sources import ROOT, files, imported, packages_imported
 from umbel.protocol.flower import build_bundle
 from umbel.simulation.launch import APP as CHECKOUT
 
-OUTSIDE = {"benchmarks", "tests", "client", "server", "strategies", "privacy", "datasets", "."}
+OUTSIDE = {"benchmarks", "tests", "tools", "client", "server", "strategies", "privacy", "datasets", "."}
 """What no module of umbel imports: what measures or tests it, and the links at the root of the checkout."""
 
 
@@ -35,7 +35,8 @@ def test_it_holds_all_of_umbel_once_and_nothing_else(bundle: Path) -> None:
     assert {path.name for path in bundle.iterdir()} == {".info", "pyproject.toml", "LICENSE", "README.md", "umbel"}
     ours = {str(path.relative_to(ROOT)) for path in files()}
     assert {str(path.relative_to(bundle)) for path in files(root=bundle)} == ours
-    assert (bundle / "umbel" / "datasets" / "synthetic.json").exists()
+    data = {path.name for path in (bundle / "umbel" / "datasets").glob("*.json")}
+    assert data == {"hospital.json", "hospital-services.json", "preferences.json", "synthetic.json"}
 
 
 def test_no_module_imports_what_is_not_umbel(bundle: Path) -> None:
@@ -65,6 +66,8 @@ import sys
 # As in a Flower process: the bundle comes before what is installed. Of the checkout nothing is there.
 rest = [path for path in sys.path if path not in ("", {str(ROOT)!r})]
 sys.path[:] = [{str(bundle)!r}, {str(library.parent)!r}, *rest]
+from umbel.data import find_dataset
+assert str(find_dataset("hospital-services")).startswith({str(bundle)!r})
 import umbel.server.app, umbel.client.app, umbel.data.hospital_table, umbel.research.attacks.leak_meter, datasets
 assert datasets.FAKE
 for name, module in sys.modules.items():

@@ -1,4 +1,4 @@
-"""The examples of docs/extend.md, as one module: each runs, and the page lists every hook."""
+"""The examples of docs/guides/extend.md, as one module: each runs, and the page lists every hook."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from umbel.models.hooks import Hooks
 from umbel.protocol.plugins import import_by_name
 from umbel.simulation.in_process import play
 
-PAGE = (Path(__file__).parents[1] / "docs" / "extend.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "guides" / "extend.md").read_text(encoding="utf-8")
 SCHEMA = """
 client = { name = "hospital", type = "text" }
 target = { name = "cost", type = "number" }

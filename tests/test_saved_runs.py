@@ -99,6 +99,7 @@ def summary(run: AppRun) -> dict[str, Any]:
             f"{file}.{name}": told(value)
             for file in ("hypotheses", "latest")
             for name, value in sorted(run.arrays(file).items())
+            if not name.startswith("strategy/prior/")  # which was not estimated yet
         },
     }
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -27,8 +28,9 @@ from umbel.client.bundle import Bundle
 from umbel.protocol.flower import build_bundle
 
 LINKS = ("client", "datasets", "privacy", "server", "strategies")
-OTHERS = ("benchmarks", "configs", "hatch_build", "models", "protocol", "simulation", "tests")
+OTHERS = ("benchmarks", "configs", "hatch_build", "models", "protocol", "simulation", "tests", "tools")
 """What lies beside ``umbel`` in a checkout, or was installed once."""
+PROJECT_OF_UMBEL = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,17 @@ def test_a_wheel_of_the_sdist_is_that_of_the_checkout(built: dict[str, Path]) ->
         "umbel",
         f"umbel-{built['wheel'].name.split('-')[1]}.dist-info",
     }
-    assert {"umbel/py.typed", "umbel/deploy/gpu.yml", "umbel/datasets/synthetic.json"} <= there.keys()
+    shipped = {f"umbel/datasets/{name}.json" for name in ("hospital", "hospital-services", "preferences", "synthetic")}
+    assert {"umbel/py.typed", "umbel/deploy/gpu.yml"} | shipped <= there.keys()
+    with zipfile.ZipFile(built["wheel"]) as archive:
+        sizes = [
+            one.compress_size
+            for one in archive.infolist()
+            if "datasets/hospital" in one.filename and "json" in one.filename
+        ]
+    assert sum(sizes) < 245_000, "docs/guides/data.md says 240 kB"
+    [notice] = [text for name, text in there.items() if name.endswith("/NOTICE")]
+    assert b"GeoNames" in notice
 
 
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
@@ -74,6 +86,39 @@ def test_umbel_is_importable_and_nothing_else(built: dict[str, Path], python: Pa
     assert Path(output(python, "-c", "import umbel; print(umbel.__file__)", cwd=tmp_path)).is_relative_to(home)
 
 
+def test_an_index_would_take_what_it_says_of_itself(built: dict[str, Path]) -> None:
+    there = contents(built["wheel"])
+    [text] = [text for name, text in there.items() if name.endswith("/METADATA")]
+    said = Metadata.from_email(text, validate=False)  # of a version newer than this library
+    assert said.description_content_type == "text/markdown"
+    assert said.requires_python == PROJECT_OF_UMBEL["requires-python"]
+    assert set(said.provides_extra or ()) == PROJECT_OF_UMBEL["optional-dependencies"].keys()
+    configs = {f"umbel/_app/configs/{file.name}" for file in (ROOT / "configs").iterdir()}
+    recipes = {f"umbel/datasets/{file.name}" for file in (ROOT / "umbel" / "datasets").glob("*.py")}
+    assert configs | recipes | {"umbel/_app/LICENSE", "umbel/_app/pyproject.toml"} <= there.keys()
+
+
+TABLE = "site,age,cost\n" + "".join(
+    f"{site},{age},{10 * age + 5 * n}\n" for n, site in enumerate("abcdefghij") for age in range(30, 50)
+)
+
+
+@pytest.mark.slow
+def test_the_demo_an_own_table_and_a_project_run_in_an_empty_folder(
+    python: Path, tmp_path: Path, umbel_home: Path
+) -> None:
+    umbel = python.with_name("umbel")
+    demo = output(umbel, "demo", cwd=tmp_path)
+    assert "pure epsilon 4" in demo
+    assert "Guarantee, between any two data sets of a client: pure epsilon 4" in demo
+    (tmp_path / "visits.csv").write_text(TABLE)
+    output(umbel, "data", "import", "visits.csv", "--client", "site", "--target", "cost", cwd=tmp_path)
+    output(umbel, "run", "visits", "rounds=2", cwd=tmp_path)
+    output(umbel, "init", "my-study", cwd=tmp_path)
+    output(umbel, "run", "pyproject.toml", "rounds=2", "--no-baselines", cwd=tmp_path / "my-study")
+    assert len(list((umbel_home / "runs").iterdir())) == 5
+
+
 def test_its_bundle_is_that_of_the_checkout(python: Path, tmp_path: Path) -> None:
     """A site compares them: it may have installed umbel in another way than the server."""
     assert output(python, "-m", "umbel", "bundle", "--out", "app", cwd=tmp_path) == str(Bundle.installed())
@@ -85,6 +130,12 @@ def test_recipes_and_configurations_are_found(python: Path, tmp_path: Path) -> N
     assert made.endswith(str(tmp_path / "made.json"))
     code = "from umbel.simulation.start import read_values; print(read_values('hospital')['dataset'])"
     assert output(python, "-c", code, cwd=tmp_path) == "hospital"
+
+
+def test_the_datasets_that_come_with_it_are_found(python: Path, tmp_path: Path) -> None:
+    for name in ("hospital", "hospital-services"):
+        path = Path(output(python, "-m", "umbel", "data", "describe", name, cwd=tmp_path).splitlines()[-1])
+        assert path.is_relative_to(python.parents[1])
 
 
 @cache
@@ -109,7 +160,7 @@ def test_what_umbel_imports_comes_with_it() -> None:
     """Or with the extra of a room; libraries of models and trackers are the user's to install."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras, homes = project["optional-dependencies"], metadata.packages_distributions()
-    optional = {"mlflow", "onnx", "onnxruntime", "wandb"}
+    optional = {"mlflow", "onnx", "onnxruntime", "sklearn", "wandb"}
     for room in (ROOT / "umbel").iterdir():
         more = {"datasets": extras["recipes"], "research": extras["research"]}.get(room.name, [])
         there = installed_with(*project["dependencies"], *more)

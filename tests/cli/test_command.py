@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from importlib import import_module
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,10 @@ import typer
 from typer.testing import CliRunner
 
 import umbel
+from tests.helpers.sources import ROOT
 from umbel.cli.main import COMMANDS, app
 from umbel.protocol.project import OWN_PATH
+from umbel.server.tracking import TRACKERS
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -63,6 +68,80 @@ def test_what_python_imports_comes_when_it_is_asked_for() -> None:
         assert umbel.write_federation is umbel.write_dataset, "the name of umbel 0.1"
 
 
+def test_what_users_subclass_or_name_is_at_hand() -> None:
+    for name in ("GroupPrivacy", "Mechanism", "Model", "Observer"):
+        assert getattr(umbel, name).__doc__, name
+    code = "import sys, umbel; umbel.Observer; umbel.Mechanism; print('torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.strip() in ("True", "False")
+
+
+@pytest.mark.parametrize("columns", [60, 200])
+def test_no_help_has_raw_markup(columns: int) -> None:
+    """Code between backticks, roles and stars are for documentation; a terminal prints them as they are."""
+    runner = CliRunner(env={"COLUMNS": str(columns), "TERMINAL_WIDTH": str(columns)})
+
+    def helps(words: list[str]) -> Iterator[tuple[list[str], str]]:
+        told = runner.invoke(app, [*words, "--help"], prog_name="umbel").output
+        yield words, told
+        commands = told.partition("─ Commands ")[2]
+        for name in re.findall(r"^│ ([a-z][\w-]*) ", commands, re.MULTILINE):
+            yield from helps([*words, name])
+
+    found = dict((" ".join(words), told) for words, told in helps([]))
+    assert {"run", "experiment frontier", "data make hospital", "site start"} <= found.keys()
+    raw = {name: re.findall(r".*(?:`|:[a-z]+:|\[/?[a-z]+\]\b|(?<!\w)\*\*\w).*", told) for name, told in found.items()}
+    assert not {name: lines for name, lines in raw.items() if lines}
+
+
+@pytest.mark.parametrize(
+    ("words", "explained"),
+    [
+        (["predict"], {"run", "rows"}),
+        (["data", "import"], {"file"}),
+        (["runs", "compare"], {"runs"}),
+        (["plan"], {"words"}),
+        (["approvals", "approve"], {"digest"}),
+    ],
+)
+def test_help_explains_each_argument(words: list[str], explained: set[str]) -> None:
+    told = CliRunner(env={"COLUMNS": "250", "TERMINAL_WIDTH": "250"}).invoke(app, [*words, "--help"]).output
+    panel = told.partition("─ Arguments ")[2].partition("╰")[0]
+    rows = [re.split(r" {2,}", line.strip("│* ")) for line in panel.splitlines()[1:]]
+    assert {row[0] for row in rows if len(row) > 2 and not row[2].startswith("[")} == explained
+
+
+def test_hints_name_extras_that_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    said = {
+        extra
+        for file in (ROOT / "umbel").rglob("*.py")
+        for extra in re.findall(r"umbel\[([a-z0-9-]+)\]", file.read_text(encoding="utf-8"))
+    }
+    asked = {"recipes", "research", *TRACKERS}
+    assert said
+    assert said | asked <= project["optional-dependencies"].keys()
+
+
+def test_an_image_without_package_metadata_knows_its_version_and_requirements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, version = metadata.distribution, tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+    def without_umbel(name: str) -> metadata.Distribution:
+        if name == "umbel":
+            raise metadata.PackageNotFoundError(name)
+        return there(name)
+
+    monkeypatch.setattr(metadata, "distribution", without_umbel)
+    assert CliRunner().invoke(app, ["--version"]).output == f"umbel {version}\n"
+    assert CliRunner().invoke(app, ["init", str(tmp_path / "study")]).exit_code == 0
+    assert f'"umbel>={version}"' in (tmp_path / "study" / "pyproject.toml").read_text()
+    told = CliRunner().invoke(app, ["doctor"])
+    assert isinstance(told.exception, SystemExit | None)
+    assert f"Flower {there('flwr').version}" in told.output
+
+
 def test_the_list_of_commands_takes_no_pytorch() -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from umbel.__main__ import app;"
@@ -71,3 +150,10 @@ def test_the_list_of_commands_takes_no_pytorch() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert told.stdout.strip() == "[]"
+
+
+def test_data_and_runs_are_not_for_all_to_write_to(tmp_path: Path) -> None:
+    os.umask(0)
+    CliRunner().invoke(app, ["runs", "list"])
+    (folder := tmp_path / "made").mkdir()
+    assert folder.stat().st_mode & 0o777 == 0o775, "the group's right is the user's to give"

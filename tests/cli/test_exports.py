@@ -42,21 +42,22 @@ def test_a_network_is_the_same_without_pytorch(kept: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("tokens", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_onnx_takes_rows_as_the_model_sees_them(umbel_home: Path, tmp_path: Path, tokens: bool) -> None:
-    """Images lie in a dataset as bytes, tokens in any whole numbers."""
+def test_onnx_takes_images_as_bytes_and_tokens_as_integers(umbel_home: Path, tmp_path: Path, tokens: bool) -> None:
+    """Images lie in a dataset as bytes, which a model sees divided by 255; tokens in any whole numbers."""
     draw, owners = np.random.default_rng(1), np.arange(12) % 6
     if tokens:
         rows, model = draw.integers(0, 9, (12, 4)).astype(np.int16), "tests.cli.test_exports:Words"
         umbel.from_arrays(rows, None, client=owners, tokens=9).write("small")
-        seen = torch.tensor(rows[:, :-1].astype(np.int64))
+        given = rows[:, :-1].astype(np.int64)
+        seen = torch.tensor(given)
     else:
         images, model = draw.integers(0, 256, (12, 3, 3), np.uint8), "linear inputs=9 outputs=2"
         umbel.from_arrays(images, owners % 2, client=owners).write("small")
-        seen = torch.tensor(images.astype(np.float32) / 255)
+        given, seen = images[:, None], torch.tensor(images[:, None].astype(np.float32) / 255)
     config = {"dataset": "small", "model": model, "loss": "cross-entropy", "rounds": 1, "restarts": 1}
     run = umbel.run(config, clients_per_round=2, hypotheses=1)
     (file,) = umbel.export(run, tmp_path, "onnx")
-    (found,) = onnxruntime.InferenceSession(file).run(None, {"rows": seen.numpy()})
+    (found,) = onnxruntime.InferenceSession(file).run(None, {"rows": given})
     with torch.inference_mode():
         np.testing.assert_allclose(found, run.hypotheses[0](seen), atol=1e-5)
 

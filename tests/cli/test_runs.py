@@ -92,3 +92,24 @@ def test_a_run_that_is_not_there_is_named(umbel_home: Path, tmp_path: Path) -> N
         umbel.load()
     with raises(ConfigError, "config.no-run", tmp_path, "config.toml"):
         umbel.load(tmp_path)
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_a_run_says_what_it_was_worth(umbel_home: Path, kept: Path) -> None:
+    run = umbel.run("synthetic", rounds=3, restarts=1)
+    assert list(run.worth.columns) == ["way", "mean", "worst_decile", "remark"]
+    assert {"the best constant", "this run, last round"} <= set(run.worth.index)
+    assert run.worth.loc["the best constant", "mean"] == pytest.approx(3.849, abs=1e-3)
+    assert run.verdict
+    with raises(ConfigError, "config.no-worth", "umbel report"):
+        _ = umbel.load(kept).worth
+    with raises(ConfigError, "config.no-worth"):
+        _ = umbel.run("synthetic", rounds=1, restarts=1, baselines=False).verdict
+
+
+def test_the_last_rounds_hypotheses_are_there_beside_the_best_rounds(kept: Path) -> None:
+    run = umbel.load(kept)
+    entries = [json.loads(line) for line in (kept / "history.jsonl").read_text().splitlines()]
+    assert run.last_loss == pytest.approx(entries[-1]["loss"])
+    latest = safetensors.numpy.load_file(kept / "latest.safetensors")["weight"]
+    np.testing.assert_array_equal(run.last_parameters["weight"], latest)

@@ -162,6 +162,22 @@ def test_a_file_of_settings_names_only_code_that_lies_where_the_person_works(
     ended(*umbel(command, sent), "config.import", "it is read")
 
 
+@pytest.mark.parametrize("words", [("{run}", "--resume", "rounds=9"), ("{run}/config.toml", "rounds=9")], ids=" ".join)
+def test_a_run_reports_to_nobody_whom_the_person_does_not_name(
+    words: tuple[str, ...], kept: Path, tmp_path: Path
+) -> None:
+    run = sent_run(kept, tmp_path / "sent", "track", "tensorboard")
+    saved = tomllib.loads((run / "config.toml").read_text())
+    saved["config"]["track-options"] = f"folder={tmp_path / 'elsewhere'}"
+    (run / "config.toml").write_text(tomli_w.dumps(saved))
+    words = tuple(word.format(run=run) for word in words)
+    ended(*umbel("run", *words), "config.track-again", "track='tensorboard'", "track=''")
+    ended(*umbel("run", *words, "track-options=folder=/"), "config.track-again", "elsewhere")
+    code, output = umbel("run", *words, "track=")
+    assert code == 0, output
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_link_in_a_run_leads_no_writing_out_of_it(kept: Path, tmp_path: Path) -> None:
     run, outside = tmp_path / "sent", tmp_path / "outside"
     shutil.copytree(kept, run)
@@ -187,7 +203,39 @@ def test_a_device_in_a_dataset_is_not_read(tmp_path: Path) -> None:
     opened, sent = open_dataset(find_dataset("synthetic")), tmp_path / "data"
     write_dataset(sent, opened.manifest, opened.features, opened.targets, opened.offsets)
     (sent / "clients.json").symlink_to(os.devnull)
-    ended(*umbel("run", f"dataset={sent}"), "data.unreadable", "clients.json is no file")
+    ended(*umbel("run", f"dataset={sent}"), "data.unreadable", "clients.json is not a file")
+
+
+DEEP = "[" * 100_000
+DAMAGED = {
+    "a header of 9 EB": ("hypotheses.safetensors", b"\xff" * 7 + b"\x7f{}"),
+    "a deep config": ("config.toml", f"x = {DEEP}".encode()),
+    "deep rounds": ("history.jsonl", f"{DEEP}\n{{}}\n".encode()),
+    "a reason that is a list": ("outcome.json", b"[]"),
+    "a deep reason": ("outcome.json", DEEP.encode()),
+    "clients without end": ("participations.jsonl", b'{"4000000000": 1}\n{}\n'),
+    "a client too far": ("participations.jsonl", b'{"4000": 1}\n{}\n'),
+    "deep sections": ("sections.json", DEEP.encode()),
+    "sections of another kind": ("sections.json", b'[{"title": 3}]'),
+    "nodes of another kind": ("nodes.json", b"[3]"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_damaged_run_is_told_in_one_line(what: str, kept: Path, umbel_home: Path) -> None:
+    run = umbel_home / "runs" / "sent"
+    shutil.copytree(kept, run)
+    file, content = DAMAGED[what]
+    (run / file).write_bytes(content)
+    commands = ["report {0}", "runs show {0}", "runs compare {0} {0}", "export {0} {0}/out", "predict {0} synthetic"]
+    told = [umbel(*command.format(run).split()) for command in (*commands, "run {0} --resume rounds=9")]
+    failed = [output for code, output in told if code]
+    assert failed
+    for output in failed:
+        assert output.startswith("Error: "), output
+        assert output.endswith("]\n"), output
+        assert output.count("\n") == 1, output
+    assert umbel("runs", "list")[0] == 0
 
 
 def test_why_a_run_ended_is_only_text(kept: Path, tmp_path: Path) -> None:

@@ -302,7 +302,7 @@ def test_a_server_with_other_frozen_parameters_is_refused(
         training = ask(grid, asked(hypotheses, step(0, frozen_digest=digest)))
         evaluation = ask(grid, asked(hypotheses, None, EvaluationSpec(1, (100,), frozen_digest=digest)), "evaluate")
         assert training.has_error() == evaluation.has_error() == (not right)
-    assert f"the server's frozen parameters of model {model.name!r} differ from this node's" in caplog.text
+    assert f"the frozen parameters or initial weights of model {model.name!r} differ" in caplog.text
 
 
 def test_an_adapter_costs_a_site_its_own_numbers_alone(

@@ -36,6 +36,7 @@ def half_frozen() -> nn.Module:
         lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Identity(), nn.Linear(4, 4, bias=False)),
         lambda: nn.Sequential(nn.Linear(3, 4), relu := nn.ReLU(), nn.Linear(4, 4), relu, nn.Linear(4, 1)),
         models.load("mlp inputs=3 hidden=4,2 outputs=1").network,
+        models.load("mlp inputs=3 hidden=4,2 outputs=1 offset=1,2,3 scale=4,5,6").network,
         half_frozen,
     ],
 )

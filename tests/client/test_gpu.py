@@ -27,14 +27,15 @@ from umbel.client.batched import BatchedLearner
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner
 from umbel.client.loop import LoopLearner
-from umbel.client.personal import personal
-from umbel.client.prediction import predictions
+from umbel.client.personal import make_own
+from umbel.client.prediction import Learnt, predictions
 from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of
 from umbel.models import LOSSES, METRICS, Model
 from umbel.models.optimizers import OPTIMIZERS, LocalOptimizer
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
+from umbel.protocol.run_config import RunConfig
 from umbel.simulation.in_process import play, run_config
 
 CUDA = torch.device("cuda")
@@ -217,15 +218,16 @@ def test_a_run_is_that_of_the_cpu() -> None:
     )
 
 
-def test_a_model_of_ones_own_is_that_of_the_cpu() -> None:
+@pytest.mark.parametrize("how", list(Personal))
+def test_a_model_of_ones_own_is_that_of_the_cpu(how: Personal) -> None:
     case, update, clients = CASES[0], LocalUpdate(1, 0.1, 2), range(len(LENGTHS))
-    start = draw_hypotheses(case.model, 3)
+    hypotheses = draw_hypotheses(case.model, 3)
 
     def own(device: torch.device) -> Any:
         cohort = Cohort.gather(case.dataset, clients, device)
         learner = BatchedLearner(case.model, device)
         draws = partial(streams, 0, "shuffle", 0, clients)
-        return personal(Personal.INTERPOLATE, learner, start, cohort, update, draws)
+        return make_own(how, learner, hypotheses, cohort, update, draws).arrays(0)
 
     expected = own(CPU)
     with fake_gpu():
@@ -235,11 +237,11 @@ def test_a_model_of_ones_own_is_that_of_the_cpu() -> None:
 @pytest.mark.parametrize("given", [True, False])
 def test_predictions_are_those_of_the_cpu(given: bool) -> None:
     case = CASES[0]
-    hypotheses = draw_hypotheses(case.model, 2)
+    learnt = Learnt(case.model, draw_hypotheses(case.model, 2), RunConfig())
     rows = case.features[:3] if given else None
-    expected = [*predictions(case.model, hypotheses, case.dataset, [0, 2], rows)]
+    expected = [*predictions(learnt, case.dataset, [0, 2], rows)]
     with fake_gpu():
-        found = [*predictions(case.model, hypotheses, case.dataset, [0, 2], rows)]
+        found = [*predictions(learnt, case.dataset, [0, 2], rows)]
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.hypothesis == theirs.hypothesis
         np.testing.assert_allclose(ours.outputs, theirs.outputs, **CLOSE)

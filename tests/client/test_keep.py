@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
 from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
@@ -17,10 +18,14 @@ from tests.helpers.messages import asked, refused, task_of
 from tests.helpers.nodes import ask
 from umbel import models
 from umbel.client.app import app
+from umbel.client.cohort import Cohort
+from umbel.client.engines import learner_for
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
-from umbel.client.personal import keep as keep_models
+from umbel.client.personal import Own
+from umbel.client.personal.keep import keep as keep_models
 from umbel.data import offsets_of, write_dataset
+from umbel.models.prior import Prior
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.messages import keep_request
 from umbel.protocol.records import pack
@@ -59,9 +64,9 @@ class Site:
     def train(self, *clients: int, hypotheses: Arrays = HYPOTHESES) -> Message:
         return ask(self.grid, asked(hypotheses, task_of(clients, run=self.name)))
 
-    def keep(self, hypotheses: Arrays = HYPOTHESES) -> Message:
+    def keep(self, hypotheses: Arrays = HYPOTHESES, prior: Arrays | None = None) -> Message:
         """Tell the node what the run has found, and return its reply."""
-        return ask(self.grid, keep_request(pack(hypotheses), self.name), "query.keep")
+        return ask(self.grid, keep_request(pack(hypotheses), self.name, prior), "query.keep")
 
 
 def keep(config: Config, node_config: Config, hypotheses: Arrays = HYPOTHESES, **run: Any) -> Message:
@@ -104,19 +109,59 @@ def test_a_site_may_make_them_each_clients_own(
     np.testing.assert_allclose(found, np.array(SLOPES) * 0.9, rtol=1e-5)
 
 
+@pytest.mark.parametrize("how", ["calibrate", "mixture", "bayes", "auto"])
+def test_what_is_kept_is_enough_to_predict(how: str, site: Config, tmp_path: Path, run_config: Config) -> None:
+    """Hypotheses of four fifths of the slope are made each client's own, closer to its rows."""
+    hypotheses = {"weight": HYPOTHESES["weight"] * np.float32(0.8)}
+    reply = keep(run_config | {"loss": "", "batch-size": 0}, site | {"personalise": how}, hypotheses)
+    assert reply.content == RecordDict(), "the server learns nothing of it"
+    learner = learner_for(models.load("linear", loss="mse"))
+    files = sorted((tmp_path / "models").iterdir())
+    assert [path.stat().st_mode & 0o777 for path in files] == [0o600] * 4
+    for path, slope in zip(files, SLOPES, strict=True):
+        rows = Cohort(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.tensor([slope, 2 * slope]), np.array([2]))
+        loss, _ = Own.read(safetensors.numpy.load_file(path)).score(learner, rows)
+        assert loss < 0.5 * 0.2 * abs(slope) * np.sqrt(2.5), "half of the error of the hypothesis"
+
+
+def test_a_prior_of_the_server_is_used(site: Config, tmp_path: Path, run_config: Config) -> None:
+    """Clients that differ in the second weight alone, which their rows say nothing of, move less in the first."""
+    prior = Prior(np.tile(np.diag([0.0, 1.0]), (2, 1, 1)), np.ones(2))
+    moved = []
+    for given in (None, prior.arrays):
+        node = Site(run_config | {"loss": ""}, site | {"personalise": "bayes"}, run=len(moved) + 1)
+        hypotheses = {"weight": HYPOTHESES["weight"] * np.float32(0.8)}
+        assert not node.evaluate(2, hypotheses=hypotheses).has_error()
+        assert not refused(node.keep(hypotheses, given))
+        moved.append(models_in(tmp_path / "models")["client-0.safetensors"]["weight"][0, 0] - 4)
+    assert 0 < moved[1] < moved[0]
+
+
+def test_a_prior_that_is_none_is_refused(site: Config, tmp_path: Path, run_config: Config, caplog: Any) -> None:
+    node = Site(run_config, site)
+    assert not node.evaluate(2).has_error()
+    assert refused(node.keep(prior=Prior(np.ones((2, 3)), np.ones(2)).arrays))
+    assert "protocol.prior" in caplog.text
+    assert not (tmp_path / "models").exists()
+
+
 def test_a_site_that_does_not_want_models_gets_none(site: Config, tmp_path: Path, run_config: Config) -> None:
     del site["keep-model"]
     assert keep(run_config, site).content == RecordDict()
     assert not (tmp_path / "models").exists()
 
 
-@pytest.mark.parametrize("fault", [MemoryError("cannot allocate"), TimeoutError("too slow"), OSError("disk full")])
+class Panic(BaseException):
+    """As a library's code in Rust raises where it panics."""
+
+
+@pytest.mark.parametrize("fault", [MemoryError("cannot allocate"), OSError("disk full"), Panic("at a bound")])
 def test_what_goes_wrong_with_a_sites_data_or_disk_is_not_told(
     site: Config,
     run_config: Config,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    fault: Exception,
+    fault: BaseException,
 ) -> None:
     """Whether memory is enough depends on the rows; which sites keep models is their own affair."""
 
@@ -178,7 +223,7 @@ def test_a_run_tells_once_what_it_has_found(
     node.evaluate(2, hypotheses=other)
     assert not refused(node.keep())
     assert refused(node.keep(other))
-    assert "the run has told what it found before" in caplog.text
+    assert "the run has already announced its result" in caplog.text
     assert refused(Site(run_config, site).keep(other)), "a node that was started again remembers"
     assert models_in(tmp_path / "models")["client-0.safetensors"]["weight"].tolist() == [[5, 0]]
     assert not refused(Site(run_config, site, run=2).keep(other)), "which it sent before the interruption"

@@ -279,6 +279,31 @@ def test_chunks_do_not_change_the_numbers(
     np.testing.assert_allclose(score(model, hypotheses, cohort, engine), whole_scores, **CLOSE)
 
 
+@engines
+@pytest.mark.parametrize(("bound", "used"), [(0, 2), (1 << 22, 1)])
+def test_a_small_chunk_is_computed_by_one_thread_and_all_are_there_afterwards(
+    engine: str, bound: int, used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return squared_error(outputs, targets)
+
+    model = model_of("seen", lambda: nn.Linear(2, 1), replace(LOSSES["mse"], per_sample=loss), METRICS["rmse"])
+    monkeypatch.setattr(umbel.client.learner, "ONE_THREAD_BYTES", bound)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        train(
+            model, draw_hypotheses(model, 1), np.zeros(6, np.int64), SIX, LocalUpdate(1, 0.1, 0), generators(6), engine
+        )
+        assert {*seen} == {used}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 # --- memory that is not enough
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import nn
 
 from tests.helpers.cohorts import ENGINES, InOrder, Rows, cohort_of, draw_client, engines, generators, learner_of, sgd
 from tests.helpers.models import draw_hypotheses, headed
@@ -385,6 +387,97 @@ def test_a_newcomer_fits_its_local_parameters_alone_and_is_scored_on_every_fifth
             rmse = np.sqrt(np.square(outputs - y[held_out[c]]).mean())
             assert measured[j, c] == pytest.approx(rmse, rel=1e-4)
             assert metrics[j, c] == pytest.approx(rmse, rel=1e-4)
+
+
+class Normed(nn.Module):
+    """Rows of two numbers, their sum and difference, normalised; with `twice`, by one layer in a row."""
+
+    def __init__(self, twice: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2, **options), nn.Linear(2, 1)
+        self.flat = nn.Identity()  # used twice, as layers without parameters often are
+        self.twice, self.passes = twice, 0
+        nn.init.ones_(self.body.weight)
+        self.body.weight.data[1, 1] = -1
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        normed = self.norm(self.body(rows))
+        outputs: torch.Tensor = self.head(self.norm(3 * normed) if self.twice else normed)
+        return self.flat(self.flat(outputs))
+
+
+def model_with_own_statistics() -> models.Model:
+    """Return a model that reads in training what it keeps, so that passes differ."""
+
+    class Centred(Normed):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("centre", torch.zeros(2))
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            outputs = super().forward(rows - self.centre)
+            if self.training:
+                self.centre = 0.5 * self.centre + 0.5 * rows.mean(0)
+            return outputs
+
+    return models.Model("centred", Centred, models.LOSSES["mse"], models.METRICS["rmse"], local=("centre",))
+
+
+def normed(local: tuple[str, ...] = (), **options: Any) -> models.Model:
+    """Return the model of a normalised layer."""
+    network = partial(Normed, **options)
+    return models.Model("normed", network, models.LOSSES["mse"], models.METRICS["rmse"], local=local)
+
+
+def measured(engine: str, model: models.Model, *rows: Any) -> tuple[Any, int]:
+    """Return what newcomers measure, from the statistics that a layer starts with, and by how many passes each."""
+    cohort = cohort_of(*[(np.array(x, np.float32), np.zeros((len(x), 1))) for x in rows])
+    learner, hypotheses = learner_of(engine, model), draw_hypotheses(model, 1)
+    learner._look(cohort)  # which is tried in training too
+    network: Any = model.module
+    before, fresh = network.passes, model.initial_local(generators(len(rows)))
+    found = learner.fit_local(hypotheses, cohort, fresh, 0.1)
+    return found, (network.passes - before) // (len(rows) if engine == "loop" else 1)
+
+
+@engines
+@pytest.mark.parametrize("momentum", [0.1, 0.01])
+def test_newcomers_measure_running_statistics_in_one_pass(engine: str, momentum: float) -> None:
+    """Sums 3, 7, 2 have mean 4 and variance 7; differences -1, -1, 2 mean 0 and variance 3."""
+    model = normed(momentum=momentum)
+    found, passes = measured(engine, model, [[1, 2], [3, 4], [2, 0]], [[0, 0], [1, 1], [2, 2]])
+    np.testing.assert_allclose(found["norm.running_mean"], [[4, 0], [2, 0]], **CLOSE)
+    np.testing.assert_allclose(found["norm.running_var"], [[7, 3], [4, 0]], **CLOSE)
+    assert passes == 1
+    assert cast(Any, model.module).norm.momentum == momentum
+
+
+@engines
+def test_fifty_passes_approach_what_newcomers_measure_in_one(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.random.default_rng(0).normal(5, 3, (2, 9, 2)).tolist()
+    found, _ = measured(engine, normed(), *rows)
+    monkeypatch.setattr(models.Model, "local_statistics", False)
+    slowly, passes = measured(engine, normed(), *rows)
+    assert passes == 50
+    for name, start in (("norm.running_mean", 0), ("norm.running_var", 1)):
+        left = 0.9**50
+        np.testing.assert_allclose(slowly[name], (1 - left) * found[name] + left * start, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [normed(("head.*",)), normed(twice=True), model_with_own_statistics()],
+    ids=["other parameters are local too", "a layer is used twice", "a buffer that training reads"],
+)
+def test_other_local_parameters_are_fitted_in_fifty_passes(model: models.Model) -> None:
+    assert measured("loop", model, [[1, 2], [3, 4], [2, 0]])[1] == 50
+
+
+@pytest.mark.parametrize(("momentum", "mean"), [(0.0, 0), (None, 4)])
+def test_statistics_that_never_move_stay_and_those_of_all_batches_are_of_the_one(momentum: Any, mean: float) -> None:
+    found, _ = measured("loop", normed(momentum=momentum), [[1, 2], [3, 4], [2, 0]])
+    assert found["norm.running_mean"][0, 0] == pytest.approx(mean)
 
 
 # --- priors

@@ -11,7 +11,8 @@ import torch
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.engines import learner_for
-from umbel.client.personal import best_shares, of_each, personal
+from umbel.client.personal import Task, make_own
+from umbel.client.personal.tune import best_shares
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
@@ -31,12 +32,11 @@ def cohort(*slopes: list[float]) -> Cohort:
 
 def own(how: Personal, clients: Cohort, update: LocalUpdate = STEP) -> list[float]:
     """Return the weight of each client's own model."""
-    start = of_each(HYPOTHESES, LEARNER.choose(HYPOTHESES, clients))
     draws = partial(streams, 0, "shuffle", 0, range(len(clients)))
-    found = personal(how, LEARNER, start, clients, update, draws)
-    assert found["weight"].shape == (len(clients), 1, 2)
+    found = make_own(how, LEARNER, HYPOTHESES, clients, update, draws).parameters
+    assert found["weight"].shape == (len(clients), 1, 1, 2)
     assert found["weight"].dtype == np.float32
-    return [float(weight) for weight in found["weight"][:, 0, 0]]
+    return [float(weight) for weight in found["weight"][:, 0, 0, 0]]
 
 
 def test_by_default_it_is_the_hypothesis_that_fits_best() -> None:
@@ -53,8 +53,7 @@ def test_fine_tuning_goes_on_from_there() -> None:
 def test_the_share_is_what_suits_rows_that_were_kept_apart() -> None:
     # The fifth row is kept apart. What is trained on the others goes to 2, and the fifth asks for 1.3, or for 1, or 9.
     clients = cohort([3.0, 3, 3, 3, 1.3], [3.0, 3, 3, 3, 0.5], [3.0, 3, 3, 3, 9])
-    start = of_each(HYPOTHESES, np.zeros(3, np.int64))
-    shares = best_shares(LEARNER, start, clients, STEP, partial(streams, 0, "shuffle", 0, range(3)))
+    shares = best_shares(Task(LEARNER, HYPOTHESES, clients, STEP, partial(streams, 0, "shuffle", 0, range(3))))
     np.testing.assert_allclose(shares, [0.3, 0, 1])
     # On all rows it goes half of the way to their mean, 2.66, 2.5 and 4.2, of which each takes its share.
     assert own(Personal.INTERPOLATE, clients) == pytest.approx([1 + 0.3 * 0.83, 1, 2.6])

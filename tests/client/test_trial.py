@@ -18,6 +18,7 @@ from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from tests.helpers.models import TINY_CNN, draw_hypotheses
 from umbel import models
+from umbel.client import trial
 from umbel.client.batched import BatchedLearner
 from umbel.client.cohort import LocalUpdate
 from umbel.client.learner import Learner
@@ -123,6 +124,7 @@ def test_the_two_forms_are_compared_in_32_bits(monkeypatch: pytest.MonkeyPatch) 
         return train(self, *arguments)
 
     monkeypatch.setattr(Learner, "train", watched)
+    trial._tried.cache_clear()
     assert isinstance(try_out(models.load("linear"), data(), "cpu"), BatchedLearner)
     assert seen == [[False, False]] * 2
     assert [one.allow_tf32 for one in backends] == before
@@ -164,7 +166,7 @@ def test_batches_asked_for_in_vain_are_refused(network: Network, dataset: Datase
             with_between(lambda self, hidden: hidden + self.seen.add_(self.training)),
             ("model.lost-buffers", "['seen']", "local ="),
         ),
-        (lambda: nn.Embedding(3, 1), ("model.misfit", "whole numbers")),
+        (lambda: nn.Embedding(3, 1), ("model.misfit", "takes integers")),
         (lambda: nn.Sequential(nn.Linear(3, 1)), ("model.misfit", "(2,)")),
         (lambda: nn.Sequential(nn.Linear(2, 3)), ("model.misfit", "3 outputs", "()")),
     ],
@@ -396,3 +398,12 @@ def test_tied_weights_count_once_and_stay_tied() -> None:
     expected = {"encoder.weight": (weight - 0.1 * weight.grad).detach().numpy()[None]}
     for one in trained:
         assert_close(one, expected)
+
+
+def test_a_large_model_is_tried_once_for_rows_of_the_same_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command and the node in its process, with data of the same shapes, need one trial step."""
+    model, tried = of(lambda: nn.Linear(2, 1)), []
+    monkeypatch.setattr(trial, "_check_network", lambda *_: tried.append(1))
+    first, second = (try_out(model, data(), "cpu") for _ in range(2))
+    assert first is second
+    assert len(tried) == 1

@@ -8,7 +8,8 @@ import pytest
 
 from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS
 from tests.helpers.errors import raises
-from umbel.data import BUNDLED, find_dataset, read_manifest, write_dataset
+from tests.helpers.sources import ROOT
+from umbel.data import BUNDLED, find_dataset, open_dataset, read_manifest, write_dataset
 from umbel.protocol.errors import DatasetError
 
 
@@ -19,10 +20,40 @@ def test_manifest_of_a_folder_is_read_without_its_arrays(folder: Path) -> None:
 
 
 def test_a_name_is_found_in_the_home_before_the_bundle(umbel_home: Path) -> None:
-    assert find_dataset("synthetic") == BUNDLED / "synthetic.json"
-    mine = umbel_home / "data" / "synthetic"
-    write_dataset(mine, MANIFEST, FEATURES, TARGETS, OFFSETS)
-    assert find_dataset("synthetic") == mine
+    for name in ("synthetic", "hospital", "hospital-services"):
+        assert find_dataset(name) == BUNDLED / f"{name}.json"
+        mine = umbel_home / "data" / name
+        write_dataset(mine, MANIFEST, FEATURES, TARGETS, OFFSETS)
+        assert find_dataset(name) == mine
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("femnist", "femnist"),
+        ("qmnist-2", "qmnist"),
+        ("qmnist-features", "qmnist_features"),
+        ("movielens", "movielens"),
+    ],
+)
+def test_one_that_a_recipe_makes_is_told_with_the_recipe(name: str, recipe: str, umbel_home: Path) -> None:
+    with raises(DatasetError, "data.unknown", f"umbel data make {recipe} --help"):
+        find_dataset(name)
+    with raises(DatasetError, "data.unknown", "umbel data list"):
+        find_dataset(f"my-{name}")
+
+
+def test_the_page_tells_what_ships() -> None:
+    page = (ROOT / "docs" / "guides" / "data.md").read_text(encoding="utf-8")
+    part = page.partition("## Datasets that come with umbel")[2].partition("## ")[0]
+    told = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines() if line.startswith("| `")]
+    there = {
+        f"`{file.stem}`": (open_dataset(file), f"{file.stat().st_size / 1000:.0f} kB")
+        for file in BUNDLED.glob("*.json")
+    }
+    assert {name: (clients.split()[0], rows, size) for name, clients, rows, _, _, size in told} == {
+        name: (f"{data.manifest.clients:,}", f"{len(data.targets):,}", size) for name, (data, size) in there.items()
+    }
 
 
 def test_a_path_is_taken_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,9 +53,29 @@ def test_units_name_each_number_that_a_model_sees() -> None:
     )
 
 
+def test_a_toml_file_may_hold_dates_as_dates(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(f'{TOML}\n[[features]]\nname = "day"\ntype = "date"\nsince = 2024-02-29\n')
+    assert Schema.read(tmp_path / "own.toml").features[-1].since == "2024-02-29"
+
+
+def test_all_features_indicate_where_the_schema_does(tmp_path: Path) -> None:
+    own = [{"name": "age", "type": "number"}, {"name": "day", "type": "date", "missing": "drop", "parts": ["days"]}]
+    schema = Schema.parse(ENTRIES | {"missing": "indicate", "features": own})
+    assert [column.missing for column in schema.features] == ["indicate", "drop"]
+    assert [one["name"] for one in schema.units["features"]] == ["age", "age is missing", "day: days"]
+    (tmp_path / "own.toml").write_text(tomli_w.dumps(schema.entries()))
+    assert Schema.read(tmp_path / "own.toml") == schema
+
+
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
+        ({"features": [{"name": "a", "type": "number", "since": "2020-01-01"}]}, ("data.conflict", "since", "date")),
+        ({"features": [{"name": "a", "type": "date", "since": "May"}]}, ("data.conflict", "'May'", "2000-01-31")),
+        ({"features": [{"name": "a", "type": "date", "parts": ["year", "year"]}]}, ("data.conflict", "'year' twice")),
+        ({"features": [{"name": "a", "type": "date", "format": "%Y %z"}]}, ("data.conflict", "time zones")),
+        ({"target": {"name": "t", "type": "date"}}, ("data.conflict", "'t' is a date")),
+        ({"target": {"name": "t", "type": "number", "missing": "indicate"}}, ("data.conflict", "'t'", "indicates")),
         ({"target": {"name": "cost", "type": "money"}}, ("data.wrong-value", "type", "'money'")),
         ({"features": []}, ("data.wrong-value", "features")),
         ({"missing": "impute"}, ("data.wrong-value", "missing", "refuse, drop", "'impute'")),

@@ -138,7 +138,7 @@ def test_an_unknown_category_is_refused_counted_as_another_or_left_out(tmp_path:
     rows = encode(frame, schema(features=[ward | {"other": "drop"}]), "stays")
     assert rows.clients == ["north", "north"]
     assert rows.places.tolist() == [0, 2]
-    assert rows.left_out == {"ward is none of its categories": 1}
+    assert rows.left_out == {"ward is not one of its categories": 1}
 
 
 def test_a_category_in_a_longer_text_and_by_its_place(tmp_path: Path) -> None:

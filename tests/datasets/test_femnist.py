@@ -183,7 +183,7 @@ def test_train_and_test_are_read_once_and_a_writer_without_its_file_of_train_is_
     assert {w: int((found.writers == w).sum()) for w in ("f1", "f2", "f3")} == {"f1": 2, "f2": 3, "f3": 1}
     assert sorted(found.labels[found.writers == "f2"]) == [9, 10, 10]
     result = run(tmp_path / "out", "--leaf", tree)
-    assert "left out, with rows in test alone, as files of train are missing: 1\n" in result.stderr, "f4"
+    assert "left out, with rows only in test, because files of train are missing: 1\n" in result.stderr, "f4"
     assert result.stdout.startswith("2 training and 1 validation clients, 6 rows")
     # The folder above data will do.
     assert_same_rows(made(tmp_path / "above", "--leaf", tmp_path / "femnist"), open_dataset(tmp_path / "out"))
@@ -255,11 +255,13 @@ def test_both_folders_are_refused(leaf: Path, parquet: Path, tmp_path: Path) -> 
     assert_refused(result, tmp_path / "out", "--leaf and --parquet are both given")
 
 
-@pytest.mark.parametrize(("option", "pattern"), [("--leaf", "*.json"), ("--parquet", "*.parquet")])
-def test_a_folder_without_files_is_named(tmp_path: Path, option: str, pattern: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "lack"), [("--leaf", "has neither *.json nor folders"), ("--parquet", "has no *.parquet")]
+)
+def test_a_folder_without_files_is_named(tmp_path: Path, option: str, lack: str) -> None:
     (tmp_path / "empty").mkdir()
     out = tmp_path / "out"
-    assert_refused(run(out, option, tmp_path / "empty"), out, f"{tmp_path / 'empty'} has no {pattern}", option)
+    assert_refused(run(out, option, tmp_path / "empty"), out, f"{tmp_path / 'empty'} {lack}", option)
     assert_refused(run(out, option, tmp_path / "none"), out, f"{tmp_path / 'none'} is not a folder", option)
 
 

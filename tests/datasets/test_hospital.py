@@ -10,10 +10,13 @@ import numpy as np
 import pandas as pd
 import pgeocode
 import pytest
+from typer.testing import CliRunner
 
-from tests.datasets.conftest import DATA, Recipe, needs
+from tests.datasets.conftest import DATA, Recipe, assert_same, needs
 from tests.helpers.errors import raises
-from umbel.data import Dataset, open_dataset
+from umbel.data import BUNDLED, Dataset, open_dataset
+from umbel.data.table import encode
+from umbel.models import load
 from umbel.protocol.errors import DatasetError
 
 REAL_CSV, REAL_GEONAMES = DATA / "IPPS_FY2011.csv.gz", DATA / "geonames_US.txt.gz"
@@ -116,7 +119,7 @@ def test_the_seed_decides_who_trains_and_the_manifest_tells_units_source_and_lic
     assert manifest.units == {
         "target": {"name": "Average Total Payments", "unit": "dollars", "scale": 10_000.0},
         "features": [
-            {"name": "service", "unit": "index in DRGs 194, 292, 392, 690", "scale": 4.0, "offset": 0.0},
+            {"name": "DRG Definition", "unit": "index in 194, 292, 392, 690", "scale": 4.0, "offset": 0.0},
             {"name": "longitude", "unit": "degrees", "scale": 50.0, "offset": -100.0},
             {"name": "latitude", "unit": "degrees", "scale": 50.0, "offset": 40.0},
         ],
@@ -124,8 +127,30 @@ def test_the_seed_decides_who_trains_and_the_manifest_tells_units_source_and_lic
     assert "fiscal year 2011" in manifest.provenance
     assert "Average Total Payments" in manifest.provenance
     assert "public domain" in manifest.licence
-    assert "GeoNames, CC BY 4.0" in manifest.licence
+    assert "GeoNames postal codes (https://www.geonames.org), CC BY 4.0" in manifest.licence
+    assert dataset.names == ["30003", "10001"]
     assert dataset.features.dtype == dataset.targets.dtype == np.float32
+
+
+def test_services_as_columns_are_for_a_linear_model(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    """And what the manifest says of columns is what a table is encoded by."""
+    result = run(csv, geonames, tmp_path / "out", "--services", "one-hot")
+    assert result.exit_code == 0, result.stderr
+    dataset = open_dataset(tmp_path / "out")
+    first, second = (dataset.client(index)[0] for index in range(2))
+    np.testing.assert_array_equal(first, np.array([[1, 0, 0, 0, 0.292, -0.1772], [0, 0, 0, 1, 0.292, -0.1772]], "f4"))
+    np.testing.assert_array_equal(second, np.array([[0, 0, 1, 0, -0.3682, -0.1182]], "f4"))
+    manifest = dataset.manifest
+    assert (manifest.name, manifest.model, manifest.loss) == ("hospital-services", "linear inputs=6 outputs=1", "mse")
+    assert load(manifest.model, manifest.loss).num_parameters == 7
+    assert manifest.layout is not None
+    rows = pd.read_csv(csv).iloc[[0, 5]].assign(longitude=-85.4, latitude=31.14)
+    np.testing.assert_array_equal(encode(rows, manifest.layout, csv).features[::-1], first)
+
+
+def test_without_a_name_services_decide_it(csv: Path, geonames: Path, umbel_home: Path) -> None:
+    done = CliRunner().invoke(hospital.app, ["--csv", str(csv), "--geonames", str(geonames), "--services", "one-hot"])
+    assert done.stdout.splitlines()[-1] == str(umbel_home / "data" / "hospital-services")
 
 
 HEAD, *ROWS = CSV.splitlines()
@@ -157,7 +182,7 @@ def test_rows_of_a_later_chunk_count_and_are_named_by_their_place_in_the_file(
     csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hospital, "_CHUNK_ROWS", 2)
-    assert hospital.read_charges(csv)["provider"].tolist() == [10001, 20002, 30003, 40004, 10001]
+    assert hospital.read_charges(csv)["Provider Id"].tolist() == [10001, 20002, 30003, 40004, 10001]
     csv.write_text(CSV.replace("6000.5", "none"))
     with raises(DatasetError, "data.bad-value", "row 6", "'none'"):
         hospital.read_charges(csv)
@@ -213,7 +238,7 @@ def test_missing_columns_are_named_beside_those_found(csv: Path, geonames: Path,
 def test_a_csv_without_the_four_services_is_refused(csv: Path, geonames: Path, tmp_path: Path, rows: str) -> None:
     csv.write_text(CSV.split("\n", 1)[0] + "\n" + rows)
     result = run(csv, geonames, tmp_path / "out")
-    assert_refused(result, tmp_path / "out", f"{csv}: no row has a DRG among (194, 292, 392, 690)", "2011")
+    assert_refused(result, tmp_path / "out", f"{csv}: no row has a DRG among 194, 292, 392, 690", "2011")
 
 
 @pytest.mark.parametrize(
@@ -272,6 +297,29 @@ def test_providers_that_cannot_be_located_are_refused_together(csv: Path, geonam
 
 
 # --- the real file
+
+
+@needs(REAL_CSV, REAL_GEONAMES)
+@pytest.mark.parametrize(("name", "services"), [("hospital", "index"), ("hospital-services", "one-hot")])
+def test_what_ships_is_what_the_recipe_makes(tmp_path: Path, name: str, services: str) -> None:
+    file, folder = tmp_path / f"{name}.json", tmp_path / name
+    for out in (file, folder):
+        result = run(REAL_CSV, REAL_GEONAMES, out, "--services", services)
+        assert result.exit_code == 0, result.stderr
+    assert file.read_bytes() == (BUNDLED / f"{name}.json").read_bytes()
+    assert_same(open_dataset(file), open_dataset(folder))
+
+
+def test_the_papers_rows_ship_to_the_bit_and_the_others_hold_the_same() -> None:
+    paper, columns = (open_dataset(BUNDLED / f"{name}.json") for name in ("hospital", "hospital-services"))
+    assert paper.digest == "25f2bf67b11ae489"
+    assert paper.manifest.split == {"train": 2062, "validation": 885}
+    assert len(paper.targets) == 11_119
+    np.testing.assert_array_equal(columns.targets, paper.targets, strict=True)
+    np.testing.assert_array_equal(columns.features[:, 4:], paper.features[:, 1:], strict=True)
+    np.testing.assert_array_equal(columns.features[:, :4].argmax(axis=1), 4 * paper.features[:, 0])
+    np.testing.assert_array_equal(columns.features[:, :4].sum(axis=1), 1)
+    assert columns.names == paper.names
 
 
 @needs(REAL_CSV, REAL_GEONAMES)

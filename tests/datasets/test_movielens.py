@@ -220,8 +220,8 @@ def test_without_a_file_ml_100k_is_downloaded_once(
     [
         (URLError("no network"), f"{movielens.URL} cannot be downloaded"),
         (IncompleteRead(b""), f"{movielens.URL} cannot be downloaded"),
-        (slice(-9), "what came is not a whole ZIP archive"),
-        (slice(0), "what came is not a whole ZIP archive"),
+        (slice(-9), "the download is not a complete ZIP archive"),
+        (slice(0), "the download is not a complete ZIP archive"),
     ],
 )
 def test_a_download_that_fails_or_is_cut_short_names_the_way_around_and_keeps_nothing(

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from tests.datasets.conftest import DATA, Recipe, experiment, needs
 from tests.datasets.test_qmnist import idx
+from tests.helpers.errors import raises
 from umbel import models
-from umbel.data import Dataset, Manifest
+from umbel.data import Dataset, DatasetError, Manifest
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.mechanisms import Laplace
 
@@ -141,6 +142,36 @@ def test_turning_changes_nothing_else() -> None:
     assert upright.split == turned.split
     np.testing.assert_array_equal(classes, same)
     assert [told(one)[:2] for one in images] == [told(one)[:2] for one in others]
+
+
+def test_clients_of_few_digits_get_shards_of_each(tmp_path: Path) -> None:
+    often = {writer: 3 + writer % 9 for writer in range(1, 41)}
+    found = handwriting(often)
+    manifest, images, classes, offsets = module.deal_digits(found, 6, 3, seed=4)
+    shards = sum(count // 2 for count in np.bincount(found.labels))
+    assert manifest.clients == shards // 3
+    assert manifest.split == {"train": manifest.clients * 9 // 10, "validation": -(-manifest.clients // 10)}
+    assert np.diff(offsets).tolist() == [6] * manifest.clients
+    own = classes.reshape(-1, 6)
+    assert max(len(set(digits)) for digits in own) <= 3
+    assert all(count % 2 == 0 for digits in own for count in np.bincount(digits))
+    rows = [told(one) for one in images]
+    assert len({(writer, row) for writer, row, _ in rows}) == len(images), "no image is dealt twice"
+    assert [row % 10 for _, row, _ in rows] == classes.tolist()
+    again = module.deal_digits(found, 6, 3, seed=4)
+    np.testing.assert_array_equal(images, again[1])
+    with raises(DatasetError, "data.too-few-rows", "2 images are not enough for 3 digits"):
+        module.deal_digits(found, 2, 3, seed=4)
+
+
+@pytest.mark.parametrize("kind", ["images", "pixels"])
+def test_such_clients_have_a_dataset_of_their_own(kind: str, files: dict[str, Path], tmp_path: Path) -> None:
+    options = ["--kind", kind, "--digits", "1"] + ([] if kind == "images" else ["--features", "3"])
+    dataset = made(files, tmp_path / "out", *options)
+    assert dataset.manifest.name == ("qmnist-users-images" if kind == "images" else "qmnist-users")
+    assert dataset.manifest.model == (module.USERS_MODEL if kind == "images" else "softmax features=3 classes=10")
+    assert "2 images and at most 1 digits" in dataset.manifest.provenance
+    assert all(len(set(pair)) == 1 for pair in dataset.targets.reshape(-1, 2))
 
 
 # --- what the features are

@@ -161,5 +161,5 @@ def test_the_command_line(tmp_path: Path) -> None:
     made = CliRunner().invoke(app, options)
     assert made.exit_code == 0
     assert f"made {tmp_path / 'site-2.pub'}" in made.output
-    assert "has it all" in CliRunner().invoke(app, options).output
+    assert "has all files" in CliRunner().invoke(app, options).output
     assert CliRunner().invoke(app, ["certs", "--node", "a b", "--out", str(tmp_path)]).exit_code == 1

@@ -243,7 +243,16 @@ def test_the_image_holds_the_code_and_nothing_else() -> None:
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*"
     kept = {rule[1:] for rule in rules if rule.startswith("!")}
-    assert kept == {"pyproject.toml", "constraints.txt", "LICENSE", "README.md", "configs", "umbel"}
+    assert kept == {
+        "pyproject.toml",
+        "constraints.txt",
+        "requirements",
+        "LICENSE",
+        "NOTICE",
+        "README.md",
+        "configs",
+        "umbel",
+    }
     # Certificates and settings are where Git does not look either.
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
     assert {"/certs/", "/.env"} <= set(ignored)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -119,7 +120,8 @@ def test_addresses_that_the_operator_names_control_in_place_of_this_machine(clie
     assert not Rules(control_from=networks).let(scope(ACQUIRE, client=client)) or client == SERVER
 
 
-def test_the_executor_is_on_this_machine_or_calls_where_others_cannot() -> None:
+def test_the_executor_is_on_this_machine_or_calls_where_others_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_is_this_user", lambda scope: True)
     assert GUARDED.let(scope(ACQUIRE, client=SERVER))
     inside = Rules(runtime_at=frozenset({ip_address("172.18.0.2")}))
     assert inside.let(scope(ACQUIRE, client="172.18.0.3", server="172.18.0.2"))
@@ -437,6 +439,24 @@ def test_a_site_elsewhere_and_this_machine_over_a_socket(connection: Any) -> Non
             assert send_line(port, f"POST {path}", source="127.0.0.2") == status
             assert send_line(port, f"POST {path}") == 204
         assert listener.reached == [PULL, PULL, START, ACQUIRE]
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the system does not tell whose a connection is")
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_another_user_of_this_machine_is_no_executor(
+    monkeypatch: pytest.MonkeyPatch, family: socket.AddressFamily, host: str
+) -> None:
+    own = os.getuid()
+    with socket.create_server((host, 0), family=family) as listener, socket.socket(family) as caller:
+        caller.connect(listener.getsockname())
+        request = scope(ACQUIRE) | {"client": caller.getsockname()[:2], "server": listener.getsockname()[:2]}
+        assert GUARDED.let(request)
+        with monkeypatch.context() as other:
+            other.setattr(os, "getuid", lambda: own + 1)
+            assert not GUARDED.let(request)
+        caller.close()
+        monkeypatch.setattr(os, "getuid", lambda: 0)
+        assert not GUARDED.let(request), "of a closed connection the system says that it is root's"
 
 
 def test_the_second_request_of_a_connection_is_looked_at_as_well() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,15 @@ def test_it_reads_where_the_supernode_waits(arguments: list[str], port: str) -> 
 def test_what_would_run_the_servers_code_cannot_be_asked_for(option: str) -> None:
     with raises(SiteError, "site.own-option", option.split("=")[0]):
         node.start([option])
+
+
+def test_what_a_site_writes_is_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "fork", lambda: 1)
+    os.umask(0)
+    node.start([])
+    (tmp_path / "written").touch()
+    assert not any(path.stat().st_mode & 0o077 for path in tmp_path.rglob("*"))
 
 
 @pytest.mark.parametrize(("command", "gone", "status"), [("sleep", True, -signal.SIGTERM), ("true", False, 0)])

@@ -291,7 +291,7 @@ def test_only_a_site_that_refuses_knows_why(deployment: Deployment, episode: Epi
     west = deployment.nodes["west"]
     log = deployment.server_log(episode.run)
     for round in (1, 2):
-        assert log.count(f"node {west.node_id} did not answer the message of round {round}: refused") == 1
+        assert log.count(f"node {west.node_id} did not reply to the message of round {round}: refused") == 1
     reason = f"this site accepts no less than {MIN}".encode()
     knows = {path for path in deployment.folder.rglob("*") if path.is_file() and reason in path.read_bytes()}
     assert knows == {west.folder / "log", beside(west.ledger)}

@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 
 from tests.helpers.errors import ended
 from umbel.cli.main import app as umbel
+from umbel.deploy import guard
 
 SECRET = "0123456789abcdef" * 4
 STATE = SimpleNamespace(get_valid_message_ins=lambda _: {"dst_node_id": 7, "group_id": "3"})
@@ -77,6 +78,7 @@ def test_of_all_that_flower_serves_a_site_gets_to_the_fleet_alone(
 ) -> None:
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setattr(guard, "_is_this_user", lambda scope: True)  # no socket is open here
     for door in DOORS:
         monkeypatch.setenv(door, "1")
     done = start("--control-secret", str(secret))
@@ -136,7 +138,9 @@ def test_a_site_sends_its_own_answers_to_the_server_and_nothing_else(
     two.messages_list.append(two.messages_list[0])
     for sent, takes in ((request, passes), (two, False), (PushMessagesRequest(node=Node(node_id=7)), False)):
         taken.clear()
-        with nullcontext() if takes else pytest.raises(HTTPException, match="403: a node sends its own answers"):
+        with (
+            nullcontext() if takes else pytest.raises(HTTPException, match="403: a node may send only its own answers")
+        ):
             router.fleet_push_messages(sent, STATE)
         assert len(taken) == takes
 
@@ -145,9 +149,9 @@ def test_a_site_sends_its_own_answers_to_the_server_and_nothing_else(
     ("changes", "tree", "reason"),
     [
         # The database keeps no such number as one, and the server fails with every look at how old the answer is.
-        ({"ttl": math.nan}, [], "when it was made"),
-        ({"created_at": math.nan}, [], "when it was made"),
-        ({"ttl": math.inf}, [], "when it was made"),
+        ({"ttl": math.nan}, [], "time of creation"),
+        ({"created_at": math.nan}, [], "time of creation"),
+        ({"ttl": math.inf}, [], "time of creation"),
         # While tens of thousands are noted, the database is closed to all others, for longer than they wait.
         ({}, range(10_000), "at most 10000 parts"),
         ({}, range(9_999), ""),
@@ -168,6 +172,18 @@ def test_an_answer_that_would_stop_the_server_is_refused(
     )
     with pytest.raises(HTTPException, match=reason) if reason else nullcontext():
         router.fleet_push_messages(request, STATE)
+
+
+@pytest.mark.parametrize(("more", "mode"), [((), 0o600), (("--simulation",), 0o666)])
+def test_what_a_server_writes_is_its_users_alone(
+    served: dict[str, Any], tmp_path: Path, more: tuple[str, ...], mode: int
+) -> None:
+    """A simulation's run is written with the user's umask, and all else of it lies in a private folder."""
+    os.umask(0)
+    start(*more)
+    assert served
+    (file := tmp_path / "state.db").touch()
+    assert file.stat().st_mode & 0o777 == mode & ~0o002
 
 
 def test_without_a_secret_it_is_this_machine_or_the_addresses_that_are_named(served: dict[str, Any]) -> None:

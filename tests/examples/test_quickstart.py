@@ -1,4 +1,4 @@
-"""The example in `examples/quickstart`: stock FedAvg over clients behind `umbel.Gate`, as docs/gate.md says.
+"""The example in `examples/quickstart`: stock FedAvg over clients behind `umbel.Gate`, as docs/guides/gate.md says.
 
 `tests/simulation/test_launch.py` runs it in Ray.
 """
@@ -71,7 +71,7 @@ def test_stock_fedavg_learns_each_participation_is_charged_and_a_budget_that_is_
 
 
 def test_the_docs_show_the_example_as_it_is() -> None:
-    shown = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
+    shown = (ROOT / "docs" / "guides" / "gate.md").read_text(encoding="utf-8")
     source = (EXAMPLE / "quickstart" / "client_app.py").read_text(encoding="utf-8")
     block = shown.split("```python\n")[1].split("```")[0]
     assert block in source

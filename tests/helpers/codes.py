@@ -1,4 +1,5 @@
-"""The codes of errors, read from the app's source without running it, and docs/errors.md, the page that lists them.
+"""The codes of errors, read from the app's source without running it,
+and docs/reference/errors.md, the page that lists them.
 
     python -m tests.helpers.codes
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from tests.helpers.sources import ROOT, files
 from umbel.protocol import errors
 
-PAGE = ROOT / "docs" / "errors.md"
+PAGE = ROOT / "docs" / "reference" / "errors.md"
 KINDS = {
     name: kind
     for name, kind in vars(errors).items()
@@ -32,11 +33,12 @@ SHAPE = re.compile(r"([a-z]+)\.[a-z0-9]+(-[a-z0-9]+)*")
 
 _HEAD = """# Errors
 
-Every error ends with a code in brackets. Sentences may change from one version to the next; codes do not. A word that
-differs from case to case, such as a file's name, is … here. Of several sentences with one code the longest stands here.
+Every error ends with a code in brackets. Sentences may change from one version to the next; codes do not. In the table,
+… stands for words that differ from case to case, such as a file's name. If several sentences have the same code, the
+table shows the longest.
 
-A command ends with the number in the column *exit*: 2 for a wrong request, 3 for data, 4 for a refusal by sites, 5 for
-a result that is worse than its baseline under `--strict`, and 1 for the rest.
+The column *exit* is the exit code of the command: 2 for a wrong request, 3 for data, 4 for a refusal by sites, 5 under
+`--strict` for a run that is not shown to be worth it, and 1 for the rest.
 
 | code | class | exit | what is wrong |
 |---|---|---|---|
@@ -143,7 +145,7 @@ def _said(value: ast.expr, nodes: Iterable[ast.AST]) -> str:
 
 
 def page() -> str:
-    """Return docs/errors.md as the source has it."""
+    """Return docs/reference/errors.md as the source has it."""
     sentences: dict[str, set[str]] = defaultdict(set)
     for one in made():
         for code in one.codes:

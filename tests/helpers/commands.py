@@ -180,6 +180,10 @@ def _parse(command: click.Command, words: Sequence[str], parent: click.Context |
         _run_config(command, context.params.get(given) or ())
 
 
+_DATASETS = ("stays", "wards", "mine", "hospital-services")  # that the docs' commands make, and that umbel brings
+_FILES = ("private.toml",)  # that they write
+
+
 @cache
 def _pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -193,7 +197,7 @@ def _run_config(command: click.Command, words: Sequence[str]) -> None:
     unknown = pairs([part for word in values for part in shlex.split(word)]).keys() - known.keys()
     assert not unknown, f"no run config has {unknown & SETTINGS.keys() or unknown}"
     for word in {*words} - {*values}:
-        there = word in configs or (ROOT / word).is_file() or _PLACEHOLDER.fullmatch(word)
+        there = word in {*configs, *_DATASETS, *_FILES} or (ROOT / word).is_file() or _PLACEHOLDER.fullmatch(word)
         assert there, f"there is no configuration {word}"
 
 
@@ -203,7 +207,7 @@ def _python(words: Sequence[str]) -> None:
         compile(rest[0], "a page", "exec")
     elif first == "-m":
         name, *rest = rest
-        assert name.partition(".")[0] in ("umbel", "benchmarks"), f"whose is {name}?"
+        assert name.partition(".")[0] in ("umbel", "benchmarks", "examples", "tests"), f"whose is {name}?"
         try:
             found = (
                 importlib.util.find_spec(f"{name}.__main__") if _is_package(name) else importlib.util.find_spec(name)

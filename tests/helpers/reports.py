@@ -22,6 +22,7 @@ from umbel.server.observer import Section
 from umbel.server.report import HeldOut, Measured, View, figures, render
 from umbel.server.snapshots import Snapshot, Snapshots
 from umbel.server.summary import Summary
+from umbel.server.worth import Arm, LeftOut, Level, Way, Worth
 
 SYNTHETIC = Manifest(name="synthetic", clients=7, split={"train": 4, "validation": 3}, truth=[[5.0, 6.0], [4.0, -4.5]])
 HOSPITAL = Manifest(
@@ -34,6 +35,20 @@ CONFIG = {"strategy": "group-privacy", "noise-multiplier": 5.0, "seed": 3, "vali
 VERSIONS = {"flwr": "1.41.0", "python": "3.11.7"}
 # Four training clients, who took part so often: the median is 2, and at 2/5 each the paper's budget .8 and at most 2.
 PARTICIPATIONS = np.array([0, 1, 3, 5])
+WORTH = Worth(
+    metric="RMSE",
+    unit="dollars",
+    higher_is_better=False,
+    clients=12,
+    whose="validation clients",
+    arms=[Arm(Way.CONSTANT, "the best constant", 1391.9, 3934.0, "the mean"), Arm(Way.LAST, "this run", None, None)],
+    left_out=[LeftOut("each client alone", "which would take more than a quarter of the run's work")],
+    level=Level.DIVERGED,
+    verdict="Diverged.",
+    tries=["step-size=0.1", "clients-per-round=80"],
+    share=0.1,
+    rounds=4,
+)
 VOID = {"meta", "br", "link", "img", "input", "hr", "base", "source", "embed"}
 
 
@@ -138,6 +153,7 @@ def view(
     config: dict[str, Any] = CONFIG,
     name: str = "a-run",
     measured: Measured | None = None,
+    worth: Worth | None = None,
 ) -> View:
     """Return what a report is made from."""
     network = models.load(model)
@@ -152,7 +168,7 @@ def view(
     )
     release = site_release(release) if by_site else release
     told = Summary(network, manifest, release), run or state(), np.asarray(participations), kept or snapshots()
-    return View(name, *told, config | {"noise-multiplier": noise}, measured)
+    return View(name, *told, config | {"noise-multiplier": noise}, measured, worth)
 
 
 def snapshot(round: int = 1, m: int = 6) -> Snapshot:

@@ -78,9 +78,9 @@ def test_data_that_fit(model: Model, targets: Any) -> None:
     ("model", "targets", "reason"),
     [
         (models.load("mlp"), [0.5, 1.0, 2.0], "does not take features of shape (2,): "),
-        (models.load("linear", "cross-entropy"), [0.5, 1.0, 2.0], "needs classes, whole numbers, as targets"),
-        (classifier(), [0, 3, 2], "knows the classes 0 to 2 alone"),
-        (classifier(), [0, -1, 2], "knows the classes 0 to 2 alone"),
+        (models.load("linear", "cross-entropy"), [0.5, 1.0, 2.0], "needs classes, which are integers, as targets"),
+        (classifier(), [0, 3, 2], "knows only the classes 0 to 2"),
+        (classifier(), [0, -1, 2], "knows only the classes 0 to 2"),
         (classifier("mse"), [0.5, 1.0, 2.0], "has 3 outputs, a target is of shape ()"),
         (classifier("mse"), np.zeros((3, 2)), "has 3 outputs, a target is of shape (2,)"),
         (
@@ -140,12 +140,12 @@ def test_preferences_fit_the_factors(labels: Any) -> None:
     [
         ([[0], [1], [2]], [1, 0, 1], "needs labels of -1 and 1"),
         ([[0], [1], [2]], [1.0, -0.5, 1.0], "needs labels of -1 and 1"),
-        ([[0], [3], [2]], [1, -1, 1], "knows the items 0 to 2 alone"),
-        ([[0], [-1], [2]], [1, -1, 1], "knows the items 0 to 2 alone"),
-        ([[0], [1.5], [2]], [1, -1, 1], "knows the items 0 to 2 alone"),
-        ([[1], [1], [2]], [1, -1, 1], "takes an item once at most from each client"),
-        ([[0, 1], [1, 2], [2, 0]], [1, -1, 1], "needs rows of one feature, an item's number, and one label"),
-        ([[0], [1], [2]], [[1], [-1], [1]], "needs rows of one feature, an item's number, and one label"),
+        ([[0], [3], [2]], [1, -1, 1], "knows only the items 0 to 2"),
+        ([[0], [-1], [2]], [1, -1, 1], "knows only the items 0 to 2"),
+        ([[0], [1.5], [2]], [1, -1, 1], "knows only the items 0 to 2"),
+        ([[1], [1], [2]], [1, -1, 1], "takes each item at most once from a client"),
+        ([[0, 1], [1, 2], [2, 0]], [1, -1, 1], "needs rows with one feature, an item's number, and one label"),
+        ([[0], [1], [2]], [[1], [-1], [1]], "needs rows with one feature, an item's number, and one label"),
     ],
 )  # fmt: skip
 def test_preferences_that_do_not_fit_the_factors_are_told(numbers: Any, labels: Any, reason: str) -> None:

@@ -108,7 +108,7 @@ def test_an_unknown_model_or_loss_is_named() -> None:
     ("name", "reason"),
     [
         ("garden.roses:factory", ("'garden.roses'", "'garden.roses:factory'", "'garden'")),
-        ("umbel.models:rose", ("'umbel.models'", "'rose'", "(asked for 'umbel.models:rose')")),
+        ("umbel.models:rose", ("'umbel.models'", "'rose'", "'umbel.models:rose' names")),
     ],
 )
 def test_a_factory_that_is_not_there_is_told(name: str, reason: tuple[str, ...]) -> None:
@@ -266,3 +266,27 @@ def test_an_old_name_is_the_new_model(old: str, new: str) -> None:
     assert (
         Manifest.read({"name": "old", "clients": 1, "split": split, "model": old}, Path("manifest.json")).model == new
     )
+
+
+# --- units
+
+
+def test_features_come_in_units_before_the_first_layer() -> None:
+    model = models.load("linear inputs=2 outputs=1 offset=1,2 scale=10,20")
+    assert model.num_parameters == 3, "constants are no parameters"
+    parameters = {"2.weight": torch.tensor([[1.0, 1.0]]), "2.bias": torch.zeros(1)}
+    assert model.apply(parameters, torch.tensor([[11.0, 42.0]])).item() == 3, "(11 - 1)/10 + (42 - 2)/20"
+    assert models.load("mlp inputs=2 hidden=3 outputs=1 scale=10,20").loss.name == "mse"
+
+
+@pytest.mark.parametrize("units", ["offset=1", "scale=1,2,3", "scale=1,0"])
+def test_units_are_one_for_each_feature(units: str) -> None:
+    with raises(ModelError, "model.units"):
+        models.load(f"linear inputs=2 outputs=1 {units}")
+
+
+def test_a_dataset_says_the_loss_of_its_model_in_units_too() -> None:
+    manifest = made_for("linear inputs=2 outputs=1", "log")
+    run = RunConfig(model="linear inputs=2 outputs=1 scale=10,20")
+    assert models.load_for(run, manifest).loss.name == "log"
+    assert models.load_for(RunConfig(model="linear inputs=2 outputs=2"), manifest).loss.name == "cross-entropy"

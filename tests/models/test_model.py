@@ -295,7 +295,7 @@ def test_a_head_of_another_shape_is_drawn(
         drawn = name.replace(".", "_") in change
         assert (value != other[name]).any() == drawn
         assert (value == 0.5).all() != drawn
-        assert (name in caplog.messages[-1].partition(", but for ")[2]) == drawn
+        assert (name in caplog.messages[-1].partition(", except for ")[2]) == drawn
 
 
 def test_a_file_by_its_name_is_among_umbels_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

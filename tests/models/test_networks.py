@@ -20,6 +20,7 @@ from umbel.models.networks import CNN, LeNet, Linear, Softmax
         ("mlp", 11, "rmse", "rmse"),
         ("cnn", 1_206_590, "cross-entropy", "accuracy"),
         ("cnn10", 1_199_882, "cross-entropy", "accuracy"),
+        ("cnn-dropout", 1_206_590, "cross-entropy", "accuracy"),
         ("lenet", 44_054, "cross-entropy", "accuracy"),
         ("lenet10", 13_426, "cross-entropy", "accuracy"),
     ],
@@ -81,6 +82,15 @@ def test_the_network_with_sigmoids_has_the_same_layers(relu: str, smooth: str) -
     # Of zeros ReLU makes zeros, and a sigmoid halves, of which the last layer adds up 128.
     assert first.apply(parameters, image)[0, 0] == 0
     assert second.apply(parameters, image)[0, 0] == 64
+
+
+def test_dropout_changes_the_network_only_while_it_trains() -> None:
+    plain, dropping = models.load("cnn"), models.load("cnn-dropout")
+    parameters = {name: torch.from_numpy(value) for name, value in dropping.initial(0).items()}
+    images = torch.rand(2, 28, 28, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(dropping.apply(parameters, images), plain.apply(parameters, images))
+    first, second = (dropping.apply(parameters, images, training=True) for _ in range(2))
+    assert not torch.equal(first, second)
 
 
 def test_the_linear_model_starts_from_a_standard_normal() -> None:

@@ -48,7 +48,7 @@ def test_the_docstring_draws_the_tree_as_it_is() -> None:
             depth = (len(line) - len(line.lstrip(" │├└─")) - 4) // 4
             above[depth + 1 :] = [match[2]]
             drawn.append((match[2], above[depth]))
-    is_ = [(kind.__name__, kind.__base__.__name__ if kind is not errors.UmbelError else "") for kind in CLASSES]
+    is_ = [(kind.__name__, kind.__bases__[0].__name__ if kind is not errors.UmbelError else "") for kind in CLASSES]
     assert drawn == is_
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.errors import raises
-from umbel.protocol.errors import ConfigError
-from umbel.protocol.home import append, private_scratch, write_atomically
+from umbel.protocol.errors import ConfigError, DiskError
+from umbel.protocol.home import append, disk_error, private_scratch, write_atomically
 from umbel.protocol.home import umbel_home as home_of
 
 
@@ -97,3 +98,32 @@ def test_scratch_that_somebody_else_has_prepared_is_not_taken(
     assert folder != trap
     assert folder.stat().st_mode & 0o777 == 0o700
     assert folder.parent == tmp_path
+
+
+# --- a full disk
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+
+
+@pytest.mark.usefixtures("full")
+def test_a_full_disk_is_named_by_the_files_path_and_leaves_no_half_file(tmp_path: Path) -> None:
+    file, lines = tmp_path / "file", tmp_path / "lines"
+    lines.write_bytes(b"first\n")
+    with raises(DiskError, "disk.full", file, "UMBEL_HOME"):
+        write_atomically(file, b"content")
+    with raises(DiskError, "disk.full", lines):
+        append(lines, b"second\n")
+    assert lines.read_bytes() == b"first\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["lines"]
+
+
+def test_other_faults_of_a_disk_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        append(tmp_path / "nowhere" / "file", b"")
+    assert disk_error(OSError(errno.EACCES, "no"), "file") is None

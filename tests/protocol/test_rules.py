@@ -48,6 +48,13 @@ def test_entries_go_by_their_names_outside() -> None:
     assert garden == Garden(name="mine", min_roses=4, unit=NoisePer.LAYER)
 
 
+def test_underscores_in_a_name_do_as_well_but_not_beside_it() -> None:
+    assert Garden.parse({"name": "mine", "min_roses": 4}).min_roses == 4
+    assert Garden.current({"min_roses": 4}) == {"min-roses": 4}
+    with raises(SiteError, "site.unknown-key", "min_roses", "min-roses"):
+        Garden.parse({"name": "mine", "min_roses": 4, "min-roses": 4})
+
+
 def test_what_is_asked_again_is_not_parsed_again() -> None:
     assert Garden.of({"name": "mine", "min-roses": 4}) is Garden.of({"name": "mine", "min-roses": 4})
     assert Garden.of({"name": "mine", "open": True}).open is True
@@ -117,7 +124,7 @@ def test_the_same_holds_when_settings_are_made_in_code() -> None:
         ({"zzz": 4}, "there is no zzz"),
         ({"zzz": 4, "hight": 2, "min-roses": 0}, "there is no hight; did you mean height?; there is no zzz"),
         ({"self": 4}, "there is no self"),
-        ({"min_roses": 4}, "there is no min_roses; did you mean min-roses?"),
+        ({"min_roses": 4, "min-roses": 4}, "there is no min_roses; did you mean min-roses?"),
         ({"error": 4}, "there is no error"),
     ],
 )

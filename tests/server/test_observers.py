@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
+from tests.helpers.errors import raises
 from tests.helpers.scripted import Scripted, run_of, theta
-from umbel.data import BUNDLED, open_dataset
-from umbel.models.factors import baselines
+from umbel.protocol.durations import in_time
+from umbel.protocol.errors import DiskError
+from umbel.server import observers, run_folder
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Baselines, Checkpoints, Log, in_time
+from umbel.server.observers import Checkpoints, Log
 from umbel.server.rounds import run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
@@ -37,7 +42,7 @@ def scripted(losses: list[float | None], *observers: Observer, **changes: Any) -
     ("losses", "validations", "rounds", "reason"),
     [
         ([9, 5, 6, 5, 7, 1], 3, 5, "no better hypotheses in 3 validations"),
-        ([9, 9, 9, 9, 9, 9], 1, 2, "no better hypotheses in 1 validations"),
+        ([9, 9, 9, 9, 9, 9], 1, 2, "no better hypotheses in 1 validation"),
         ([9, 8, 7, 6, 5, 4], 1, 6, "all 5 rounds done"),
         ([9, 9, 9, 9, 9, 9], 0, 6, "all 5 rounds done"),
         ([9, 8, 7, 6, 5, 5], 1, 6, "all 5 rounds done"),
@@ -73,7 +78,9 @@ def logged(caplog: pytest.LogCaptureFixture, run_config: dict[str, Any], strateg
     log = Log(Summary(setup.model, setup.manifest, setup.release), lambda: next(times))
     with caplog.at_level(logging.INFO, "flwr"):
         run_rounds(run_of(strategy, log, **changes))
-    return caplog.messages
+    # How it ended, `tests/server/test_summary.py` looks at.
+    over = next((i for i, line in enumerate(caplog.messages) if line.startswith("The run is over")), None)
+    return caplog.messages[:over]
 
 
 def test_each_round_gets_a_line_with_the_time_left_from_the_second_on(
@@ -155,6 +162,111 @@ def test_a_run_is_saved_after_each_round_and_at_its_end(tmp_path: Any, monkeypat
     assert not (tmp_path / "run" / "releases.safetensors").exists(), "this strategy draws nothing"
 
 
+class Slow:
+    """Has a write of the latest hypotheses wait until it is let go, and notes what was written."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, fails_at: int = 0) -> None:
+        self.go, self.begun, self.rounds = Event(), Event(), list[int]()
+        self._fails_at, self._write = fails_at, run_folder.write_atomically
+        patch.setattr(run_folder, "write_atomically", self._written)
+        patch.setattr(observers, "_LARGE", 0)
+
+    def _written(self, path: Path, content: bytes) -> None:
+        if path.name != "latest.safetensors":
+            self._write(path, content)
+            return
+        self.begun.set()
+        assert self.go.wait(60), "the next round did not begin while this one was written"
+        self.rounds.append(len(self.rounds) + 1)
+        if self.rounds[-1] == self._fails_at:
+            raise DiskError("the disk is full", code="disk.full")
+        self._write(path, content)
+
+
+class LettingGo(Observer):
+    """Lets the write of a round go once the next has begun."""
+
+    def __init__(self, slow: Slow, at: int = 2) -> None:
+        super().__init__()
+        self._slow, self._at = slow, at
+        self.seen: list[int] = []
+
+    def before_round(self, run: Run, number: int) -> None:
+        self.seen.append(number)
+        if number == self._at:
+            assert self._slow.begun.wait(60)
+            self._slow.go.set()
+
+
+def saved(folder: RunFolder, *observers: Observer, patch: pytest.MonkeyPatch, **changes: Any) -> dict[str, bytes]:
+    """Return the files of a scripted run."""
+    strategy = Scripted([9, 8, 7, 6])
+    strategy.state = {"steps": np.zeros(2)}
+
+    class Stepping(Observer):
+        def before_round(self, run: Run, number: int) -> None:
+            strategy.state["steps"] += 1  # in place, as momentum is
+
+    patch.setattr(strategy.fleet, "roster", lambda grid: type("Nobody", (), {"nodes": []}))
+    run = run_of(strategy, **({"rounds": 3} | changes))
+    with Checkpoints(Snapshots(run.state)) as checkpoints:
+        run.observers, run.folder = [Stepping(), checkpoints, *observers], folder
+        run_rounds(run)
+    seconds = re.compile(rb'"seconds": [^,]+')
+    return {file.name: seconds.sub(b"", file.read_bytes()) for file in folder.path.iterdir()}
+
+
+def test_a_large_model_is_written_while_the_next_round_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = saved(RunFolder(tmp_path / "small"), patch=monkeypatch)
+    slow = Slow(monkeypatch)
+    found = saved(RunFolder(tmp_path / "large"), LettingGo(slow), patch=monkeypatch)
+    assert found == expected
+    assert set(found) >= {"latest.safetensors", "hypotheses.safetensors", "history.jsonl", "outcome.json"}
+
+
+def test_an_earlier_round_is_written_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The strategy changes its state in place, and the history grows, while round 1 is written."""
+    folder, slow = RunFolder(tmp_path / "run"), Slow(monkeypatch, fails_at=2)
+    with raises(DiskError, "disk.full"):
+        saved(folder, LettingGo(slow), patch=monkeypatch)
+    state, _, kept = folder.read(["weight"])
+    assert (len(state.history), float(state.hypotheses["weight"][0, 0, 0])) == (1, 1.0)
+    np.testing.assert_array_equal(kept["steps"], [1, 1])
+
+
+@pytest.mark.parametrize(("at", "begun"), [(1, [1, 2]), (2, [1, 2, 3]), (3, [1, 2, 3]), (4, [1, 2, 3])])
+def test_a_failure_to_write_ends_the_run(
+    at: int, begun: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the round after, or at the end of the run, which waits for the last write."""
+    slow = Slow(monkeypatch, fails_at=at)
+    letting = LettingGo(slow)
+    with raises(DiskError, "disk.full"):
+        saved(RunFolder(tmp_path / "run"), letting, patch=monkeypatch)
+    assert letting.seen == begun
+
+
+def test_a_run_that_another_error_ends_is_written_and_tells_of_a_failure_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stopped(LettingGo):
+        def before_round(self, run: Run, number: int) -> None:
+            super().before_round(run, number)
+            if number == 2:
+                raise KeyboardInterrupt
+
+    for fails_at in (0, 1):
+        with monkeypatch.context() as patch:
+            folder, slow = RunFolder(tmp_path / str(fails_at)), Slow(patch, fails_at=fails_at)
+            with pytest.raises(KeyboardInterrupt):
+                saved(folder, Stopped(slow), patch=patch)
+        if fails_at:
+            assert "could not be saved: the disk is full" in caplog.text
+        else:
+            assert len(folder.read(["weight"])[0].history) == 1, "it waits for the write"
+            assert not caplog.messages
+
+
 def test_a_run_without_a_folder_saves_nothing(umbel_home: Any) -> None:
     scripted([9, 8, 7], Checkpoints(Snapshots(State(theta(0), theta(0)))), rounds=2)
     assert not umbel_home.exists()
@@ -172,29 +284,3 @@ def test_releases_of_two_parameters_are_saved(tmp_path: Any, run_config: dict[st
     play(run_config | {"rounds": 1, "restarts": 1}, observers=[Foldered(), Checkpoints(Snapshots(state))])
     kept = safetensors.numpy.load_file(tmp_path / "run" / "releases.safetensors")
     assert kept["first.releases"].shape == (7, 2)
-
-
-# --- baselines
-
-RECOMMENDER = {
-    "strategy": "recommender", "dataset": "preferences", "noise-multiplier": 0.0, "restarts": 1, "rounds": 2,
-    "clients-per-round": 20, "clip-norm-floor": 1e-6,
-}  # fmt: skip
-
-
-def test_the_report_has_the_rules_beside_what_the_items_reach(run_config: dict[str, Any]) -> None:
-    observer = Baselines()
-    run = play(run_config | RECOMMENDER, observers=[observer])
-    section = observer.section()
-    assert section is not None
-    (text,) = section.paragraphs
-    assert text.startswith("Validation right-sign of the best hypotheses ")
-    assert f"of the last {run.state.history[-1].metric:.4f}. Baselines on the same rows: all liked" in text
-    for name, value in baselines(open_dataset(BUNDLED / "preferences.json")).items():
-        assert f"{name} {value:.4f}" in text
-
-
-def test_of_other_models_nothing_is_said(run_config: dict[str, Any]) -> None:
-    observer = Baselines()
-    play(run_config | {"rounds": 1, "restarts": 1}, observers=[observer])
-    assert observer.section() is None

@@ -12,6 +12,7 @@ import pytest
 from flwr.app import Context, Message
 
 from tests.helpers.scripted import LINEAR, After, Scripted, SpyGrid, run_of, setup, theta, value_of
+from umbel.models import load
 from umbel.protocol.arrays import flatten
 from umbel.protocol.messages import evaluation_reply, hosting_reply, hypotheses_in
 from umbel.protocol.releases import Scores
@@ -229,6 +230,14 @@ def test_drawn_hypotheses_depend_on_seed_restart_and_place_alone() -> None:
     assert weights(k=5)[:3] == weights()
     others = [*weights(seed=6), *weights(restart=2)]
     assert not any(one in others for one in weights())
+
+
+def test_a_single_linear_hypothesis_begins_at_0_and_others_differ() -> None:
+    dense = load("linear inputs=2 outputs=1")
+    assert not any(value.any() for value in draw_hypotheses(dense, 1, seed=0, restart=0).values())
+    assert len(np.unique(draw_hypotheses(dense, 2, seed=0, restart=0)["1.weight"])) == 4
+    assert draw_hypotheses(LINEAR, 1, seed=0, restart=0)["weight"].all(), "the paper draws its own"
+    assert draw_hypotheses(load("mlp"), 1, seed=0, restart=0)["0.weight"].all()
 
 
 def judge(validation: int = 1, fails: bool = False) -> SpyGrid:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,21 +81,22 @@ def test_a_loss_has_a_name_and_the_unit_of_the_target(
 
 # --- a round
 
-HOSPITAL_LINE = "round 3/3  validation RMSE 900.0 dollars  best after 1 rounds  releases 98/100 (60+38)"
+HOSPITAL_LINE = "round 3/3  validation RMSE 900.0 dollars  best after 1 round  releases 98/100 (60+38)"
 
 
 @pytest.mark.parametrize(
     ("said", "rounds", "line"),
     [
-        (entry(), 100, "round   3/100  validation RMSE 900.0 dollars  best after 1 rounds  releases 98/100 (60+38)"),
+        (entry(), 100, "round   3/100  validation RMSE 900.0 dollars  best after 1 round  releases 98/100 (60+38)"),
         (entry(loss=None, metric=None), 3, "round 3/3  releases 98/100 (60+38)"),
+        (entry(lost_nodes=1), 3, f"{HOSPITAL_LINE}  1 node lost"),
         (entry(lost_nodes=2), 3, f"{HOSPITAL_LINE}  2 nodes lost"),
         (
             entry(releases=1, groups=[0, 0], moved=False),
             3,
             HOSPITAL_LINE.replace("98/100 (60+38)", "1/100 (0+0)  TOO FEW RELEASES: hypotheses unchanged"),
         ),
-        (FINAL, 3, "after the last round  validation RMSE 900.0 dollars  best after 1 rounds"),
+        (FINAL, 3, "after the last round  validation RMSE 900.0 dollars  best after 1 round"),
     ],
 )
 def test_a_round_is_one_line(said: Round, rounds: int, line: str) -> None:
@@ -110,36 +112,45 @@ def test_rounds_and_the_end_count_alike_what_the_best_were_trained_for() -> None
     """Round t starts from what t - 1 rounds of training left; the evaluation at the end is of all rounds."""
     final = a_validation(4, loss=0.07, metric=0.07, best_round=4)
     assert summary().round_line(final, rounds=3).endswith("best after 3 rounds")
-    assert "after 3 rounds of training" in summary().closing_lines(state(best_round=4, best_loss=0.07))[1]
+    ended = state(best_round=4, best_loss=0.07, history=[entry(number=1), entry(number=2), entry(number=3), final])
+    told = summary().outcome_lines(ended)[1]
+    assert told == "After the last round: validation RMSE 700.0 dollars, the lowest of all rounds."
 
 
 # --- the end
 
 
-def test_the_closing_lines_tell_how_it_ended_and_what_is_best() -> None:
-    lines = summary().closing_lines(state())
+def test_the_last_round_leads_and_the_best_stands_beside_it_and_says_who_chose_it() -> None:
+    lines = summary().outcome_lines(state())
     assert lines[0] == "The run is over after 3 rounds: all 3 rounds done."
-    assert lines[1] == "Best hypotheses: after 1 rounds of training, validation RMSE 800.0 dollars."
+    assert lines[1] == (
+        "After the last round: validation RMSE 900.0 dollars. Best, after 1 round, chosen by validation clients: RMSE "
+        "800.0 dollars."
+    )
+    exact = [entry(), replace(FINAL, exact_reports=40)]
+    assert "chosen by exact losses of validation clients" in summary().outcome_lines(state(history=exact))[1]
+    stopped = summary().outcome_lines(state(history=[entry(number=1), entry(number=2), entry(number=3)]))
+    assert stopped[1].startswith("After 2 rounds, at the last validation: validation RMSE 900.0 dollars. Best")
     # Small hypotheses are printed, and large ones are not.
-    lines = summary().closing_lines(state({"weight": np.ones((2, 3)) * [[0.5], [-1.25]]}))
+    lines = summary().outcome_lines(state({"weight": np.ones((2, 3)) * [[0.5], [-1.25]]}))
     assert "  hypothesis 0: (0.500, 0.500, 0.500)" in lines
     assert "  hypothesis 1: (-1.250, -1.250, -1.250)" in lines
-    assert not any("hypothesis" in line for line in summary().closing_lines(state({"weight": np.ones((2, 12))})))
+    assert not any("hypothesis" in line for line in summary().outcome_lines(state({"weight": np.ones((2, 12))})))
 
 
 def test_where_the_truth_is_known_its_distance_is_told() -> None:
-    lines = summary("linear", SYNTHETIC).closing_lines(state(linear((4, -4), (5, 7))))
+    lines = summary("linear", SYNTHETIC).outcome_lines(state(linear((4, -4), (5, 7))))
     assert "  true parameters (5, 6): hypothesis 1 is 1.000 away" in lines
     assert "  true parameters (4, -4.5): hypothesis 0 is 0.500 away" in lines
     # Another model than the true one cannot be compared.
     with_intercept = {"weight": np.ones((2, 1, 2)), "bias": np.ones((2, 1))}
-    lines = summary("linear", SYNTHETIC).closing_lines(state(with_intercept))
+    lines = summary("linear", SYNTHETIC).outcome_lines(state(with_intercept))
     assert not any("true parameters" in line for line in lines)
 
 
 def test_clients_that_no_guarantee_covers_are_named() -> None:
-    exact = summary().closing_lines(state(history=[entry(exact_reports=40), entry(exact_reports=0)]))
-    assert exact[-2] == "Outside the guarantee: 40 validation clients, which reported exact losses."
+    exact = summary().guarantee_lines(1, 1, 40)
+    assert exact[-1] == "Outside the guarantee: 40 validation clients, which reported exact losses."
 
 
 # --- what it cost. The median client released 1.5 times, which counts as 2, and the busiest 3 times.
@@ -147,13 +158,13 @@ def test_clients_that_no_guarantee_covers_are_named() -> None:
 
 def told(**changes: Any) -> list[str]:
     """Return the lines on privacy."""
-    return summary(**changes).closing_lines(state())[-2:]
+    return summary(**changes).privacy_lines(FINAL.median_participations, FINAL.max_participations)
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"choice_epsilon": 1.0}, "the radius is the norm of the client's own update"),
+        ({"choice_epsilon": 1.0}, "each update is clipped to its own norm, which proves nothing"),
         ({"mode": Clipping.PUBLIC}, "the choice among 2 hypotheses is open"),
     ],
 )
@@ -161,52 +172,63 @@ def test_where_nothing_is_guaranteed_the_reason_is_told_and_a_heuristic_is_calle
     changes: dict[str, Any], why: str
 ) -> None:
     assert told(**changes) == [
-        f"Guaranteed to a client: nothing, since {why}.",
+        f"Guarantee: none, because {why}.",
         # 11/3 a participation.
         "Paper's budget, a heuristic: n/nu a participation, 5.5 (median), 11 (maximum).",
     ]
 
 
-REPORTS = r" What training clients report, where a site lets them, comes on top\."
-GUARANTEED = (
-    r"Guaranteed to a client, between any two of its data sets: epsilon (\S+) \(median\), (\S+) \(maximum\) "
-    r"at delta 1e-05; "
-)
+REPORTS = "Reports of training clients, if a site allows them, come on top."
+GUARANTEED = r"Guarantee, between any two data sets of a client: (.*)\. The median client has (.*)\."
+AT_DELTA = r"epsilon (\S+) at delta 1e-05"
 
 
-@pytest.mark.parametrize(("hypotheses", "choice", "pure"), [(2, 1.0, ("2.1", "3.15")), (1, 0.0, ("0.1", "0.15"))])
+@pytest.mark.parametrize(("hypotheses", "choice", "pure"), [(2, 1.0, ("3.15", "2.1")), (1, 0.0, ("0.15", "0.1"))])
 def test_a_guarantee_is_between_any_two_data_sets_of_a_client(
     hypotheses: int, choice: float, pure: tuple[str, str]
 ) -> None:
     """2 n / nu = .05 a participation at most, and choice-epsilon on top where there is a choice."""
-    first, second = told(noise_multiplier=440.0, mode=Clipping.PUBLIC, hypotheses=hypotheses, choice_epsilon=choice)
-    found = re.fullmatch(GUARANTEED + r"pure epsilon (\S+), (\S+)\." + REPORTS, first)
-    assert found, first
-    assert found.groups()[2:] == pure
-    assert all(0 < float(at_delta) <= float(most) for at_delta, most in zip(found.groups()[:2], pure, strict=True))
-    assert second == "Paper's budget, a heuristic: n/nu a participation, 0.0375 (median), 0.075 (maximum)."
+    lines = told(noise_multiplier=440.0, mode=Clipping.PUBLIC, hypotheses=hypotheses, choice_epsilon=choice)
+    both = re.fullmatch(GUARANTEED, lines[0])
+    assert both, lines[0]
+    for words, expected in zip(both.groups(), pure, strict=True):
+        found = re.fullmatch(rf"pure epsilon (\S+), or {AT_DELTA}", words)
+        assert found, words
+        assert found[1] == expected
+        assert 0 < float(found[2]) <= float(expected)
+    paper = "Paper's budget, a heuristic: n/nu a participation, 0.0375 (median), 0.075 (maximum)."
+    assert lines[1:] == [REPORTS, paper]
 
 
-def test_a_mechanism_without_a_pure_epsilon_says_so() -> None:
-    first, second = told(mode=Clipping.PUBLIC, mechanism="gaussian", choice_epsilon=1.0)
-    found = re.fullmatch(GUARANTEED + r"no pure epsilon\." + REPORTS, first)
-    assert found, first
-    median, maximum = map(float, found.groups())
+def test_where_all_clients_released_equally_often_the_guarantee_is_said_once() -> None:
+    formal: dict[str, Any] = {"noise_multiplier": 440.0, "mode": Clipping.PUBLIC, "hypotheses": 1}
+    (line,) = summary(**formal).guarantee_lines(3, 3)
+    assert re.fullmatch(rf"Guarantee, between any two data sets of a client: pure epsilon 0\.15, or {AT_DELTA}\.", line)
+    assert summary().guarantee_lines(3, 3) == [
+        "Guarantee: none, because each update is clipped to its own norm, which proves nothing."
+    ]
+
+
+def test_a_mechanism_without_a_pure_epsilon_says_none() -> None:
+    first, *others = told(mode=Clipping.PUBLIC, mechanism="gaussian", choice_epsilon=1.0)
+    both = re.fullmatch(GUARANTEED, first)
+    assert both, first
+    maximum, median = (float(re.fullmatch(AT_DELTA, words)[1]) for words in both.groups())  # type: ignore[index]
     assert 2 < median < maximum < 20
-    assert second == "Paper's budget, a heuristic: none; it counts vector Laplace noise alone."
+    assert others == [REPORTS, "Paper's budget, a heuristic: none; it covers only vector Laplace noise."]
 
 
 @pytest.mark.parametrize("mode", Clipping)
 def test_without_noise_nothing_bounds_what_was_given_away(mode: Clipping) -> None:
     assert told(noise_multiplier=0.0, mode=mode, choice_epsilon=1.0) == [
-        "Guaranteed to a client: nothing, since there is no noise.",
-        "Paper's budget, a heuristic: none; it counts vector Laplace noise alone.",
+        "Guarantee: none, because there is no noise.",
+        "Paper's budget, a heuristic: none; it covers only vector Laplace noise.",
     ]
 
 
 def test_rounds_that_led_away_from_the_best_are_told() -> None:
     def ended(loss: float) -> list[str]:
-        return summary().closing_lines(state(history=[entry(number=1, loss=0.1), entry(number=2, loss=loss)]))
+        return summary().outcome_lines(state(history=[entry(number=1, loss=0.1), entry(number=2, loss=loss)]))
 
     assert not any("diverged" in line for line in ended(0.29))
     assert any(line.startswith("Warning: the rounds diverged") for line in ended(0.31))

@@ -15,7 +15,7 @@ from tests.helpers.sources import ROOT
 from umbel.cli.main import app
 from umbel.server.run_folder import RunFolder
 
-DOCS = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+DOCS = (ROOT / "docs" / "guides" / "cluster.md").read_text(encoding="utf-8")
 
 # A model of the user's own goes along to the machines, and an observer stays here.
 MINE = """

@@ -101,6 +101,7 @@ def test_a_run_of_a_users_own_model_listens_to_nobody_else_and_says_at_once_how_
         assert len(served) == 1, "the SuperLink speaks HTTP, and Ray another language"
         assert set(doors[served[0]]) == {403}, "who has no secret starts no run"
         assert os_token(psutil.Process(run.pid))
+        assert is_private(psutil.Process(run.pid))
         wait_until("first round", lambda: (folder / "latest.safetensors").exists() or None, 1200)
         run.send_signal(signal.SIGINT)
         assert run.stdout is not None
@@ -109,7 +110,7 @@ def test_a_run_of_a_users_own_model_listens_to_nobody_else_and_says_at_once_how_
     wait_until("end of all that was started", lambda: not heirs(umbel_home) or None, 600)
     assert lines[-2:] == [
         f"Stopped. The finished rounds are kept in {folder}",
-        f"Go on with: umbel run {folder.name} --resume",
+        f"Resume it with: umbel run {folder.name} --resume",
     ]
     assert (folder / "latest.safetensors").exists()
     assert not any("Warning" in line for line in lines)
@@ -153,13 +154,14 @@ def test_what_flower_starts_by_itself_listens_as_the_readme_says(tmp_path: Path)
 
 SWEEP = """
 import os, psutil, ray
-from tests.simulation.test_private import is_loopback, listening, os_token
+from tests.simulation.test_private import is_loopback, is_private, listening, os_token
 from umbel.research.experiments import sweep
 with sweep._cluster():
     assert ray.get(ray.remote(lambda: 3).remote()) == 3
     found = listening(psutil.Process())
     assert found and all(is_loopback(address) for address, _ in found), found
     assert os_token(psutil.Process())
+    assert is_private(psutil.Process())
 assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} & os.environ.keys(), "another cluster has another token"
 """
 
@@ -187,3 +189,10 @@ def os_token(process: psutil.Process) -> bool:
     of_ray = [one for one in process.children(recursive=True) if "raylet" in one.name() or "gcs" in one.name()]
     modes = [one.environ().get("RAY_AUTH_MODE") for one in of_ray]
     return bool(modes) and set(modes) == {"token"} and all(one.environ().get("RAY_AUTH_TOKEN") for one in of_ray)
+
+
+def is_private(process: psutil.Process) -> bool:
+    """Return whether Ray keeps its sockets, its logs and the code that it loads where no other user gets."""
+    words = [word for one in process.children(recursive=True) if "raylet" in one.name() for word in one.cmdline()]
+    sockets = [Path(word.partition("=")[2]) for word in words if word.startswith(("--raylet_socket", "--store_socket"))]
+    return bool(sockets) and all(any(not above.stat().st_mode & 0o077 for above in one.parents) for one in sockets)

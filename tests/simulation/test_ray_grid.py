@@ -100,7 +100,7 @@ def test_a_part_alone_is_not_taken_for_the_whole(
     mine = config | {"dataset": str(parts["one"])}
     with raises(FleetError, "nodes.refused", "1"):
         learnt(mine, InProcessGrid(umbel.client.app.app, mine, nodes=2))
-    assert "holds part 0/2 of the clients, and this node is to host those of part 1/2" in caplog.text
+    assert "holds part 0/2 of the clients, but this node hosts part 1/2" in caplog.text
 
 
 # --- what a machine that dies costs
@@ -117,7 +117,7 @@ def test_a_machine_that_dies_costs_a_round_its_clients_which_are_left_out_from_t
     assert done[2][0] < 6
     assert done[2][1] == 1
     assert done[3:] == [(6, 0)] * 5, "the first machine has six training clients"
-    told = "In round 3 simulated node 1 was lost on two. Its clients are left out until it is back"
+    told = "In round 3 simulated node 1 was lost on two. Its clients are left out until it returns"
     assert told in caplog.text
     assert told in (folder / "report.html").read_text()
     assert list(grid.get_node_ids()) == [100]

@@ -14,7 +14,7 @@ Successfully started run 9528162941806341200
 \x1b[92mINFO \x1b[0m:      Results go to /home/me/umbel/runs/1
 \x1b[92mINFO \x1b[0m:      round 1/3  validation RMSE 3.4018
 \x1b[92mINFO \x1b[0m:        hypothesis 0: (4.783, 2.939)
-\x1b[93mWARNING \x1b[0m:   node 7 did not answer the message of round 1: refused
+\x1b[93mWARNING \x1b[0m:   node 7 did not reply to the message of round 1: refused
 \x1b[36m(ClientAppActor pid=32546)\x1b[0m \x1b[93mWARNING \x1b[0m:   Manually terminating ClientAppActor
 """
 REFUSED = """\
@@ -45,7 +45,7 @@ def test_umbels_lines_and_warnings_are_printed_and_flowers_own_are_not() -> None
         "Results go to /home/me/umbel/runs/1",
         "round 1/3  validation RMSE 3.4018",
         "  hypothesis 0: (4.783, 2.939)",
-        "Warning: node 7 did not answer the message of round 1: refused",
+        "Warning: node 7 did not reply to the message of round 1: refused",
     ]
     assert relay.folder == "/home/me/umbel/runs/1"
 
@@ -84,3 +84,23 @@ def test_the_folder_by_itself_is_the_last_line_of_a_run_that_succeeded() -> None
     assert relay.finished
     assert said[-1] == "/home/me/umbel/runs/1"
     assert not relayed("\x1b[92mINFO \x1b[0m:      \n")[1].finished, "another app's empty line"
+
+
+ENDS = """\
+\x1b[92mINFO \x1b[0m:      Results go to /runs/1
+\x1b[92mINFO \x1b[0m:      The run is over after 3 rounds: all 3 rounds done.
+\x1b[92mINFO \x1b[0m:      Guarantee: none, because there is no noise.
+\x1b[92mINFO \x1b[0m:      The results are in this folder; open report.html first:
+\x1b[92mINFO \x1b[0m:      /runs/1
+"""
+
+
+def test_the_last_lines_are_kept_for_who_has_more_to_say_before_them() -> None:
+    said: list[str] = []
+    relay = Relay(said.append, holds=True)
+    relay.pass_on(ENDS.splitlines())
+    assert said[-1] == "The run is over after 3 rounds: all 3 rounds done."
+    assert relay.closing[0] == "Guarantee: none, because there is no noise."
+    assert relay.closing[-1] == "/runs/1"
+    assert relay.finished
+    assert relayed(ENDS)[0] == said + relay.closing

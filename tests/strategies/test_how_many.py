@@ -184,4 +184,4 @@ def test_a_report_has_all_rounds_whatever_the_number_of_hypotheses(
     assert report.count("<svg") > 4
     left = len(run.arrays("hypotheses")["weight"])
     assert left == numbers[-1]
-    assert f"{strategy}, {left} hypotheses, after a choice among 8, at which each participation is priced" in report
+    assert f"{strategy}, {left} hypotheses, from a choice among 8, which sets the price of each participation" in report

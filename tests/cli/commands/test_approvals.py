@@ -98,7 +98,7 @@ def test_a_request_that_was_refused_stays_refused(site: Site) -> None:
     assert refused(site.query())
     assert refused(site.train())
     assert site.waiting == []
-    assert "nothing waits" in site.run("list")
+    assert "no request waits" in site.run("list")
     assert "refused" in site.run("list", "--all")
 
 
@@ -204,7 +204,7 @@ def test_no_code_that_a_server_names_runs_when_what_waits_is_listed(
     site.grid.contexts[site.grid.get_node_ids()[0]].run_config = run_config
     site.query()
     listed = site.run("list")
-    assert "not told: mechanism 'servers_own:Class'" in listed
+    assert "unknown: mechanism 'servers_own:Class'" in listed
     assert all(digest[:SHOWN] in listed for digest in site.waiting)
     assert len(site.waiting) == 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.helpers.datasets import save_plane
-from tests.helpers.errors import ended
+from tests.helpers.errors import ended, raises
 from tests.helpers.paper import paper_run
 from umbel.cli.main import app
 from umbel.client.node import Node
 from umbel.data import find_dataset, open_dataset, read_manifest
+from umbel.data.importers.ranges import enough
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation import in_process
 from umbel.simulation.in_process import play
+from umbel.simulation.start import values_of
 
 
 def umbel(*words: Any) -> tuple[int, str]:
@@ -63,12 +67,18 @@ def test_a_table_becomes_a_dataset_that_a_run_learns_from(stays: Path) -> None:
         "model linear inputs=4 outputs=1", "loss mse", "hospital client text nothing",
         "age feature number (age - 50) / 20", "ward feature category A, B 2 numbers, 0 or 1",
         "smoker feature boolean 0 or 1", "cost target number dollars cost / 10000",
-        "The categories of ward were found in the rows",
+        "The categories of ward come from the rows",
     ):  # fmt: skip
         assert line in told
-    assert told.splitlines()[-1] == "Next: umbel run dataset=stays clients-per-round=8"
-    key, name = told.splitlines()[-1].removeprefix("Next: umbel run ").split()[0].split("=")
-    asked = {key: name, "noise-multiplier": 0.0, "rounds": 30, "restarts": 2, "device": "cpu"}
+    assert told.splitlines()[-1] == "Next: umbel run stays"
+    asked = {
+        "dataset": "stays",
+        "clients-per-round": 8,
+        "noise-multiplier": 0.0,
+        "rounds": 30,
+        "restarts": 2,
+        "device": "cpu",
+    }
     run = play(paper_run() | asked)
     first, last = run.state.history[0].loss, run.state.history[-1].loss
     # In units of 10,000 dollars: what is left is noise of one model, not the difference of two.
@@ -129,7 +139,7 @@ def test_a_schema_makes_a_dataset_of_another_table(stays: Path, tmp_path: Path) 
 
 def test_what_to_type_next_is_quoted_for_a_shell(stays: Path) -> None:
     told = said("data", "import", stays, "--client", "hospital", "--target", "cost", "--name", "two words")
-    assert "Next: umbel run 'dataset=two words'" in told
+    assert "Next: umbel run 'two words'" in told
 
 
 def test_an_unreadable_table_is_told_in_one_line(tmp_path: Path) -> None:
@@ -141,7 +151,7 @@ def test_an_unreadable_table_is_told_in_one_line(tmp_path: Path) -> None:
 
 def test_rows_without_clients_are_dealt_out(stays: Path) -> None:
     told = said("data", "import", stays, "--clients", 4, "--target", "cost", "--drop", "hospital", "--standardise")
-    assert told.splitlines()[-1] == "Next: umbel run dataset=stays clients-per-round=3"
+    assert told.splitlines()[-1] == "Next: umbel run stays"
     assert "3 training, 1 validation" in said("data", "describe", "stays")
     assert "Test clients: 2, as dataset skewed/test." in said(
         *("data", "import", stays, "--clients", 6, "--alpha", 0.5, "--target", "ward", "--drop", "hospital"),
@@ -151,12 +161,43 @@ def test_rows_without_clients_are_dealt_out(stays: Path) -> None:
 
 def test_large_numbers_are_told_and_so_is_what_to_do(stays: Path) -> None:
     told = said("data", "import", stays, "--client", "hospital", "--target", "cost")
-    assert "age reaches 89" in told
-    assert "--set 'age'.scale=100" in told
-    assert "--set 'cost'.scale=10000" in told
-    told = said("data", "import", stays, "--client", "hospital", "--target", "cost", "--standardise", "--replace")
-    assert "reaches" not in told
-    assert "fine in simulation, a leak at real sites" in told
+    assert "these are large: age 20 to 89, cost " in told
+    assert "with --replace, and add --set age.scale=100 --set cost.scale=10000. In simulation, --standardise" in told
+    words = ("data", "import", stays, "--client", "hospital", "--target", "cost", "--standardise", "--replace")
+    told = said(*words)
+    assert "these are large" not in told
+    # Two medians for age, and one for cost, over eight clients.
+    assert (
+        f"Scales of age, cost were estimated from the training clients' rows with epsilon {spent(3, 8)} a client"
+        in told
+    )
+    assert "--set age.minimum=0" in told
+    told = said(*words, "--set", "age.minimum=0", "--set", "age.maximum=120", "--set", "cost.scale=10000")
+    assert "(age - 60) / 60" in told
+    assert "epsilon" not in told
+    assert "age, cost" in refused("data.too-few-clients", *words, "--standardise-epsilon", 2)
+
+
+def spent(medians: int, clients: int) -> str:
+    return f"{1.005 * medians * enough(clients):.3g}"
+
+
+def test_dates_and_gaps_need_no_python(stays: Path) -> None:
+    frame = pd.read_csv(stays, dtype=str).assign(came="2024-02-29")
+    frame.loc[3, "age"] = ""
+    frame.to_csv(stays, index=False)
+    words = ("data", "import", stays, "--client", "hospital", "--target", "cost")
+    assert "--missing drop or --missing indicate or --set age.fill=0.0" in refused("data.missing-value", *words)
+    told = said(*words, "--missing", "indicate", "--set", "came.parts=['weekday']")
+    assert "unchanged; 0 or 1, whether it is missing" in told
+    assert "came feature date dates as 2024-01-31 numbers near 1: weekday" in told
+    since = ("--set", "came.since=2024-02-19", "--set", "came.span=10")  # as the note says it
+    told = said(*words, "--missing", "drop", "--set", "came.parts=['days']", *since, "--replace")
+    assert open_dataset(find_dataset("stays")).features[0, -1] == 1
+    schema = stays.with_name("schema.toml")
+    schema.write_text(said("data", "describe", "stays", "--schema").replace('"2024-02-19"', "2024-02-19"))
+    frame.drop(index=3).to_csv(stays, index=False)
+    assert "rows: 199" in said("data", "check", stays, "--schema", schema)
 
 
 def test_missing_values_are_refused_until_it_is_said_what_to_do(stays: Path, umbel_home: Path) -> None:
@@ -241,3 +282,49 @@ def test_a_part_is_not_run_without_the_others(tmp_path: Path) -> None:
     part = tmp_path / "out" / "part-0" / "data" / "plane"
     told = refused("data", "run", f"dataset={part}", "clients-per-round=2", "--in-process")
     assert "part 0/2" in told
+
+
+def test_who_adds_what_the_import_says_can_plan_a_guarantee(tmp_path: Path, umbel_home: Path) -> None:
+    """Large numbers, small ones of both signs, and some within a declared range, which no rows need tell."""
+    draw = np.random.default_rng(0)
+    columns = {"who": np.arange(400) % 40, "small": draw.uniform(-0.03, 0.017, 400), "near": draw.uniform(0, 4.2, 400)}
+    columns |= {"far": draw.uniform(100, 4000, 400), "known": draw.uniform(0, 90, 400)}
+    pd.DataFrame(columns).to_csv(tmp_path / "mixed.csv", index=False)
+    words = ["data", "import", tmp_path / "mixed.csv", "--client", "who", "--target", "near"]
+    words += ["--set", "known.minimum=0", "--set", "known.maximum=90"]
+    told = said(*words)
+    assert "--set small.minimum=-0.03 --set small.maximum=0.02 --set near.minimum=0 --set near.maximum=5 for" in told
+    with raises(ConfigError, "config.no-range", "small, far, near"):
+        values_of("mixed", epsilon=8)
+    added = [word for line in told.splitlines() for word in shlex.split(line.rstrip(".").split(". In sim")[0])]
+    taken = [word for before, word in pairwise(added) if before == "--set"]
+    told = said(*words, "--replace", "--standardise", *(part for word in taken for part in ("--set", word)))
+    assert "estimated" not in told
+    assert "--set" not in told
+    assert values_of("mixed", epsilon=16).words
+
+
+def test_constants_that_are_told_fit_numbers_far_from_zero_and_do_not_ask_for_estimates_twice(tmp_path: Path) -> None:
+    """Years lie around 1,939 or 1,944; who had scales estimated is told what these do not fit."""
+    draw = np.random.default_rng(0)
+    who = np.arange(400) % 40
+    steals = np.where(who < 2, 5_000.0, 1.0) * (1 + draw.random(400))
+    columns = {
+        "who": who,
+        "year": draw.uniform(1871, 2007, 400),
+        "war": draw.uniform(1935, 1954, 400),
+        "steals": steals,
+        "runs": draw.normal(size=400),
+    }
+    pd.DataFrame(columns).to_csv(tmp_path / "years.csv", index=False)
+    words = ("data", "import", tmp_path / "years.csv", "--client", "who", "--target", "runs")
+    assert "--set year.offset=1900 --set year.scale=100 --set war.offset=1940 --set war.scale=10" in (
+        told := said(*words)
+    )
+    assert " --set steals.scale=10000. In simulation" in told
+    (tmp_path / "two.csv").write_text("who,age,cost\nnorth,70,12000\nsouth,34,5000\n")
+    two = said("data", "import", tmp_path / "two.csv", "--client", "who", "--target", "cost", "--standardise")
+    assert "these are large" in two
+    assert "--standardise" not in two
+    told = said(*words, "--standardise", "--replace")
+    assert "with --replace, and add --set steals.scale=10000.\n" in told

@@ -1,4 +1,4 @@
-"""What docs/data.md says to type is typed."""
+"""What docs/guides/data.md says to type is typed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from umbel.cli.main import app
 from umbel.data import Column, Schema
 from umbel.simulation import in_process
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "data.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "guides" / "data.md"
 TEXT = DOCS.read_text(encoding="utf-8")
 
 
@@ -53,7 +53,7 @@ def typed(line: str, folder: Path) -> None:
     name, *words = shlex.split(command)
     assert name == "umbel"
     if words[0] == "run":
-        values: dict[str, Any] = paper_run() | asked(words[1:]) | {"rounds": 2, "device": "cpu"}
+        values: dict[str, Any] = paper_run() | asked(words[1:])[0] | {"rounds": 2, "device": "cpu"}
         assert (in_process.run(values) / "hypotheses.safetensors").is_file()
         return
     told = CliRunner().invoke(app, words, prog_name="umbel")

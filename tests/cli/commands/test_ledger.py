@@ -80,7 +80,7 @@ def test_show_tells_the_guarantee_and_none_where_there_is_none(tmp_path: Path) -
 
 
 def test_show_names_the_clients_that_no_entry_covers(tmp_path: Path) -> None:
-    path, said = ledger(tmp_path), "Exact losses of validation clients"
+    path, said = ledger(tmp_path), "exact losses of validation clients"
     assert said not in run("ledger show", str(path))[1]
     for _ in range(3):
         Runs(path).count_evaluation("run", Policy())
@@ -117,7 +117,7 @@ def test_export_writes_the_other_tables_as_csv(tmp_path: Path, table: str) -> No
 
 def test_check_says_whether_the_file_is_whole(tmp_path: Path) -> None:
     path = ledger(tmp_path)
-    assert run("ledger check", str(path)) == (0, f"{path} is a whole ledger with 12 charges\n")
+    assert run("ledger check", str(path)) == (0, f"{path} is an intact ledger with 12 charges\n")
     path.write_bytes(b"not a ledger")
     code, output = run("ledger check", str(path))
     assert code == 1
@@ -138,7 +138,7 @@ def test_a_file_that_is_not_there_is_not_made(tmp_path: Path, command: str, miss
 def test_create_makes_an_empty_ledger_once(tmp_path: Path) -> None:
     path = tmp_path / "new.sqlite"
     assert run("ledger create", str(path)) == (0, f"{path} is a new, empty ledger\n")
-    assert run("ledger check", str(path)) == (0, f"{path} is a whole ledger with 0 charges\n")
+    assert run("ledger check", str(path)) == (0, f"{path} is an intact ledger with 0 charges\n")
     code, output = run("ledger create", str(path))
     assert code == 1
     assert "[ledger.exists]" in output
@@ -177,9 +177,7 @@ def test_log_check_compares_it_with_the_ledger(tmp_path: Path) -> None:
     log = logged(tmp_path)
     code, output = run("log check", str(log.path))
     last = [line["hash"] for line in log.lines()][-1]
-    told = (
-        f"{log.path} is a whole log of 3 lines; the last hash is {last}\n3 charges are on record, of 12 in the ledger\n"
-    )
+    told = f"{log.path} is an intact log of 3 lines; its last hash is {last}\nIt records 3 of the ledger's 12 charges\n"
     assert (code, output) == (0, told)
     log.answered(Entry(paid=10), True)
     code, output = run("log check", str(log.path))
@@ -197,5 +195,5 @@ def test_a_damaged_log_is_shown_as_far_as_it_goes_and_can_be_set_aside(tmp_path:
     assert run("log check", str(log.path))[0] == 1
     code, output = run("log set-aside", str(log.path))
     assert code == 0
-    assert "the one before is" in output
+    assert "the previous one is" in output
     assert run("log check", str(log.path))[0] == 0

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.helpers.datasets import manifest
+from tests.helpers.errors import ended
 from umbel.cli.main import app
 from umbel.client.trial import first_update
 from umbel.data import offsets_of, write_dataset
@@ -79,3 +80,47 @@ def test_the_first_update_is_that_of_the_clients_by_hand(umbel_home: Path) -> No
     dataset = setup.open_dataset()
     assert dataset is not None
     assert first_update(setup.config, setup.model, dataset, zeros) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("delta", "warned"), [("1e-3", False), ("1.1e-3", True)])
+def test_a_delta_that_may_give_a_client_away_is_warned_of(delta: str, warned: bool) -> None:
+    """A tenth of 1/100."""
+    figures = "--parameters 2 --hypotheses 2 --clients 100 --clients-per-round 10 --noise-multiplier 9 --rounds 2"
+    code, output = run(*figures.split(), "--delta", delta)
+    assert code == 0, output
+    assert ("take a delta well below 0.01" in output) is warned
+
+
+def test_a_planned_run_is_written_and_run(umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.simulation.planner._WORK", 0.0)
+    monkeypatch.setattr("umbel.simulation.planner._DROWNED", 1e9)
+    write(umbel_home / "data" / "mine", 1)
+    file = tmp_path / "private.toml"
+    code, told = run("mine", "--epsilon", "4", "--write", str(file), "rounds=2")
+    assert code == 0, told
+    assert told.splitlines()[-1] == f"Next: umbel run {file}"
+    assert file.read_text().startswith("# Planned: pure epsilon 4 for a client over the whole run, with 2 rounds")
+    done = CliRunner().invoke(app, ["run", str(file)], prog_name="umbel")
+    assert done.exit_code == 0, done.output
+    code, printed = run("mine", "--epsilon", "4", "rounds=2")
+    assert "noise-multiplier = " in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        ("--epsilon 4", "config.missing-figure", "name a configuration"),
+        ("mine rounds=2", "config.missing-figure", "--epsilon"),
+        ("mine other --epsilon 4", "config.two-configurations", "'other'"),
+        ("mine --epsilon 4 --participations 2", "config.both-ways", "--participations"),
+        ("mine --epsilon 4 --write nowhere/private.toml", "config.unwritable", "nowhere"),
+    ],
+)
+def test_what_is_no_plan_of_a_run_is_told(
+    umbel_home: Path, monkeypatch: pytest.MonkeyPatch, words: str, code: str, part: str
+) -> None:
+    monkeypatch.setattr("umbel.simulation.planner._WORK", 0.0)
+    monkeypatch.setattr("umbel.simulation.planner._DROWNED", 1e9)
+    write(umbel_home / "data" / "mine", 1)
+    told = run(*words.split())
+    ended(*told, code, part)

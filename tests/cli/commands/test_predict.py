@@ -13,22 +13,10 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from tests.helpers.errors import ended
+from tests.helpers.learnt import learnt
 from umbel.cli.main import app
 from umbel.data import Manifest, offsets_of, write_dataset
-from umbel.protocol.arrays import Arrays
-from umbel.protocol.release import Clipping, Kind, Release
-from umbel.server.history import State
 from umbel.server.run_folder import RunFolder
-
-RELEASE = Release(Kind.TRAIN, 2, 5.0, Clipping.UPDATE)
-
-
-def learnt(path: Path, model: str, loss: str, best: Arrays) -> Path:
-    """Write the folder of a run that learnt these hypotheses."""
-    folder = RunFolder(path)
-    folder.write_config({"model": model, "loss": loss, "dataset": ""})
-    folder.write_round(State(best, best), np.array([1]), RELEASE, {})
-    return path
 
 
 def newcomer(path: Path, x: NDArray[Any], y: NDArray[Any], **more: Any) -> Path:
@@ -64,7 +52,7 @@ def predict(*arguments: object) -> Any:
 def test_each_client_predicts_with_the_hypothesis_that_fits_it_in_the_units_of_the_world(
     run: Path, newcomers: Path
 ) -> None:
-    done = predict(run, newcomers)
+    done = predict(run, newcomers, "--personalise", "no")
     assert done.exit_code == 0, done.output
     assert list(csv.reader(io.StringIO(done.stdout))) == [
         ["client", "row", "hypothesis", "prediction", "target"],
@@ -72,14 +60,16 @@ def test_each_client_predicts_with_the_hypothesis_that_fits_it_in_the_units_of_t
         ["0", "1", "1", "4000", "4000"],
         ["1", "0", "0", "5000", "5000"],
     ]
-    assert "2 clients, mean rmse on their labelled rows: 0 dollars" in done.stderr
+    assert "2 clients" in done.stderr
+    assert "rmse 0 dollars" in done.stderr
 
 
 def test_rows_without_labels_are_predicted_by_what_the_labelled_ones_chose(
     run: Path, newcomers: Path, tmp_path: Path
 ) -> None:
     np.save(tmp_path / "rows.npy", np.array([[7, 8]]))
-    done = predict(run, newcomers, "--client", 0, "--features", tmp_path / "rows.npy", "--out", tmp_path / "out.csv")
+    own = "--client", 0, "--features", tmp_path / "rows.npy", "--personalise", "no"
+    done = predict(run, newcomers, *own, "--out", tmp_path / "out.csv")
     assert done.exit_code == 0, done.output
     assert (tmp_path / "out.csv").read_text() == "client,row,hypothesis,prediction\n0,0,1,8000\n"
 
@@ -106,6 +96,7 @@ def test_classes_are_predicted_as_classes(tmp_path: Path) -> None:
         (["{run}/nothing", "{new}"], "config", "nothing"),
         (["{run}", "{new}-gone"], "data", "gone"),
         (["{run}", "{new}", "--client", "2"], "data.unknown-client", "0 to 1"),
+        (["{run}", "{new}", "--client", "north"], "data.unknown-client", "'north'"),
         (["{run}", "{new}", "--features", "{run}/rows.npy"], "data.unfit-rows", "(3,)"),
         (["{run}", "{new}", "--features", "{run}/gone.npy"], "umbel", "gone.npy"),
         (["{run}", "{new}", "--out", "{run}/gone/out.csv"], "data.no-folder", "gone/out.csv"),
@@ -145,3 +136,10 @@ def test_a_newcomer_takes_the_statistics_of_its_own_rows(tmp_path: Path) -> None
     rows = list(csv.reader(io.StringIO(done.stdout)))[1:]
     made = np.array([[float(number) for number in row[3].split()] for row in rows])
     np.testing.assert_allclose(made, np.where(x > [2, 30], 1, -1), atol=0.12)
+
+
+def test_a_name_that_is_unknown_is_told_with_those_that_are_known(run: Path, newcomers: Path) -> None:
+    (newcomers / "clients.json").write_text('["north", "south"]')
+    done = predict(run, newcomers, "--client", "nroth")
+    known = "'nroth'", "called 'north', 'south'", "did you mean 'north'?"
+    ended(done.exit_code, done.stderr, "data.unknown-client", *known)

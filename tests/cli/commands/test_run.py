@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tomli_w
 from typer.testing import CliRunner
 
+from tests.helpers.datasets import manifest
 from tests.helpers.errors import ended, raises
 from umbel.cli.commands.run import asked
 from umbel.cli.main import app
+from umbel.data import offsets_of, write_dataset
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation import in_process
@@ -26,16 +30,16 @@ def test_values_come_from_a_file_and_from_the_command_line(tmp_path: Path) -> No
     config.write_text('rounds = 3\nstrategy = "ifca"\n')
     values = {"rounds": 7, "strategy": "fedavg", "clip-norm-floor": 0.5}
     words = ["rounds=7", "strategy=fedavg", "clip-norm-floor=0.5"]
-    assert asked([str(config), *words]) == asked(words, config) == values
+    assert asked([str(config), *words]) == asked(words, config) == (values, [])
 
 
 @pytest.mark.parametrize(("text", "number"), [(".5", 0.5), ("5.", 5.0), ("+.5", 0.5), (".5e-1", 0.05)])
 def test_a_number_may_be_short(text: str, number: float) -> None:
-    assert asked([f"step-size={text}"]) == {"step-size": number}
+    assert asked([f"step-size={text}"])[0] == {"step-size": number}
 
 
 def test_a_configuration_goes_by_its_name() -> None:
-    assert asked(["hospital", "rounds=2"])["dataset"] == "hospital"
+    assert asked(["hospital", "rounds=2"])[0]["dataset"] == "hospital"
 
 
 def test_a_run_goes_on_with_all_that_it_was_asked(umbel_home: Path) -> None:
@@ -44,10 +48,23 @@ def test_a_run_goes_on_with_all_that_it_was_asked(umbel_home: Path) -> None:
     was = RunConfig().entries() | {"seed": 7, "hypotheses": 3}
     (folder / "config.toml").write_text(tomli_w.dumps({"config": was, "versions": {}}))
     for name in (folder.name, "20260101", "last", str(folder)):
-        values = asked([name, "rounds=200"], resume=True)
+        values, _ = asked([name, "rounds=200"], resume=True)
         assert values == was | {"rounds": 200, "resume": str(folder)}
     with raises(ConfigError, "config.is-a-run", "20260101-120000-synthetic", "--resume"):
         asked(["last"])
+
+
+@pytest.mark.parametrize("name", ["stays.csv", "my stays.CSV.gz", "stays.tsv", "stays.parquet", "stays.xlsx"])
+def test_a_table_is_answered_with_the_command_that_imports_it(umbel_home: Path, tmp_path: Path, name: str) -> None:
+    table = tmp_path / name
+    table.write_text("hospital,cost\nnorth,1\n")
+    command = f"umbel data import {shlex.quote(str(table))} --client COLUMN --target COLUMN"
+    for asking in ("run", "plan"):
+        status, told = umbel(asking, str(table))
+        ended(status, told, "config.is-a-table", command)
+        assert "--replace" not in told
+    (umbel_home / "data" / name.split(".")[0]).mkdir(parents=True)
+    ended(*umbel("run", str(table)), "config.is-a-table", f"{command} --replace")
 
 
 def test_a_run_to_start_from_is_found_from_where_the_user_is(
@@ -57,7 +74,7 @@ def test_a_run_to_start_from_is_found_from_where_the_user_is(
     for folder in (umbel_home / "runs" / "20260101-120000-synthetic", tmp_path / "mine"):
         folder.mkdir(parents=True)
         (folder / "config.toml").touch()
-        assert asked([f"start-from={folder.name}"])["start-from"] == str(folder)
+        assert asked([f"start-from={folder.name}"])[0]["start-from"] == str(folder)
     with raises(ConfigError, "config.no-run", "start-from", "'nowhere'"):
         asked(["start-from=nowhere"])
 
@@ -68,7 +85,9 @@ def test_a_run_to_start_from_is_found_from_where_the_user_is(
         (["ronds=3"], "config", "did you mean rounds?"),
         (["rounds=0"], "config", "rounds"),
         (["hosptal"], "config.unknown-configuration", "did you mean hospital?"),
-        (["preferences"], "config.is-a-dataset", "umbel run dataset=preferences"),
+        (["--resume", "last", "--epsilon", "4"], "config.resumed-epsilon", "--epsilon"),
+        (["--delta", "0"], "config.delta-alone", "--epsilon"),
+        (["dataset=", "--epsilon", "4"], "config.no-dataset", "name a dataset"),
         (["nothing-like-it"], "config.unknown-configuration", "synthetic"),
         (["hospital", "qmnist"], "config.two-configurations", "'qmnist'"),
         (["--resume"], "config.no-run", "umbel run RUN --resume"),
@@ -127,3 +146,73 @@ def test_a_home_that_cannot_be_made_is_told_before_anything_starts(
     monkeypatch.setenv("UMBEL_HOME", str(tmp_path / "file" / "home"))
     monkeypatch.setattr("umbel.simulation.in_process.run", lambda *_: pytest.fail("it was started"))
     ended(*umbel("run"), "config.home", "UMBEL_HOME")
+
+
+# --- was it worth it?
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_a_run_that_is_worse_than_a_constant_says_so_and_fails_where_that_is_asked(
+    umbel_home: Path, tmp_path: Path
+) -> None:
+    """Targets are 5 and noise, whatever the features: a line through the origin is worse than a constant."""
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(160, 2)), 5 + generator.normal(size=160)
+    own = manifest(20, 20, model="linear", loss="mse")
+    write_dataset(tmp_path / "noise", own, x.astype(np.float32), y.astype(np.float32), offsets_of([4] * 40))
+    words = [f"dataset={tmp_path / 'noise'}", "rounds=2", "restarts=1", "noise-multiplier=0", "clients-per-round=20"]
+    status, told = umbel("run", *words)
+    assert status == 0
+    assert "Worth it? No: it is worse than a constant. Means: this run, made each client's own: " in told
+    assert "Try step-size=0.025." in told
+    status, told = umbel("run", *words, "--strict")
+    assert status == 5
+    assert "Error: the run is not shown to be worth it: No: it is worse than a constant." in told
+    assert "[worth.not-shown]" in told
+    status, told = umbel("run", "rounds=8", "restarts=2", "--strict")
+    assert status == 0, told
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_a_run_ends_with_the_table_the_verdict_the_guarantee_and_its_folder(umbel_home: Path) -> None:
+    _, told = umbel("run", "rounds=8", "restarts=2")
+    (folder,) = (umbel_home / "runs").iterdir()
+    places = [told.index(words) for words in (
+        "The run is over", "the best constant", "Worth it?", "no epsilon covers them", "Guarantee",
+        str(folder) + "\n",
+    )]  # fmt: skip
+    assert places[:-1] == sorted(places[:-1])
+    assert told.rstrip().endswith(str(folder))
+    page = (folder / "report.html").read_text()
+    assert page.index("Was it worth it?") < page.index("Privacy, between any two data sets")
+    status, told = umbel("run", "rounds=1", "restarts=1", "--no-baselines")
+    assert status == 0
+    assert "Worth it?" not in told
+    assert len([*(umbel_home / "runs").glob("*/worth.json")]) == 1
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_the_report_of_a_run_stands_beside_what_is_named_before_it_starts(umbel_home: Path) -> None:
+    first = in_process.run({"rounds": 1, "restarts": 1, "seed": 1})
+    words = ["rounds=1", "restarts=1", "--no-baselines"]
+    status, told = umbel("run", *words, "--against", "last", "--against", "local-only", "--against", "fedavg")
+    assert status == 0, told
+    (folder,) = {*(umbel_home / "runs").iterdir()} - {first}
+    page = (folder / "report.html").read_text()
+    assert "this run, 2 seeds" in page, "the last run is the one before this"
+    assert "each client alone" in page
+    assert "fedavg" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        (["--against", "nowhere"], "config.no-run", "'nowhere'"),
+        (["--strict", "--no-baselines"], "config.strict-alone", "--no-baselines"),
+    ],
+)
+def test_what_cannot_be_compared_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, umbel_home: Path, words: list[str], code: str, part: str
+) -> None:
+    monkeypatch.setattr("umbel.simulation.in_process.run", lambda *_: pytest.fail("it was started"))
+    ended(*umbel("run", *words), code, part)

@@ -64,7 +64,7 @@ def test_redirected_tables_are_not_cut_at_a_terminals_width(runs: list[str]) -> 
 
 def test_one_is_shown_with_what_it_was_asked_and_what_it_cost(runs: list[str]) -> None:
     told = umbel("runs", "show", "20260101")
-    for text in (runs[0], "all 3 rounds done", "noise-multiplier", "5.0", "Guaranteed to a client: nothing"):
+    for text in (runs[0], "all 3 rounds done", "noise-multiplier", "5.0", "Guarantee: none"):
         assert text in told
     assert "interrupted" in umbel("runs", "show", "last"), "of which nothing else is known"
 
@@ -76,6 +76,7 @@ def test_two_are_compared_where_they_differ(runs: list[str], umbel_home: Path) -
     assert "seed" in told
     assert "step-size" not in told
     assert "name two runs or more" in umbel("runs", "compare", runs[0], code=1)
+    assert umbel("runs", "compare", *runs[:2], runs[0]) == told, "named twice, it has one column"
 
 
 def test_one_is_removed_when_that_is_meant(runs: list[str], umbel_home: Path) -> None:

@@ -14,7 +14,8 @@ from tests.helpers.errors import raises
 from umbel.data.importers import ClientData
 from umbel.models import load
 from umbel.models.fit import misfit
-from umbel.protocol.errors import DatasetError
+from umbel.protocol.errors import ConfigError, DatasetError
+from umbel.protocol.plugins import distrust, import_by_name
 
 WHO = np.repeat(["a", "b", "c"], 2)
 X = np.arange(12.0).reshape(6, 2)
@@ -56,6 +57,17 @@ def test_booleans_are_labels_of_a_margin() -> None:
     assert who == {"a": [-1, -1], "b": [-1, 1], "c": [1, 1]}
 
 
+def test_vectors_of_booleans_stay_0_and_1_and_it_is_said() -> None:
+    data = made(X, X > 4, validation=0)
+    assert (set(np.unique(data.dataset.targets)), data.manifest.loss) == ({0, 1}, "mse")
+    assert data.manifest.model == "linear inputs=2 outputs=2"
+    assert fits(data)
+    assert data.notes == (
+        "The target's false and true are stored as the numbers 0 and 1, a vector a row, for the loss mse.",
+    )
+    assert "stored as -1 and 1" in made(X, X[:, 0] > 4).notes[0]
+
+
 def test_names_of_classes_may_be_given() -> None:
     data = made(X, [0, 1, 0, 1, 0, 1], classes=["no", "yes", "perhaps"])
     assert data.manifest.units["target"]["categories"] == ["no", "yes", "perhaps"]
@@ -68,6 +80,34 @@ def test_bytes_are_images() -> None:
     assert data.dataset.features.dtype == np.uint8
     assert (data.manifest.feature_scale, data.manifest.model) == (1 / 255, "cnn10")
     assert made(images[:, :5], [0, 1, 2, 0, 1, 9]).manifest.model == "linear inputs=140 outputs=10"
+
+
+def test_images_are_kept_with_their_channels_first() -> None:
+    grey, colour = np.arange(6 * 5 * 7, dtype=np.uint8).reshape(6, 5, 7), np.zeros((6, 5, 7, 3), np.uint8)
+    data = made(grey, WHO)
+    np.testing.assert_array_equal(data.dataset.features[:, 0].sum(), grey.sum())
+    assert data.dataset.features.shape == (6, 1, 5, 7)
+    assert data.notes == ("Images of shape (5, 7) have no channel axis; they are stored as (1, 5, 7).",)
+    numbers = grey.astype(np.float32)  # may be sequences as well
+    assert made(numbers, WHO).dataset.features.shape == (6, 5, 7)
+    assert made(numbers, WHO, channels="none").dataset.features.shape == (6, 1, 5, 7)
+    colour[..., 2] = 9
+    for images in (colour, colour.astype(np.float32)):
+        data = made(images, WHO)
+        assert data.dataset.features.shape == (6, 3, 5, 7)
+        assert np.all(data.dataset.features[:, 2] == 9)
+        assert data.notes == ("Images of shape (5, 7, 3) have their channels last; they are stored as (3, 5, 7).",)
+    first = made(np.moveaxis(colour, -1, 1), WHO)
+    assert (first.dataset.features.shape, first.notes) == ((6, 3, 5, 7), ())
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 3), (16, 5, 7), (1, 28, 1)])
+def test_images_that_do_not_tell_are_refused_until_it_is_said(shape: tuple[int, ...]) -> None:
+    images = np.zeros((6, *shape), np.uint8)
+    with raises(DatasetError, "data.channels", str(shape), 'channels="first" or channels="last"'):
+        made(images, WHO)
+    assert made(images, WHO, channels="first").dataset.features.shape == (6, *shape)
+    assert made(images, WHO, channels="last").dataset.features.shape == (6, shape[2], *shape[:2])
 
 
 def test_tokens_stay_integers() -> None:
@@ -102,6 +142,8 @@ def test_rows_are_dealt_by_a_partitioner() -> None:
         (X, [0, 1, 2, 0, 1, 2], {"classes": ["a", "b"]}, ("data.classes",)),
         (X, list("abcabc"), {"classes": ["a", "b"]}, ("data.classes", "'c'")),
         (X[:5], X[:5, 0], {}, ("data.lengths",)),
+        (X, X.astype(int), {}, ("data.vectors", "(6, 2)", "whole numbers", "floats")),
+        (X, X.astype(str), {}, ("data.vectors", "(6, 2)", "texts")),
     ],
 )
 def test_what_does_not_fit_is_refused(features: Any, targets: Any, options: Any, reason: tuple[str, ...]) -> None:
@@ -134,9 +176,9 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_a_client_and_a_folder_a_class(folder: Path) -> None:
     data = umbel.from_image_folder(folder, validation=["bert"])
     features, targets = data.dataset.client(0)
-    assert features.shape == (2, 4, 3)
+    assert features.shape == (2, 1, 4, 3)
     assert features.dtype == np.uint8
-    assert (features[:, 0, 0].tolist(), targets.tolist()) == ([10, 20], [0, 1])
+    assert (features[:, 0, 0, 0].tolist(), targets.tolist()) == ([10, 20], [0, 1])
     assert data.manifest.units["target"]["categories"] == ["cat", "dog"]
     assert (data.manifest.feature_scale, data.manifest.model) == (1 / 255, "linear inputs=12 outputs=2")
 
@@ -151,7 +193,7 @@ def test_colours_come_first(tmp_path: Path) -> None:
     save(tmp_path / "anna" / "dog" / "1.png", 20)
     data = umbel.from_image_folder(tmp_path, validation=0)
     assert data.dataset.features[:, :, 0, 0].tolist() == [[10, 1, 2], [20, 20, 20]]
-    assert umbel.from_image_folder(tmp_path, validation=0, colour=False).dataset.features.shape == (2, 4, 3)
+    assert umbel.from_image_folder(tmp_path, validation=0, colour=False).dataset.features.shape == (2, 1, 4, 3)
 
 
 def test_sizes_must_agree_or_are_brought_to_one(folder: Path) -> None:
@@ -159,7 +201,7 @@ def test_sizes_must_agree_or_are_brought_to_one(folder: Path) -> None:
     with raises(DatasetError, "data.shape", "3.png", "1.png"):
         umbel.from_image_folder(folder)
     data = umbel.from_image_folder(folder, size=(6, 5), validation=0)
-    assert data.dataset.features.shape == (4, 6, 5)
+    assert data.dataset.features.shape == (4, 1, 6, 5)
 
 
 def test_what_is_no_image_is_named(folder: Path) -> None:
@@ -168,3 +210,13 @@ def test_what_is_no_image_is_named(folder: Path) -> None:
         umbel.from_image_folder(folder)
     with raises(DatasetError, "data.no-rows"):
         umbel.from_image_folder(folder / "anna")
+
+
+def test_a_model_that_is_named_here_is_trusted_in_a_run(tmp_path: Path) -> None:
+    """Who writes the call names the code; of a folder that was sent it is refused (`umbel.protocol.plugins`)."""
+    name = "tests.helpers.strangers:Recurrent"
+    distrust(name)
+    with raises(ConfigError, "config.untrusted-code", name):
+        import_by_name(name)
+    umbel.from_arrays(np.zeros((2, 3)), np.zeros(2), client=["a", "b"], model=name)
+    assert import_by_name(name).__name__ == "Recurrent"

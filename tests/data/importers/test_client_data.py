@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.errors import raises
 from umbel.data import find_dataset, open_dataset
 from umbel.data.importers.client_data import folder_of, split_into_clients
-from umbel.protocol.errors import DatasetError
+from umbel.protocol.errors import DatasetError, DiskError
 
 # Client c of ten has the rows c and 10 + c.
 OWNERS = [f"c{row % 10}" for row in range(20)]
@@ -68,6 +68,28 @@ def test_a_name_is_found_by_a_run_and_so_are_its_test_clients() -> None:
     assert find_dataset("mine") == folder
     assert open_dataset(folder).manifest.name == "mine"
     assert open_dataset(find_dataset("mine/test")).manifest.name == "mine-test"
+
+
+def test_a_dataset_is_replaced_only_where_that_is_said() -> None:
+    first = data(name="one").write("mine")
+    with raises(DatasetError, "data.exists", "mine", "replace=True"):
+        data(name="two").write("mine")
+    assert open_dataset(first).manifest.name == "one"
+    assert open_dataset(data(name="two").write("mine", replace=True)).manifest.name == "two"
+
+
+def test_a_full_disk_leaves_the_dataset_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = data(name="one").write("mine")
+    before = {one: one.read_bytes() for one in folder.iterdir()}
+
+    def cut(*_: Any) -> None:
+        raise OSError("300 requested and 12 written")  # in NumPy's words
+
+    monkeypatch.setattr(np, "save", cut)
+    with raises(DiskError, "disk.full", folder):
+        data(name="two").write("mine", replace=True)
+    assert {one: one.read_bytes() for one in folder.iterdir()} == before
+    assert [one.name for one in folder.parent.iterdir()] == ["mine"]
 
 
 def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

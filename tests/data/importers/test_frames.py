@@ -12,6 +12,8 @@ import pytest
 import umbel
 from tests.helpers.errors import raises
 from umbel.data import open_dataset
+from umbel.data.hints import Syntax
+from umbel.data.importers.ranges import enough
 from umbel.models import load
 from umbel.models.fit import misfit
 from umbel.protocol.errors import DatasetError
@@ -42,7 +44,7 @@ def test_numbers_booleans_and_texts() -> None:
     )
     assert data.dataset.targets.tolist() == [12_000, 5_000, 20_000, 3_000]
     assert (data.manifest.model, data.manifest.loss) == ("linear inputs=5 outputs=1", "mse")
-    assert data.notes == ("The categories of ward were found in the rows: real sites need a public list.",)
+    assert data.notes == ("The categories of ward come from the rows; real sites need a public list.",)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_what_is_not_to_be_guessed_is_said() -> None:
         "age = 30", "age = 50", "age = 70", "ward = A", "ward = B", "ward = C", "ward = D",
     ]  # fmt: skip
     assert (data.manifest.model, data.manifest.name) == ("mlp inputs=7 hidden=4 outputs=1", "stays")
-    assert data.notes == ("The categories of age were found in the rows: real sites need a public list.",)
+    assert data.notes == ("The categories of age come from the rows; real sites need a public list.",)
 
 
 @pytest.mark.parametrize(
@@ -117,26 +119,143 @@ def test_a_schema_keeps_its_model_unless_another_is_named() -> None:
         umbel.from_dataframe(FRAME, schema=layout, modell="linear inputs=5 outputs=1")
 
 
-def test_statistics_of_training_rows_scale_numbers_and_it_is_said() -> None:
-    data = made(standardise=True, features=["age"])
-    # Of north's rows alone: ages 70 and 30 have mean 50 and deviation 20, costs a root mean square of 9192.
+def test_declared_ranges_scale_numbers_and_others_are_estimated_with_an_epsilon_that_is_told() -> None:
+    ranges = {"age": {"minimum": 30, "maximum": 70}, "cost": {"minimum": 0, "maximum": 20_000}}
+    data = made(standardise=True, features=["age"], columns=ranges)
+    # By hand: 30 to 70 is 50 give or take 20.
     assert data.manifest.units["features"] == [{"name": "age", "unit": "", "scale": 20.0, "offset": 50.0}]
-    assert data.manifest.units["target"]["scale"] == 9200.0
+    assert data.manifest.units["target"]["scale"] == 20_000
     np.testing.assert_array_equal(data.dataset.features[:, 0], [1, -1, 0, 0])
-    assert "a leak at real sites" in data.notes[-1]
-    assert "a leak at real sites" in data.manifest.provenance
+    assert not any("epsilon" in text for text in (*data.notes, data.manifest.provenance))
+    # One median, by the one client that trains.
+    part = made(standardise=True, features=["age"], columns={"age": ranges["age"]})
+    epsilon = f"epsilon {1.005 * enough(1):.3g} a client, which protects next to nothing"
+    assert "Scales of cost were estimated" in part.notes[-1]
+    assert epsilon in part.notes[-1]
+    assert "columns={'cost': {'maximum': 100}}" in part.notes[-1]
+    assert epsilon in part.manifest.provenance
     given = made(standardise=True, columns={"age": {"scale": 100}}).manifest.units["features"][0]
     assert given == {"name": "age", "unit": "", "scale": 100, "offset": 0.0}
+    with raises(DatasetError, "data.too-few-clients", "cost"):
+        made(standardise=True, standardise_epsilon=1, features=["smoker"])
 
 
 def test_missing_values_are_refused_unless_told() -> None:
     frame = FRAME.assign(age=[70, np.nan, 50, 50])
-    with raises(DatasetError, "data.missing-value", "age", "row 2"):
+    with raises(DatasetError, "data.missing-value", "age", "row 2", "missing='indicate'", "{'age': {'fill': 0.0}}"):
         made(frame)
+    with raises(DatasetError, "data.missing-value", "--missing indicate", "--set age.fill=0.0"):
+        made(frame, syntax=Syntax.FLAGS)
+    layout = made().manifest.layout
+    with raises(DatasetError, "data.missing-value", 'missing = "indicate"', "fill = 0.0 for the column 'age'"):
+        umbel.from_dataframe(frame, schema=layout)
     data = made(frame, missing="drop")
     assert len(data.dataset.targets) == 3
     assert "Rows left out: 1, because age is missing." in data.notes
     assert made(frame, columns={"age": {"fill": "40"}}).dataset.features[1, 0] == 40
+
+
+def test_a_feature_that_lacks_values_may_say_so() -> None:
+    frame = FRAME.assign(age=[70, np.nan, 50, 50], ward=["A", "B", None, "C"])
+    data = made(frame, missing="indicate", columns={"age": {"offset": 50, "scale": 20}}, features=["age", "ward"])
+    # By hand: (age - 50) / 20 and whether it is missing; ward A, B, C and whether it is missing.
+    wanted = [[1, 0, 1, 0, 0, 0], [0, 1, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 1, 0]]
+    assert data.dataset.features.tolist() == wanted
+    assert data.manifest.model == "linear inputs=6 outputs=1"
+    names = [one["name"] for one in data.manifest.units["features"]]
+    assert names == ["age", "age is missing", "ward = A", "ward = B", "ward = C", "ward is missing"]
+    assert any(note.startswith("age lacks values") for note in data.notes)
+    # Another table without gaps has the same columns.
+    again = umbel.from_dataframe(FRAME, schema=data.manifest.layout, validation=["south"])
+    assert again.dataset.features[:, [1, 5]].tolist() == [[0, 0]] * 4
+    filled = made(frame, missing="indicate", columns={"age": {"fill": 30}}, features=["age"])
+    assert filled.dataset.features.tolist() == [[70, 0], [30, 1], [50, 0], [50, 0]]
+    with raises(DatasetError, "data.missing-value", "cost", "missing='drop'"):
+        made(frame.assign(cost=[1.0, 2.0, np.nan, 4.0]), missing="indicate")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pd.to_datetime(["2000-01-03", "2005-12-31 23:59", "2000-01-03", "2000-01-03"], format="ISO8601"),
+        pd.to_datetime(["2000-01-03", "2005-12-31 23:59", "2000-01-03", "2000-01-03"], format="ISO8601", utc=True),
+        ["2000-01-03", "2005-12-31T23:59+09:00", "2000-01-03 00:00", "2000-01-03"],
+    ],
+)
+def test_a_date_is_its_year_month_weekday_and_days(values: Any) -> None:
+    data = made(FRAME.assign(age=values), features=["age"])
+    # By hand: 3 January 2000 was a Monday, and 2 days after the first; 31 December 2005 a Saturday, after 2191 days.
+    first = [0, -1, -1, 2 / 3652.5]
+    np.testing.assert_allclose(data.dataset.features, [first, [0.5, 1, 2 / 3, 2191 / 3652.5], first, first], rtol=1e-6)
+    assert [one["name"] for one in data.manifest.units["features"]] == [
+        "age: year", "age: month", "age: weekday", "age: days",
+    ]  # fmt: skip
+    assert any("columns={'age': {'since': '2024-01-01'}}" in note for note in data.notes)
+    # What the manifest says of the columns leads back to the date.
+    units = data.manifest.units["features"]
+    back = data.dataset.features[1] * [one["scale"] for one in units] + [one["offset"] for one in units]
+    np.testing.assert_allclose(back, [2005, 12, 5, 2191], rtol=1e-6)
+    assert [one["unit"] for one in units] == ["year", "1 to 12", "0 for Monday to 6", "days since 2000-01-01"]
+    own = {"parts": ["days"], "since": "2000-01-02", "span": 10}
+    assert made(FRAME.assign(age=values), features=["age"], columns={"age": own}).dataset.features[0] == np.float32(0.1)
+
+
+def test_dates_as_other_countries_write_them_need_a_format() -> None:
+    frame = FRAME.assign(age=["03.01.2000"] * 4)
+    own = {"type": "date", "format": "%d.%m.%Y", "parts": ["month"]}
+    assert made(frame, features=["age"], columns={"age": own}).dataset.features[0] == -1
+    with raises(DatasetError, "data.bad-value", "age", "'03.01.2000'", "columns={'age': {'format': '%d.%m.%Y'}}"):
+        made(frame, features=["age"], columns={"age": {"type": "date"}})
+    with raises(DatasetError, "data.conflict", "'age' is a date"):
+        made(FRAME.assign(age=["2000-01-03"] * 4), target="age")
+
+
+CODES = pd.concat([FRAME] * 20, ignore_index=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "kind"),
+    [
+        ("age", [194, 292, 392, 690], "category"),
+        ("age", ["194", "292", "392", "690"], "category"),
+        ("age", [1.0, 2.0, 1.0, 2.0], "category"),
+        ("age", [0, 1, 2, 3], "number"),  # as amounts are counted
+        ("age", [1.5, 2.5, 3.5, 4.5], "number"),
+        ("age", [-1, -2, -3, -4], "number"),
+        ("age", [5, 10, 20, 40], "number"),
+        ("age", [-1, 1, -1, 1], "boolean"),
+        ("age", ["on", "Off", "ON", "off"], "boolean"),
+        ("cost", [0, 1, 2, 0], "category"),
+        ("cost", [0.0, 1.0, 2.0, 0.5], "number"),
+    ],
+)
+def test_whole_numbers_that_look_like_codes_are_categories(name: str, values: list[Any], kind: str) -> None:
+    data = made(CODES.assign(**{name: values * 20}))
+    layout = data.manifest.layout
+    assert layout is not None
+    found = {column.name: column for column in (*layout.features, layout.target)}
+    assert found[name].type == kind
+    told = [note for note in data.notes if f"columns={{{name!r}: {{'type': 'number'}}}}" in note]
+    assert len(told) == (kind == "category")
+    if kind == "category":
+        assert f"{name} holds {len(set(values))} different whole numbers" in told[0]
+        said = made(CODES.assign(**{name: values * 20}), columns={name: {"type": "number"}})
+        assert said.manifest.layout is not None
+        assert not any("whole numbers" in note for note in said.notes)
+
+
+@pytest.mark.parametrize("entry", [{"scale": 10}, {"offset": 100}, {"minimum": 0}, {"maximum": 700}])
+def test_a_column_of_which_an_entry_for_numbers_is_given_holds_amounts(entry: dict[str, float]) -> None:
+    layout = made(CODES.assign(age=[194, 292, 392, 690] * 20), columns={"age": entry}).manifest.layout
+    assert layout is not None
+    assert layout.features[0].type == "number"
+
+
+def test_many_values_or_few_rows_are_no_codes() -> None:
+    for ages in (np.arange(80) % 40 + 5, np.r_[np.full(60, 7), np.arange(20)]):
+        layout = made(CODES.assign(age=ages)).manifest.layout
+        assert layout is not None
+        assert layout.features[0].type == "number"
 
 
 def test_rows_are_dealt_by_label() -> None:
@@ -174,11 +293,11 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], parts: tuple[str,
         made(**options)
 
 
-def test_dates_free_text_and_two_columns_of_one_name_are_refused() -> None:
+def test_free_text_lists_and_two_columns_of_one_name_are_refused() -> None:
     with raises(DatasetError, "data.twice", "'age'"):
         made(pd.concat([FRAME, FRAME[["age"]]], axis=1))
-    with raises(DatasetError, "data.dates"):
-        made(FRAME.assign(age=pd.date_range("2020-01-01", periods=4)))
+    with raises(DatasetError, "data.vectors", "cost holds lists"):
+        made(FRAME.assign(cost=[[0, 1], [1, 0], [1, 1], [0, 0]]))
     many = pd.concat([FRAME] * 40, ignore_index=True)
     with raises(DatasetError, "data.categories", "160"):
         made(many.assign(ward=[f"w{row}" for row in range(160)]))

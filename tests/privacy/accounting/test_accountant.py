@@ -271,7 +271,7 @@ def test_a_delta_is_a_probability_below_one(delta: float) -> None:
 
 
 def test_a_count_is_not_negative() -> None:
-    with pytest.raises(ValueError, match="less than no times"):
+    with pytest.raises(ValueError, match="cannot be negative"):
         compose({LaplaceLoss(11, 2.0): -1}, DELTA)
 
 

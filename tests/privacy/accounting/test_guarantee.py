@@ -57,7 +57,7 @@ def test_releases_of_all_kinds_add_up() -> None:
     [
         (OPEN, "the choice among 5 hypotheses is open"),
         (replace(OPEN, hypotheses=0), "the choice among several hypotheses is open"),
-        (HEURISTIC, "the radius is the norm of the client's own update"),
+        (HEURISTIC, "each update is clipped to its own norm, which proves nothing"),
         (BARE, "there is no noise"),
     ],
 )

@@ -49,6 +49,19 @@ def test_noise_after_averaging_by_hand() -> None:
     assert gaussian.noise_left**2 == pytest.approx(9 * 11 / 20)
 
 
+def test_a_pure_guarantee_takes_the_noise_of_the_formula() -> None:
+    """2 * 7 / 3.5 = 4; and with 3 participations of (4 - 3 * .5) / 3 each 2 * 7 * 3 / 2.5 = 16.8."""
+    small = Task(parameters=7, hypotheses=1, clients=100, clients_per_round=10)
+    assert plan_for(small, 4.0, 0.0, 1).release.noise_multiplier == 3.5
+    assert plan_for(replace(small, hypotheses=2), 4.0, 0.0, 3, 0.5).release.noise_multiplier == 16.8
+
+
+def test_noise_left_in_the_mean_of_sites_by_hand() -> None:
+    """4 sites of 25 clients each, nu = 3: the sum has noise of norm 3 * sqrt(n) * 2 for Gaussian noise, over 100."""
+    sites = Task(parameters=9, hypotheses=1, clients=100, clients_per_round=100, mechanism="gaussian", sites=4)
+    assert sites.noise_left(3.0) == pytest.approx(3 * 3 * 2 / 100)
+
+
 def test_an_open_choice_has_no_guarantee_and_one_hypothesis_no_choice() -> None:
     assert plan(HOSPITAL, 3.0, 0.0, rounds=100).maximum is None
     assert plan(ALONE, 3.0, 0.0, rounds=100).maximum is not None

@@ -653,7 +653,7 @@ def test_a_handler_that_does_not_obey_releases_nothing(node_log: io.StringIO) ->
     context = of_node(SIMULATED)
     content = request(APART_TWO, tuple(range(50)), **PRIVATE)
     assert what_left(through_gate(content, context, obeys(ignores=True)), 50, ONE) is None
-    assert "trained another hypothesis than the gate had drawn" in node_log.getvalue()
+    assert "trained another hypothesis than the gate assigned" in node_log.getvalue()
 
 
 def test_what_a_server_says_of_assignments_is_not_heard() -> None:

@@ -200,9 +200,9 @@ def by_hand(path: Path) -> Iterator[sqlite3.Connection]:
         ("UPDATE totals SET times = 1 WHERE client = 2", "totals"),
         ("DELETE FROM totals WHERE client = 2", "totals"),
         ("DELETE FROM totals", "totals"),
-        ("DELETE FROM head", "it does not say how many charges it has"),
+        ("DELETE FROM head", "its number of charges is missing"),
         ("UPDATE head SET charges = 11", "12 of 11"),
-        ("UPDATE head SET hash = zeroblob(32)", "its last charge is not the one that was written"),
+        ("UPDATE head SET hash = zeroblob(32)", "its last charge has been changed"),
         ("DROP TABLE totals", "its tables are not a ledger's"),
         ("CREATE TRIGGER late AFTER INSERT ON charges BEGIN DELETE FROM charges; END", "its tables are not a ledger's"),
     ],
@@ -398,3 +398,19 @@ def test_releases_that_are_equal_are_one_however_they_were_written(path: Path) -
         release = Release(Kind.TRAIN, 11, 3.0, Clipping.PUBLIC, 0.5, hypotheses=2, choice_epsilon=zero)
         ledger.charge(Charge("7", 1, release), [0])
     assert list(Ledger(path, whole=True).account(0).values()) == [2]
+
+
+def test_a_full_disk_is_named_and_nothing_is_charged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(path)
+    connect = sqlite3.connect
+
+    def small(*args: Any, **options: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*args, **options)
+        connection.execute("PRAGMA max_page_count = 1")  # no more than the pages that are there
+        return connection
+
+    monkeypatch.setattr("umbel.privacy.gate.store.sqlite3.connect", small)
+    with raises(LedgerError, "ledger.disk-full", path):
+        ledger.charge(TRAIN, [ClientInDataset(client) for client in range(1000)])
+    monkeypatch.setattr("umbel.privacy.gate.store.sqlite3.connect", connect)
+    assert Ledger(path, whole=True).accounts() == {}

@@ -256,7 +256,7 @@ def test_a_budget_is_kept_exactly() -> None:
         ({"exact-losses": "perhaps"}, "wrong-value", "true"),
         ({"role": "validation", "budget": "inf", "max-participations": 9}, "conflict", "max-evaluations"),
         ({"approve": "yes"}, "wrong-value", "policy, ask"), ({"trip-wire": True}, "unknown-key", "tripwire"),
-        ({"min_noise_multiplier": 9.0}, "unknown-key", "min-noise-multiplier"),
+        ({"min_noise_multiplier": 9.0, "min-noise-multiplier": 1.0}, "unknown-key", "min-noise-multiplier"),
         ({"Budget": 9.0}, "unknown-key", "budget"),
     ],
 )  # fmt: skip

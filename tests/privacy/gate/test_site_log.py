@@ -105,8 +105,8 @@ BARE = task_of((0, 1), noise_multiplier=0.0)
         (round_of(task_of((0, 1)), EVALUATION), "answered", "", 2),
         (round_of(BARE), "refused", "train: the server asks for an unsanitised release", 0),
         (round_of(BARE, EVALUATION), "partly", "train: the server asks for an unsanitised release", 0),
-        (round_of(task_of((0, 1)), **{"max-participations": 0}), "refused", "no asked client can pay", 0),
-        (round_of(task_of((0, 1)), handler=broken), "refused", "train: ValueError; the node's own log says more", 2),
+        (round_of(task_of((0, 1)), **{"max-participations": 0}), "refused", "no asked client is within budget", 0),
+        (round_of(task_of((0, 1)), handler=broken), "refused", "train: ValueError; see the node's own log", 2),
         (round_of(), "refused", "", 0),
         (other(query(), "query"), "answered", "", 0),
         (other(query(), "query", broken), "refused", "query: ValueError", 0),
@@ -128,7 +128,7 @@ def test_clients_that_cannot_pay_make_it_a_part(log: SiteLog, own: dict[str, Any
         through_gate(asked(ZEROS, task_of(clients)), of_node(once), handler)
     _, line = log.lines()
     assert (line["decision"], line["paid"]) == ("partly", 1)
-    assert line["reason"] == "train: 1 of 2 clients cannot pay any more [refused.budget]"
+    assert line["reason"] == "train: 1 of 2 clients are over budget [refused.budget]"
 
 
 def test_a_charge_that_led_to_no_release_is_on_record(
@@ -266,7 +266,7 @@ def test_a_damaged_log_is_set_aside_and_the_new_one_names_it(log: SiteLog) -> No
     add(log)
     first, second = log.lines()
     assert (first["decision"], second["decision"]) == ("set aside", "answered")
-    assert f"the log before this one is {aside.name}, SHA-256 " in first["reason"]
+    assert f"the previous log is {aside.name}, SHA-256 " in first["reason"]
 
 
 def test_where_there_is_no_log_there_is_nothing_to_set_aside_and_without_a_folder_nothing_to_add(log: SiteLog) -> None:

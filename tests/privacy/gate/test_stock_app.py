@@ -20,6 +20,7 @@ import umbel
 from tests.helpers.errors import raises
 from tests.helpers.flower_apps import Node, answered, arrays, asks, left
 from tests.helpers.messages import refused
+from umbel.privacy.gate import stock_app
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site_log import SiteLog
@@ -111,7 +112,7 @@ def test_what_is_frozen_goes_back_as_it_came_and_costs_nothing() -> None:
 
 def test_a_pattern_that_matches_nothing_is_a_slip_of_the_pen(node_log: io.StringIO) -> None:
     assert refused(Node(Gate(1.0, 1.0, frozen="backbon.*"), unchanged).send(asks(PAIR)))
-    assert "no array is called 'backbon.*'" in node_log.getvalue()
+    assert "umbel.Gate's frozen names 'backbon.*'" in node_log.getvalue()
 
 
 # --- the law of the noise, and its price
@@ -160,6 +161,27 @@ def test_the_charge_comes_before_the_app_sees_a_message_and_outlives_a_crash(tmp
     assert (seen, node.paid) == ([1], 1)
 
 
+@pytest.mark.parametrize(("own_data", "who"), [(False, "a client"), (True, "this site's client")])
+def test_the_log_says_what_was_spent(
+    own_data: bool, who: str, tmp_path: Path, node_log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two numbers at a noise multiplier of 2 cost a pure epsilon of 2 * 2 / 2 each time; at a delta 3.993 for two."""
+    monkeypatch.setattr(stock_app, "_told", {})
+    node = Node(Gate(2.0, 1.0), unchanged, tmp_path if own_data else None)
+    for _ in range(2):
+        node.send(asks(PAIR))
+    assert f"after 2 participations {who} has spent epsilon 3.993 at delta 1e-05" in node_log.getvalue()
+
+
+def test_a_log_that_many_clients_share_says_only_what_is_new(
+    node_log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stock_app, "_told", {})
+    for _ in range(3):
+        Node(Gate(2.0, 1.0), unchanged).send(asks(PAIR))
+    assert node_log.getvalue().count("participation a client has spent") == 1
+
+
 def test_a_budget_refuses_once_it_is_spent_and_who_cannot_pay_does_not_train() -> None:
     """Pure epsilon 2 n / nu = 1 a participation."""
     node = Node(Gate(4.0, 1.0, budget=3.0), adds(1.0, 0.0))
@@ -194,13 +216,13 @@ def test_a_budget_at_a_delta_counts_gaussian_noise_as_it_is(own: dict[str, Any],
         (Gate(0.0, 1.0), {}, "unsanitised release"),
         (Gate(2.0, 1.0, "gaussian"), {}, "this site accepts laplace"),
         (Gate(2.0, 1.0, "gaussian"), {"mechanisms": "gaussian", "budget": 9.0}, "set delta"),
-        (Gate(2.0, 1.0), {"release": "site"}, "sums over its clients alone"),
+        (Gate(2.0, 1.0), {"release": "site"}, "only sums over its clients"),
         (Gate(2.0, 1.0), {"role": "validation"}, "clients of role validation do not train"),
         (Gate(2.0, 1.0), {"role": "split"}, "role split is for umbel's own datasets"),
-        (Gate(2.0, 1.0), {"max-local-epochs": 5}, "max-local-epochs is heeded by umbel's own app alone"),
-        (Gate(2.0, 1.0), {"approve": "ask"}, "approve is heeded by umbel's own app alone"),
-        (Gate(2.0, 1.0), {"insecure-seed": True}, "insecure-seed is heeded by umbel's own app alone"),
-        (Gate(2.0, 1.0), {"max-participations": 0}, "no asked client can pay"),
+        (Gate(2.0, 1.0), {"max-local-epochs": 5}, "max-local-epochs works only in umbel's own app"),
+        (Gate(2.0, 1.0), {"approve": "ask"}, "approve works only in umbel's own app"),
+        (Gate(2.0, 1.0), {"insecure-seed": True}, "insecure-seed works only in umbel's own app"),
+        (Gate(2.0, 1.0), {"max-participations": 0}, "no asked client is within budget"),
         (Gate(2.0, 1.0), {"budged": 3.0}, "did you mean budget?"),
         (Gate(2.0, 1.0), {"device": "cpu"}, "there is no device"),
         (Gate(2.0, 1.0), {"app-keys": "budget"}, "app-keys names budget"),

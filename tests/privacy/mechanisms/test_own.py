@@ -15,14 +15,16 @@ from umbel.privacy import mechanisms
 from umbel.privacy.mechanisms import Mechanism
 from umbel.simulation.in_process import play, run_config
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "privacy.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "guides" / "extend.md"
 RADII = np.ones((20_000, 1))
 
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of the class in the docs."""
-    [code] = re.findall(r"```python\n(.*?class Coordinates.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    [code] = re.findall(
+        r"```python\n(import math\n.*?class Coordinates.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL
+    )
     return write_module(tmp_path, monkeypatch, code) + ":Coordinates"
 
 

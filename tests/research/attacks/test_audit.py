@@ -304,7 +304,7 @@ def test_what_is_at_fault_is_found(fault: Fault, setting: Setting, faulty: pytes
 def test_where_nothing_is_claimed_there_is_nothing_to_audit() -> None:
     release = training(2, 4.0)
     for heuristic, reason in (
-        (Release(release.kind, 2, 4.0, Clipping.UPDATE), "the radius is the norm"),
+        (Release(release.kind, 2, 4.0, Clipping.UPDATE), "each update is clipped to its own norm"),
         (training(2, 0.0), "there is no noise"),
         (training(2, 4.0, 2), "the choice among 2 hypotheses is open"),
     ):
@@ -395,7 +395,10 @@ def test_a_run_is_not_lost_where_the_audit_cannot_be_made_or_nothing_is_claimed(
     """The run's own node has an entry of its own, the audit's has the environment's."""
     monkeypatch.setenv("UMBEL_MAX_HYPOTHESES", "1")
     node = {"partition-id": 0, "num-partitions": 1, "max-hypotheses": 2}
-    for changes, reason in (({}, "the gate refused"), ({"clipping": "update"}, "the radius is the norm of the client")):
+    for changes, reason in (
+        ({}, "the gate refused"),
+        ({"clipping": "update"}, "each update is clipped to its own norm"),
+    ):
         observer = audited(run_config, node, **changes)
         assert observer.findings == []
         assert reason in said(observer).paragraphs[0]

@@ -195,7 +195,7 @@ def test_clients_of_one_class_have_no_choice_to_find_out(strokes: Path, tmp_path
     write_dataset(tmp_path / "alike", dataset.manifest, dataset.features, labels, dataset.offsets)
     code, output, table = chosen(tmp_path / "alike", NAME, tmp_path, "choice")
     assert code == 0, output
-    assert "not applicable: the images known are of one class" in table
+    assert "not applicable: all known images are of one class" in table
 
 
 def test_an_attack_that_cannot_be_made_says_why_and_the_others_are_made(strokes: Path, tmp_path: Path) -> None:

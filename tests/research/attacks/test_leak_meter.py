@@ -149,7 +149,7 @@ def test_leaks_are_told_on_average_and_without_what_the_model_does_not_have(run_
     for part in ("4 rounds", "number 17", "guessed 0.5", "update 0.375", "one 0.125"):
         assert part in text
     assert "labels" not in text
-    assert "has spent 2 by the paper's budget" in text, "2/5 a participation, in five rounds"
+    assert "has spent 2 of the paper's budget" in text, "2/5 a participation, in five rounds"
     assert ">paper's budget<" in section.picture
     assert "validation" not in section.picture, "its metric is its loss"
     assert section_of([Leak(1, 17), Leak(5, 17)], 4, run) is None, "nothing to measure"

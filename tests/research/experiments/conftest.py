@@ -39,7 +39,9 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Do the runs in this process instead of in Ray's; return the names of those that were done."""
     done: list[str] = []
 
-    def each(specs: Any, task: Callable[[Mapping[str, Any]], Finished]) -> Iterator[tuple[Spec, Finished | None, str]]:
+    def each(
+        specs: Any, task: Callable[[Mapping[str, Any]], Finished], *_: Any
+    ) -> Iterator[tuple[Spec, Finished | None, str]]:
         for spec in specs:
             done.append(spec.name)
             yield spec, *umbel.research.experiments.sweep._attempt(task, spec.config, None)

@@ -72,7 +72,7 @@ def run(tmp_path: Path) -> Result:
     path = tmp_path / "few"
     write_dataset(path, manifest, x, y, offsets_of([2, 2, 2, 2, 2, 1]))
     thetas = np.array([[[1.0, 0.0]], [[0.0, 1.0]]], np.float32)
-    write_atomically(tmp_path / "hypotheses.safetensors", safetensors.numpy.save({"weight": thetas}))
+    write_atomically(tmp_path / "latest.safetensors", safetensors.numpy.save({"weight": thetas}))
     return Result(Spec("few", run_config("synthetic", dataset=str(path))), {}, tmp_path)
 
 

@@ -46,7 +46,9 @@ def docs(tmp_path: Path) -> Path:
 
 
 def test_the_page_has_the_experiments_tables_and_what_made_them(docs: Path) -> None:
-    written = page.write(docs).read_text().splitlines()
+    [path] = page.write(docs)
+    assert path == docs / "reproduce.md"
+    written = path.read_text().splitlines()
     assert written[0] == "# Results"
     assert written[2].startswith("Made by `umbel experiment synthetic` at commit ")
     assert written[2].endswith(", seeds 7, 2000 to 2002.")
@@ -54,9 +56,9 @@ def test_the_page_has_the_experiments_tables_and_what_made_them(docs: Path) -> N
 
 
 def test_a_table_whose_settings_have_changed_says_so(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "have changed since" not in page.render(docs)
+    assert "have changed since" not in page.render(docs)[docs / "reproduce.md"]
     monkeypatch.setattr(page, "digest", lambda name: "another")
-    assert "**Settings, recipes or pinned numbers have changed since.**" in page.render(docs)
+    assert "**Settings, recipes or pinned numbers have changed since.**" in page.render(docs)[docs / "reproduce.md"]
 
 
 def test_the_digest_is_of_settings_and_of_what_pins_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +104,11 @@ def test_what_was_not_made_is_named(docs: Path, tmp_path: Path) -> None:
         page.take("cifar", tmp_path, docs)
 
 
-def test_the_page_in_docs_is_what_its_text_and_the_kept_tables_make() -> None:
-    assert page.render() == (page.DOCS / "reproduce.md").read_text(encoding="utf-8"), "umbel experiment page"
+def test_the_pages_in_docs_are_what_their_text_and_the_kept_tables_make() -> None:
+    pages = page.render()
+    assert {path.name for path in pages} == {"reproduce.md", "when.md", "hospital.svg"}
+    for path, text in pages.items():
+        assert text == path.read_text(encoding="utf-8"), "umbel experiment page"
 
 
 def test_all_that_is_on_the_page_says_its_command_commit_and_seeds() -> None:
@@ -112,4 +117,4 @@ def test_all_that_is_on_the_page_says_its_command_commit_and_seeds() -> None:
         assert said["command"].startswith(("umbel experiment ", "python "))
         assert said["commit"].strip("+").isalnum()
         assert said["seeds"]
-        assert f"made('{folder.name}')" in (page.DOCS / "reproduce.md.j2").read_text(encoding="utf-8")
+        assert f"made('{folder.name}')" in (page.DOCS / "papers" / "reproduce.md.j2").read_text(encoding="utf-8")

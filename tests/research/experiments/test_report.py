@@ -82,7 +82,7 @@ def test_it_is_the_report_that_the_run_itself_writes(
     monkeypatch.setattr("umbel.research.experiments.report._measured", lambda setup, view: None)
     written = (run / "report.html").read_bytes()
     (run / "report.html").unlink()
-    done = report(run)
+    done = CliRunner().invoke(app, [str(run), "--no-baselines"])
     assert done.exit_code == 0, done.output
     assert done.stdout.strip() == str(run / "report.html")
     assert (run / "report.html").read_bytes() == written
@@ -118,13 +118,14 @@ def test_of_what_sites_trained_on_nothing_is_measured_and_an_interrupted_run_say
 
 @pytest.mark.usefixtures("blank_figures")
 def test_runs_and_baselines_stand_beside_it(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.research.experiments.baselines.LOCAL_EPOCHS", 2)
+    monkeypatch.setattr("umbel.simulation.baselines.LOCAL_EPOCHS", 2)
     run, other = (run_app(umbel_home, rounds=4, seed=seed) for seed in (0, 1))
     done = report(run.name, other.name, "fedavg", "local-only")
     assert done.exit_code == 0, done.output
     page = (run / "report.html").read_text()
     rows = re.findall(r'<tr><th scope="row">([^<]*)</th>', page)
-    assert rows[:3] == ["this run, 2 seeds", "fedavg", "each client by itself"]
+    assert "Was it worth it?" in page
+    assert rows[:3] == ["this run, 2 seeds", "fedavg", "each client alone"]
 
 
 @pytest.mark.usefixtures("blank_figures")
@@ -156,3 +157,35 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "config.toml" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_names_more_clients_than_its_data_have_is_damaged(run: Path) -> None:
+    with (run / "participations.jsonl").open("a") as file:
+        file.write('{"99999": 3}\n')
+    done = report(run)
+    assert done.exit_code == 2
+    assert "[config.run-damaged]" in done.stderr
+    assert "client 99999" in done.stderr
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_what_a_run_of_flowers_was_worth_is_measured_with_its_report(run: Path) -> None:
+    assert not (run / "worth.json").exists()
+    assert report(run).exit_code == 0
+    first = (run / "worth.json").read_bytes()
+    assert "Was it worth it?" in (run / "report.html").read_text()
+    (run / "worth.json").write_bytes(first.replace(b'"rounds": 6', b'"rounds": 5'))
+    assert report(run).exit_code == 0, "of fewer rounds than there are now"
+    assert (run / "worth.json").read_bytes() == first
+    (run / "worth.json").write_text('{"level": 3}')
+    done = report(run)
+    assert done.exit_code == 2
+    assert "[config.worth]" in done.stderr
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_of_other_data_than_the_runs_nothing_is_measured(run: Path) -> None:
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(re.sub(r'(?m)^data = ".*"$', 'data = "other"', config))
+    assert report(run).exit_code == 0
+    assert not (run / "worth.json").exists()

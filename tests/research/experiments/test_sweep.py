@@ -25,7 +25,7 @@ from umbel.protocol.errors import SweepError
 from umbel.research.experiments import drift, frontier, synthetic
 from umbel.research.experiments.__main__ import app
 from umbel.research.experiments.runs import Finished, Spec, finish
-from umbel.research.experiments.sweep import Result, _digest, _maker, _pack, _unpack, sweep
+from umbel.research.experiments.sweep import Result, _digest, _pack, _unpack, made_by, sweep
 from umbel.simulation.in_process import run_config
 
 # As they are before tests put others in their place.
@@ -98,15 +98,15 @@ def test_what_is_the_users_own_is_part_of_the_code(
     (tmp_path / "umbel_test_variant.py").write_text("a = 1\n")
     config = SPECS[0].config | {key: value}
     _digest.cache_clear()
-    before = _maker(config)["code"]
+    before = made_by(config)["code"]
     (tmp_path / "umbel_test_variant.py").write_text("a = 2\n")
     _digest.cache_clear()
-    assert _maker(config)["code"] != before
-    assert _maker(config)["code"] != _maker(SPECS[0].config)["code"]
+    assert made_by(config)["code"] != before
+    assert made_by(config)["code"] != made_by(SPECS[0].config)["code"]
 
 
 def test_so_is_the_module_that_does_the_runs() -> None:
-    assert len({_maker(SPECS[0].config, task)["code"] for task in (finish, frontier.play, drift.play)}) == 3
+    assert len({made_by(SPECS[0].config, task)["code"] for task in (finish, frontier.play, drift.play)}) == 3
 
 
 def test_the_code_that_makes_results_is_there() -> None:
@@ -202,7 +202,7 @@ def test_a_sweep_that_is_stopped_on_a_cluster_goes_on_without_one_and_gives_the_
     """Compared with one that was neither stopped nor had a cluster; that Ray gives the same is the test above."""
     for name in ("_figure_1", "_figure_2"):  # which take longer than the runs
         monkeypatch.setattr(umbel.research.experiments.synthetic, name, lambda *_: None)
-    monkeypatch.setattr("umbel.research.experiments.baselines.LOCAL_EPOCHS", 2)
+    monkeypatch.setattr("umbel.simulation.baselines.LOCAL_EPOCHS", 2)
     for setting, rounds in ((synthetic.PAPER, 4), (synthetic.LONG, 2)):
         monkeypatch.setitem(synthetic.SETTINGS, setting, {"rounds": rounds, "patience": 0, "restarts": 1})
     command = ["synthetic", "--quick", "--seeds", "1", "--out"]

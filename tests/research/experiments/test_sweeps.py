@@ -29,6 +29,13 @@ def test_every_combination_is_run_once_and_the_same_call_goes_on(
     assert again["best.mean"].tolist() == found["best.mean"].tolist()
 
 
+@pytest.mark.usefixtures("in_process")
+def test_a_measure_that_is_also_varied_has_a_column_of_its_own(umbel_home: Path) -> None:
+    found = umbel.sweep("synthetic", name="lengths", rounds=[1, 2], restarts=1)
+    assert found.columns.is_unique
+    assert found["rounds"].tolist() == found["measured.rounds"].tolist() == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("values", "kind", "code", "part"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
+import umbel.server.nodes.exchange
 import umbel.server.nodes.transport
 from umbel.protocol.flower import ErrorCode
 from umbel.server.nodes.exchange import Answer, Exchange
@@ -371,3 +373,18 @@ def test_an_answer_in_another_nodes_name_does_not_stand_in_for_its_own() -> None
     pushing(grid, message, answers_of(message, node=7), answers_of(message))
     assert nodes(exchange.run([message], timeout=60)) == [1]
     assert exchange.dropped == 1
+
+
+def test_a_long_round_tells_how_many_nodes_have_replied(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(umbel.server.nodes.exchange, "_TELL_S", 0.02)
+    invited = to(3, "query")
+    with caplog.at_level(logging.INFO, "flwr"):
+        exchange_on(Answering([2, 3])).run([to(1), to(2), invited], 0.1, keep_late=("query",), name="round 7")
+    assert caplog.messages
+    assert {text.split(", ")[0] for text in caplog.messages} == {"round 7: 1 of 2 nodes have replied"}
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "flwr"):
+        exchange_on(Answering([2])).run([to(1), to(2)], 0.1)
+    assert not caplog.messages, "a message outside of a round"

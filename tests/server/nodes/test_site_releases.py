@@ -151,7 +151,7 @@ def test_a_sum_that_is_too_long_is_left_out_with_all_of_its_site(caplog: pytest.
     assert found.lost_nodes == 0
     assert one.fleet.dropped == 3
     assert one.fleet.participations.tolist() == [1] * 6, "they have paid as well"
-    assert "if its own clip-norm-floor makes them that long, raise max-update-norm" in caplog.text
+    assert "if its clip-norm-floor explains such long sums, raise max-update-norm" in caplog.text
 
 
 def test_a_site_cannot_lengthen_its_sums_by_clients_that_did_not_take_part() -> None:

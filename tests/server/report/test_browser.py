@@ -21,10 +21,11 @@ import pytest
 from PIL import Image
 from PIL.ImageStat import Stat
 
-from tests.helpers.reports import CONFIG, entry, report, snapshots, state, view, watched
+from tests.helpers.reports import CONFIG, WORTH, entry, report, snapshots, state, view, watched
 from tests.helpers.sources import ROOT
 from umbel.server.report import HeldOut, Measured
 from umbel.server.snapshots import Snapshot
+from umbel.server.worth import Level
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
@@ -79,19 +80,24 @@ def wide() -> str:
         run, sections=[watched()], kept=kept, hypotheses=7, participations=rng.poisson(25, 500),
         name="20260101-000000-" + "long" * 20, config=config, others=others, local_only=HeldOut(0.5, 0.625, 3),
         measured=Measured(HeldOut(0.25, 0.75, 3), [1] * 7, [0.125] * 6 + [math.nan], [1.5] * 7), drawn=True,
+        worth=replace(WORTH, arms=[*WORTH.arms, replace(WORTH.arms[0], label="long " * 20, remark="why " * 60)]),
     ).html  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def guaranteed() -> str:
     """A report of a run with a guarantee, in dollars and without an alarm."""
-    return report(mode="public", noise=400.0, choice=0.5, drawn=True).html
+    return report(
+        mode="public", noise=400.0, choice=0.5, drawn=True, worth=replace(WORTH, level=Level.CLOSE_TO_POOLED)
+    ).html
 
 
 def measure(folder: Path, html: str, width: int, theme: str = "light") -> dict[str, Any]:
     """Return what `probe.js` finds of a page in a window of a width; what is folded is unfolded."""
     axe = f"<script>{AXE.read_text(encoding='utf-8')}</script>" if AXE.exists() else ""
     probe = f"{axe}<script>{PROBE}</script></body>"
+    # The page allows no script; the probe is one.
+    html = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
     (folder / "probe.html").write_text(html.replace("</body>", probe), encoding="utf-8")
     (folder / "frame.html").write_text(FRAME % width, encoding="utf-8")
     done = chromium(

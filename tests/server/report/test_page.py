@@ -39,9 +39,10 @@ from umbel.server.snapshots import Snapshot
 
 def test_a_sentence_says_what_came_out_and_explains_its_words() -> None:
     for words in (
-        "In 20 rounds, 10 clients at a time (a client is one owner of data, such as a hospital) trained 2 hypotheses (",
-        "each client uses the one that fits its own data best); they did best after 20 rounds of training, with RMSE "
-        "0.0476 (the lower, the better) on validation clients, whose data were not used for training.",
+        "In 20 rounds, up to 10 clients at a time trained 2 hypotheses: versions of one model, of which each client "
+        "uses the one that fits its data best. A client is one owner of data, such as a hospital.",
+        "After 20 rounds of training, the loss on validation clients, whose data were not used for training, was RMSE "
+        "0.0476 (the lower, the better).",
     ):
         assert words in plain().text
 
@@ -49,15 +50,21 @@ def test_a_sentence_says_what_came_out_and_explains_its_words() -> None:
 def test_the_title_is_what_was_learnt_and_when_stands_under_it() -> None:
     page = report(name="20261122-170509-synthetic-group-privacy-000042")
     assert "<h1>synthetic, group-privacy, linear</h1>" in page.html
-    assert "22 November 2026, 17:05:09 20261122-170509-synthetic-group-privacy-000042 Privacy" in page.text
-    assert "linear a-run Privacy" in plain().text, "a name without a time stamp is told alone"
-    assert "linear 99999999-999999-x Privacy" in report(name="99999999-999999-x").text, "and one of no time"
+    assert "22 November 2026, 17:05:09 20261122-170509-synthetic-group-privacy-000042 After 20 rounds" in page.text
+    assert "linear a-run After 20 rounds" in plain().text, "a name without a time stamp is told alone"
+    assert "linear 99999999-999999-x After 20 rounds" in report(name="99999999-999999-x").text, "and one of no time"
     assert "<h1>each site&#39;s own data, group-privacy, linear</h1>" in report(manifest=None).html
+
+
+def test_a_page_holds_no_signs_that_a_terminal_or_a_line_would_act_on() -> None:
+    page = report(name="a\x1b[31m\x00\u202eb").html
+    assert "a\ufffd[31m\ufffd\ufffdb" in page
+    assert not {"\x1b", "\x00", "\u202e"} & set(page)
 
 
 def test_a_loss_is_in_the_unit_of_the_target() -> None:
     page = report(model="mlp", manifest=HOSPITAL, drawn=True)
-    assert "with RMSE 476.2 dollars (the lower" in page.text
+    assert "was RMSE 476.2 dollars (the lower" in page.text
     assert "validation RMSE (dollars)" in page.html
     assert "RMSE (dollars)" in page.text
 
@@ -67,20 +74,20 @@ def test_what_was_run_is_told() -> None:
     for words in (
         "Data synthetic", "Clients 4 train, 3 validate", "Model linear, 2 parameters, loss mse",
         "Strategy group-privacy, 2 hypotheses", "Rounds 20: all 20 rounds done", "Seed 3",
-        "Noise laplace, multiplier 5, within the norm of each client's update", "Choice open", "flwr 1.41.0",
+        "Noise laplace, multiplier 5, clipped to the norm of each client's update", "Choice open", "flwr 1.41.0",
     ):  # fmt: skip
         assert words in text
     assert "Data each node's own Clients 4 train Model" in report(manifest=None).text
-    assert "Noise laplace, multiplier 400, within a radius that everybody knows" in formal().text
+    assert "Noise laplace, multiplier 400, public clip norm" in formal().text
     assert "Choice randomised, epsilon 0.5" in formal().text
-    assert "Choice none to make" in report(hypotheses=1).text
+    assert "Choice none Seed" in report(hypotheses=1).text
     assert "Noise gaussian, multiplier 5" in report(mechanism="gaussian").text
 
 
 def test_of_the_run_config_what_was_set_comes_first_and_defaults_are_folded_away() -> None:
     page = report(noise=2.0, config=CONFIG | {"noise-per": "layer", "min-nodes": 3, "rounds": 100})
     assert page.text.endswith(
-        "Run config What was set seed 3 noise-per layer min-nodes 3 5 keys at their defaults Defaults strategy "
+        "Run config Changed keys seed 3 noise-per layer min-nodes 3 5 keys at their defaults Defaults strategy "
         'group-privacy noise-multiplier 2.0 validate-every 1 model "" rounds 100'
     )
     (defaults,) = re.findall(r"<details[^>]*>\s*<summary>5 keys", page.html)
@@ -106,7 +113,7 @@ def test_every_round_has_a_row_and_the_best_is_marked() -> None:
 def test_a_metric_beside_the_loss_has_a_figure_a_tile_and_a_column() -> None:
     page = report(model="cnn", manifest=None)
     assert "Validation accuracy" in page.text
-    assert "Validation accuracy in that round" in page.text
+    assert "Validation accuracy at the end" in page.text
     assert 'scope="col">accuracy<' in page.html
     assert "accuracy" not in plain().text
 
@@ -122,23 +129,34 @@ def test_a_heuristic_is_called_one_everywhere() -> None:
         f"The paper's budget counts n/{NU} = 2/5 = 0.4 a participation (parameters over noise multiplier): 0.8 for the "
         "median client, 2 at most. It is a heuristic and guarantees nothing."
     ) in text
-    assert f"A heuristic, not a guarantee at most 2 The paper's budget, n/{NU} a participation: 0.8 for the me" in text
+    assert f"A heuristic, not a guarantee at most 2 The paper's budget counts n/{NU} for each participation" in text
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({}, "the radius is the norm of the client's own update"),
+        ({}, "each update is clipped to its own norm, which proves nothing"),
         ({"mode": "public", "mechanism": "gaussian"}, "the choice among 2 hypotheses is open"),
     ],
     ids=str,
 )
 def test_where_there_is_no_guarantee_the_reason_is_told(changes: dict[str, Any], why: str) -> None:
     text = report(**changes).text
-    assert f"nothing is guaranteed to the 3 clients that took part, because {why}." in text
-    assert f'There is no guarantee, because {why}. For one, set clipping = "public"' in text
-    assert "Privacy: guaranteed between any two data sets none Noise was added" in text
+    assert f"there is no guarantee for the 3 clients that took part, because {why}." in text
+    assert f'There is no guarantee, because {why}. To get one, set clipping = "public"' in text
+    assert "Privacy, between any two data sets no guarantee Despite the noise" in text
     assert "at delta" not in text
+
+
+def test_it_begins_with_the_outcome_in_words() -> None:
+    def lead(page: Page) -> str:
+        return page.text.partition(" a-run ")[2].partition(" Privacy, between")[0]
+
+    outcome = "After 20 rounds of training, validation clients had RMSE 0.0476 (the lower, the better). "
+    why = "each update is clipped to its own norm, which proves nothing"
+    assert lead(report()) == f"{outcome}Clients have no guarantee, because {why}."
+    assert lead(report(noise=0.0)) == f"{outcome}Clients have no guarantee, because there is no noise."
+    assert lead(formal()) == f"{outcome}Each client has a guarantee: epsilon 2.535 at most."
 
 
 def test_clients_that_reported_exact_losses_stand_outside_the_guarantee() -> None:
@@ -151,10 +169,11 @@ def test_a_guarantee_is_called_one_and_says_of_what() -> None:
     text = formal().text
     # Two participations of .51 each; five compose to a little less than 2.55 at a delta.
     for words in (
-        "data sets epsilon 2.535 Of the client that took part most often; 1.02 for the median one. But for a chance of "
-        "1e-05, all that a client released is at most e to the power of epsilon times as likely as if its data were",
-        "One participation has epsilon 0.51, or 0.51 without that chance. Which hypothesis a client trained is "
-        "covered: by randomised response of epsilon 0.5.",
+        "data sets epsilon 2.535 This is the epsilon of the client that took part most often; the median client has "
+        "1.02. The probability of a client's releases is at most e to the power of epsilon times that with any other "
+        "data, plus 1e-05.",
+        "One participation has epsilon 0.51, or 0.51 without the 1e-05. The guarantee covers the choice of a "
+        "hypothesis: it was randomised, with epsilon 0.5.",
     ):
         assert words in text
     assert not re.search("nothing is guaranteed|no guarantee|none", text.partition("Result")[0])
@@ -163,8 +182,8 @@ def test_a_guarantee_is_called_one_and_says_of_what() -> None:
 
 def test_gaussian_noise_has_no_pure_epsilon_and_no_papers_budget() -> None:
     text = report(mode="public", mechanism="gaussian", choice=0.5).text
-    assert re.search(r"One participation has epsilon [\d.]+; without that chance, none\.", text)
-    assert "The paper's budget counts nothing here: it knows the paper's noise alone, vector Laplace noise." in text
+    assert re.search(r"One participation has epsilon [\d.]+; no epsilon holds without the 1e-05\.", text)
+    assert "The paper's budget does not apply here: it covers only vector Laplace noise." in text
     assert "A heuristic" not in text
 
 
@@ -175,18 +194,18 @@ def test_gaussian_noise_has_no_pure_epsilon_and_no_papers_budget() -> None:
 def test_of_a_sites_sums_it_is_told_whom_clients_trust(mechanism: str, choice: str) -> None:
     text = report(mode="public", mechanism=mechanism, choice=0.5, by_site=True).text
     assert (
-        "Which hypothesis a client trained is covered: of that only counts left its site, with noise. Clients trust "
-        "their site, which sees their updates and adds the noise."
+        "The guarantee covers the choice of a hypothesis: only counts with noise left the site. Clients trust their "
+        "site, which sees their updates and adds the noise."
     ) in text
     assert f"Choice {choice}" in text
-    assert f"Noise {mechanism}, multiplier 5, within a radius that everybody knows, on each site's sums" in text
-    assert "A release is one client's part in the sums that its site sent, with noise" in text
-    assert not re.search("randomised|a trained model that a client sent", text)
+    assert f"Noise {mechanism}, multiplier 5, public clip norm, on each site's sums" in text
+    assert "A release is one client's part in the noisy sums of its site" in text
+    assert not re.search("randomised|a client's trained model", text)
 
 
 def test_of_a_sites_sums_without_noise_nothing_is_hidden() -> None:
     text = report(mode="public", noise=0.0, choice=0.5, by_site=True).text
-    assert "sites released sums of updates as they were. Nothing bounds what these tell" in text
+    assert "sites released sums of updates without noise. These may reveal anything" in text
     assert "Choice open" in text
     assert "with noise" not in text
 
@@ -195,11 +214,11 @@ def test_of_a_sites_sums_without_noise_nothing_is_hidden() -> None:
 def test_an_unsanitised_run_says_that_nothing_bounds_what_was_told(mode: str) -> None:
     page = report(noise=0.0, mode=mode, choice=1.0, drawn=mode == "public")
     assert (
-        "No noise was added, so nothing bounds what the releases told about the data of the 3 clients that took part."
+        "No noise was added, so the releases may reveal anything about the data of the 3 clients that took part."
     ) in page.text
     assert "This run was unsanitised" in page.text
     assert "Noise none" in page.text
-    assert "Privacy: guaranteed between any two data sets none No noise was added" in page.text
+    assert "Privacy, between any two data sets no guarantee No noise was added" in page.text
     assert not re.search("heuristic|with noise|is bounded|at delta", page.text)
     if mode == "public":
         assert ">participations</text>" in page.html
@@ -209,7 +228,7 @@ def test_the_histogram_marks_median_and_maximum_and_counts_everybody() -> None:
     page = full()
     assert ">median 2</text>" in page.html
     assert ">maximum 5</text>" in page.html
-    assert "training clients by how often they took part, of 4 in all; 1 never took part." in page.text
+    assert "4 training clients, by number of participations; 1 never took part." in page.text
     assert "Histogram over 4 training clients: median 2, epsilon 1.02, maximum 5, epsilon 2.535." in formal().html
 
 
@@ -220,7 +239,8 @@ def test_an_epsilon_that_promises_nothing_is_no_verdict_to_be_glad_of() -> None:
     pages = (plain(), of(39), of(10_000))
     kinds = [re.search(r'<div class="(\w+)">\s*<h2 id="verdict"', page.html) for page in pages]
     assert [kind and kind[1] for kind in kinds] == ["none", "holds", "weak"]
-    warned = ["An epsilon above 20 promises next to nothing; docs/privacy.md says" in page.text for page in pages]
+    said = "An epsilon above 20 promises next to nothing; docs/papers/attacks.md shows"
+    warned = [said in page.text for page in pages]
     assert warned == [False, False, True]
 
 
@@ -237,9 +257,9 @@ def test_when_nobody_released_nothing_was_given_away() -> None:
 
 def test_without_an_alarm_there_is_no_box() -> None:
     page = report()
-    assert "Nothing of this kind was found in this run." in page.text
+    assert "This run gave no alarm." in page.text
     assert not any(attrs.get("class") == "alarms" for attrs in page.of("section"))
-    assert "Here that is the last 5 of these rounds." in page.text
+    assert "In this run it is the last 5 rounds." in page.text
 
 
 def test_an_alarm_stands_after_the_verdict_on_privacy_and_before_the_outcome() -> None:
@@ -248,17 +268,18 @@ def test_an_alarm_stands_after_the_verdict_on_privacy_and_before_the_outcome() -
     page = report(run)
     assert any(attrs.get("class") == "alarms" for attrs in page.of("section"))
     places = [
-        page.text.index(words) for words in ("any two data sets", "Clusters collapsed", "In 20 rounds, 10 clients")
+        page.text.index(words)
+        for words in ("any two data sets", "Clusters collapsed", "In 20 rounds, up to 10 clients")
     ]
     assert places == sorted(places)
-    assert "Nothing of this kind" not in page.text
+    assert "This run gave no alarm." not in page.text
 
 
 def test_the_servers_own_data_say_whether_anybody_should_have_validated() -> None:
     assert "Validation loss not finite." in report(losing(None)).text
     text = report(losing(None), manifest=None).text
-    assert "Nothing of this kind was found" in text
-    assert "no client reported how well that went, so the newest state is kept." in text
+    assert "This run gave no alarm." in text
+    assert "No client reported a loss, so the newest hypotheses are kept." in text
     assert "best)" not in text.replace("data best)", "")
 
 
@@ -273,8 +294,8 @@ def spread_out(run: State) -> State:
 
 def test_the_spread_over_clients_is_told_in_the_unit_of_the_target() -> None:
     page = report(spread_out(state()), model="mlp", manifest=HOSPITAL, drawn=True)
-    assert "Of 100 clients RMSE (dollars) the 10th 1,000 the 25th 2,000 the one in the middle 3,000" in page.text
-    assert "RMSE of the worst tenth 5,000.0 dollars or more, of the clients that validated" in page.text
+    assert "Of 100 clients RMSE (dollars) the 10th 1,000 the 25th 2,000 the median 3,000" in page.text
+    assert "RMSE of the worst tenth 5,000.0 dollars or more, among validation clients" in page.text
     assert ">8 of 10 clients</text>" in page.html
 
 
@@ -285,7 +306,7 @@ def test_who_picked_a_hypothesis_is_told_where_it_is_known() -> None:
     assert "Hypothesis Releases" in plain().text
     open_choice = report(config=CONFIG | {"strategy": "ifca"}).text
     assert "Hypothesis Picked in training" in open_choice
-    assert "What training clients chose, as they said themselves." in open_choice
+    assert "Training clients disclosed their choices." in open_choice
 
 
 def test_what_a_simulation_measured_is_told_as_such() -> None:
@@ -294,8 +315,8 @@ def test_what_a_simulation_measured_is_told_as_such() -> None:
     text = report(model="mlp", manifest=HOSPITAL, measured=measured).text
     assert "Validation clients that it fits best Their RMSE (dollars) RMSE (dollars) of all" in text
     assert re.search(r" 0 80 \d+ 3 1,250 1,250 1 120 \d+ 0 20,000 ", text)
-    assert "a server sees no rows, and no client says which it picks" in text
-    assert "RMSE held out 2,500 on rows held out; 7,500 of the worst tenth" in text
+    assert "which only a simulation has; a server sees no rows" in text
+    assert "RMSE held out 2,500 on held-out rows; worst tenth of clients 7,500" in text
     assert "sees no rows" not in plain().text
 
 
@@ -313,17 +334,17 @@ def test_runs_stand_side_by_side_and_seeds_together() -> None:
     others = [beside(config={"seed": 4}), beside(config={"strategy": "fedavg", "seed": 4})]
     page = report(others=others, local_only=HeldOut(0.5, 0.625, 3), drawn=True)
     assert (
-        "(a heuristic) this run, 2 seeds 0.06926 (0.04762 to 0.09091) none 2 fedavg 0.09091 none 2 each client by "
-        "itself 0.5 0.625 nothing leaves"
+        "(a heuristic) this run, 2 seeds 0.06926 (0.04762 to 0.09091) 0.06926 (0.04762 to 0.09091) none 2 fedavg "
+        "0.09091 0.09091 none 2 each client alone 0.5 0.625 nothing leaves"
     ) in page.text
-    assert "Of several seeds the line is the mean, and the band what they lie between." in page.text
+    assert "For several seeds, the line is the mean and the band the range." in page.text
     assert ">this run, 2 seeds</text>" in page.html
     assert ">fedavg</text>" in page.html
 
 
 def test_heuristic_and_guarantee_have_columns_of_their_own() -> None:
     text = report(others=[beside(config={"clipping": "public"}, mode="public", noise=400.0, choice=0.5)]).text
-    assert "this run 0.04762 none 2 " in text
+    assert "this run 0.04762 0.04762 none 2 " in text
     assert re.search(r" 0\.09091 2\.535 0\.025 ", text)
 
 
@@ -340,7 +361,7 @@ def test_a_section_stands_under_its_title_with_its_words_and_its_picture() -> No
     page = full()
     titles = [attrs["aria-labelledby"] for attrs in page.of("section")]
     assert "added-1" in titles
-    assert "Watched by somebody It saw all. Nothing was <b>hidden</b> from it. What the privacy is worth" in page.text
+    assert "Watched by somebody It saw all. Nothing was <b>hidden</b> from it. The privacy of clients" in page.text
     assert "<b>hidden" not in page.html, "all text is shown as text"
     assert "What somebody saw, over three rounds." in [attrs.get("aria-label") for attrs in page.of("svg")]
     assert len(page.of("figure")) == 1 + len(report(kept=snapshots(snapshot(1), snapshot(20))).of("figure"))
@@ -426,7 +447,7 @@ def test_two_rounds_are_drawn_in_the_plane() -> None:
     text, labels = full().text, labels_of(full())
     assert "Round 1, the first" in text
     assert "Round 20, the last" in text
-    assert "The hypotheses that it produced did best." in text
+    assert "The resulting hypotheses were the best." in text
     assert "Round 1: 6 releases in the plane of the two parameters, 3 to hypothesis 0, 3 to hypothesis 1." in labels
 
 
@@ -442,15 +463,15 @@ def test_a_best_round_is_called_best_and_a_first_one_drawn_once() -> None:
     assert "Round 7, the best" in report(state(best_round=7), kept=snapshots(snapshot(1), snapshot(7))).text
     page = report(state(best_round=1), kept=snapshots(snapshot(1), snapshot(1)))
     assert "Round 1, the first and the best" in page.text
-    assert page.text.count("releases, each in the colour and shape") == 1
+    assert page.text.count("releases, in the colour and shape") == 1
 
 
 def test_releases_that_were_too_few_are_told_all_the_same() -> None:
     few = Snapshot(1, np.ones((2, 2)), np.array([-1, -1]), np.zeros((2, 2)))
     none = Snapshot(2, np.zeros((0, 2)), np.zeros(0, np.int64), np.zeros((2, 2)))
     text = report(state(best_round=2), kept=snapshots(few, none)).text
-    assert "2 releases, each in the colour" in text
-    assert "These were too few to move the hypotheses." in text
+    assert "2 releases, in the colour" in text
+    assert "These were too few to change the hypotheses." in text
     assert "0 releases" in text
 
 

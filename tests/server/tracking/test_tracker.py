@@ -120,7 +120,7 @@ def test_a_tool_that_fails_later_is_left_alone_with_one_warning(
         run = tracked(run_config, diary)
     assert run.state.stopped == "all 3 rounds done"
     warnings = [line for line in caplog.messages if line.startswith("track:")]
-    assert warnings == ["track: a diary failed, and the run goes on without it: the pen is dry"]
+    assert warnings == ["track: a diary failed, and the run continues without it: the pen is dry"]
 
 
 # --- by name

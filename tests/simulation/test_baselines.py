@@ -18,11 +18,11 @@ from umbel.data import Dataset, offsets_of
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.run_config import RunConfig
-from umbel.research.experiments.baselines import halves, local_only, measure, personalised, serve, worst_decile
+from umbel.simulation.baselines import halves, local_only, measure, personalised, serve, worst_decile
 
 LINEAR = models.load("linear")
 LEARNER = learner_for(LINEAR)
-STEP = 0.1
+RUN = RunConfig(step_size=0.1)
 
 
 def cohort(*clients: tuple[list[list[float]], list[float]]) -> Cohort:
@@ -49,19 +49,26 @@ def test_each_client_is_measured_under_the_hypothesis_that_fits_it() -> None:
 
 
 def test_what_is_chosen_on_some_rows_is_measured_on_others() -> None:
-    # On its first row hypothesis 0 is right, on its second it is 3 off.
-    client = ([[1.0, 0.0], [3.0, 0.0]], [1.0, 0.0])
-    chosen, metrics = serve(LEARNER, hypotheses((1, 0), (0, 1)), *halves(cohort(client)))
-    np.testing.assert_array_equal(chosen, [0])
-    np.testing.assert_allclose(metrics, [3.0])
+    # On its first row hypothesis 0 is right, and on its second it is 3 off; hypothesis 1 is 1 off and right.
+    client = cohort(([[1.0, 0.0], [3.0, 0.0]], [1.0, 0.0]))
+    found = {tuple(serve(LEARNER, hypotheses((1, 0), (0, 1)), *halves(client, seed))[1]) for seed in range(20)}
+    assert found == {(3.0,), (1.0,)}, "the seed decides which row is held out"
 
 
-def test_every_other_row_is_held_out() -> None:
-    support, query = halves(cohort(([[1.0], [2.0], [3.0]], [1, 2, 3]), ([[4.0]], [4]), ([[5.0], [6.0]], [5, 6])))
-    assert support.targets.tolist() == [1, 3, 5]
-    assert query.targets.tolist() == [2, 6]
+def test_half_of_each_clients_rows_are_held_out_and_each_row_is_in_one_half() -> None:
+    support, query = halves(cohort(([[1.0], [2.0], [3.0]], [1, 2, 3]), ([[4.0]], [4]), ([[5.0], [6.0]], [5, 6])), 0)
+    assert sorted([*support.targets.tolist(), *query.targets.tolist()]) == [1, 2, 3, 5, 6]
     np.testing.assert_array_equal(support.lengths, [2, 1])
     np.testing.assert_array_equal(query.lengths, [1, 1])
+    assert set(query.targets[:1].tolist()) <= {1, 2, 3}
+    assert (support.features[:, 0] == support.targets).all(), "a row keeps its target"
+
+
+def test_each_row_is_held_out_as_often_as_the_others() -> None:
+    """Of 400 seeds each of four rows is out in 200 ± 50: five deviations, a false alarm in a million."""
+    client = cohort(([[0.0]] * 4, [0.0, 1.0, 2.0, 3.0]))
+    out = np.bincount([int(row) for seed in range(400) for row in halves(client, seed)[1].targets], minlength=4)
+    assert (abs(out - 200) < 50).all()
 
 
 def test_the_worst_decile_is_the_tenth_that_fares_worst() -> None:
@@ -85,20 +92,20 @@ def dataset(**entries: Any) -> Dataset:
 
 def test_hypotheses_are_measured_against_all_that_is_known_of_the_data() -> None:
     data = dataset(groups=[0, 0, 0, 1], truth=[[1.0, 0.0], [0.0, 5.0]])
-    found = measure(LINEAR, data, hypotheses((0, 1), (1, 0)), STEP)
+    found = measure(LINEAR, data, hypotheses((0, 1), (1, 0)), RUN)
     assert found["chosen"] == [1, 1]
     assert found["rand_index"] == 1.0
     assert found["mean"] == pytest.approx(0, abs=1e-6)
     np.testing.assert_allclose(found["to_truth"], [0, 4])
     assert (found["clients"], found["held_out"]["clients"]) == (2, 2)
-    assert measure(LINEAR, data, hypotheses((1, 0)), STEP)["rand_index"] == 0.0, "one hypothesis for two groups"
-    unknown = measure(LINEAR, dataset(), hypotheses((0, 1), (1, 0)), STEP)
+    assert measure(LINEAR, data, hypotheses((1, 0)), RUN)["rand_index"] == 0.0, "one hypothesis for two groups"
+    unknown = measure(LINEAR, dataset(), hypotheses((0, 1), (1, 0)), RUN)
     assert (unknown["rand_index"], unknown["to_truth"]) == (None, [])
 
 
 def test_clients_of_a_single_row_have_nothing_to_hold_out() -> None:
     data = Dataset(of_linear(0, 2), np.eye(2, dtype=np.float32), np.array([1, 0], np.float32), offsets_of([1, 1]))
-    found = measure(LINEAR, data, hypotheses((1, 0)), STEP)
+    found = measure(LINEAR, data, hypotheses((1, 0)), RUN)
     assert found["mean"] == pytest.approx(0, abs=1e-6)
     assert found["held_out"]["clients"] == 0
     with raises(DatasetError, "data.single-rows"):
@@ -116,13 +123,14 @@ def test_a_client_that_trains_by_itself_learns_from_half_of_its_rows() -> None:
     assert alone["mean"] < 1.5
     assert local_only(LINEAR, data, run) == alone, "the same seed gives the same result"
     # Rows that are held out play no part in training: other targets there leave the support's fit as it is.
-    held_out = np.arange(40) % 2 == 1
+    numbered = Cohort(torch.from_numpy(x), torch.arange(40), np.array([20, 20]))
+    held_out = np.isin(np.arange(40), halves(numbered, run.seed)[1].targets)
     shifted = Dataset(data.manifest, x, np.where(held_out, y + 100, y).astype(np.float32), data.offsets)
     assert local_only(LINEAR, shifted, run)["mean"] == pytest.approx(100, rel=0.05)
 
 
 def test_a_client_makes_the_hypothesis_its_own_on_half_of_its_rows() -> None:
-    # y = 2 x; trained on the first, third and fifth row, where it goes half of the way to 2, measured on the others.
+    # y = 2 x; trained on three rows, where it goes half of the way to 2, measured on the others.
     x = np.tile(np.array([[1.0, 0.0]], np.float32), (6, 1))
     y = np.full(6, 2.0, np.float32)
     data = Dataset(of_linear(0, 1), x, y, offsets_of([6]))
@@ -143,7 +151,7 @@ def test_of_a_model_with_local_parameters_clients_are_measured_on_rows_they_did_
     # Who likes items 0 and 1, and not 2 and 3, is predicted to like item 4.
     items = np.array([[1, 0], [1, 0], [-1, 0], [-1, 0], [1, 0]], np.float32)
     model, data = models.load("factors items=5 size=2"), likes([1, 1, -1, -1, 1], [1, 1, -1, -1, -1])
-    found = measure(model, data, {"items": items[None]}, 1)
+    found = measure(model, data, {"items": items[None]}, RunConfig(step_size=1.0))
     assert (found["mean"], found["worst_decile"], found["clients"]) == (0.5, 0.0, 2)
     assert found["held_out"]["clients"] == 0
     assert found["chosen"] == [2]

@@ -1,0 +1,60 @@
+"""`umbel demo` shows real hospitals what they get, with the guarantee that it says, and leaves its runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.helpers.reports import WORTH
+from umbel.cli.commands.demo import ONE, OPEN, SEVERAL, table
+from umbel.cli.main import app
+from umbel.cli.runs import Run
+from umbel.server.worth import Arm, Way, Worth
+
+
+def worth(last: float, own: float) -> Worth:
+    others = [Arm(way, way.value, 1000.0, 2000.0) for way in (Way.CONSTANT, Way.ALONE, Way.POOLED)]
+    return replace(WORTH, arms=[*others, Arm(Way.LAST, "", last, 2 * last), Arm(Way.OWN, "", own, 2 * own)])
+
+
+@pytest.mark.parametrize(
+    ("several", "said"),
+    [
+        ((700.0, 280.0), ("As they are, three hypotheses are better", "own, they are no better: a factor")),
+        ((700.0, 240.0), ("As they are, three hypotheses are better", "own, they are better, too")),
+        ((990.0, 280.0), ("As they are, three hypotheses are no better", "own, they are no better")),
+    ],
+)
+def test_it_says_where_three_hypotheses_are_better_by_its_own_figures(
+    several: tuple[float, float], said: tuple[str, str]
+) -> None:
+    lines = table({OPEN: worth(900, 250), ONE: worth(950, 260), SEVERAL: worth(*several)})
+    words = " ".join(lines)
+    assert all(one in words for one in said)
+    # The baselines stand there once, and each run as it is and made each hospital's own.
+    assert sum("1,000" in line for line in lines) == 3
+    assert sum("made each hospital's own" in line for line in lines) == 3
+
+
+@pytest.mark.slow
+def test_hospitals_are_better_off_with_a_pure_epsilon_of_4(umbel_home: Path) -> None:
+    told = CliRunner().invoke(app, ["demo"], prog_name="umbel")
+    assert told.exit_code == 0, told.output
+    runs = {
+        what: Run(Path(line)) for what, line in zip((OPEN, ONE, SEVERAL), told.stdout.splitlines()[-3:], strict=True)
+    }
+    assert {run.path.parent for run in runs.values()} == {umbel_home / "runs"}
+    assert runs[OPEN].guarantee[0].startswith("Guarantee: none")
+    for private in (ONE, SEVERAL):
+        found = re.search(r"pure epsilon (\S+), ", runs[private].guarantee[0])
+        assert found
+        assert 3.9 < float(found[1]) <= 4
+        assert runs[private].history["max_participations"].max() == 1
+        means = runs[private].worth["mean"].set_axis(runs[private].worth["way"])
+        assert means[Way.OWN] < 0.5 * means[Way.ALONE]
+        assert means[Way.OWN] < 0.5 * means[Way.CONSTANT]
+    assert runs[ONE].guarantee[0] in told.stdout

@@ -1,0 +1,210 @@
+"""An ONNX file of data from a table goes from raw columns to the target's unit, as `umbel predict` does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pytest
+import torch
+
+import umbel
+from tests.helpers.errors import raises
+from tests.helpers.learnt import learnt
+from umbel import models
+from umbel.client.exports import OwnNetwork
+from umbel.client.prediction import Learnt, predictions
+from umbel.data import Schema
+from umbel.privacy.gate.policy import Personal
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.run_config import RunConfig
+
+# Names that the graph itself would use, and every way in which a column is encoded.
+FEATURES = [
+    {"name": "linear", "type": "number", "scale": 20, "offset": 50, "fill": 40},
+    {"name": "Age in years", "type": "integer", "minimum": 0, "maximum": 120, "scale": 30},
+    {"name": "prediction_", "type": "boolean"},
+    {"name": "ward", "type": "category", "categories": ["A", "B"], "other": "category"},
+    {"name": "drg", "type": "category", "categories": ["194", "292", "690"], "encode": "index", "scale": 4},
+    {"name": "day", "type": "date", "missing": "indicate", "since": "2020-02-29"},
+    {"name": "beds", "type": "number", "missing": "indicate", "scale": 100},
+    {"name": "insurer", "type": "category", "categories": ["X", "Y"], "missing": "indicate", "fill": "Y"},
+    {"name": "urgent", "type": "boolean", "missing": "indicate"},
+]
+TARGETS = {
+    "number": {"name": "cost", "type": "number", "scale": 1000, "unit": "dollars"},
+    "category": {"name": "outcome", "type": "category", "categories": ["home", "clinic", "other ward"]},
+    "boolean": {"name": "back", "type": "boolean"},
+}
+RAW: dict[str, list[Any]] = {
+    "linear": [1.5, 70.0, np.nan, -4e5],
+    "Age in years": [0.0, 120.0, 33.0, 34.0],
+    "prediction_": [True, False, False, True],
+    "ward": ["A", "B", "Q", "B"],
+    "drg": ["194", "690", "292", "292"],
+    "day": ["1969-12-31", "2024-02-29", "2100-03-01", None],
+    "beds": [20.0, np.nan, 300.0, 7.0],
+    "insurer": ["X", "Y", "", "X"],
+    "urgent": [True, None, False, True],
+}
+
+
+class Exported(NamedTuple):
+    run: umbel.Run
+    hypotheses: list[Path]
+    own: Path  # of client h2
+
+
+@pytest.fixture(scope="module", params=[pytest.param(one, marks=pytest.mark.slow) for one in TARGETS])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A run of two hypotheses over a schema with all types of columns and four clients, and its files."""
+    target, draw = TARGETS[request.param], np.random.default_rng(2000)
+    schema = Schema(client={"name": "hospital", "type": "text"}, target=target, features=FEATURES, licence="CC0")
+    frame = pd.DataFrame({name: draw.choice(np.array(values, object), 80) for name, values in RAW.items()})
+    values = {"number": draw.uniform(0, 9000, 80), "boolean": draw.random(80) < 0.5}
+    frame[target["name"]] = values.get(request.param, draw.choice(target.get("categories", [""]), 80))
+    frame = frame.assign(hospital=[f"h{i % 4}" for i in range(80)])
+    folder = tmp_path_factory.mktemp("run")
+    dataset = str(umbel.from_dataframe(frame, schema=schema).write(folder / "stays"))
+    model = umbel.load(learnt(folder / "run", "", "", {"none": np.zeros(1)}, dataset)).model
+    best = {name: draw.normal(size=(2, *shape)).astype(np.float32) for name, shape in model.shapes.items()}
+    run = umbel.load(learnt(folder / "run", "", "", best, dataset, [[3, 1]]))
+    (own,) = umbel.export(run, folder / "own", "onnx", client="h2", personalise="mixture")
+    return Exported(run, umbel.export(run, folder / "hypotheses", "onnx"), own)
+
+
+def given(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return the columns as the files take them."""
+    own = {
+        "day": pd.to_datetime(frame["day"]).to_numpy("datetime64[D]").astype(np.int64),
+        "urgent": frame["urgent"].to_numpy(np.float64, na_value=np.nan),
+    }
+    return {name: frame[name].to_numpy() for name in RAW} | own
+
+
+def results(file: Path, frame: pd.DataFrame) -> dict[str, Any]:
+    session = onnxruntime.InferenceSession(file)
+    return dict(zip([one.name for one in session.get_outputs()], session.run(None, given(frame)), strict=True))
+
+
+def assert_alike(found: Any, wanted: Any) -> None:
+    if found.dtype == object:
+        assert found.tolist() == list(wanted)
+    else:
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-3)
+
+
+def test_raw_columns_give_what_predict_gives(made: Exported) -> None:
+    """Of a client's own predictor, which mixes two networks and has an offset."""
+    frame = pd.DataFrame(RAW)
+    found = results(made.own, frame)["prediction"]
+    assert_alike(found, made.run.predict(frame, ["h2"], personalise="mixture")["prediction"])
+    assert_alike(results(made.own, frame[2:3])["prediction"], found[2:3])
+    assert made.own.stat().st_mode & 0o077 == 0
+
+
+def test_a_hypothesis_is_that_of_the_run(made: Exported) -> None:
+    frame = pd.DataFrame(RAW)
+    for client in range(4):
+        told = made.run.predict(frame, [f"h{client}"], personalise="no")
+        found = results(made.hypotheses[told["hypothesis"][0]], frame)
+        assert_alike(found["prediction"], told["prediction"])
+
+
+def test_a_value_that_the_schema_does_not_take_gets_no_prediction(made: Exported) -> None:
+    """Too old, half a year, no age, no ward, a service that is unknown; the last row is sound."""
+    frame = pd.DataFrame(RAW).iloc[[0] * 6].reset_index(drop=True)
+    frame["Age in years"] = [121.0, 0.5, np.nan, 3.0, 3.0, 3.0]
+    frame["ward"], frame["drg"] = ["A", "A", "A", "", "A", "A"], ["194", "194", "194", "194", "195", "194"]
+    found = results(made.hypotheses[0], frame)
+    gone = [one == "" or one != one for one in found["prediction"]]
+    assert gone == [True, True, True, True, True, False]
+    assert np.isnan(found.get("scores", np.full(6, np.nan))[:5]).all()
+
+
+def test_the_file_says_what_it_takes_and_where_it_is_from(made: Exported) -> None:
+    said, own = (
+        onnxruntime.InferenceSession(file).get_modelmeta().custom_metadata_map
+        for file in (made.hypotheses[1], made.own)
+    )
+    dataset = made.run.dataset
+    assert dataset is not None
+    layout = dataset.manifest.layout
+    assert layout is not None
+    inputs, target = json.loads(said["inputs"]), json.loads(said["target"])
+    assert [one["name"] for one in inputs] == list(RAW)
+    assert inputs[3] == FEATURES[3] | {"takes": "text, empty if missing"}
+    assert inputs[5]["takes"].startswith("int64, days since 1970-01-01")
+    assert target == layout.entries()["target"]
+    assert (said["name"], said["run"], said["dataset"], said["licence"]) == ("hypothesis-1", "run", "stays", "CC0")
+    assert "Guarantee" in said["guarantee"]
+    assert (own["client"], own["personalise"], own["guarantee"][:5]) == ("h2", "mixture", "None:")
+    assert str(Path.cwd()).encode() not in made.hypotheses[1].read_bytes(), "no path of this machine"
+
+
+@pytest.mark.parametrize("how", list(Personal))
+def test_a_clients_predictor_as_a_network_is_what_predicts(tmp_path: Path, how: Personal) -> None:
+    draw = np.random.default_rng(2001)
+    rows, classes = draw.normal(size=(40, 3)).astype(np.float32), draw.integers(0, 2, 40)
+    data = umbel.from_arrays(rows, classes, client=np.arange(40) % 4, validation=0.0).dataset
+    model = models.load("linear inputs=3 outputs=2", "cross-entropy")
+    best = {name: draw.normal(size=(2, *shape)).astype(np.float32) for name, shape in model.shapes.items()}
+    found = Learnt(model, best, RunConfig())
+    (told,) = predictions(found, data, [1], how=how)
+    network = OwnNetwork(model, found.own_of(data, 1, how))
+    with torch.inference_mode():
+        both = (torch.log_softmax(one, 1) for one in (network(torch.tensor(data.client(1)[0])), told.outputs))
+        torch.testing.assert_close(*both, rtol=1e-5, atol=1e-6)
+
+
+def test_a_clients_own_predictor_has_no_other_form(tmp_path: Path) -> None:
+    run = umbel.load(learnt(tmp_path / "run", "linear", "mse", {"weight": np.ones((1, 1, 2), np.float32)}))
+    with raises(ConfigError, "config.client-form", "onnx"):
+        umbel.export(run, tmp_path, "safetensors", client="h2")
+    with raises(ConfigError, "config.no-dataset", "rows"):
+        umbel.export(run, tmp_path, "onnx", client="h2")
+
+
+def test_a_few_columns_by_hand(tmp_path: Path) -> None:
+    """Costs are 1000 (2 ward B + age / 20), of both hypotheses, and halved at the client that pays half."""
+    frame = pd.DataFrame({"hospital": "north", "age": [20.0, 40.0] * 50, "ward": ["A", "B"] * 50})
+    frame["cost"] = np.where(frame["ward"] == "B", 2000, 500)
+    columns = {"cost": {"scale": 1000}, "age": {"scale": 20}}
+    many = umbel.from_dataframe(frame, client="hospital", target="cost", columns=columns, validation=0.0)
+    dataset = str(many.write(tmp_path / "stays"))
+    names = umbel.load(learnt(tmp_path / "run", "", "", {"none": np.zeros(1)}, dataset)).model.shapes
+    best = dict(zip(names, (np.array([[[1, 0, 2]]], np.float32), np.zeros((1, 1), np.float32)), strict=True))
+    run = umbel.load(learnt(tmp_path / "run", "", "", best, dataset, [[3]]))
+    asked = {"age": np.array([60.0, 60.0, 60.0]), "ward": np.array(["A", "B", "C"], object)}
+    for client, share, tolerance in ((None, 1.0, 1e-3), ("north", 0.5, 15)):
+        (file,) = umbel.export(run, tmp_path, "onnx", client=client, personalise="calibrate")
+        (found,) = onnxruntime.InferenceSession(file).run(None, asked)
+        np.testing.assert_allclose(found, [3000 * share, 5000 * share, np.nan], atol=tolerance)
+
+
+@pytest.mark.slow
+def test_hospital_charges_from_a_raw_file_to_dollars(umbel_home: Path, tmp_path: Path) -> None:
+    """The dataset that ships, its two models, a CSV as a hospital has it, and both ways of using what was learnt."""
+    run = umbel.run(
+        dataset="hospital-services", rounds=3, restarts=1, hypotheses=2, step_size=0.3, clipping="update", seed=2000
+    )
+    csv = tmp_path / "new.csv"
+    csv.write_text(
+        "Provider Id,DRG Definition,longitude,latitude\n"
+        "450283,194 - SIMPLE PNEUMONIA & PLEURISY W CC,-95.7,32.6\n"
+        '450283,"690 - KIDNEY & URINARY TRACT INFECTIONS W/O MCC",-95.7,32.6\n'
+        "450283,871 - SEPTICEMIA,-95.7,32.6\n"
+    )
+    told = run.predict(csv)
+    assert told["row"].tolist() == [1, 2], "the third service is none that the dataset has"
+    (file,) = umbel.export(run, tmp_path, "onnx", client="450283")
+    session = onnxruntime.InferenceSession(file)
+    assert [one.name for one in session.get_inputs()] == ["DRG Definition", "longitude", "latitude"]
+    places = {"longitude": np.full(2, -95.7), "latitude": np.full(2, 32.6)}
+    (dollars,) = session.run(None, {"DRG Definition": np.array(["194", "690"], object), **places})
+    np.testing.assert_allclose(dollars, told["prediction"], rtol=1e-5)
+    assert ((dollars > 1000) & (dollars < 50_000)).all()

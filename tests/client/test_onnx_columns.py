@@ -1,0 +1,53 @@
+"""A column is in a graph what it is in an encoded table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.client.onnx_columns import LACKING, STRANGE, Input
+from umbel.data import Column
+from umbel.data.table import seen
+
+PARTS = ["year", "month", "weekday", "days"]
+
+
+@given(st.lists(st.dates(pd.Timestamp("1700-01-01").date(), pd.Timestamp("2260-12-31").date()), min_size=1))
+def test_the_parts_of_any_date_are_those_of_the_calendar(days: list[Any]) -> None:
+    column = Column(name="day", type="date", parts=PARTS, since="1999-12-31", span=10)
+    series = pd.Series(pd.to_datetime([str(day) for day in days]))
+    values = torch.from_numpy(series.to_numpy("datetime64[D]").astype(np.int64))
+    numbers, sound = Input(column).encoded(values)
+    np.testing.assert_allclose(numbers, seen(pd.DataFrame({"day": series}), column, "days"), rtol=1e-12)
+    assert sound.all()
+
+
+@pytest.mark.parametrize(
+    ("entries", "values", "sound"),
+    [
+        ({"type": "number", "minimum": 0, "maximum": 9}, [0.0, 9.0, 9.1, -1.0, np.inf, np.nan], [1, 1, 0, 0, 0, 0]),
+        ({"type": "integer"}, [1.0, 1.5, np.nan, -3.0], [1, 0, 0, 1]),
+        ({"type": "number", "fill": 2}, [np.nan, 1.0], [1, 1]),
+        ({"type": "boolean", "missing": "indicate"}, [1.0, 0.0, 0.5, np.nan], [1, 1, 0, 1]),
+        ({"type": "category", "categories": ["a", "b"]}, [0, 1, STRANGE, LACKING], [1, 1, 0, 0]),
+        ({"type": "category", "categories": ["a", "b"], "fill": "b"}, [0, STRANGE, LACKING], [1, 0, 1]),
+    ],
+)
+def test_a_row_gets_a_prediction_where_the_schema_takes_its_value(
+    entries: dict[str, Any], values: list[Any], sound: list[int]
+) -> None:
+    made = Input(Column(name="x", **entries))
+    assert made.encoded(torch.tensor(values, dtype=made.inside))[1].int().tolist() == sound
+
+
+def test_an_example_holds_what_the_table_takes_and_a_missing_value_where_it_may() -> None:
+    column = Column(name="x", type="integer", minimum=3, maximum=4, missing="indicate")
+    values = Input(column).example(3)
+    assert values.isna().tolist() == [False, False, True]
+    np.testing.assert_array_equal(seen(pd.DataFrame({"x": values}), column, "x")[2], [0, 1])

@@ -1,0 +1,91 @@
+"""What a run was worth, as it is kept, read again and told."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.errors import raises
+from tests.helpers.reports import WORTH, report
+from tests.helpers.sources import ROOT
+from umbel.protocol.errors import ConfigError, WorthError
+from umbel.server.run_folder import RunFolder
+from umbel.server.worth import FILE, STAYS, Level
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.read_worth() is None
+    folder.write_worth(WORTH)
+    assert folder.read_worth() == WORTH
+    folder.write_worth(None)
+    folder.write_worth(None)
+    assert not (tmp_path / FILE).exists()
+
+
+def test_the_table_comes_first_then_the_verdict_and_what_to_try() -> None:
+    assert WORTH.lines() == [
+        "RMSE (dollars) of 12 validation clients, on held-out rows; lower is better:",
+        "                           mean  worst tenth",
+        "  the best constant       1,392        3,934  the mean",
+        "  this run           not finite   not finite",
+        "  left out: each client alone, which would take more than a quarter of the run's work",
+        "Worth it? Diverged. Try step-size=0.1 or clients-per-round=80.",
+        STAYS,
+    ]
+    assert replace(WORTH, arms=[], tries=[]).lines() == ["Worth it? Diverged."]
+
+
+def test_a_client_is_better_off_from_the_fifth_level_on() -> None:
+    assert [level for level in Level if level.worth_it] == list(Level)[4:]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "\x00\xff",
+        "{" * 5000,
+        '{"level": "wonderful"}',
+        WORTH.content.replace('"version": 1', '"version": 2'),
+        WORTH.content.replace("1391.9", "NaN"),
+        WORTH.content.replace("1391.9", "1e999"),
+        WORTH.content.replace('"rounds": 4', '"rounds": "four"'),
+        WORTH.content.replace("Diverged.", "\\u001b[2JDiverged."),
+        WORTH.content.replace("Diverged.", "x" * 501),
+        json.dumps(json.loads(WORTH.content) | {"arms": json.loads(WORTH.content)["arms"] * 26}),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_file_that_is_not_as_umbel_writes_it_is_told_and_nothing_of_it_is_used(content: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    (tmp_path / FILE).write_bytes(content.encode("latin-1"))
+    with raises(ConfigError, "config.worth", FILE):
+        folder.read_worth()
+
+
+def test_a_folder_in_its_place_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / FILE).mkdir()
+    with raises(ConfigError, "config.worth", FILE):
+        RunFolder(tmp_path).read_worth()
+
+
+def test_words_in_it_are_shown_as_words() -> None:
+    bold = "<script>alert(1)</script>"
+    page = report(worth=replace(WORTH, verdict=bold, arms=[replace(WORTH.arms[0], label=bold, remark=bold)], unit=bold))
+    assert "<script>" not in page.html
+    assert page.text.count(bold) == 5
+    assert page.text.index("Was it worth it?") < page.text.index("Privacy, between any two data sets"), "it comes first"
+
+
+def test_the_guide_has_every_level_with_its_exit_code() -> None:
+    page = (ROOT / "docs" / "guides" / "worth.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z-]+)` \| .+ \| (\d) \|$", page, re.MULTILINE)
+    assert [(name, int(code)) for name, code in rows] == [
+        (level.value, 0 if level.worth_it else WorthError.exit_code) for level in Level
+    ]

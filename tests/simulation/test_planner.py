@@ -1,0 +1,313 @@
+"""Plans of runs: the guarantee that is wanted, what is public, and what suits one's own data."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import umbel
+from tests.helpers.datasets import manifest
+from tests.helpers.errors import raises
+from umbel.data import Column, Schema, offsets_of, write_dataset
+from umbel.data.importers import from_dataframe
+from umbel.models import load
+from umbel.models.losses import SLOPES
+from umbel.privacy.accounting.guarantee import guarantee
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.run_config import RunConfig
+from umbel.server.setup import Setup
+from umbel.simulation import planner
+from umbel.simulation.in_process import play
+from umbel.simulation.proxy import Proxy, Rounds, Span, feature_spans, target_span
+from umbel.simulation.start import read_values, values_of
+
+ROWS = 6
+
+
+@pytest.fixture
+def by_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have rounds planned by rule, which takes no trial on made-up clients; what a plan costs does not depend on it."""
+    monkeypatch.setattr(planner, "_WORK", 0.0)
+
+
+def save(
+    home: Path, name: str = "mine", train: int = 600, validation: int = 5, seed: int = 0, **changes: dict[str, Any]
+) -> None:
+    """Write clients of y = 2 + .01 x - z + noise, with x from 0 to 200 and z 0 or 1, and what a schema says of them."""
+    generator, count = np.random.default_rng(seed), (train + validation) * ROWS
+    x = np.stack([generator.uniform(0, 200, count), generator.integers(2, size=count)], axis=1).astype(np.float32)
+    y = (2 + 0.01 * x[:, 0] - x[:, 1] + generator.normal(0, 0.1, count)).astype(np.float32)
+    columns: dict[str, dict[str, Any]] = {
+        "x": {"type": "number", "minimum": 0, "maximum": 200},
+        "z": {"type": "boolean"},
+        "y": {"type": "number", "minimum": 0, "maximum": 5},
+    }
+    x_, z_, y_ = (Column(name=key, **one | changes.get(key, {})) for key, one in columns.items())
+    layout = Schema(target=y_, features=[x_, z_], model="linear inputs=2 outputs=1", loss="mse")
+    told = {"name": name, **layout.said}
+    write_dataset(
+        home / "data" / name,
+        manifest(train, validation, **told | {"layout": layout}),
+        x,
+        y,
+        offsets_of([ROWS] * (train + validation)),
+    )
+
+
+def spent(values: dict[str, Any], delta: float) -> tuple[float, float]:
+    """Return the pure epsilon and that at delta of a run config, each client taking part as often as it may."""
+    setup = Setup.parse(values)
+    found = guarantee({setup.release: setup.config.max_participations}, delta)
+    assert found is not None
+    return found.pure, found.epsilon
+
+
+def test_one_knob_plans_a_pure_guarantee(umbel_home: Path) -> None:
+    """n = 3, each client once, epsilon 6: nu = 2 * 3 / 6."""
+    save(umbel_home)
+    planned = values_of("mine", epsilon=6, delta=0.0)
+    run = RunConfig.parse(planned.values)
+    assert (run.noise_multiplier, run.mechanism, run.max_participations, run.hypotheses) == (1.0, "laplace", 1, 1)
+    assert run.rounds * run.clients_per_round <= 600
+    assert spent(planned.values, 0.0) == (6.0, 6.0)
+    assert "pure epsilon 6" in planned.words[0]
+    assert "offset=100,0 scale=57.7,1" in run.model, "the declared range, in units"
+
+
+@pytest.mark.slow
+def test_a_planned_run_learns(umbel_home: Path) -> None:
+    """The constant is .77 off: 200 * .01 / sqrt(12) = .58 by x, and .5 by z."""
+    save(umbel_home)
+    planned = values_of("mine", {"validation-clients-per-round": 5}, epsilon=8)
+    run = play(RunConfig().entries() | planned.values)
+    assert run.state.history[-1].loss is not None
+    assert run.state.history[-1].loss < 0.4
+
+
+@settings(max_examples=25)
+@given(
+    epsilon=st.floats(0.05, 30),
+    delta=st.sampled_from([0.0, 1e-5]),
+    hypotheses=st.integers(1, 4),
+    strategy=st.sampled_from(["group-privacy", "site-average"]),
+    participations=st.integers(0, 3),
+    mechanism=st.sampled_from(["", "laplace", "gaussian"]),
+)
+def test_no_plan_costs_more_than_was_wanted(
+    tmp_path_factory: pytest.TempPathFactory,
+    epsilon: float,
+    delta: float,
+    hypotheses: int,
+    strategy: str,
+    participations: int,
+    mechanism: str,
+) -> None:
+    home = tmp_path_factory.getbasetemp() / "planned"
+    if mechanism == "gaussian" and not delta:
+        delta = 1e-6
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UMBEL_HOME", str(home))
+        patch.setattr(planner, "_WORK", 0.0)  # rounds by rule: the price does not depend on them
+        patch.setattr(planner, "_DROWNED", math.inf)
+        if not home.exists():
+            save(home)
+        given = {"hypotheses": hypotheses, "strategy": strategy} | ({"mechanism": mechanism} if mechanism else {})
+        given |= {"max-participations": participations} if participations else {}
+        planned = values_of("mine", given, epsilon, delta)
+        assert spent(planned.values, delta)[1] <= epsilon * (1 + 1e-9)
+
+
+@pytest.mark.slow
+def test_rows_play_no_part_in_a_plan(umbel_home: Path) -> None:
+    save(umbel_home, "mine", seed=0)
+    first = values_of("mine", epsilon=4)
+    save(umbel_home, "mine", seed=1)
+    assert values_of("mine", epsilon=4) == first
+
+
+def test_what_the_user_gives_wins(umbel_home: Path, by_rule: None) -> None:
+    save(umbel_home)
+    given = {"rounds": 7, "clip-norm": 0.5, "step-size": 0.01, "model": "linear inputs=2 outputs=1"}
+    values = values_of("mine", given, epsilon=4).values
+    assert values | given == values
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ({"noise-multiplier": 0.1}, "noise-multiplier"),
+        ({"noise-multiplier": 1.5, "max-participations": 3}, "3 participations cost"),
+        ({"noise-multiplier": 1.5, "max-participations": 0, "rounds": 5}, "5 participations cost"),
+        ({"noise-multiplier": 100.0, "hypotheses": 2, "choice-epsilon": 0.0}, "open"),
+        ({"clipping": "update"}, "clipping"),
+        ({"strategy": "ifca", "hypotheses": 2}, "discloses"),
+    ],
+)
+def test_what_breaks_the_guarantee_is_refused(
+    umbel_home: Path, by_rule: None, given: dict[str, Any], part: str
+) -> None:
+    save(umbel_home)
+    with raises(ConfigError, "config.breaks-epsilon", part):
+        values_of("mine", given, epsilon=4, delta=0.0)
+
+
+def test_where_nothing_would_be_learnt_the_proposals_lead_to_a_plan(umbel_home: Path) -> None:
+    save(umbel_home, train=12)
+    with raises(ConfigError, "config.in-vain", "12 clients", "site-average", "--epsilon 6", "about 42 clients"):
+        values_of("mine", epsilon=3)
+    save(umbel_home, "more", train=42)
+    proposed = values_of("mine", {"strategy": "site-average"}, epsilon=3), values_of("mine", epsilon=6)
+    assert all(plan.words for plan in (*proposed, values_of("more", epsilon=3)))
+    with raises(ConfigError, "config.in-vain") as caught:
+        values_of("mine", epsilon=0.1)
+    assert "site-average" not in caught.value.text
+
+
+def test_an_epsilon_that_says_nothing_is_not_proposed(umbel_home: Path) -> None:
+    """20 parameters of 4 clients: noise of 1 clip norm in the mean at epsilon 20."""
+    rows = np.random.default_rng(0).normal(size=(100, 1))
+    table = pd.DataFrame(rows, columns=["cost"]).assign(who=np.arange(100) % 5, year=np.arange(100) % 19 + 1935)
+    columns = {"cost": {"scale": 2.0}, "year": {"categories": True}}
+    from_dataframe(table, client="who", target="cost", columns=columns).write("mine")
+    with raises(ConfigError, "config.in-vain", "20 parameters", "the categories of year take 19") as caught:
+        values_of("mine", epsilon=8)
+    assert "--epsilon" not in caught.value.text
+
+
+def test_without_declared_ranges_there_is_no_plan(umbel_home: Path, by_rule: None) -> None:
+    save(umbel_home, x={"minimum": None, "maximum": None})
+    with raises(ConfigError, "config.no-range", "x", "--replace", "--set x.minimum=0"):
+        values_of("mine", epsilon=4)
+
+
+def test_every_column_without_a_range_is_named_at_once(umbel_home: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(200, 6))
+    table = pd.DataFrame(rows, columns=["a", "b", "c", "d", "e", "cost"]).assign(who=np.arange(200) % 50)
+    from_dataframe(table, client="who", target="cost", columns={"e": {"scale": 2.0}}).write("mine")
+    with raises(ConfigError, "config.no-range", "a, b, c, d, cost, because", "scale other than 1", "--standardise"):
+        values_of("mine", epsilon=4)
+
+
+def test_a_plan_is_of_a_dataset_and_a_delta_of_an_epsilon(umbel_home: Path, by_rule: None) -> None:
+    save(umbel_home)
+    with raises(ConfigError, "config.no-dataset"):
+        values_of("", {"dataset": ""}, epsilon=4)
+    with raises(ConfigError, "config.delta-alone"):
+        values_of("mine", delta=1e-6)
+
+
+def test_a_configuration_keeps_what_is_no_privacy(umbel_home: Path) -> None:
+    own, planned = read_values("synthetic"), values_of("synthetic", epsilon=4).values
+    assert {key for key in own if own[key] != planned[key]} <= {
+        "noise-multiplier", "choice-epsilon", "clipping", "rounds", "clients-per-round", "max-participations",
+        "clip-norm-floor", "restarts",
+    }  # fmt: skip
+    assert spent(planned, 1e-5)[1] <= 4
+    assert values_of("synthetic") == planner.PlannedRun(own, []), "and without an epsilon it is as it was"
+    sites = values_of("synthetic", {"strategy": "site-average"}, epsilon=8)
+    assert spent(sites.values, 1e-5)[1] <= 8
+
+
+def test_own_data_without_an_epsilon_have_no_noise(umbel_home: Path) -> None:
+    save(umbel_home, train=30)
+    for planned in (values_of("mine"), values_of("", {"dataset": "mine"})):
+        run = RunConfig.parse(planned.values)
+        assert (run.noise_multiplier, run.clipping, run.clients_per_round) == (0, "update", 30)
+        [line] = planned.words
+        assert "guarantees nothing" in line
+        assert line.endswith("umbel run mine --epsilon 4")
+    assert "respawn=3" in run.strategy_options
+    noisy = values_of("mine", {"noise-multiplier": 3.0})
+    assert "clipping" not in noisy.values
+    assert not noisy.words
+
+
+def test_numbers_far_from_units_are_learnt_from(umbel_home: Path) -> None:
+    """Of 200 times a unit: with the step of numbers near 1 a client's first step would overshoot 10,000 times."""
+    save(umbel_home, train=30, x={"minimum": None, "maximum": None})
+    run = play(RunConfig().entries() | values_of("mine", {"hypotheses": 1, "rounds": 15}).values)
+    assert run.state.history[-1].loss == pytest.approx(0.1, rel=0.2), "the noise of a row"
+
+
+@given(
+    loss=st.sampled_from(["mse", "cross-entropy", "log"]),
+    scale=st.floats(0.1, 10),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=30)
+def test_steps_are_stable_at_each_client(loss: str, scale: float, seed: int) -> None:
+    """Gradient descent on a loss whose slope has a Lipschitz constant L falls where the step is below 2 / L."""
+    generator = np.random.default_rng(seed)
+    clients = [scale * generator.standard_normal((rows, 3)) for rows in (1, 5, 40)]
+    outputs = 3 if loss == "cross-entropy" else 1
+    step = planner._step(load(f"linear inputs=3 outputs={outputs}", loss), clients, exact=True)
+    link = {"mse": 2.0, "cross-entropy": 0.5, "log": 0.25}[loss]
+    for rows in clients:
+        wide = np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
+        curvature = link * np.linalg.eigvalsh(wide.T @ wide / len(rows))[-1]
+        assert step * curvature <= 1.05  # two digits
+    assert loss in {"mse", "cross-entropy", *SLOPES}
+
+
+def test_what_is_declared_of_columns(umbel_home: Path) -> None:
+    save(umbel_home, x={"scale": 50.0}, y={"maximum": 8})
+    found = Setup.parse({"dataset": "mine"}).manifest
+    assert found is not None
+    assert feature_spans(found, 2) == [Span("x"), Span("z", 0.0, 1.0)]
+    assert target_span(found) == Span("y", 0.0, 8.0)
+    assert target_span(found).spread == pytest.approx(8 / math.sqrt(12))
+
+
+def test_the_noise_of_a_schedule_by_hand() -> None:
+    """Two rounds of 25 clients, clip norms 3 and 4, noise of 2 clip norms a client: 2 * sqrt(3^2 + 4^2) / 5 = 2."""
+    assert Rounds(2, 25, 3.0, 4 / 3, 2.0).noise == pytest.approx(2)
+    assert Rounds(2, 25, 3.0, 4 / 3, 2.0, sites=4).noise == pytest.approx(2 * 5 * 2 / 25)
+
+
+@pytest.mark.parametrize("hypotheses", [1, 2])
+def test_more_noise_leaves_less(umbel_home: Path, hypotheses: int) -> None:
+    save(umbel_home)
+    setup = Setup.parse({"dataset": "mine", "model": "linear inputs=2 outputs=1 offset=100,0 scale=58,1"})
+    dataset = setup.open_dataset()
+    assert dataset is not None
+    update = planner.LocalUpdate(10, 0.2, 0)
+    proxy = Proxy(setup.model, dataset, update, hypotheses, 0)
+    none, some, much = (
+        proxy.error(proxy.learn(Rounds(20, 30, 0.5, 0.9, deviation, choice_epsilon=3.0), 4))
+        for deviation in (0.0, 1.0, 30.0)
+    )
+    assert max(none, some) < much
+    assert min(none, some) < proxy.constant / 2
+
+
+def test_scales_that_were_estimated_are_told(umbel_home: Path, by_rule: None) -> None:
+    generator = np.random.default_rng(0)
+    rows = pd.DataFrame({"who": np.arange(4000) % 400, "x": generator.uniform(0, 1000, 4000)})
+    table = rows.assign(y=rows.x / 100 + generator.normal(0, 0.1, 4000))
+    from_dataframe(table, client="who", target="y", standardise=True).write("estimated")
+    planned = values_of("estimated", epsilon=8)
+    assert any("scales of the data, which were estimated from rows with epsilon" in line for line in planned.words)
+    save(umbel_home)
+    assert not any("estimated" in line for line in values_of("mine", epsilon=8).words)
+
+
+def test_a_run_with_a_guarantee_from_python(umbel_home: Path, by_rule: None) -> None:
+    save(umbel_home, train=100)
+    found = umbel.run("mine", epsilon=6, delta=0.0, rounds=3, baselines=False)
+    assert found.config["noise-multiplier"] == 1
+    assert (found.config["rounds"], found.config["max-participations"]) == (3, 1)
+
+
+def test_a_rare_one_does_not_keep_all_steps_short(umbel_home: Path) -> None:
+    """One client of 200 has all the ones of a column: in units of its deviation, .07, they would be 14."""
+    draw, who = np.random.default_rng(0), np.repeat(np.arange(200), 5)
+    table = pd.DataFrame({"who": who, "x": draw.uniform(0, 2000, 1000), "rare": who == 7, "y": draw.normal(size=1000)})
+    from_dataframe(table, client="who", target="y", seed=3).write("mine")
+    assert values_of("mine").values["step-size"] > 0.02  # 1 / (2 * (1 + 3^2 + ...)), in place of .0025

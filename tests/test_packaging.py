@@ -1,0 +1,110 @@
+"""What is installed with umbel: hints name extras that exist, and every dependency is pinned."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.helpers.sources import ROOT, files
+from umbel.server.tracking import TRACKERS
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+LOCKS = [ROOT / "constraints.txt", *sorted((ROOT / "requirements").glob("*.txt"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "docs").rglob("*.ipynb"))]
+
+
+def hinted() -> Iterator[tuple[Path, str]]:
+    """Yield each extra that code or a page tells to install."""
+    for file in [*files(), *PAGES]:
+        for group in re.findall(r"umbel\[([\w{},-]+)\]", file.read_text(encoding="utf-8")):
+            yield from ((file, name) for name in group.split(","))
+
+
+def test_each_hint_names_an_extra_that_exists() -> None:
+    found = {*hinted()}
+    assert {"research", "export", "models", "parquet"} <= {name for _, name in found}
+    filled_in = {"{name}": set(TRACKERS), "{extra}": {"research"}}
+    for file, name in found:
+        assert filled_in.get(name, {name}) <= EXTRAS.keys(), f"{file} names umbel[{name}]"
+
+
+def test_no_hint_installs_a_library_without_its_extra() -> None:
+    """Its version would be any."""
+    for_users = [one for extra in EXTRAS.keys() - {"dev", "docs"} for one in EXTRAS[extra]]
+    named = {canonicalize_name(Requirement(one).name) for one in for_users} - {"umbel"}
+    for file in files():
+        words = set(re.findall(r"pip install '?([\w-]+)", file.read_text(encoding="utf-8")))
+        assert not {canonicalize_name(word) for word in words} & named, file
+
+
+def pins(file: Path) -> dict[str, list[Requirement]]:
+    found: dict[str, list[Requirement]] = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line and line[0] not in "# ":
+            one = Requirement(line.removesuffix("\\").strip())
+            found.setdefault(canonicalize_name(one.name), []).append(one)
+    return found
+
+
+def test_every_requirement_of_every_extra_has_a_pin_that_it_allows() -> None:
+    """So each extra can be installed beside all others: `make pins` resolved them together."""
+    known = pins(ROOT / "constraints.txt")
+    for text in [*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for one in extra)]:
+        one = Requirement(text)
+        if one.name == "umbel":
+            assert one.extras <= EXTRAS.keys()
+            continue
+        for pin in known[canonicalize_name(one.name)]:
+            (exact,) = pin.specifier
+            assert exact.operator == "=="
+            assert one.specifier.contains(exact.version), f"{text} is pinned as {pin}"
+
+
+@pytest.mark.parametrize("file", LOCKS, ids=lambda file: file.name)
+def test_a_lock_holds_neither_hosts_nor_paths(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert not re.search(r"://|^\s*-|/\w+/", text.replace("    --hash=sha256:", ""), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["site", "cuda"])
+def test_image_and_site_have_the_pinned_versions_with_hashes(name: str) -> None:
+    file, known = ROOT / "requirements" / f"{name}.txt", pins(ROOT / "constraints.txt")
+    for pin, versions in pins(file).items():
+        assert name == "cuda" or {str(one.specifier) for one in versions} <= {str(one.specifier) for one in known[pin]}
+    for block in re.split(r"\n(?=[a-z])", file.read_text(encoding="utf-8").partition("make pins\n")[2]):
+        assert "--hash=sha256:" in block, block.splitlines()[0]
+
+
+def test_the_sites_lock_has_all_that_umbel_needs_but_for_the_build_of_torch() -> None:
+    needed = {canonicalize_name(Requirement(one).name) for one in PROJECT["dependencies"]}
+    assert needed - pins(ROOT / "requirements" / "site.txt").keys() == {"torch"}
+    assert "torch" in pins(ROOT / "requirements" / "cuda.txt")
+
+
+def test_a_run_needs_nothing_that_umbel_is_developed_with() -> None:
+    runtime = pins(ROOT / "requirements" / "site.txt").keys()
+    tools = {
+        "mypy",
+        "pytest",
+        "ruff",
+        "sphinx",
+        "ipykernel",
+        "transformers",
+        "onnx",
+        "scikit-learn",
+        "pyarrow",
+        "mlflow-skinny",
+    }
+    assert not runtime & tools
+
+
+def test_the_extras_that_docs_name_are_there() -> None:
+    assert {"dev", "docs", "export", "hub", "models", "recipes", "research", "sklearn", "tracking"} <= EXTRAS.keys()
+    assert {"mlflow", "onnx", "tensorboard", "wandb"} <= EXTRAS.keys(), "names of umbel 0.1"

@@ -1,0 +1,85 @@
+"""What is public stays, and what goes away is told first: the policy in CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+import umbel
+from tests.helpers.public_api import FILE, Api, current, may_remove, missing
+from umbel.protocol import old_names
+
+NOW = current()
+
+
+def test_all_that_was_public_is_still_there() -> None:
+    """If this fails, bring it back, or (before it was released) run python -m tests.helpers.public_api."""
+    kept = json.loads(FILE.read_text(encoding="utf-8"))
+    assert missing(kept, NOW) == []
+    assert kept["version"] == NOW["version"], "write the list for a new version"
+
+
+def test_the_list_has_every_kind() -> None:
+    assert {"run", "Run.predict", "from_dataframe", "sweep"} <= NOW["names"].keys()
+    assert "--epsilon" in NOW["commands"]["run"]
+    assert {"demo", "init", "doctor", "site start", "data import"} <= NOW["commands"].keys()
+    assert ("noise-multiplier" in NOW["settings"], "min-noise-multiplier" in NOW["site policy"]) == (True, True)
+    assert "config.unknown-key" in NOW["errors"]
+
+
+def changed(**changes: Any) -> Api:
+    api = deepcopy(NOW)
+    for key, change in changes.items():
+        change(api[key])
+    return api
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"settings": lambda names: names.remove("rounds")}, "settings: rounds"),
+        ({"errors": lambda names: names.remove("config.unknown-key")}, "errors: config.unknown-key"),
+        ({"commands": lambda commands: commands.pop("demo")}, "command: demo"),
+        ({"commands": lambda commands: commands["run"].remove("--epsilon")}, "run --epsilon"),
+        ({"names": lambda names: names.pop("Run.predict")}, "umbel.Run.predict"),
+        ({"names": lambda names: names["run"].pop(0)}, "umbel.run with"),
+        ({"names": lambda names: names["run"].append(["must", "KEYWORD_ONLY", True])}, "umbel.run with"),
+        ({"names": lambda names: names["Run.predict"].reverse()}, "umbel.Run.predict with"),
+    ],
+)
+def test_a_removal_is_found(changes: dict[str, Any], told: str) -> None:
+    (gone,) = missing(NOW, changed(**changes))
+    assert gone.startswith(told)
+
+
+def test_an_addition_is_none() -> None:
+    more = changed(
+        settings=lambda names: names.append("new"),
+        commands=lambda commands: commands["run"].append("--new"),
+        names=lambda names: names["run"].append(["new", "KEYWORD_ONLY", False]),
+    )
+    assert missing(NOW, more) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "allowed"),
+    [
+        ("1.2.0", "1.3.0", False), ("1.2.0", "2.0.0", True), ("1.2.0", "1.2.1", False),
+        ("0.1.0", "0.1.1", False), ("0.1.0", "0.2.0", True),
+    ],
+)  # fmt: skip
+def test_only_a_major_version_drops_what_was_released_and_before_1_a_minor_one(
+    old: str, new: str, allowed: bool
+) -> None:
+    assert may_remove(old, new, f"## [{old}] - 2030-01-01") is allowed
+    assert may_remove(old, new, "## [Unreleased]"), "it was not released"
+
+
+def test_an_old_name_works_with_a_warning_that_names_its_successor() -> None:
+    with pytest.warns(FutureWarning, match=r"write_dataset is the new name.* until umbel 2\.0"):
+        assert umbel.write_federation is umbel.write_dataset
+    assert old_names.SETTINGS.keys().isdisjoint(NOW["settings"])
+    assert {name for name in old_names.SETTINGS.values() if name} <= {*NOW["settings"], *NOW["site policy"]}
