@@ -275,9 +275,11 @@ def test_clients_take_turns_and_the_run_ends_when_all_have_had_theirs(play: Play
 
 
 def test_a_run_goes_on_without_a_node_that_always_fails(play: Play) -> None:
+    """It is left out for one round, then for three."""
     run = play(app=failing({1}), nodes=3, clients_per_round=30)
-    assert [entry["lost_nodes"] for entry in run.trained] == [1] * 6
-    assert all(entry["moved"] and 0 < entry["releases"] < 30 for entry in run.trained)
+    assert [entry["lost_nodes"] for entry in run.trained] == [1, 0, 1, 0, 0, 0]
+    assert [entry["releases"] < 30 for entry in run.trained] == [True, False, True, False, False, False]
+    assert all(entry["moved"] for entry in run.trained)
     assert all(number % 3 != 1 for number in run.ledger), "clients 1, 4, 7, ... are on the node that fails"
     assert sum(times for times, _ in run.ledger.values()) == sum(entry["releases"] for entry in run.trained)
 

@@ -42,6 +42,27 @@ def test_a_round_trains_and_validates_in_one_exchange() -> None:
     assert grid.exchanges == [[["evaluation", "training"]]] * 5 + [[["evaluation"]]], "in one message to the node"
 
 
+def test_a_round_that_no_node_answers_is_repeated_once_nodes_are_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two exchanges of round 3 fail; the history has each round once."""
+    run = run_of(strategy := Scripted([9, 8, 7, 6, 5, 4]))
+    fleet, waited, asked = run.fleet, [], []
+    exchange = fleet.exchange
+
+    def failing(round: int, *rest: Any) -> list[Message]:
+        asked.append(round)
+        replies = exchange(round, *rest)
+        fleet.unanswered = asked.count(round) < 3 and round == 3
+        return replies
+
+    monkeypatch.setattr(fleet, "exchange", failing)
+    monkeypatch.setattr(fleet, "wait", lambda round, _: waited.append(round))
+    monkeypatch.setattr(fleet, "waits", lambda _: True)
+    run_rounds(run)
+    assert asked == waited == [1, 2, 3, 3, 3, 4, 5, 6]
+    assert [entry.number for entry in run.state.history] == [1, 2, 3, 4, 5, 6]
+    assert [round for round, _, _ in strategy.trained] == [1, 2, 3, 3, 3, 4, 5]
+
+
 def test_what_is_validated_is_what_the_round_starts_from() -> None:
     strategy = Scripted([9, 8, 7, 6, 5, 4])
     state, _ = play(strategy)

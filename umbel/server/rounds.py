@@ -118,10 +118,14 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
     fleet, k = run.fleet, len(next(iter(state.hypotheses.values())))
     nearest = distances(flatten(state.hypotheses)) if k > 1 else []
     validates = not train or (number - 1) % setup.config.validate_every == 0
-    messages = strategy.configure_train(number, arrays, task, grid) if train else []
-    evaluations = strategy.configure_evaluate(number, arrays, task, grid) if validates else []
-    messages = [*messages, *evaluations]
-    replies = fleet.exchange(number, grid, messages, setup.config.round_timeout)
+    while True:
+        fleet.wait(number, grid)
+        messages = strategy.configure_train(number, arrays, task, grid) if train else []
+        evaluations = strategy.configure_evaluate(number, arrays, task, grid) if validates else []
+        replies = fleet.exchange(number, grid, [*messages, *evaluations], setup.config.round_timeout)
+        # A round that no node answered is repeated, once nodes can be asked again.
+        if not (fleet.unanswered and fleet.waits(grid)):
+            break
 
     scores = strategy.validate(number, replies) if validates else None
     if scores is not None:

@@ -6,15 +6,18 @@ import json
 import math
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import DEFAULT_TTL, ConfigRecord, Context, Message, RecordDict
 
+import umbel.privacy.gate.refusals
 from tests.helpers.errors import raises
 from tests.helpers.messages import SIMULATED, asked, of_node, refused, stacked, task_of, through_gate, to_node
 from umbel.privacy.gate.ledger import Ledger
@@ -120,6 +123,19 @@ def test_every_message_is_on_record(
     [line] = log.lines()
     assert (line["decision"], line["paid"]) == (decision, paid)
     assert reason in line["reason"]
+
+
+def test_a_message_that_has_expired_costs_nothing(
+    log: SiteLog, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a laptop's sleep: the server no longer takes the reply."""
+    for beyond, decision, paid in ((-60, "answered", 2), (1, "refused", 0)):
+        later = time.time() + DEFAULT_TTL + beyond
+        monkeypatch.setattr(umbel.privacy.gate.refusals, "time", SimpleNamespace(time=lambda later=later: later))
+        round_of(task_of((0, 1)))(own)
+        *_, line = log.lines()
+        assert (line["decision"], line["paid"]) == (decision, paid)
+    assert "[refused.too-late]" in line["reason"]
 
 
 def test_clients_that_cannot_pay_make_it_a_part(log: SiteLog, own: dict[str, Any]) -> None:

@@ -359,6 +359,41 @@ def test_a_lost_node_is_named_by_the_message_that_it_was_sent() -> None:
     assert (answer.node, answer.reply.has_error()) == (5, True)
 
 
+class Unregistered(Answering):
+    """Flower takes no message to node 2, whose registration is gone, and says so by an empty id."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        ids = super().push_messages(messages)
+        gone = [sent.metadata.dst_node_id == 2 for sent in messages]
+        self.arrived = [one for one in self.arrived if one.metadata.src_node_id != 2]
+        return ["" if it else one for it, one in zip(gone, ids, strict=True)]
+
+
+def test_a_message_that_cannot_be_sent_is_silence_and_the_log_names_the_site(caplog: pytest.LogCaptureFixture) -> None:
+    exchange = exchange_on(Unregistered())
+    exchange.names.learn({1: "north", 2: "south\x1b[31m", 3: ""})
+    assert nodes(exchange.run([to(1), to(2), to(3)], timeout=600)) == [1, 3]
+    assert exchange.silent == {2}
+    assert [one for one in caplog.messages if "registered" in one] == [
+        r"site south\x1b[31m got no message: it is no longer registered"
+    ]
+    exchange.run([to(2, "query")], timeout=600, keep_late=["query"])
+    assert exchange.silent == set(), "an invitation is asked for again by itself"
+
+
+def test_a_node_is_late_until_it_replies_or_its_message_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = exchange_on(grid := Answering(silent=[2, 3]))
+    exchange.run([to(1), to(2), to(3, "query")], timeout=0.02, keep_late=["query"])
+    assert exchange.late(keep_late=["query"]) == set(), "Flower delivers it no longer than the round waits"
+    now = time.monotonic()
+    monkeypatch.setattr(umbel.server.nodes.exchange.time, "monotonic", lambda: now - 60)
+    assert exchange.late(keep_late=["query"]) == {2}
+    grid.arrived.append(answers_of(grid.sent[1]))
+    exchange.run([], timeout=0)
+    assert exchange.late(keep_late=["query"]) == set()
+
+
 def test_a_message_dies_with_its_round_but_for_those_whose_replies_are_of_use_however_late() -> None:
     grid = Answering()
     exchange_on(grid).run([to(1), to(1, "query")], timeout=7, keep_late=["query"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,13 @@ from flwr.app import Context, Error, Message
 from scipy.stats import chi2
 
 import umbel.client.app
+import umbel.server.nodes.fleet
+import umbel.server.nodes.roster
+from tests.helpers.errors import raises
 from tests.helpers.grids import ListeningGrid, PaperGrid, failing, stack, vectors
 from tests.helpers.paper import paper_task
 from umbel.protocol.arrays import flatten
+from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.messages import evaluation_in, hypotheses_in, merged, training_in
 from umbel.protocol.records import to_array_record
@@ -70,6 +76,86 @@ def test_other_arrays_in_the_same_record_are_sent_as_they_are_now() -> None:
         (message,) = fleet.ask_training(1, record, COMMON, grid)
         np.testing.assert_array_equal(flatten(hypotheses_in(message.content)), values)
         np.testing.assert_array_equal(flatten(fleet.sent), values)
+
+
+# --- a pause
+
+
+class Elsewhere(PaperGrid):
+    """Nodes on paper that are not in the server's process, so that a run waits for them."""
+
+    in_process = False
+
+
+def paused(
+    monkeypatch: pytest.MonkeyPatch, looks: list[list[int]], says: dict[int, Hosting] | None = None, **run: Any
+) -> tuple[Fleet, Elsewhere, list[float]]:
+    """Return a fleet whose clients have released, its grid, and the seconds that it will have waited."""
+    grid = Elsewhere(says or {5: Hosting(2, 0), 6: Hosting(2, 0)}, looks=[[5, 6], *looks])
+    fleet, now, slept = Fleet(clients_per_round=2, **run), [1000.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    fleet.roster(grid)
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(umbel.server.nodes.fleet, "time", clock)
+    monkeypatch.setattr(umbel.server.nodes.roster, "time", clock)
+    fleet.participations[0] = 1
+    return fleet, grid, slept
+
+
+def test_a_run_pauses_while_fewer_nodes_are_there_than_it_needs_and_continues_by_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "flwr")
+    fleet, grid, slept = paused(monkeypatch, [[5]] * 20 + [[5, 6]], min_nodes=2)
+    fleet.wait(3, grid)
+    assert len(slept) == 20
+    assert max(slept) <= 5
+    first, last = caplog.messages[-2:]
+    assert "Paused before round 3 since" in first
+    assert ": 1 of 2 nodes can be asked. Waiting for node 6 (offline since" in first
+    assert "continues with round 3" in last
+    fleet.wait(4, grid)
+    assert len(slept) == 20, "all are there"
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_without_any_node_a_run_fails_after_its_longest_pause(monkeypatch: pytest.MonkeyPatch, released: bool) -> None:
+    fleet, grid, slept = paused(monkeypatch, [[]], max_pause=60)
+    fleet.participations[0] = released
+    if released:
+        with raises(FleetError, "nodes.away", "min-nodes", "node 5 (offline"):
+            fleet.wait(3, grid)
+        assert 60 <= sum(slept) < 66
+    else:
+        fleet.wait(1, grid)
+        assert not slept, "nodes that refuse from the start would be waited for in vain"
+
+
+def test_a_site_that_comes_with_a_new_key_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    says = {5: Hosting(2, 0), 6: Hosting(2, 0), 7: Hosting(3, 0)}
+    fleet, grid, _ = paused(monkeypatch, [[], [], [7]], says, max_pause=60)
+    fleet.wait(3, grid)
+    assert fleet.roster(grid).train == 7
+    assert [node for node, _ in fleet.roster(grid).nodes] == [5, 6, 7]
+
+
+def test_in_simulation_a_run_does_not_wait() -> None:
+    grid, fleet = PaperGrid.simulated(train=4, nodes=2), Fleet(clients_per_round=2, min_nodes=2)
+    fleet.roster(grid)
+    fleet.participations[0] = 1
+    grid.looks = [[100]]
+    fleet.wait(3, grid)
+
+
+def test_a_round_in_which_every_node_fails_is_told(linear_config: dict[str, Any]) -> None:
+    for partitions, unanswered in (({0}, False), ({0, 1}, True)):
+        grid, fleet = InProcessGrid(failing(partitions), linear_config, nodes=2), Fleet(clients_per_round=30)
+        play_round(grid, fleet)
+        assert fleet.unanswered == unanswered
 
 
 # --- nodes that come

@@ -53,6 +53,8 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    time = monotonic
+
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
@@ -170,6 +172,56 @@ def test_a_silent_node_is_left_out_for_longer_each_time() -> None:
     assert 0 in there.present(TRAIN, 20), "one that answered begins anew"
     assert there.present(TRAIN, 16).tolist() == [2]
     assert there.present(VALIDATION, 16).tolist() == [1]
+
+
+def test_a_node_that_refuses_is_left_out_like_a_silent_one(caplog: pytest.LogCaptureFixture) -> None:
+    there = two_nodes()
+    there.names.learn({30: "north"})
+    there.note(1, [20], [], [30])
+    assert there.present(TRAIN, 2).tolist() == [0, 1]
+    assert there.present(TRAIN, 3).tolist() == [0, 1, 2]
+    assert caplog.messages == ["site north refused the task of round 1 and is left out for 1 round"]
+
+
+def test_each_node_has_a_state_and_since_when(clock: Clock) -> None:
+    there = two_nodes()
+    there.join({40: Hosting(1, 0), 50: Hosting(0, 1)})
+    began = clock.now
+    there.note(1, [], [20], [30])
+    there.see([20, 30, 40, 50], late=[50])
+    clock.sleep(60)
+    there.see([20, 30, 50], late=[50])
+    states = {node: there.state(node, 2) for node in (20, 30, 40, 50)}
+    assert {node: str(state.presence) for node, state in states.items()} == {
+        20: "silent", 30: "refused", 40: "offline", 50: "late",
+    }  # fmt: skip
+    assert {node: state.since - began for node, state in states.items()} == {20: 0, 30: 0, 40: 60, 50: 0}
+    assert there.state(20, 3).presence == "online"
+    there.see([40])
+    assert there.state(50, 3).presence == "offline"
+    assert "node 50 (offline since " in there.missing(3)
+
+
+@pytest.mark.parametrize(("seen", "least", "enough"), [
+    ([20, 30], 2, True), ([20], 2, False), ([20], 1, True), ([50], 1, False), ([20, 50], 2, True), ([], 1, False),
+])  # fmt: skip
+def test_a_round_needs_so_many_nodes_and_training_clients_on_one(seen: list[int], least: int, enough: bool) -> None:
+    there = two_nodes()
+    there.join({50: Hosting(0, 1)})
+    there.see(seen)
+    assert there.enough(1, least) == enough
+
+
+def test_in_a_pause_a_node_that_failed_is_asked_again_after_a_time_that_grows(clock: Clock) -> None:
+    there, waits = two_nodes(), []
+    for _ in range(10):
+        there.note(7, [30], [20])
+        began = clock.now
+        while not there.enough(8, 2):
+            clock.sleep(1)
+            there.readmit(8)
+        waits.append(clock.now - began)
+    assert waits == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
 
 
 def test_clients_of_a_node_that_joins_follow_those_that_there_are() -> None:

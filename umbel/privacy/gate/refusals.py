@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from logging import ERROR
@@ -14,6 +15,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry, SiteLog
+from umbel.protocol.durations import in_time
 from umbel.protocol.errors import Refused, UmbelError
 from umbel.protocol.flower import ErrorCode, log
 
@@ -56,6 +58,8 @@ def answered(msg: Message, context: Context, answer: Callable[[Site, Entry], Mes
             entry = Entry.of(msg, context)
             site_log.check_end()
         try:
+            if not site.simulated:
+                check_in_time(msg)
             reply = answer(site, entry)
         except Exception as error:  # fail closed for any error
             reply = _refused(msg, error, entry)
@@ -64,6 +68,18 @@ def answered(msg: Message, context: Context, answer: Callable[[Site, Entry], Mes
         return reply
     except Exception as error:  # no site, or nowhere to record it: fail closed
         return _refused(msg, error)
+
+
+def check_in_time(msg: Message) -> None:
+    """Raise `Refused` if the server no longer takes the reply to a message, as after a node's sleep.
+
+    Clients would train, and be charged, for nothing.
+    """
+    over = time.time() - msg.metadata.created_at - msg.metadata.ttl
+    if over > 0:
+        raise Refused(
+            f"the message expired {in_time(over)} ago, so no client is charged for a reply", code="refused.too-late"
+        )
 
 
 def refusal(msg: Message) -> Message:

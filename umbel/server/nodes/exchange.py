@@ -12,8 +12,8 @@ from flwr.app import Message
 from umbel.protocol.durations import in_time
 from umbel.protocol.flower import ErrorCode, log
 from umbel.protocol.polling import pause
-from umbel.protocol.words import count_of
 from umbel.server.nodes.transport import Transport
+from umbel.server.nodes.words import Names
 
 # Number of messages without a reply to remember, from rounds that are over.
 _REMEMBERED = 1000
@@ -48,6 +48,8 @@ class _Sent:
 
     node: int
     kind: str
+    expires: float
+    """When Flower stops delivering it, by the clock of `time.monotonic`."""
 
 
 class Exchange:
@@ -58,11 +60,14 @@ class Exchange:
     dropped : int
         Useless replies in the last round: late, repeated, or from a node that was not asked.
     silent : set of int
-        Nodes whose reply in the last round is missing or unreadable.
+        Nodes whose reply in the last round is missing or unreadable, or whose message could not be sent.
+    names : Names
+        What the log calls each node.
     """
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
+        self.names = Names()
         self.dropped = 0
         self.silent: set[int] = set()
         self._overdue: dict[str, _Sent] = {}
@@ -70,6 +75,20 @@ class Exchange:
     def awaited(self, kind: str) -> set[int]:
         """Return the nodes whose reply to a message of a type is missing, from any round."""
         return {sent.node for sent in self._overdue.values() if sent.kind == kind}
+
+    def connected(self) -> set[int]:
+        """Return the connected nodes, and learn their names."""
+        nodes = self.transport.nodes()
+        self.names.learn(nodes)
+        return set(nodes)
+
+    def late(self, keep_late: Sequence[str] = ()) -> set[int]:
+        """Return the nodes that may still be at work for a round that is over.
+
+        A node that wakes up answers each message that waits for it, and its clients are charged for each.
+        """
+        now = time.monotonic()
+        return {one.node for one in self._overdue.values() if one.kind not in keep_late and now < one.expires}
 
     def run(
         self,
@@ -103,12 +122,16 @@ class Exchange:
                 # A node that picked it up after the round would train, and be charged, for nothing.
                 message.metadata.ttl = min(message.metadata.ttl, timeout)
         stored = self.transport.send(messages)
-        data = [message.metadata for message in messages]
-        waiting = {one.message_id: _Sent(one.dst_node_id, one.message_type) for one in data if one.message_id in stored}
-        if len(waiting) < len(messages):
-            unsent = len(messages) - len(waiting)
-            log(WARNING, "%d of %s could not be sent", unsent, count_of(len(messages), "message"))
         began = told = time.monotonic()
+        data = [message.metadata for message in messages]
+        waiting = {
+            one.message_id: _Sent(one.dst_node_id, one.message_type, began + one.ttl)
+            for one in data
+            if one.message_id in stored
+        }
+        unsent = {one.dst_node_id for one in data if one.message_id not in stored and one.message_type not in keep_late}
+        for node in sorted(unsent):
+            log(WARNING, "%s got no message: it is no longer registered", self.names[node])
         answers: list[Answer] = []
         spoilt: list[_Sent] = []
         while True:
@@ -134,7 +157,7 @@ class Exchange:
                 there = sum(answer.kind not in keep_late for answer in answers)
                 log(INFO, "%s: %d of %d nodes have replied, after %s", name, there, len(asked), in_time(waited))
             time.sleep(max(0.001, min(pause(waited), timeout - waited)))
-        self.silent = {sent.node for sent in [*needed, *spoilt]}
+        self.silent = unsent | {sent.node for sent in [*needed, *spoilt]}
         self._overdue |= waiting
         over = [message_id for message_id, sent in self._overdue.items() if sent.kind not in keep_late]
         for oldest in over[:-_REMEMBERED]:
@@ -152,7 +175,7 @@ class Exchange:
             waiting.pop(sent_id, None)
         if sent is None or stranger or (late is not None and sent.kind not in keep_late):
             self.dropped += 1
-            node = source if sent is None or stranger else sent.node
-            log(WARNING, "dropped a late, repeated or unexpected reply of node %s", node)
+            node = self.names[source if sent is None or stranger else sent.node]
+            log(WARNING, "dropped a late, repeated or unexpected reply of %s", node)
             return None
         return Answer(sent.node, sent.kind, reply)

@@ -6,6 +6,8 @@ node a message comes to `umbel.client.app`, behind the gate (`umbel.privacy.gate
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from logging import INFO, WARNING
@@ -19,6 +21,8 @@ from numpy.typing import NDArray
 from umbel.models.prior import Prior
 from umbel.protocol.arrays import Arrays, as_matrix
 from umbel.protocol.clients import ClientInRun, ClientOnNode
+from umbel.protocol.durations import at_time, in_time
+from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import (
     answers_training,
@@ -30,6 +34,7 @@ from umbel.protocol.messages import (
     round_request,
     scores_in,
 )
+from umbel.protocol.polling import pause
 from umbel.protocol.records import from_array_record, pack, to_array_record, unpack
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.releases import Releases, Scores, Sums
@@ -40,11 +45,13 @@ from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.replies import Asked, read_releases, read_scores, read_sums
 from umbel.server.nodes.roster import TRAIN, VALIDATION, Absence, Roster, check_enough, gather, hosting_of
 from umbel.server.nodes.transport import transport_of
-from umbel.server.nodes.words import told
+from umbel.server.nodes.words import Names, told
 
 # Keys that separate the server's draws for different purposes.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
 _KEEP_S = 300.0  # seconds for which a run that is over waits for its nodes to be told
+_POLL_S = 5.0  # maximum seconds between two looks for nodes in a pause
+_TELL_S = 600.0  # between two lines about a pause
 
 
 class Fleet:
@@ -72,8 +79,12 @@ class Fleet:
         self._roster: Roster | None = None
         self._exchange: Exchange | None = None
         self._invited: dict[int, Absence] = {}
+        self._looked = -1
+        self._connected: set[int] = set()
         self._training: Asked | None = None
         self._evaluation: Asked | None = None
+        self.unanswered = False
+        """Whether every node that the last round asked was silent or refused."""
         self.sent: Arrays = {}
         """The hypotheses of the last `ask_training`."""
         self._opened: tuple[dict[str, Array], Arrays, ArrayRecord] = {}, {}, ArrayRecord()
@@ -134,13 +145,13 @@ class Fleet:
         clients : ndarray of int, optional
             The clients to ask, in increasing order; by default the round's sample.
         """
-        roster = self._present(grid)
+        roster = self._look(grid, round)
         if clients is None:
             clients = self._draw(roster, round)
         placed, self.task = roster.place(TRAIN, clients), task
         self.sent, packed = self._open(hypotheses)
         rows = len(next(iter(self.sent.values()))) if task.release_by is ReleaseBy.SITE else None
-        self._training = _asked(clients, placed, task.disclose_choice, rows)
+        self._training = _asked(clients, placed, roster.names, task.disclose_choice, rows)
         self._furthest = furthest(task, as_matrix(self.sent), self.run.max_update_norm)
         asked = {node: task.asking(round, locals_) for node, (_, locals_) in placed.items()}
         return [
@@ -152,14 +163,14 @@ class Fleet:
         self, round: int, hypotheses: ArrayRecord, task: EvaluationSpec, grid: Grid, group: str = ""
     ) -> list[Message]:
         """Return messages that ask a sample of the validation clients to score the hypotheses, one for each node."""
-        roster = self._present(grid)
+        roster = self._look(grid, round)
         seed = [self.run.seed, _SAMPLE_VALIDATION, round]
         clients = roster.draw(VALIDATION, round, seed, self.run.validation_clients_per_round or roster.validation)
         if not len(clients):
             self._evaluation = None
             return []
         placed = roster.place(VALIDATION, clients)
-        self._evaluation = _asked(clients, placed)
+        self._evaluation = _asked(clients, placed, roster.names)
         _, packed = self._open(hypotheses)
         asked = {node: task.asking(round, locals_) for node, (_, locals_) in placed.items()}
         return [
@@ -190,11 +201,58 @@ class Fleet:
         """Whether every training client has reached its maximum number of participations."""
         return len(self._turns) > 0 and 0 < self.run.max_participations <= int(self._turns.min())
 
-    def _present(self, grid: Grid) -> Roster:
-        """Return the roster; in a simulation that may lose nodes, it knows which are away."""
-        roster = self.roster(grid)
-        if (transport := self.exchange_on(grid).transport).together:
-            roster.see(transport.nodes())
+    def waits(self, grid: Grid) -> bool:
+        """Return whether the run waits for nodes that are away: not in simulation, and not before its first release."""
+        return not self.exchange_on(grid).transport.together and bool(self.participations.any())
+
+    def wait(self, round: int, grid: Grid) -> None:
+        """Wait until enough nodes are there for a round.
+
+        They are `min_nodes`, one of them with training clients. In simulation lost nodes do not return. Before the
+        first release of a run, a node that refuses is more likely to disagree with the run config than to be away.
+
+        Raises
+        ------
+        FleetError
+            If the nodes are missing after `max_pause` seconds.
+        """
+        if not self.waits(grid):
+            return
+        roster, exchange = self._look(grid, round), self.exchange_on(grid)
+        began, told, least = time.monotonic(), -math.inf, self.run.min_nodes
+        since = at_time(time.time())
+        while not roster.enough(round, least):
+            waited = time.monotonic() - began
+            waits_for = f"for {roster.missing(round)}" if roster.left_out(round) else "for more nodes"
+            if waited >= self.run.max_pause:
+                raise FleetError(
+                    f"round {round} waited {in_time(waited)} {waits_for}, since fewer than min-nodes = {least} can be "
+                    "asked; the run can be resumed when they are back, or with a lower min-nodes",
+                    code="nodes.away",
+                )
+            if waited - told >= _TELL_S:
+                told = waited
+                text = "Paused before round %d since %s: %d of %d nodes can be asked. Waiting %s, at most until %s"
+                left, end = len(roster) - roster.left_out(round), time.time() + self.run.max_pause - waited
+                log(WARNING, text, round, since, left, max(least, 1), waits_for, at_time(end))
+            for answer in exchange.run(self._invitations(round, exchange), _POLL_S, keep_late=("query",)):
+                if answer.kind == "query":
+                    self._welcome(answer, exchange.transport.together)
+            time.sleep(pause(waited, longest=_POLL_S))
+            self._look(grid, round, again=True)
+            roster.readmit(round)
+        if told >= 0:
+            log(INFO, "The run continues with round %d, after a pause of %s", round, in_time(time.monotonic() - began))
+
+    def _look(self, grid: Grid, round: int, again: bool = False) -> Roster:
+        """Return the roster, which knows which nodes are away, and which are still at work for an earlier round.
+
+        A SuperLink is asked for its nodes once a round, or `again`.
+        """
+        roster, exchange = self.roster(grid), self.exchange_on(grid)
+        if again or exchange.transport.together or self._looked != round:
+            self._looked, self._connected = round, exchange.connected()
+            roster.see(self._connected, exchange.late(keep_late=("query",)))
         return roster
 
     def _draw(self, roster: Roster, round: int) -> NDArray[np.int64]:
@@ -224,6 +282,8 @@ class Fleet:
         """
         self._outside = 0
         exchange, messages = self.exchange_on(grid), merged(messages)
+        if self._roster is not None:
+            self._look(grid, round)
         answers = exchange.run(
             [*messages, *self._invitations(round, exchange)],
             timeout,
@@ -231,18 +291,19 @@ class Fleet:
             keep_late=("query",),
             name=f"round {round}",
         )
-        silent = set(exchange.silent)
+        silent, refused = set(exchange.silent), set[int]()
         for answer in answers:
             if answer.kind == "query":
                 self._welcome(answer, exchange.transport.together)
             elif answer.reply.has_error():
-                reason = told(answer.reply.error.reason)
-                log(WARNING, "node %s did not reply to the message of round %d: %s", answer.node, round, reason)
-                if answer.gone:
-                    silent.add(answer.node)
+                reason, name = told(answer.reply.error.reason), exchange.names[answer.node]
+                log(WARNING, "%s did not reply to the message of round %d: %s", name, round, reason)
+                (silent if answer.gone else refused).add(answer.node)
         asked = [answer for answer in answers if answer.kind != "query"]
+        replied = {answer.node for answer in asked} - silent - refused
+        self.unanswered = bool(messages) and not replied
         if self._roster:
-            self._roster.note(round, {answer.node for answer in asked} - silent, silent)
+            self._roster.note(round, replied, silent, refused)
         return [answer.reply for answer in asked]
 
     def send_best(
@@ -318,7 +379,7 @@ class Fleet:
             return []
         asked = {node for node, absence in self._invited.items() if round <= absence.until}
         asked |= exchange.awaited("query")
-        new = [node for node in exchange.transport.nodes() if node not in self._roster and node not in asked]
+        new = [node for node in sorted(self._connected) if node not in self._roster and node not in asked]
         self._invited |= {node: Absence.following(self._invited.get(node), round) for node in new}
         return [Message(query(), node, "query", group_id="query") for node in new]
 
@@ -326,24 +387,27 @@ class Fleet:
         assert self._roster is not None
         if answer.gone:
             self._invited.pop(answer.node, None)  # to be asked again
-        hosting = hosting_of(answer, self.run.max_clients_per_node, together, self._roster)
+        names = self._roster.names
+        hosting = hosting_of(answer, self.run.max_clients_per_node, together, names, self._roster)
         if hosting is None:
             return
         self._roster.join({answer.node: hosting})
         new = np.zeros(hosting.train, np.int64)
         self.participations = np.concatenate([self.participations, new])
         self._turns = np.concatenate([self._turns, new])
-        text = "node %s joins, with %d training and %d validation clients"
-        log(INFO, text, answer.node, hosting.train, hosting.validation)
+        text = "%s joins, with %d training and %d validation clients"
+        log(INFO, text, names[answer.node], hosting.train, hosting.validation)
 
 
 def _asked(
     clients: NDArray[np.int64],
     placed: Mapping[int, tuple[list[int], list[ClientOnNode]]],
+    names: Names,
     disclose: bool = False,
     rows: int | None = None,
 ) -> Asked:
-    return Asked(clients, {node: np.array(positions) for node, (positions, _) in placed.items()}, disclose, rows)
+    positions = {node: np.array(its) for node, (its, _) in placed.items()}
+    return Asked(clients, positions, disclose, rows, names)
 
 
 def _released(answer: Answer, asked: Asked) -> int:

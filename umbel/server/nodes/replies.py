@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Literal
 
@@ -18,7 +18,7 @@ from umbel.protocol.flower import log
 from umbel.protocol.messages import let_go, released_in, reports_exactly, scores_in, site_sums_in
 from umbel.protocol.releases import SPREAD, Releases, Scores, Sums
 from umbel.server.nodes.bounds import near, pulled_in
-from umbel.server.nodes.words import told
+from umbel.server.nodes.words import Names, told
 
 Average = Literal["mean", "median"]
 """Aggregates of many clients' losses."""
@@ -39,12 +39,15 @@ class Asked:
         Whether they were asked for their choices.
     rows : int, optional
         k, if sites were asked for sums; by default a reply has one row for each client that released.
+    names : Names
+        What the log calls the nodes.
     """
 
     clients: NDArray[np.int64]
     positions: dict[int, NDArray[np.int64]]
     disclose: bool = False
     rows: int | None = None
+    names: Names = field(default_factory=Names)
 
 
 def read_releases(
@@ -90,16 +93,16 @@ def _take(node: int, reply: Message, asked: Asked, hypotheses: Arrays, furthest:
     try:
         matrix, released, chosen = _read(reply, len(asked.positions[node]), asked.disclose, hypotheses)
     except Exception as error:  # keep running: one bad node must not stop the round
-        log(WARNING, "dropped the reply of node %s: %s", node, told(error))
+        log(WARNING, "dropped the reply of %s: %s", asked.names[node], told(error))
         return None
     inside, mine = near(matrix, flatten(hypotheses), furthest), asked.positions[node][released]
     if inside.all():
         return _Taken(reply, matrix, mine, chosen, mine[:0])
     text = (
-        "left out %d of %d releases of node %s, further than %.3g from the hypotheses; if its clip-norm-floor or its "
+        "left out %d of %d releases of %s, further than %.3g from the hypotheses; if its clip-norm-floor or its "
         "data explain such long updates, raise max-update-norm"
     )
-    log(WARNING, text, (~inside).sum(), len(inside), node, furthest)
+    log(WARNING, text, (~inside).sum(), len(inside), asked.names[node], furthest)
     return _Taken(reply, matrix[inside], mine[inside], chosen[inside] if asked.disclose else chosen, mine[~inside])
 
 
@@ -116,7 +119,7 @@ def read_scores(
         try:
             values = scores_in(reply.content, len(positions))
         except Exception as error:  # keep running: one bad node must not stop the round
-            log(WARNING, "dropped the report of node %s: %s", node, told(error))
+            log(WARNING, "dropped the report of %s: %s", asked.names[node], told(error))
             continue
         if values is not None:
             scores[:, positions], exact[positions] = values, reports_exactly(reply.content)
@@ -209,17 +212,17 @@ def read_sums(
             if not part.any():
                 raise ProtocolError("it says that no client took part", code="protocol.no-releases")
         except Exception as error:  # keep running: one bad node must not stop the round
-            log(WARNING, "dropped the reply of node %s: %s", node, told(error))
+            log(WARNING, "dropped the reply of %s: %s", asked.names[node], told(error))
             lost += 1
             continue
         mine = asked.positions[node][part]
         longest, most = float(np.linalg.norm(matrix, axis=1).max()), furthest(len(mine))
         if not longest <= most:
             text = (
-                "left out the sums of node %s: one has norm %.3g, above the %.3g that %d clients can have; if its "
+                "left out the sums of %s: one has norm %.3g, above the %.3g that %d clients can have; if its "
                 "clip-norm-floor explains such long sums, raise max-update-norm"
             )
-            log(WARNING, text, node, longest, most, len(mine))
+            log(WARNING, text, asked.names[node], longest, most, len(mine))
             outside.append(mine)
             continue
         sums.append(matrix)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from logging import INFO, WARNING
 
 import numpy as np
@@ -14,6 +15,7 @@ from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
 from umbel.protocol.clients import ClientOnNode
+from umbel.protocol.durations import at_time
 from umbel.protocol.errors import ConfigError, FleetError, ProtocolError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import hosting_in, query
@@ -22,25 +24,57 @@ from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting
 from umbel.protocol.words import count_of
 from umbel.server.nodes.exchange import Answer, Exchange
-from umbel.server.nodes.words import told
+from umbel.server.nodes.words import Names, told
 
 TRAIN, VALIDATION = "training", "validation"
 _LONGEST_ABSENCE = 15
+_LONGEST_PAUSE_S = 300.0  # seconds for which a paused run leaves out a node that failed to reply or refused
 _POLL_S = 1.0  # maximum seconds of one look for replies
+
+
+class Presence(StrEnum):
+    """Whether a node can be asked, and if not, why."""
+
+    ONLINE = "online"
+    LATE = "late"
+    """It may still be at work for a round that is over."""
+    SILENT = "silent"
+    """It did not reply."""
+    REFUSED = "refused"
+    """It refused; its own log says why."""
+    OFFLINE = "offline"
+    """It is not connected to the server."""
+    CHANGED = "changed"
+    """It hosts other clients than before the run was interrupted."""
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A node's presence, and since when, in seconds since 1970; 0 since the start of the run."""
+
+    presence: Presence
+    since: float = 0.0
 
 
 @dataclass(frozen=True)
 class Absence:
-    """How often in a row a node failed to reply or refused, and the last round that it is left out of."""
+    """How often in a row a node failed to reply or refused, and the last round that it is left out of.
+
+    While a run is paused, no rounds pass, so that the absence also ends at a time by the clock of `time.monotonic`.
+    """
 
     times: int
     until: int
+    presence: Presence = Presence.SILENT
+    since: float = 0.0
+    ends: float = 0.0
 
     @classmethod
-    def following(cls, before: Absence | None, round: int) -> Absence:
+    def following(cls, before: Absence | None, round: int, presence: Presence = Presence.SILENT) -> Absence:
         """Return the absence after another failure: one round at first, then twice as many plus one each time."""
-        times = 1 if before is None else before.times + 1
-        return cls(times, round + min(2**times - 1, _LONGEST_ABSENCE))
+        times, since = (1, time.time()) if before is None else (before.times + 1, before.since)
+        ends = time.monotonic() + min(2.0**times, _LONGEST_PAUSE_S)
+        return cls(times, round + min(2**times - 1, _LONGEST_ABSENCE), presence, since, ends)
 
 
 class Roster:
@@ -56,12 +90,15 @@ class Roster:
         Each node's account of its clients, by node id.
     max_share : float
         Maximum share of a round's clients on one node; ignored in simulation.
+    names : Names, optional
+        What the log calls the nodes.
     """
 
-    def __init__(self, nodes: Mapping[int, Hosting], max_share: float = 1.0) -> None:
+    def __init__(self, nodes: Mapping[int, Hosting], max_share: float = 1.0, names: Names | None = None) -> None:
+        self.names = Names() if names is None else names
         self._max_share = max_share
         self._absent: dict[int, Absence] = {}
-        self._away: set[int] = set()
+        self._away: dict[int, NodeState] = {}
         self._nodes: dict[int, Hosting] = {}
         self.join(nodes)
 
@@ -79,12 +116,12 @@ class Roster:
         """
         if now.simulated:
             return now
-        roster = cls(dict(before), now._max_share)
+        roster = cls(dict(before), now._max_share, now.names)
         roster._nodes = dict(before)
         for node, was in before:
             if now._nodes.get(node, was) != was:
-                roster._absent[node] = Absence(1, sys.maxsize)
-                log(WARNING, "node %s hosts other clients than before and is left out of this run", node)
+                roster._absent[node] = Absence(1, sys.maxsize, Presence.CHANGED, time.time())
+                log(WARNING, "%s hosts other clients than before and is left out of this run", now.names[node])
         roster.join({node: hosts for node, hosts in now.nodes if node not in roster})
         return roster
 
@@ -119,23 +156,61 @@ class Roster:
     def __contains__(self, node: int) -> bool:
         return node in self._nodes
 
-    def see(self, nodes: Iterable[int]) -> None:
-        """Leave out each node that is not among these, until it is seen again."""
-        self._away = set(self._nodes) - set(nodes)
+    def see(self, nodes: Iterable[int], late: Iterable[int] = ()) -> None:
+        """Leave out each node that is not among these, or that is late, until it is seen again, or has replied."""
+        seen, late, before = set(nodes), set(late), self._away
+        self._away = {}
+        for node in self._nodes:
+            if node in seen and node not in late:
+                continue
+            presence = Presence.LATE if node in seen else Presence.OFFLINE
+            was = before.get(node)
+            self._away[node] = was if was and was.presence is presence else NodeState(presence, time.time())
 
-    def note(self, round: int, answered: Iterable[int], silent: Iterable[int]) -> None:
-        """Note which nodes replied in a round and which did not.
+    def note(self, round: int, answered: Iterable[int], silent: Iterable[int], refused: Iterable[int] = ()) -> None:
+        """Note which nodes replied in a round, which did not, and which refused.
 
-        A node that did not is left out for a round, and after each further failure for twice as many plus one: a node
-        that is gone would delay every round.
+        A node that did not reply, or refused, is left out for a round, and after each further failure for twice as
+        many plus one: a node that is gone would delay every round.
         """
         for node in answered:
             self._absent.pop(node, None)
-        for node in silent:
-            absence = self._absent[node] = Absence.following(self._absent.get(node), round)
-            rounds = absence.until - round
-            out = count_of(rounds, "round")
-            log(WARNING, "node %s did not reply in round %d and is left out for %s", node, round, out)
+        for nodes, presence, what in (
+            (silent, Presence.SILENT, "did not reply in"),
+            (refused, Presence.REFUSED, "refused the task of"),
+        ):
+            for node in nodes:
+                absence = self._absent[node] = Absence.following(self._absent.get(node), round, presence)
+                out = count_of(absence.until - round, "round")
+                log(WARNING, "%s %s round %d and is left out for %s", self.names[node], what, round, out)
+
+    def state(self, node: int, round: int) -> NodeState:
+        """Return whether a node can be asked in a round, and if not, why and since when."""
+        if (away := self._away.get(node)) is not None:
+            return away
+        absence = self._absent.get(node)
+        if absence is None or round > absence.until:
+            return NodeState(Presence.ONLINE)
+        return NodeState(absence.presence, absence.since)
+
+    def readmit(self, round: int) -> None:
+        """Ask nodes again in a round whose time as silent or refusing nodes is over, in a run that is paused."""
+        now = time.monotonic()
+        for node, absence in self._absent.items():
+            if absence.until >= round and absence.presence is not Presence.CHANGED and now >= absence.ends:
+                self._absent[node] = replace(absence, until=round - 1)
+
+    def enough(self, round: int, least: int) -> bool:
+        """Return whether a round can ask at least so many nodes, and training clients on one of them."""
+        there = [hosting for node, hosting in self._nodes.items() if node not in self._gone(round)]
+        return len(there) >= least and any(hosting.train for hosting in there)
+
+    def missing(self, round: int) -> str:
+        """Return the nodes that a round cannot ask, with the reasons."""
+        states = {node: self.state(node, round) for node in self._nodes if node in self._gone(round)}
+        return ", ".join(
+            f"{self.names[node]} ({state.presence} since {at_time(state.since)})" for node, state in states.items()
+        )
 
     def left_out(self, round: int) -> int:
         """Return how many nodes are left out of a round, because they failed to reply or are away."""
@@ -200,7 +275,7 @@ class Roster:
         return self.train if role == TRAIN else self.validation
 
     def _gone(self, round: int) -> set[int]:
-        return self._away | {node for node, absence in self._absent.items() if round <= absence.until}
+        return set(self._away) | {node for node, absence in self._absent.items() if round <= absence.until}
 
     def place(self, role: str, clients: NDArray[np.int64]) -> dict[int, tuple[list[int], list[ClientOnNode]]]:
         """Group clients by node.
@@ -261,10 +336,10 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
     while True:
         left = max(_POLL_S, began + run.node_wait - time.monotonic())
         asked = {*nodes, *refused, *exchange.awaited("query")}
-        new = [node for node in exchange.transport.nodes() if node not in asked]
+        new = [node for node in sorted(exchange.connected()) if node not in asked]
         queries = [Message(query(), node, "query", group_id="query", ttl=left) for node in new]
         for answer in exchange.run(queries, _POLL_S, keep_late=("query",)):
-            hosting = hosting_of(answer, run.max_clients_per_node, together)
+            hosting = hosting_of(answer, run.max_clients_per_node, together, exchange.names)
             if hosting is not None:
                 nodes[answer.node] = hosting
             elif not answer.gone:
@@ -278,10 +353,11 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
             enough = there[0] >= run.clients_per_round and there[1] >= run.validation_clients_per_round
             if together or enough or waited >= run.node_wait:
                 for node in set(nodes) - set(fitting):
-                    log(WARNING, "node %s splits the dataset differently from most and is left out", node)
+                    name = exchange.names[node]
+                    log(WARNING, "%s splits the dataset differently from most and is left out", name)
                 hosts = f"{count_of(len(fitting), 'node')} {'hosts' if len(fitting) == 1 else 'host'}"
                 log(INFO, "%s %d training and %d validation clients", hosts, *there)
-                return Roster(fitting, run.max_node_share)
+                return Roster(fitting, run.max_node_share, exchange.names)
         if together and refused and parts > 1:
             raise FleetError(
                 f"{count_of(len(refused), 'simulated node')} refused to take part; the log above says why",
@@ -300,7 +376,9 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
         time.sleep(pause(waited))
 
 
-def hosting_of(answer: Answer, max_clients: int, together: bool, roster: Roster | None = None) -> Hosting | None:
+def hosting_of(
+    answer: Answer, max_clients: int, together: bool, names: Names, roster: Roster | None = None
+) -> Hosting | None:
     """Return a node's account, if it may join; None, and a line in the log, if it may not."""
     try:
         if answer.reply.has_error():
@@ -312,7 +390,7 @@ def hosting_of(answer: Answer, max_clients: int, together: bool, roster: Roster 
             raise ProtocolError("says that it is simulated", code="protocol.hosting")
         return hosting
     except Exception as error:  # keep running: one bad node must not stop the run
-        log(WARNING, "node %s cannot take part: it %s", answer.node, told(error))
+        log(WARNING, "%s cannot take part: it %s", names[answer.node], told(error))
         return None
 
 

@@ -42,9 +42,9 @@ class Transport:
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
-    def nodes(self) -> list[int]:
-        """Return the ids of the connected nodes."""
-        return list(self.grid.get_node_ids())
+    def nodes(self) -> dict[int, str]:
+        """Return the connected nodes, each with the name of its registration; empty without one."""
+        return dict.fromkeys(self.grid.get_node_ids(), "")
 
     def send(self, messages: Sequence[Message]) -> set[str]:
         """Send messages, and return the ids of those that were sent."""
@@ -108,6 +108,12 @@ class SuperLink(Transport):
         self._last: dict[str, int] = {}  # the number of the last pull for each message
         self._failures: Counter[str] = Counter()
         self._read: tuple[list[Message], list[str]] = [], []  # what `collect` returns next
+
+    def nodes(self) -> dict[int, str]:
+        """Return the connected nodes, each with the name that the operator registered it with; empty without one."""
+        if (infos := getattr(self.grid, "get_nodes", None)) is None:
+            return super().nodes()
+        return {one.node_id: one.name for one in infos()}
 
     def send(self, messages: Sequence[Message]) -> set[str]:
         """Send messages, each with a note of its answer's maximum size."""
