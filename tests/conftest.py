@@ -58,9 +58,9 @@ def umask() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def flower_process() -> None:
     """Say who this process is, as Flower's own do: without that no Message can be made."""
-    from umbel.protocol.flower import TaskIdentity
+    from umbel.protocol.flower import identify
 
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    identify()
 
 
 @pytest.fixture

@@ -7,10 +7,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any, TypeVar
+
+from umbel.protocol.flower import identify
+
+T = TypeVar("T")
 
 
 @cache
@@ -19,6 +24,12 @@ def forks() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["umbel.client.app", "umbel.simulation.grid", "flwr.cli.app", __name__])
     return context
+
+
+def in_own_process(function: Callable[..., T], *arguments: Any) -> T:
+    """Return what a module's function returns in a process of this project's own, whose memory holds nothing else."""
+    with forks().Pool(1, initializer=identify) as pool:
+        return pool.apply(function, arguments)
 
 
 def flwr(

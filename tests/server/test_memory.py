@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Message
+from numpy.typing import NDArray
 from torch import nn
 
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
+from tests.helpers.forks import in_own_process
 from tests.helpers.grids import PaperGrid
 from tests.helpers.paper import paper_task
 from umbel import strategies
@@ -67,6 +70,16 @@ def test_a_round_takes_less_than_two_copies_of_its_releases(
     make: Callable[..., HypothesisStrategy], nodes: int, step: float
 ) -> None:
     k = 2 if make is strategies.GroupPrivacy else 1
+    came, most, following = in_own_process(_round, make, nodes, step, k)
+    assert came > 0.45 * RELEASES, "the replies are a part of it"
+    np.testing.assert_allclose(following, [0, 1] if k > 1 else [0.5], atol=0.01)
+    assert most < 2 * RELEASES, f"{most / RELEASES:.2f} copies"
+
+
+def _round(
+    make: Callable[..., HypothesisStrategy], nodes: int, step: float, k: int
+) -> tuple[int, int, NDArray[np.float64]]:
+    """Do a round; return the bytes of its replies, the most that it took, and the mean of each next hypothesis."""
     grid, strategy = (
         PaperGrid.simulated(train=CLIENTS, nodes=nodes),
         make(Fleet(clients_per_round=CLIENTS), hypotheses=k),
@@ -77,12 +90,11 @@ def test_a_round_takes_less_than_two_copies_of_its_releases(
     before = memory("VmRSS")
     replies = answers(grid, messages, step)
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # from here on the most is counted
-    assert memory("VmRSS") - before > 0.45 * RELEASES, "the replies are a part of it"
+    came = memory("VmRSS") - before
     outcome = strategy.train(1, replies)
     most = memory("VmHWM") - before
     assert outcome.following is not None
-    np.testing.assert_allclose(outcome.following["weight"].mean(axis=1), [0, 1] if k > 1 else [0.5], atol=0.01)
-    assert most < 2 * RELEASES, f"{most / RELEASES:.2f} copies"
+    return came, most, outcome.following["weight"].mean(axis=1)
 
 
 # --- the estimate
@@ -121,14 +133,21 @@ def has(bytes_: float, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not _STATUS.exists(), reason="only Linux says what memory a process has")
 @pytest.mark.slow
 def test_a_run_takes_about_as_much_as_is_said(wide: dict[str, Any]) -> None:
+    took, said = in_own_process(_run, wide, os.environ["UMBEL_HOME"])
+    assert said > 80 * 4 * PARAMETERS
+    assert 0.7 < took / said < 1.3, f"{took >> 20} MiB, and {said >> 20} were said"
+
+
+def _run(wide: dict[str, Any], home: str) -> tuple[int, int]:
+    """Return the most that a run took, and what was said, in bytes."""
+    os.environ["UMBEL_HOME"] = home
+    trust(f"{__name__}:network")
     in_process.run(wide | {"clients-per-round": 1})  # which loads what a run needs
     gc.collect()
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     in_process.run(wide)
-    took, said = memory("VmHWM") - before, estimate(Setup.parse(wide), 40, 1, local=True).whole
-    assert said > 80 * 4 * PARAMETERS
-    assert 0.7 < took / said < 1.3, f"{took >> 20} MiB, and {said >> 20} were said"
+    return memory("VmHWM") - before, estimate(Setup.parse(wide), 40, 1, local=True).whole
 
 
 def test_a_sizable_part_of_the_machine_is_said_and_a_small_one_is_not(
