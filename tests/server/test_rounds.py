@@ -55,7 +55,7 @@ def test_a_round_that_no_node_answers_is_repeated_once_nodes_are_back(monkeypatc
         return replies
 
     monkeypatch.setattr(fleet, "exchange", failing)
-    monkeypatch.setattr(fleet, "wait", lambda round, _: waited.append(round))
+    monkeypatch.setattr(fleet, "wait", lambda round, *_: waited.append(round))
     monkeypatch.setattr(fleet, "waits", lambda _: True)
     run_rounds(run)
     assert asked == waited == [1, 2, 3, 3, 3, 4, 5, 6]

@@ -67,7 +67,7 @@ def _umbel(
 
 
 def _server() -> None:
-    """Start the server, and sign in to it."""
+    """Start the server, sign in to it, and print a run's status."""
 
 
 def _site() -> None:
@@ -95,7 +95,8 @@ COMMANDS: Table = {
     "ledger": ("umbel.cli.commands.ledger:app", "Read a site's ledger: what its clients have spent."),
     "log": ("umbel.cli.commands.log:app", "Read a site's log: what servers asked, and what the site decided."),
     "approvals": ("umbel.cli.commands.approvals:app", "List, approve and refuse requests to a site."),
-    "server": ("umbel.cli.main:server", "Start the server, and sign in to it."),
+    "server": ("umbel.cli.main:server", "Start the server, sign in to it, and print a run's status."),
+    "sites": ("umbel.cli.commands.sites:sites", "List the sites of a run: who is there, and why others are not."),
     "certs": ("umbel.deploy.certs:app", "Make the certificates, secrets and keys of a server and its sites."),
     "bundle": ("umbel.client.bundle:app", "Print the hash by which a site knows this umbel, and write its bundle."),
     "data": ("umbel.cli.commands.data:app", "List and describe datasets, and make more from recipes and tables."),
@@ -111,6 +112,7 @@ COMMANDS: Table = {
 SERVER: Table = {
     "start": ("umbel.deploy.server:start", "Start Flower's SuperLink behind umbel's guard."),
     "login": ("umbel.deploy.server:login", "Store the operator's secret for a connection of flwr."),
+    "status": ("umbel.cli.commands.sites:status", "Print a run's round, its sites, and the time left."),
 }
 SITE: Table = {
     "start": ("umbel.deploy.node:app", "Start a site's node on one machine: a SuperNode, and umbel's executor."),

@@ -87,6 +87,12 @@ class Observer:
     def before_round(self, run: Run, number: int) -> None:
         """Look at the hypotheses before round `number`."""
 
+    def in_pause(self, run: Run, number: int, since: float, ends: float) -> None:
+        """Notice that round `number` waits for sites.
+
+        It is called now and then. The pause began at `since` and ends at `ends` at the latest, in seconds since 1970.
+        """
+
     def after_round(self, run: Run) -> None:
         """Look at the finished round, the last of ``run.state.history``."""
 

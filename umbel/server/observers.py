@@ -22,6 +22,7 @@ from umbel.server.observer import Observer, Run, Section, load_observers
 from umbel.server.report.alarms import why_collapsed
 from umbel.server.setup import Setup
 from umbel.server.snapshots import Snapshots
+from umbel.server.status import status_of
 from umbel.server.summary import Summary
 from umbel.server.tracking import load_tracker
 
@@ -77,6 +78,24 @@ class Released(Observer):
                 f"{count_of(trained[-1].lost_nodes, 'node')} refused or did not reply; each site's log says why",
                 code="nodes.no-releases",
             )
+
+
+class Sites(Observer):
+    """Saves which sites are there, for ``umbel sites``; nothing in simulation."""
+
+    def in_pause(self, run: Run, number: int, since: float, ends: float) -> None:
+        """Save it, with the pause."""
+        self._write(run, number, since, ends)
+
+    def after_round(self, run: Run) -> None:
+        """Save it."""
+        self._write(run, run.state.history[-1].number + 1)
+
+    def _write(self, run: Run, round: int, paused: float = 0.0, ends: float = 0.0) -> None:
+        roster = run.fleet.roster(run.grid)
+        if run.folder is not None and not roster.simulated:
+            participations = run.fleet.participations
+            run.folder.write_status(status_of(run.setup.config, roster, round, participations, paused, ends))
 
 
 class Resumed(Observer):

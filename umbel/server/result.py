@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -59,8 +58,7 @@ class Result:
     @property
     def outcome(self) -> str:
         """Why the run ended; empty for an interrupted run."""
-        file = self.path / "outcome.json"
-        return str(json.loads(file.read_text(encoding="utf-8"))["stopped"]) if file.exists() else ""
+        return RunFolder(self.path).read_outcome()
 
     @cached_property
     def history(self) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from logging import WARNING
 
 import numpy as np
@@ -119,7 +120,7 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
     nearest = distances(flatten(state.hypotheses)) if k > 1 else []
     validates = not train or (number - 1) % setup.config.validate_every == 0
     while True:
-        fleet.wait(number, grid)
+        fleet.wait(number, grid, partial(_in_pause, run, number))
         messages = strategy.configure_train(number, arrays, task, grid) if train else []
         evaluations = strategy.configure_evaluate(number, arrays, task, grid) if validates else []
         replies = fleet.exchange(number, grid, [*messages, *evaluations], setup.config.round_timeout)
@@ -167,6 +168,11 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
         )
     )
     return arrays
+
+
+def _in_pause(run: Run, number: int, since: float, ends: float) -> None:
+    for observer in run.observers:
+        observer.in_pause(run, number, since, ends)
 
 
 def distances(hypotheses: NDArray[np.float64]) -> list[float]:

@@ -36,6 +36,8 @@ from umbel.protocol.release import Release
 from umbel.protocol.run_config import read_saved
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
+from umbel.server.status import FILE as status_file
+from umbel.server.status import Status
 from umbel.server.worth import FILE as worth_file
 from umbel.server.worth import Worth
 
@@ -82,6 +84,7 @@ class RunFolder:
                                 run that resumed covers all rounds before
     ``outcome.json``            why the run ended
     ``worth.json``              for a simulation: its worth (`umbel.server.worth`)
+    ``status.json``             for real sites: which of them are there (`umbel.server.status`)
     ``sections.json``           observers' sections of the report, if there are any
     ``ledger.csv``              clients that released: participations, the pure epsilon between any
                                 two data sets ("none" if there is none), and n/nu in all; during a run up to a tenth
@@ -265,6 +268,26 @@ class RunFolder:
             text = f"{worth_file} in {self.path} cannot be used: {error}; delete it, and write the report again"
             raise ConfigError(text, code="config.worth") from None
 
+    def write_status(self, status: Status) -> None:
+        """Save which sites are there."""
+        self._write(status_file, status.model_dump_json(indent=1) + "\n")
+
+    def read_status(self) -> Status:
+        """Return what `write_status` saved.
+
+        Raises
+        ------
+        ConfigError
+            If there is none, as in a simulation, or umbel did not write it.
+        """
+        try:
+            return Status.model_validate_json(self._text(status_file))
+        except FileNotFoundError:
+            text = f"{self.path} has no {status_file}: it is a simulation's, or its first round is not over"
+        except (OSError, ValueError) as error:
+            text = f"{status_file} in {self.path} cannot be used: {error}"
+        raise ConfigError(text, code="config.status")
+
     def write_report(self, html: str) -> None:
         """Save the report."""
         self._write("report.html", html)
@@ -326,6 +349,11 @@ class RunFolder:
             stopped=outcome["stopped"],
         )
         return state, self.read_participations(), kept
+
+    def read_outcome(self) -> str:
+        """Return why the run ended; empty while it runs, or if it was interrupted."""
+        file = self.path / "outcome.json"
+        return str(json.loads(self._text(file.name))["stopped"] or "") if file.exists() else ""
 
     def read_history(self, finished: int = 0) -> list[Round]:
         """Return all saved rounds, also those that a killed run repeats; errors as for `read`.

@@ -16,6 +16,7 @@ from scipy.stats import chi2
 
 import umbel.client.app
 import umbel.server.nodes.fleet
+import umbel.server.nodes.presence
 import umbel.server.nodes.roster
 from tests.helpers.errors import raises
 from tests.helpers.grids import ListeningGrid, PaperGrid, failing, stack, vectors
@@ -102,6 +103,7 @@ def paused(
     clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=sleep)
     monkeypatch.setattr(umbel.server.nodes.fleet, "time", clock)
     monkeypatch.setattr(umbel.server.nodes.roster, "time", clock)
+    monkeypatch.setattr(umbel.server.nodes.presence, "time", clock)
     fleet.participations[0] = 1
     return fleet, grid, slept
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 import umbel.server.nodes.exchange
+import umbel.server.nodes.presence
 import umbel.server.nodes.roster
 from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid
@@ -63,7 +64,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Wait without waiting."""
     clock = Clock()
-    for module in (umbel.server.nodes.roster, umbel.server.nodes.exchange):
+    for module in (umbel.server.nodes.roster, umbel.server.nodes.exchange, umbel.server.nodes.presence):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -177,7 +178,7 @@ def test_a_silent_node_is_left_out_for_longer_each_time() -> None:
 def test_a_node_that_refuses_is_left_out_like_a_silent_one(caplog: pytest.LogCaptureFixture) -> None:
     there = two_nodes()
     there.names.learn({30: "north"})
-    there.note(1, [20], [], [30])
+    there.note(1, [20], [], {30: "refused.noise"})
     assert there.present(TRAIN, 2).tolist() == [0, 1]
     assert there.present(TRAIN, 3).tolist() == [0, 1, 2]
     assert caplog.messages == ["site north refused the task of round 1 and is left out for 1 round"]
@@ -187,7 +188,7 @@ def test_each_node_has_a_state_and_since_when(clock: Clock) -> None:
     there = two_nodes()
     there.join({40: Hosting(1, 0), 50: Hosting(0, 1)})
     began = clock.now
-    there.note(1, [], [20], [30])
+    there.note(1, [], [20], {30: ""})
     there.see([20, 30, 40, 50], late=[50])
     clock.sleep(60)
     there.see([20, 30, 50], late=[50])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from datetime import datetime
 from pathlib import Path
@@ -112,12 +111,11 @@ def remove(
 
 def _outcome(path: Path) -> tuple[int, str, str, str]:
     """Return the number of trained rounds, the last and the best loss in the model's unit, and why the run ended."""
-    history, outcome = path / "history.jsonl", path / "outcome.json"
-    entries = RunFolder(path).read_history() if history.exists() else []
+    entries = RunFolder(path).read_history() if (path / "history.jsonl").exists() else []
     best = entries[-1].best_round if entries else 0
     last = next((f"{entry.loss:.6g}" for entry in reversed(entries) if entry.loss is not None), "")
     loss = next((f"{entry.loss:.6g}" for entry in entries if entry.number == best), "")
-    stopped = str(json.loads(outcome.read_text(encoding="utf-8"))["stopped"] or "") if outcome.exists() else ""
+    stopped = RunFolder(path).read_outcome()
     if not stopped:
         when = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
         stopped = f"it is running, or was interrupted; last written {when}"

@@ -108,12 +108,14 @@ class RoundGate:
 def _reply(passage: Passage, msg: Message) -> Message:
     """Return those results of both parts that may leave, or "refused"."""
     content: dict[str, Any] = {}
+    first: Exception | None = None
     for what, part in (("train", _train), ("evaluate", _evaluate)):
         try:
             content.update(part(passage, msg.content))
         except Exception as error:  # fail closed for any error
             explain(what, error, passage.entry)
-    return Message(filled(RecordDict(), content), reply_to=msg) if content else refusal(msg)
+            first = first or error
+    return Message(filled(RecordDict(), content), reply_to=msg) if content else refusal(msg, first)
 
 
 def _train(passage: Passage, content: RecordDict) -> RecordDict:

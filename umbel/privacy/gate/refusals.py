@@ -1,5 +1,8 @@
 """How a node fails closed: the server reads "refused", and the reason stays in the node's log and the site's.
 
+If a site's policy, its people or its budgets decided, the server also reads the code, so that its operator knows what
+to change. A code of anything that read the data would be a release without noise; it stays here.
+
 `umbel.privacy.gate.policy` names the places that decide on refusals.
 """
 
@@ -18,6 +21,17 @@ from umbel.privacy.gate.site_log import Entry, SiteLog
 from umbel.protocol.durations import in_time
 from umbel.protocol.errors import Refused, UmbelError
 from umbel.protocol.flower import ErrorCode, log
+
+PUBLIC = frozenset(
+    f"refused.{reason}"
+    for reason in (
+        "budget", "bundle-or-task", "by-people", "choice", "clipping", "disclose-choice", "evaluations", "hypotheses",
+        "long-request", "mechanism", "message-type", "min-clients", "no-reports", "noise", "noise-out-of-range",
+        "open-choice", "private-radius", "release", "role", "told-before", "too-late", "too-many-wait", "tripwire", "unbounded",
+        "unknown-result", "unknown-run", "unsanitised", "waits", "work",
+    )
+)  # fmt: skip
+"""Codes that a server reads. They depend on messages, policy, approvals and the clients' participations alone."""
 
 
 def guard(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -82,9 +96,11 @@ def check_in_time(msg: Message) -> None:
         )
 
 
-def refusal(msg: Message) -> Message:
-    """Return the only word that a server reads."""
-    return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason="refused"), reply_to=msg)
+def refusal(msg: Message, error: Exception | None = None) -> Message:
+    """Return what a server reads: one word, and a code of `PUBLIC`."""
+    code = getattr(error, "code", "")
+    reason = f"refused [{code}]" if isinstance(error, Refused) and code in PUBLIC else "refused"
+    return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=msg)
 
 
 def explain(what: str, error: Exception, entry: Entry | None = None) -> None:
@@ -99,4 +115,4 @@ def explain(what: str, error: Exception, entry: Entry | None = None) -> None:
 def _refused(msg: Message, error: Exception, entry: Entry | None = None) -> Message:
     """Explain an error to the node's people, and return the refusal."""
     explain(msg.metadata.message_type, error, entry)
-    return refusal(msg)
+    return refusal(msg, error)

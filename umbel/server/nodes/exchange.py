@@ -62,7 +62,7 @@ class Exchange:
     silent : set of int
         Nodes whose reply in the last round is missing or unreadable, or whose message could not be sent.
     names : Names
-        What the log calls each node.
+        Each node's name in the log.
     """
 
     def __init__(self, transport: Transport) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from logging import INFO, WARNING
 from typing import Any
@@ -42,10 +42,11 @@ from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
 from umbel.server.nodes.bounds import count_deviation, furthest, furthest_sum
 from umbel.server.nodes.exchange import Answer, Exchange
+from umbel.server.nodes.presence import Absence
 from umbel.server.nodes.replies import Asked, read_releases, read_scores, read_sums
-from umbel.server.nodes.roster import TRAIN, VALIDATION, Absence, Roster, check_enough, gather, hosting_of
+from umbel.server.nodes.roster import TRAIN, VALIDATION, Roster, check_enough, gather, hosting_of
 from umbel.server.nodes.transport import transport_of
-from umbel.server.nodes.words import Names, told
+from umbel.server.nodes.words import Names, code_in, told
 
 # Keys that separate the server's draws for different purposes.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
@@ -205,11 +206,16 @@ class Fleet:
         """Return whether the run waits for nodes that are away: not in simulation, and not before its first release."""
         return not self.exchange_on(grid).transport.together and bool(self.participations.any())
 
-    def wait(self, round: int, grid: Grid) -> None:
+    def wait(self, round: int, grid: Grid, paused: Callable[[float, float], None] = lambda *_: None) -> None:
         """Wait until enough nodes are there for a round.
 
         They are `min_nodes`, one of them with training clients. In simulation lost nodes do not return. Before the
         first release of a run, a node that refuses is more likely to disagree with the run config than to be away.
+
+        Parameters
+        ----------
+        paused : callable
+            Is called while the run waits, with the start of the pause and its latest end, in seconds since 1970.
 
         Raises
         ------
@@ -220,7 +226,7 @@ class Fleet:
             return
         roster, exchange = self._look(grid, round), self.exchange_on(grid)
         began, told, least = time.monotonic(), -math.inf, self.run.min_nodes
-        since = at_time(time.time())
+        since = time.time()
         while not roster.enough(round, least):
             waited = time.monotonic() - began
             waits_for = f"for {roster.missing(round)}" if roster.left_out(round) else "for more nodes"
@@ -233,8 +239,9 @@ class Fleet:
             if waited - told >= _TELL_S:
                 told = waited
                 text = "Paused before round %d since %s: %d of %d nodes can be asked. Waiting %s, at most until %s"
-                left, end = len(roster) - roster.left_out(round), time.time() + self.run.max_pause - waited
-                log(WARNING, text, round, since, left, max(least, 1), waits_for, at_time(end))
+                left, end = len(roster) - roster.left_out(round), since + self.run.max_pause
+                log(WARNING, text, round, at_time(since), left, max(least, 1), waits_for, at_time(end))
+                paused(since, end)
             for answer in exchange.run(self._invitations(round, exchange), _POLL_S, keep_late=("query",)):
                 if answer.kind == "query":
                     self._welcome(answer, exchange.transport.together)
@@ -291,16 +298,20 @@ class Fleet:
             keep_late=("query",),
             name=f"round {round}",
         )
-        silent, refused = set(exchange.silent), set[int]()
+        silent: set[int] = set(exchange.silent)
+        refused: dict[int, str] = {}
         for answer in answers:
             if answer.kind == "query":
                 self._welcome(answer, exchange.transport.together)
             elif answer.reply.has_error():
                 reason, name = told(answer.reply.error.reason), exchange.names[answer.node]
                 log(WARNING, "%s did not reply to the message of round %d: %s", name, round, reason)
-                (silent if answer.gone else refused).add(answer.node)
+                if answer.gone:
+                    silent.add(answer.node)
+                else:
+                    refused[answer.node] = code_in(reason)
         asked = [answer for answer in answers if answer.kind != "query"]
-        replied = {answer.node for answer in asked} - silent - refused
+        replied = {answer.node for answer in asked} - silent - set(refused)
         self.unanswered = bool(messages) and not replied
         if self._roster:
             self._roster.note(round, replied, silent, refused)

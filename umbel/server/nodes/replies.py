@@ -40,7 +40,7 @@ class Asked:
     rows : int, optional
         k, if sites were asked for sums; by default a reply has one row for each client that released.
     names : Names
-        What the log calls the nodes.
+        The names of the nodes in the log.
     """
 
     clients: NDArray[np.int64]

@@ -6,8 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from logging import INFO, WARNING
 
 import numpy as np
@@ -24,57 +23,12 @@ from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting
 from umbel.protocol.words import count_of
 from umbel.server.nodes.exchange import Answer, Exchange
+from umbel.server.nodes.presence import Absence, NodeState, Presence
 from umbel.server.nodes.words import Names, told
 
 TRAIN, VALIDATION = "training", "validation"
-_LONGEST_ABSENCE = 15
-_LONGEST_PAUSE_S = 300.0  # seconds for which a paused run leaves out a node that failed to reply or refused
+NO_REFUSALS: Mapping[int, str] = {}
 _POLL_S = 1.0  # maximum seconds of one look for replies
-
-
-class Presence(StrEnum):
-    """Whether a node can be asked, and if not, why."""
-
-    ONLINE = "online"
-    LATE = "late"
-    """It may still be at work for a round that is over."""
-    SILENT = "silent"
-    """It did not reply."""
-    REFUSED = "refused"
-    """It refused; its own log says why."""
-    OFFLINE = "offline"
-    """It is not connected to the server."""
-    CHANGED = "changed"
-    """It hosts other clients than before the run was interrupted."""
-
-
-@dataclass(frozen=True)
-class NodeState:
-    """A node's presence, and since when, in seconds since 1970; 0 since the start of the run."""
-
-    presence: Presence
-    since: float = 0.0
-
-
-@dataclass(frozen=True)
-class Absence:
-    """How often in a row a node failed to reply or refused, and the last round that it is left out of.
-
-    While a run is paused, no rounds pass, so that the absence also ends at a time by the clock of `time.monotonic`.
-    """
-
-    times: int
-    until: int
-    presence: Presence = Presence.SILENT
-    since: float = 0.0
-    ends: float = 0.0
-
-    @classmethod
-    def following(cls, before: Absence | None, round: int, presence: Presence = Presence.SILENT) -> Absence:
-        """Return the absence after another failure: one round at first, then twice as many plus one each time."""
-        times, since = (1, time.time()) if before is None else (before.times + 1, before.since)
-        ends = time.monotonic() + min(2.0**times, _LONGEST_PAUSE_S)
-        return cls(times, round + min(2**times - 1, _LONGEST_ABSENCE), presence, since, ends)
 
 
 class Roster:
@@ -91,7 +45,7 @@ class Roster:
     max_share : float
         Maximum share of a round's clients on one node; ignored in simulation.
     names : Names, optional
-        What the log calls the nodes.
+        The names of the nodes in the log.
     """
 
     def __init__(self, nodes: Mapping[int, Hosting], max_share: float = 1.0, names: Names | None = None) -> None:
@@ -99,6 +53,10 @@ class Roster:
         self._max_share = max_share
         self._absent: dict[int, Absence] = {}
         self._away: dict[int, NodeState] = {}
+        self.seen: dict[int, float] = {}
+        """When each node last replied to a round's message, in seconds since 1970."""
+        self.refusals: dict[int, Counter[str]] = {}
+        """How often each node refused, by code; empty where a site tells no reason."""
         self._nodes: dict[int, Hosting] = {}
         self.join(nodes)
 
@@ -167,14 +125,20 @@ class Roster:
             was = before.get(node)
             self._away[node] = was if was and was.presence is presence else NodeState(presence, time.time())
 
-    def note(self, round: int, answered: Iterable[int], silent: Iterable[int], refused: Iterable[int] = ()) -> None:
-        """Note which nodes replied in a round, which did not, and which refused.
+    def note(
+        self, round: int, answered: Iterable[int], silent: Iterable[int], refused: Mapping[int, str] = NO_REFUSALS
+    ) -> None:
+        """Note which nodes replied in a round, which did not, and which refused, with the codes of their reasons.
 
         A node that did not reply, or refused, is left out for a round, and after each further failure for twice as
         many plus one: a node that is gone would delay every round.
         """
         for node in answered:
             self._absent.pop(node, None)
+            self.seen[node] = time.time()
+        for node, code in refused.items():
+            self.seen[node] = time.time()
+            self.refusals.setdefault(node, Counter())[code] += 1
         for nodes, presence, what in (
             (silent, Presence.SILENT, "did not reply in"),
             (refused, Presence.REFUSED, "refused the task of"),

@@ -1,14 +1,15 @@
-"""Text from a node, made safe for the server's log, and what nodes are called there."""
+"""Text from a node, made safe for the server's log, and the names of nodes there."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 _LONGEST = 300
 
 
 class Names(dict[int, str]):
-    """What the log calls each node: a site by the name of its registration, others by their numbers."""
+    """Each node's name in the log: a site has that of its registration, another node its number."""
 
     def __missing__(self, node: int) -> str:
         return f"node {node}"
@@ -16,6 +17,12 @@ class Names(dict[int, str]):
     def learn(self, registered: Mapping[int, str]) -> None:
         """Take over the names of registered nodes; those without a name are empty."""
         self.update((node, f"site {told(name)}") for node, name in registered.items() if name)
+
+
+def code_in(reason: str) -> str:
+    """Return the code at the end of a refusal, such as ``refused.budget``; empty where there is none."""
+    found = re.fullmatch(r"refused \[(refused\.[a-z-]{1,40})\]", reason)
+    return found[1] if found else ""
 
 
 def told(said: object) -> str:

@@ -1,0 +1,118 @@
+"""The status of a run at real sites: which sites are there, and whether the run waits for some.
+
+The ServerApp writes ``status.json`` into the run's folder after each round and in a pause. The commands ``umbel sites``
+and ``umbel server status`` read it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from umbel.protocol.run_config import RunConfig
+from umbel.server.nodes.presence import Presence
+from umbel.server.nodes.roster import TRAIN, Roster
+
+FILE = "status.json"
+_LONGEST = 200
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class SiteStatus(_Row):
+    """One site of a run.
+
+    Attributes
+    ----------
+    name : str
+        As registered; ``node NUMBER`` without a name.
+    presence : Presence
+    since : float
+        When the presence began, in seconds since 1970; 0 at the start of the run.
+    seen : float
+        Its last reply to a round, in seconds since 1970; 0 for none.
+    training, validation : int
+        Number of clients.
+    releases : int
+        Over all training clients and rounds.
+    refusals : dict from str to int
+        Refused messages by code; the code is empty if the site tells none.
+    """
+
+    name: str = Field(max_length=_LONGEST * 4)
+    presence: Presence
+    since: float
+    seen: float
+    training: int = Field(ge=0)
+    validation: int = Field(ge=0)
+    releases: int = Field(ge=0)
+    refusals: dict[str, int]
+
+
+class Status(_Row):
+    """A run.
+
+    Attributes
+    ----------
+    round, rounds : int
+        The round that is next or under way, and the maximum.
+    min_nodes : int
+        Sites without which a round waits.
+    written : float
+        In seconds since 1970.
+    paused, ends : float
+        Start and latest end of the current pause, in seconds since 1970; 0 without one.
+    sites : tuple of SiteStatus
+    """
+
+    round: int
+    rounds: int
+    min_nodes: int
+    written: float
+    paused: float = 0.0
+    ends: float = 0.0
+    sites: tuple[SiteStatus, ...] = ()
+
+
+def status_of(
+    run: RunConfig,
+    roster: Roster,
+    round: int,
+    participations: NDArray[np.int64],
+    paused: float = 0.0,
+    ends: float = 0.0,
+) -> Status:
+    """Return the status of a run before a round."""
+    return Status(
+        round=round,
+        rounds=run.rounds,
+        min_nodes=run.min_nodes,
+        written=time.time(),
+        paused=paused,
+        ends=ends,
+        sites=tuple(_sites(roster, round, participations)),
+    )
+
+
+def _sites(roster: Roster, round: int, participations: NDArray[np.int64]) -> Iterator[SiteStatus]:
+    placed = roster.place(TRAIN, np.flatnonzero(participations))
+    released = participations[participations != 0]
+    for node, hosting in roster.nodes:
+        state = roster.state(node, round)
+        positions = placed.get(node, ([], []))[0]
+        yield SiteStatus(
+            name=roster.names[node].removeprefix("site "),
+            presence=state.presence,
+            since=state.since,
+            seen=roster.seen.get(node, 0.0),
+            training=hosting.train,
+            validation=hosting.validation,
+            releases=int(released[positions].sum()),
+            refusals=dict(roster.refusals.get(node, {})),
+        )
