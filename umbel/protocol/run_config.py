@@ -197,15 +197,14 @@ class RunConfig(Settings):
         "", description='options of that tool, as "name=value": uri and experiment, folder, or project'
     )
 
-    min_nodes: int = Field(
-        1, ge=1, description="nodes that must be connected before round 1; with fewer, a later round waits"
-    )
+    min_nodes: int = Field(1, ge=1, description="nodes that must be connected before round 1")
     node_wait: Number = Field(
         300.0, gt=0, description="maximum seconds to wait for nodes; a node imports PyTorch before its first reply"
     )
-    max_pause: Number = Field(
-        86400.0, ge=0, description="maximum seconds for which a later round waits for min-nodes; then the run fails"
+    pause_below: int = Field(
+        1, ge=1, description="a later round waits while fewer nodes than this can be asked; not in simulation"
     )
+    max_pause: Number = Field(86400.0, ge=0, description="maximum seconds of such a pause; then the run fails")
     round_timeout: Number = Field(3600.0, gt=0, description="seconds to wait for a round's replies")
     quorum: Number = Field(1.0, gt=0, le=1, description="share of a round's clients whose replies close the round")
 

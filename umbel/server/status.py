@@ -62,7 +62,7 @@ class Status(_Row):
     ----------
     round, rounds : int
         The round that is next or under way, and the maximum.
-    min_nodes : int
+    pause_below : int
         Sites without which a round waits.
     written : float
         In seconds since 1970.
@@ -73,7 +73,7 @@ class Status(_Row):
 
     round: int
     rounds: int
-    min_nodes: int
+    pause_below: int
     written: float
     paused: float = 0.0
     ends: float = 0.0
@@ -92,7 +92,7 @@ def status_of(
     return Status(
         round=round,
         rounds=run.rounds,
-        min_nodes=run.min_nodes,
+        pause_below=run.pause_below,
         written=time.time(),
         paused=paused,
         ends=ends,

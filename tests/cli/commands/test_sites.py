@@ -41,7 +41,7 @@ def folder(umbel_home: Path, kept: Path) -> RunFolder:
 
 def write(folder: RunFolder, *sites: SiteStatus, ended: str = "", **more: float) -> None:
     (folder.path / "outcome.json").write_text(json.dumps({"stopped": ended}))
-    folder.write_status(Status(round=4, rounds=20, min_nodes=2, written=NOON, sites=sites, **more))  # type: ignore[arg-type]
+    folder.write_status(Status(round=4, rounds=20, pause_below=2, written=NOON, sites=sites, **more))  # type: ignore[arg-type]
 
 
 def test_sites_are_listed_with_state_and_reasons(folder: RunFolder) -> None:

@@ -112,7 +112,7 @@ def test_a_run_pauses_while_fewer_nodes_are_there_than_it_needs_and_continues_by
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flwr")
-    fleet, grid, slept = paused(monkeypatch, [[5]] * 20 + [[5, 6]], min_nodes=2)
+    fleet, grid, slept = paused(monkeypatch, [[5]] * 20 + [[5, 6]], pause_below=2)
     fleet.wait(3, grid)
     assert len(slept) == 20
     assert max(slept) <= 5
@@ -129,7 +129,7 @@ def test_without_any_node_a_run_fails_after_its_longest_pause(monkeypatch: pytes
     fleet, grid, slept = paused(monkeypatch, [[]], max_pause=60)
     fleet.participations[0] = released
     if released:
-        with raises(FleetError, "nodes.away", "min-nodes", "node 5 (offline"):
+        with raises(FleetError, "nodes.away", "pause-below", "node 5 (offline"):
             fleet.wait(3, grid)
         assert 60 <= sum(slept) < 66
     else:
@@ -146,7 +146,7 @@ def test_a_site_that_comes_with_a_new_key_ends_a_pause(monkeypatch: pytest.Monke
 
 
 def test_in_simulation_a_run_does_not_wait() -> None:
-    grid, fleet = PaperGrid.simulated(train=4, nodes=2), Fleet(clients_per_round=2, min_nodes=2)
+    grid, fleet = PaperGrid.simulated(train=4, nodes=2), Fleet(clients_per_round=2, pause_below=2)
     fleet.roster(grid)
     fleet.participations[0] = 1
     grid.looks = [[100]]

@@ -65,7 +65,7 @@ def _lines(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
     ended = folder.read_outcome()
     lines = [
         ("rounds", f"{status.round - 1} of {status.rounds} done"),
-        ("sites", f"{there} of {len(status.sites)} can be asked; a round needs {count_of(status.min_nodes, 'site')}"),
+        ("sites", f"{there} of {len(status.sites)} can be asked; a round needs {count_of(status.pause_below, 'site')}"),
         ("as of", at_time(status.written)),
     ]
     if ended:

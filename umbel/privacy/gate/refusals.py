@@ -27,8 +27,8 @@ PUBLIC = frozenset(
     for reason in (
         "budget", "bundle-or-task", "by-people", "choice", "clipping", "disclose-choice", "evaluations", "hypotheses",
         "long-request", "mechanism", "message-type", "min-clients", "no-reports", "noise", "noise-out-of-range",
-        "open-choice", "private-radius", "release", "role", "told-before", "too-late", "too-many-wait", "tripwire", "unbounded",
-        "unknown-result", "unknown-run", "unsanitised", "waits", "work",
+        "open-choice", "private-radius", "release", "role", "told-before", "too-late", "too-many-wait", "tripwire",
+        "unbounded", "unknown-result", "unknown-run", "unsanitised", "waits", "work",
     )
 )  # fmt: skip
 """Codes that a server reads. They depend on messages, policy, approvals and the clients' participations alone."""

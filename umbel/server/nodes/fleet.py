@@ -209,7 +209,7 @@ class Fleet:
     def wait(self, round: int, grid: Grid, paused: Callable[[float, float], None] = lambda *_: None) -> None:
         """Wait until enough nodes are there for a round.
 
-        They are `min_nodes`, one of them with training clients. In simulation lost nodes do not return. Before the
+        They are `pause_below`, one of them with training clients. In simulation lost nodes do not return. Before the
         first release of a run, a node that refuses is more likely to disagree with the run config than to be away.
 
         Parameters
@@ -225,22 +225,22 @@ class Fleet:
         if not self.waits(grid):
             return
         roster, exchange = self._look(grid, round), self.exchange_on(grid)
-        began, told, least = time.monotonic(), -math.inf, self.run.min_nodes
+        began, told, least = time.monotonic(), -math.inf, self.run.pause_below
         since = time.time()
         while not roster.enough(round, least):
             waited = time.monotonic() - began
             waits_for = f"for {roster.missing(round)}" if roster.left_out(round) else "for more nodes"
             if waited >= self.run.max_pause:
                 raise FleetError(
-                    f"round {round} waited {in_time(waited)} {waits_for}, since fewer than min-nodes = {least} can be "
-                    "asked; the run can be resumed when they are back, or with a lower min-nodes",
+                    f"round {round} waited {in_time(waited)} {waits_for}, since fewer than pause-below = {least} can "
+                    "be asked; the run can be resumed when they are back, or with a lower pause-below",
                     code="nodes.away",
                 )
             if waited - told >= _TELL_S:
                 told = waited
                 text = "Paused before round %d since %s: %d of %d nodes can be asked. Waiting %s, at most until %s"
                 left, end = len(roster) - roster.left_out(round), since + self.run.max_pause
-                log(WARNING, text, round, at_time(since), left, max(least, 1), waits_for, at_time(end))
+                log(WARNING, text, round, at_time(since), left, least, waits_for, at_time(end))
                 paused(since, end)
             for answer in exchange.run(self._invitations(round, exchange), _POLL_S, keep_late=("query",)):
                 if answer.kind == "query":
