@@ -210,6 +210,7 @@ class Deployment:
         self.folder = folder
         self._python = python
         self.nodes: dict[str, Member] = {}
+        self._removed: list[Member] = []
         self.runs: list[Run] = []
         self._home = folder / "user"
         self._certs = folder / "certs"
@@ -234,7 +235,7 @@ class Deployment:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._stop()
         for run in self.runs:
-            audit(run, self.nodes.values())
+            audit(run, [*self.nodes.values(), *self._removed])
 
     @property
     def ca(self) -> Path:
@@ -302,7 +303,7 @@ class Deployment:
 
     def remove_node(self, name: str) -> str:
         """Kill a node, and have the SuperLink forget it; return its number there."""
-        node = self.nodes.pop(name)
+        self._removed.append(node := self.nodes.pop(name))
         node.kill()
         self.flwr("supernode", "unregister", node.node_id, CONNECTION)
         return node.node_id
