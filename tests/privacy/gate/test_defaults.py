@@ -79,8 +79,8 @@ def test_a_first_ledger_is_made_and_one_that_was_lost_is_not(tmp_path: Path, umb
     history, _ = run(data, {}, rounds=1)
     assert history[0]["releases"] == TRAIN
     (umbel_home / "ledger.sqlite").unlink()
-    history, _ = run(data, {}, rounds=1)
-    assert history[0]["releases"] == 0
+    with raises(FleetError, "nodes.missing"):
+        run(data, {}, rounds=1, **{"node-wait": 0.2})
     assert not (umbel_home / "ledger.sqlite").exists()
 
 

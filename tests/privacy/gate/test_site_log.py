@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,18 +17,23 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import DEFAULT_TTL, ConfigRecord, Context, Message, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
 
 import umbel.privacy.gate.refusals
 from tests.helpers.errors import raises
 from tests.helpers.messages import SIMULATED, asked, of_node, refused, stacked, task_of, through_gate, to_node
+from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.own_app import local_report, local_result
 from umbel.privacy.gate.refusals import guard
-from umbel.privacy.gate.site_log import FIRST, Entry, SiteLog, outline
+from umbel.privacy.gate.site_log import FIRST, Entry, SiteLog, from_ranges, in_ranges, outline
 from umbel.privacy.gate.store import beside
+from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import DatasetError, LogError, ProtocolError, Refused
 from umbel.protocol.messages import keep_request, query, training_in
 from umbel.protocol.records import pack
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.tasks import EvaluationSpec
 
 SECRET = "diagnosis-of-patient-17"
@@ -78,10 +84,12 @@ def test_a_line_says_what_was_asked_what_was_decided_and_who_paid(log: SiteLog, 
     training = line["asked"].pop("training")
     expected = {"round": 3, "clients": 2, "noise_multiplier": 5.0, "clipping": "update", "clip_norm": 0.1}
     assert training.items() >= expected.items()
-    assert len(line.pop("hash")) == 64
+    assert len(line.pop("hash")) == len(line.pop("charge")) == 64
+    [charged] = line.pop("charged")
+    assert (charged["round"], charged["clients"]) == (3, "0,4")
     assert line == {
         "number": 1, "run": "1", "message": "train", "asked": {"hypotheses": {"k": 1, "n": 2}},
-        "decision": "answered", "reason": "", "paid": 2, "previous": FIRST,
+        "decision": "answered", "reason": "", "paid": 2, "previous": FIRST, "charges": 2,
     }  # fmt: skip
 
 
@@ -357,3 +365,82 @@ def test_a_line_that_cannot_be_finished_leaves_no_half_of_itself_and_no_answer(
     assert log.path.read_bytes() == before
     add(log)
     assert len(list(log.lines())) == 2
+
+
+# --- a ledger that is older than its log
+
+
+def test_a_site_with_an_older_ledger_refuses_until_the_ledger_has_the_logs_charges(
+    ledger: Path, log: SiteLog, own: dict[str, Any]
+) -> None:
+    round_of(task_of((0, 1), round=1))(own)
+    copy = ledger.read_bytes()
+    round_of(task_of((1, 4), round=2))(own)
+    round_of(task_of((4,), round=3, noise_multiplier=7.0))(own)
+    before = Ledger(ledger).accounts()
+
+    ledger.write_bytes(copy)
+    trained: list[int] = []
+    assert refused(round_of(task_of((0,), round=4), handler=lambda *_: trained.append(1))(own))
+    assert not trained
+    with raises(LogError, "log.ledger-behind", str(ledger)):
+        log.check_end()
+    assert len(list(log.lines())) == 3, "nothing was answered"
+
+    assert log.restored() == 3
+    assert Ledger(ledger).accounts() == before
+    assert [row["round"] for row in Ledger(ledger).rows()] == [1, 1, 2, 2, 3]
+    *_, line = log.lines()
+    assert (line["decision"], line["message"]) == ("restored", "ledger")
+    assert not refused(round_of(task_of((0,), round=4))(own))
+    assert log.lost() == []
+
+
+def test_an_empty_ledger_beside_a_log_gets_all_its_charges(ledger: Path, log: SiteLog, own: dict[str, Any]) -> None:
+    for number in (1, 2):
+        round_of(task_of((0, 4), round=number))(own)
+    before = Ledger(ledger).accounts()
+    ledger.unlink()
+    Ledger.create(ledger)
+    assert refused(round_of(task_of((0,), round=3))(own))
+    assert log.restored() == 4
+    assert Ledger(ledger).accounts() == before
+
+
+def test_a_ledger_that_is_ahead_of_its_log_is_no_older_one(ledger: Path, log: SiteLog, own: dict[str, Any]) -> None:
+    """As after a process that was killed between charge and line."""
+    round_of(task_of((0,)))(own)
+    Ledger(ledger).charge(Charge("1", 2, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC)), [ClientInDataset(1)])
+    log.check_end()
+    assert not refused(round_of(task_of((0,), round=3))(own))
+
+
+def test_the_ledger_of_another_site_is_not_taken_for_this_ones(ledger: Path, log: SiteLog, own: dict[str, Any]) -> None:
+    round_of(task_of((0,)))(own)
+    ledger.unlink()
+    Ledger.create(ledger).charge(Charge("9", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC)), [ClientInDataset(0)])
+    with raises(LogError, "log.ledger-behind"):
+        log.check_end()
+
+
+def test_lines_of_umbel_0_1_cannot_be_charged_again(ledger: Path, log: SiteLog) -> None:
+    log.answered(Entry("7", "train", {}, 2), True)
+    [line] = log.lines()
+    old = {name: value for name, value in line.items() if name not in ("charges", "charge", "charged", "hash")}
+    body = json.dumps(old, separators=(",", ":")).encode()[:-1]
+    log.path.write_bytes(body + b',"hash":"' + sha256(body).hexdigest().encode() + b'"}\n')
+    log.check_end()
+    with raises(LogError, "log.no-clients", "1"):
+        log.restored()
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=200))
+def test_ranges_hold_each_client(clients: list[int]) -> None:
+    assert from_ranges(in_ranges(clients)) == sorted(set(clients))
+
+
+def test_a_line_stays_short_and_charges_too_many_clients_rather_than_too_few() -> None:
+    clients = sorted(np.random.default_rng(0).choice(10**6, 10**5, replace=False).tolist())
+    text = in_ranges(clients)
+    assert len(text) < 32_000
+    assert set(from_ranges(text)) >= set(clients)

@@ -14,6 +14,8 @@ from rich.table import Table
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words
 from umbel.privacy.gate.charges import paper_spent
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.site_log import SiteLog
+from umbel.privacy.gate.store import beside
 from umbel.protocol.cli import command_group, console, csv_cell, errors_in_one_line
 from umbel.protocol.errors import LedgerError
 from umbel.protocol.words import count_of
@@ -82,6 +84,19 @@ def create(path: _LedgerPath) -> None:
 def check(path: _LedgerPath) -> None:
     """Check that the file is an intact ledger; exit with an error if not."""
     typer.echo(f"{path} is an intact ledger with {count_of(charges_in(opened(path)), 'charge')}")
+
+
+@app.command()
+def restore(path: _LedgerPath) -> None:
+    """Charge again what the site's log records and an older copy of the ledger lacks.
+
+    Until then a site with an older ledger refuses everything. If the ledger is lost, first restore a backup or create
+    an empty one.
+    """
+    with errors_in_one_line():
+        opened(path)
+        number = SiteLog(beside(path)).restored()
+    typer.echo(f"{path} has {count_of(number, 'charge')} of its log again")
 
 
 def charges_in(ledger: Ledger) -> int:

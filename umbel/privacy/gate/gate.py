@@ -272,7 +272,7 @@ class Passage:
             release = replace(release, noise_multiplier=0.0)  # the server knows the seed, and can subtract the noise
         charge, ids = Charge(self.run, round, release), self.site.client_ids(clients)
         paid = np.array(self._ledger.charge(charge, ids, self.site.limits, at_least))
-        self.entry.paid += int(paid.sum())
+        self.entry.charges(charge, list(compress(ids, paid)))
         if paid.any() or at_least == 1:
             self._note_unpaid(what, paid)
         return paid

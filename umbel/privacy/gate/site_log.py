@@ -6,6 +6,9 @@ that a changed, moved or removed line is detected. There is no key: this detects
 
 Everything that leaves is on record: if a line cannot be written, the site refuses. If a killed process leaves an
 incomplete line, nothing left the site for it: the next line replaces it.
+
+Each line also has the ledger's number of charges and the hash of the last one. So a ledger from an older backup, or an
+empty one, is detected before the next message is answered, and `restored` charges again what it has lost.
 """
 
 from __future__ import annotations
@@ -14,21 +17,25 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from hashlib import sha256
+from itertools import pairwise
 from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
+from umbel.privacy.gate.charges import Charge, read, written
+from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.store import LOG_SUFFIX, Store, beside
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, Refused, SiteError, UmbelError
 from umbel.protocol.flower import log
 from umbel.protocol.home import make_home_of
@@ -41,7 +48,8 @@ FIRST = "0" * 64
 
 _LONGEST_TEXT = 300  # of a text whose length a server or a path decides
 _LONGEST_ENTRY = LONGEST_NAME  # of a task
-_LONGEST_END = 1 << 17  # more than two of the longest possible lines
+_MOST_RANGES = 2000  # of clients in a line
+_LONGEST_END = 1 << 20  # more than two of the longest possible lines
 _KEYS = {entry.name for kind in (TrainingSpec, EvaluationSpec) for entry in fields(kind)} | {
     "version",
     *("radius", "radius_mode"),  # of servers before protocol 6: clip_norm and clipping
@@ -63,6 +71,8 @@ class Decision(StrEnum):
     REFUSED = "refused"
     SET_ASIDE = "set aside"
     """Not a message: the previous log was set aside."""
+    RESTORED = "restored"
+    """Not a message: the ledger had lost charges of this log, and has them again."""
 
 
 @dataclass
@@ -74,6 +84,7 @@ class Entry:
     asked: dict[str, Any] = field(default_factory=dict)
     paid: int = 0
     reasons: list[str] = field(default_factory=list)
+    charged: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def of(cls, message: Message, context: Context) -> Self:
@@ -87,6 +98,13 @@ class Entry:
         self.asked = {name: _scalars(task.to_record())}
         if hypotheses:
             self.asked["hypotheses"] = _sizes(hypotheses)
+
+    def charges(self, charge: Charge, clients: Sequence[ClientInDataset]) -> None:
+        """Note a charge of clients."""
+        self.paid += len(clients)
+        if clients:
+            about = {"round": charge.round, "release": written(charge.release), "clip_norm": charge.release.radius}
+            self.charged.append(about | {"clients": in_ranges(clients)})
 
     def refuse(self, what: str, error: Exception) -> None:
         """Note why the message, or a part of it, is refused."""
@@ -104,6 +122,7 @@ class Entry:
             "decision": str(decision),
             "reason": "; ".join(self.reasons),
             "paid": self.paid,
+            "charged": self.charged,
         }
 
 
@@ -112,6 +131,7 @@ class SiteLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.ledger = path.with_name(path.name.removesuffix(LOG_SUFFIX))
 
     @classmethod
     def of(cls, site: Site) -> SiteLog | None:
@@ -123,9 +143,58 @@ class SiteLog:
         return cls(beside(ledger))
 
     def check_end(self) -> None:
-        """Raise unless a line can be added: the log must be writable, and its last line unchanged."""
+        """Raise unless a line can be added.
+
+        The log must be writable, its last line unchanged, and the ledger must have all charges of that line.
+        """
         with self._locked() as file:
-            self._last(file)
+            line, _ = self._last(file)
+        if not self._in_ledger(line):
+            raise LogError(
+                f"the ledger {self.ledger} lacks charges that {self.path} records: it may be an older copy; take the "
+                f"log's word: umbel ledger restore {self.ledger}",
+                code="log.ledger-behind",
+            )
+
+    def lost(self) -> list[Line]:
+        """Return the lines of which the ledger lacks charges."""
+        later: list[Line] = []
+        for line in reversed(list(self.lines())):
+            if line.get("charges") and self._in_ledger(line):
+                break
+            if line["paid"]:
+                later.append(line)
+        return later[::-1]
+
+    def restored(self) -> int:
+        """Charge again what the ledger has lost; return the number of charges.
+
+        Raises
+        ------
+        LogError
+            If a line of umbel 0.1 does not say which clients were charged.
+        """
+        lost, ledger, number = self.lost(), Ledger(self.ledger, whole=True), 0
+        if unknown := [line["number"] for line in lost if "charged" not in line]:
+            raise LogError(
+                f"line {unknown[0]} of {self.path} does not say which clients were charged; restore a newer backup",
+                code="log.no-clients",
+            )
+        for line in lost:
+            for one in line["charged"]:
+                release = replace(read(one["release"]), radius=one["clip_norm"])
+                clients = from_ranges(one["clients"])
+                number += sum(ledger.charge(Charge(line["run"], one["round"], release), clients))
+        reason = f"the ledger has {number} charges of this log again"
+        self._append(Entry(message="ledger", reasons=[reason]).line(Decision.RESTORED))
+        return number
+
+    def _in_ledger(self, line: Line | None) -> bool:
+        """Return whether the ledger has the charges up to a line; lines of umbel 0.1 do not say."""
+        charges = (line or {}).get("charges", 0)
+        return not charges or (
+            self.ledger.exists() and Store(self.ledger).hash_of(charges)[1] == (line or {})["charge"]
+        )
 
     def answered(self, entry: Entry, answered: bool) -> None:
         """Add the line of a message; on return it is on disk."""
@@ -180,8 +249,10 @@ class SiteLog:
 
     def _append(self, line: Line) -> None:
         with self._locked() as file:
-            number, before, size = self._last(file)
-            placed = {"number": number + 1, **line, "previous": before}
+            last, size = self._last(file)
+            number, before = (last["number"], last["hash"]) if last else (0, FIRST)
+            charges, charge = Store(self.ledger).hash_of() if self.ledger.exists() else (0, "")
+            placed = {"number": number + 1, **line, "charges": charges, "charge": charge, "previous": before}
             # Strict JSON: `outline` leaves no number that JSON lacks.
             body = json.dumps(placed, separators=(",", ":"), allow_nan=False).encode()[:-1]
             text = body + _END + sha256(body).hexdigest().encode() + b'"}\n'
@@ -200,18 +271,15 @@ class SiteLog:
                 os.ftruncate(file, size)
                 raise
 
-    def _last(self, file: int) -> tuple[int, str, int]:
-        """Return number and hash of the last complete line, and its end in the file."""
+    def _last(self, file: int) -> tuple[Line | None, int]:
+        """Return the last complete line, if there is one, and its end in the file."""
         size = os.fstat(file).st_size
         end = os.pread(file, _LONGEST_END, max(0, size - _LONGEST_END))
         whole, cut = end[: end.rfind(b"\n") + 1], end[end.rfind(b"\n") + 1 :]
-        number, before = 0, FIRST
-        if whole:
-            line = self._parsed(whole[whole.rfind(b"\n", 0, -1) + 1 :])
-            number, before = line["number"], line["hash"]
-        if cut and not _is_cut_off(cut, number + 1):
+        line = self._parsed(whole[whole.rfind(b"\n", 0, -1) + 1 :]) if whole else None
+        if cut and not _is_cut_off(cut, (line["number"] if line else 0) + 1):
             raise self._damaged("a line has been changed")
-        return number, before, size - len(cut)
+        return line, size - len(cut)
 
     def _parsed(self, text: bytes) -> Line:
         body, _, end = text.rpartition(_END)
@@ -282,6 +350,26 @@ def _scalar(value: Any) -> Any:
 def _text(value: Any, longest: int = _LONGEST_TEXT) -> str:
     text = str(value)
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def in_ranges(clients: Sequence[int]) -> str:
+    """Return clients as text, such as ``0-3,7``; where that is long, with others in between."""
+    ordered = sorted(set(clients))
+    gaps = [after - before for before, after in pairwise(ordered)]
+    widest = sorted((gap for gap in gaps if gap > 1), reverse=True)
+    least = widest[_MOST_RANGES - 1] if len(widest) >= _MOST_RANGES else 1
+    ranges = [[ordered[0], ordered[0]]]
+    for gap, client in zip(gaps, ordered[1:], strict=True):
+        if gap > least:
+            ranges.append([client, client])
+        ranges[-1][1] = client
+    return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in ranges)
+
+
+def from_ranges(text: str) -> list[ClientInDataset]:
+    """Return the clients in a text of `in_ranges`."""
+    ranges = [one.partition("-")[::2] for one in text.split(",")]
+    return [ClientInDataset(one) for first, last in ranges for one in range(int(first), int(last or first) + 1)]
 
 
 def _sync_folder(folder: Path) -> None:

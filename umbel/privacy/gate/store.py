@@ -133,6 +133,13 @@ class Store:
             for row in found:
                 yield dict(zip(names, row, strict=True))
 
+    def hash_of(self, charge: int = 0) -> tuple[int, str]:
+        """Return the number of charges, and the hash of one of them, by default of the last; empty if it is missing."""
+        with self._transaction() as connection:
+            [[charges]] = connection.execute("SELECT COALESCE(MAX(charges), 0) FROM head")
+            row = connection.execute("SELECT hash FROM charges WHERE id = ?", (charge or charges,)).fetchone()
+        return charges, bytes(row[0]).hex() if row else ""
+
     @contextmanager
     def _transaction(self, write: bool = False) -> Iterator[sqlite3.Connection]:
         """Lock the store; afterwards all changes are on disk, or none."""
