@@ -385,7 +385,8 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from umbel.protocol.flower import refuse_repeated_parts
 refuse_repeated_parts()
 large = np.random.default_rng(1).bytes(50 << 20)
-sent = ArrayRecord({"a": Array(np.arange(7.0)), "same": Array(np.arange(7.0)), "large": Array(np.frombuffer(large, np.uint8))})
+arrays = {"a": np.arange(7.0), "same": np.arange(7.0), "large": np.frombuffer(large, np.uint8)}
+sent = ArrayRecord({name: Array(value) for name, value in arrays.items()})
 contents = {name: one.deflate() for name, one in get_all_nested_objects(sent).items()}
 read = inflate_object_from_contents(sent.object_id, contents)
 assert all((read[name].numpy() == sent[name].numpy()).all() for name in sent)

@@ -62,8 +62,7 @@ def _start(
             control_from=parse_networks(control_from),
             runtime_at=look_up(runtime_at) if runtime_at else frozenset(),
         )
-    if "--simulation" not in context.args:
-        os.umask(0o077)  # messages in the database, the app's code, runs
+    os.umask(0o077)  # messages in the database, the app's code, runs
     # Flower looks for its executor there, also if this environment is not activated.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     log(INFO, "Runs and registration are allowed for %s", _who(rules))
