@@ -191,6 +191,15 @@ def test_without_a_secret_it_is_this_machine_or_the_addresses_that_are_named(ser
     assert [ask(served["app"], "POST", path, client) == 403 for client in ("192.0.2.1", "192.0.2.7")] == [True, False]
 
 
+def test_a_simulation_admits_no_site(served: dict[str, Any]) -> None:
+    """It has none, and another user of its machine could register one."""
+    path = "/v1/fleet/register-node"
+    start()
+    assert ask(served["app"], "POST", path, "192.0.2.1") != 403
+    start("--simulation")
+    assert ask(served["app"], "POST", path, "192.0.2.1") == 403
+
+
 @pytest.mark.parametrize(
     ("options", "code"),
     [

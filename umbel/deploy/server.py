@@ -61,6 +61,7 @@ def _start(
             secret=read_secret(control_secret) if control_secret else None,
             control_from=parse_networks(control_from),
             runtime_at=look_up(runtime_at) if runtime_at else frozenset(),
+            sites="--simulation" not in context.args,
         )
     os.umask(0o077)  # messages in the database, the app's code, runs
     # Flower looks for its executor there, also if this environment is not activated.
