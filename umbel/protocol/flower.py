@@ -173,7 +173,9 @@ def run_superexec(arguments: Sequence[str], launch: Callable[[Any], None]) -> No
     command.flower_superexec()
 
 
-def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connection: type, largest_answer: int) -> None:
+def run_superlink(
+    arguments: Sequence[str], guard: Callable[[Any], Any], connection: type, loop: str, largest_answer: int
+) -> None:
     """Run Flower's SuperLink with its command-line options.
 
     Parameters
@@ -184,6 +186,8 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connect
         Wraps the application that Flower would serve, and returns the one to serve.
     connection : type
         A uvicorn protocol, instantiated for each connection.
+    loop : str
+        A function that returns the event loop, as module:name.
     largest_answer : int
         Maximum bytes of a site's answer, all parts together, also where the message allows more or names no limit
         (`limit_answer`).
@@ -193,7 +197,7 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connect
 
     def serve(app: Any, **options: Any) -> None:
         # Proxy headers would let a caller claim any address.
-        uvicorn.run(app=guard(app), **options | {"proxy_headers": False, "http": connection})
+        uvicorn.run(app=guard(app), **options | {"proxy_headers": False, "http": connection, "loop": loop})
 
     _replace(command, command._run_superlink_http_api, uvicorn=SimpleNamespace(run=serve))
     router = import_module("flwr.superlink.routers.fleet.router")
