@@ -178,6 +178,15 @@ def test_a_run_reports_to_nobody_whom_the_person_does_not_name(
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_run_names_no_tracker_among_its_observers(kept: Path, tmp_path: Path) -> None:
+    """It would report as `track` does, without the question."""
+    tracker = f"umbel.server.tracking.tools:TensorBoard folder={tmp_path / 'elsewhere'}"
+    run = str(sent_run(kept, tmp_path / "sent", "observers", tracker))
+    for words in ((run, "--resume", "rounds=9"), (f"{run}/config.toml", "rounds=9")):
+        ended(*umbel("run", *words), "config.track-again", "track='tensorboard'")
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_link_in_a_run_leads_no_writing_out_of_it(kept: Path, tmp_path: Path) -> None:
     run, outside = tmp_path / "sent", tmp_path / "outside"
     shutil.copytree(kept, run)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import http.client
 import os
+import select
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,12 +15,16 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
+from typer.testing import CliRunner
 
+from tests.deploy.processes import wait_until
 from tests.helpers.errors import raises
 from umbel.deploy import guard
-from umbel.deploy.connections import BoundedConnection
+from umbel.deploy.certs import app as certs
+from umbel.deploy.connections import LOOP, BoundedConnection, Door
 from umbel.deploy.guard import REFUSAL, Guard, Rules, look_up, parse_networks, read_secret
 from umbel.protocol.errors import GuardError
 
@@ -355,8 +361,8 @@ def test_who_connects_and_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPa
 
 
 def test_connections_are_bounded_in_all_and_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BoundedConnection, "most", 6)
-    monkeypatch.setattr(BoundedConnection, "most_of_a_peer", 2)
+    monkeypatch.setattr(Door, "most", 6)
+    monkeypatch.setattr(Door, "most_of_a_peer", 2)
     request = f"POST {PULL} HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n".encode()
     with served(GUARDED, BoundedConnection) as (port, _), ExitStack() as held:
 
@@ -374,18 +380,57 @@ def test_connections_are_bounded_in_all_and_of_one_address(monkeypatch: pytest.M
         assert [bool(connect("127.0.0.1")) for _ in range(3)] == [True, True, False], "this machine's count in all"
 
 
+def test_with_tls_connections_are_bounded_before_and_after_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand would leave the server without file descriptors, for the minute that TLS may take otherwise."""
+    monkeypatch.setattr(Door, "most_of_a_peer", 2)
+    assert CliRunner().invoke(certs, ["--out", str(tmp_path), "--server", "127.0.0.1"]).exit_code == 0
+    tls = {"ssl_certfile": str(tmp_path / "server.crt"), "ssl_keyfile": str(tmp_path / "server.key")}
+    with served(GUARDED, BoundedConnection, **tls) as (port, _), ExitStack() as held:
+
+        def connect(source: str) -> socket.socket:
+            return held.enter_context(socket.create_connection(("127.0.0.1", port), source_address=(source, 0)))
+
+        silent = [connect("127.0.0.2") for _ in range(2)]
+        assert closed(connect("127.0.0.2"))
+        told = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+        told.check_hostname = False
+        assert httpx.get(f"https://127.0.0.1:{port}/health", verify=told).status_code == 204
+        spoken = [held.enter_context(told.wrap_socket(connect("127.0.0.3"))) for _ in range(2)]
+        assert closed(connect("127.0.0.3"))
+        spoken[0].close()
+        wait_until("there is room again", lambda: speaks(told, connect("127.0.0.3")), 10)
+        monkeypatch.setattr(BoundedConnection, "head_seconds", 0.1)
+        silent[0].close()
+        late = connect("127.0.0.2")
+        assert closed(late)
+        assert not select.select([silent[1]], [], [], 0)[0], "it has ten seconds"
+
+
+def speaks(context: ssl.SSLContext, sock: socket.socket) -> bool:
+    """Return whether the other end of a connection begins with TLS."""
+    try:
+        context.wrap_socket(sock).close()
+    except OSError:
+        return False
+    return True
+
+
 @contextmanager
-def served(rules: Rules, connection: Any) -> Iterator[tuple[int, Listener]]:
+def served(rules: Rules, connection: Any, **options: Any) -> Iterator[tuple[int, Listener]]:
     """Serve the guard on a port of this machine, as `umbel.protocol.flower.run_superlink` does."""
     listener = Listener()
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         Guard(listener, rules),
         http=connection,
+        loop=LOOP if connection is BoundedConnection else "auto",
         lifespan="off",
         proxy_headers=False,
         log_level="error",
         timeout_keep_alive=600,
+        **options,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],))

@@ -174,16 +174,13 @@ def test_an_answer_that_would_stop_the_server_is_refused(
         router.fleet_push_messages(request, STATE)
 
 
-@pytest.mark.parametrize(("more", "mode"), [((), 0o600), (("--simulation",), 0o666)])
-def test_what_a_server_writes_is_its_users_alone(
-    served: dict[str, Any], tmp_path: Path, more: tuple[str, ...], mode: int
-) -> None:
-    """A simulation's run is written with the user's umask, and all else of it lies in a private folder."""
+@pytest.mark.parametrize("more", [(), ("--simulation",)])
+def test_what_a_server_writes_is_its_users_alone(served: dict[str, Any], tmp_path: Path, more: tuple[str, ...]) -> None:
     os.umask(0)
     start(*more)
     assert served
     (file := tmp_path / "state.db").touch()
-    assert file.stat().st_mode & 0o777 == mode & ~0o002
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_without_a_secret_it_is_this_machine_or_the_addresses_that_are_named(served: dict[str, Any]) -> None:
@@ -192,6 +189,15 @@ def test_without_a_secret_it_is_this_machine_or_the_addresses_that_are_named(ser
     assert [ask(served["app"], "POST", path, client) == 403 for client in ("192.0.2.1", "192.0.2.7")] == [False, True]
     start("--control-from", "192.0.2.7 10.0.0.0/8")
     assert [ask(served["app"], "POST", path, client) == 403 for client in ("192.0.2.1", "192.0.2.7")] == [True, False]
+
+
+def test_a_simulation_admits_no_site(served: dict[str, Any]) -> None:
+    """It has none, and another user of its machine could register one."""
+    path = "/v1/fleet/register-node"
+    start()
+    assert ask(served["app"], "POST", path, "192.0.2.1") != 403
+    start("--simulation")
+    assert ask(served["app"], "POST", path, "192.0.2.1") == 403
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.errors import raises
 from umbel.protocol.errors import ConfigError, DiskError
-from umbel.protocol.home import append, disk_error, private_scratch, write_atomically
+from umbel.protocol.home import append, disk_error, make_folder, private_scratch, write_atomically
 from umbel.protocol.home import umbel_home as home_of
 
 
@@ -69,6 +69,20 @@ def test_what_is_appended_is_on_the_disk_behind_what_there_was(tmp_path: Path, m
     for line in (b"one\n", b"two\n"):
         append(tmp_path / "file", line)
     assert synced == [b"one\n", b"one\ntwo\n"]
+
+
+@pytest.mark.parametrize("below", [".", "data", "runs/today"])
+def test_other_users_do_not_see_into_the_home(below: str, umbel_home: Path) -> None:
+    os.umask(0)
+    make_folder(umbel_home / below)
+    assert (umbel_home / below).is_dir()
+    assert umbel_home.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_elsewhere_has_the_users_rights(tmp_path: Path) -> None:
+    os.umask(0o027)
+    make_folder(tmp_path / "one" / "two")
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")} == {0o750}
 
 
 def test_scratch_is_shared_by_a_users_processes_and_closed_to_others(

@@ -171,16 +171,16 @@ class Slow:
         patch.setattr(run_folder, "write_atomically", self._written)
         patch.setattr(observers, "_LARGE", 0)
 
-    def _written(self, path: Path, content: bytes) -> None:
+    def _written(self, path: Path, content: bytes, private: bool) -> None:
         if path.name != "latest.safetensors":
-            self._write(path, content)
+            self._write(path, content, private)
             return
         self.begun.set()
         assert self.go.wait(60), "the next round did not begin while this one was written"
         self.rounds.append(len(self.rounds) + 1)
         if self.rounds[-1] == self._fails_at:
             raise DiskError("the disk is full", code="disk.full")
-        self._write(path, content)
+        self._write(path, content, private)
 
 
 class LettingGo(Observer):

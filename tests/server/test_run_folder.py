@@ -294,11 +294,11 @@ def test_a_round_writes_as_much_however_many_there_were(
     """Also where it is always other clients' turn; of the table of them all, ten rows a release."""
     written: Counter[bool] = Counter()
 
-    def counted(write: Callable[[Path, bytes], None]) -> Callable[[Path, bytes], None]:
-        def count(path: Path, content: bytes) -> None:
+    def counted(write: Callable[..., None]) -> Callable[..., None]:
+        def count(path: Path, content: bytes, **how: bool) -> None:
             ledger = path.name == "ledger.csv"
             written[ledger] += content.count(b"\n") - 1 if ledger else len(content)
-            write(path, content)
+            write(path, content, **how)
 
         return count
 
@@ -415,13 +415,15 @@ def test_sections_are_saved_if_there_are_any_and_read_again(folder: RunFolder) -
     assert RunFolder(folder.path).read_sections() == sections
 
 
-def test_not_all_may_write_to_a_run_at_any_umask(tmp_path: Path, state: State) -> None:
+def test_a_run_is_its_owners_alone_at_any_umask(tmp_path: Path, state: State) -> None:
     os.umask(0)
     folder = RunFolder.make(tmp_path, "run")
     folder.write_config({"rounds": 3})
     folder.write_round(state, np.ones(3, np.int64), costing(3, 1.0), {})
     assert len(contents(folder.path)) > 5
-    assert not any(path.stat().st_mode & 0o002 for path in (folder.path, *folder.path.iterdir()))
+    folder.write_report("<html></html>")
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.path.iterdir()} == {0o600}
 
 
 def test_no_other_run_has_the_folder(tmp_path: Path) -> None:

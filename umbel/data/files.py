@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from umbel.data.data import Dataset, check, offsets_of
 from umbel.data.manifest import Manifest, check_printable
 from umbel.protocol.errors import DatasetError
-from umbel.protocol.home import special_file, told_if_full, write_atomically
+from umbel.protocol.home import make_folder, special_file, told_if_full, write_atomically
 
 
 def read_json(file: Path) -> Any:
@@ -110,7 +110,7 @@ def write_dataset(
         check(dataset, folder / part)
     if _foreign(folder) or (folder.exists() and not folder.is_dir()):
         raise DatasetError(f"{folder} exists and is not a dataset; give another folder", code="data.exists")
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     with told_if_full(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         new, old = Path(scratch) / "new", Path(scratch) / "old"
         for part, dataset in parts.items():
@@ -148,7 +148,7 @@ def write_leaf(path: Path, manifest: Manifest, clients: Mapping[str, tuple[Any, 
     counts = [len(rows["y"]) for rows in data.values()]
     document = {"manifest": manifest.entries(), "users": list(data), "num_samples": counts, "user_data": data}
     check(_parse_leaf(document, path), path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, (json.dumps(document, separators=(",", ":")) + "\n").encode())
 
 

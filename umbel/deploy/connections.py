@@ -1,17 +1,121 @@
 """Limits for strangers at the server: on open connections, and on the time for a request's head.
 
-They act before the guard, which sees only requests. The parser is h11, which limits a request's head; uvicorn's other
-parser, httptools, keeps everything that is sent. A request's body must have a length, as all of Flower's do: h11 reads
-a body in chunks of one byte at 1.5 MB/s, and answers no other request meanwhile.
+They act before the guard, which sees only requests, and before TLS: a stranger need not shake hands. The parser is
+h11, which limits a request's head; uvicorn's other parser, httptools, keeps everything that is sent. A request's body
+must have a length, as all of Flower's do: h11 reads a body in chunks of one byte at 1.5 MB/s, and answers no other
+request meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar, cast
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
 
 import h11
+from uvicorn.loops.auto import auto_loop_factory
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+LOOP = f"{__name__}:bounded_loop"
+"""The event loop's place, for uvicorn."""
+
+
+def bounded_loop() -> asyncio.AbstractEventLoop:
+    """Return uvicorn's event loop; its servers accept a bounded number of connections."""
+    loop: Any = auto_loop_factory()()
+    loop.create_server = partial(_create_server, loop)
+    loop_: asyncio.AbstractEventLoop = loop
+    return loop_
+
+
+async def _create_server(
+    loop: asyncio.AbstractEventLoop,
+    factory: Callable[[], BoundedConnection],
+    host: str | None = None,
+    port: int | None = None,
+    *,
+    sock: socket.socket | None = None,
+    ssl: ssl.SSLContext | None = None,
+    backlog: int = 100,
+) -> Door:
+    if sock is None:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        sock = socket.create_server(address[:2], family=family, backlog=backlog)
+    return Door(loop, factory, sock, ssl)
+
+
+class Door:
+    """A listening socket that closes connections above the limits at once; for uvicorn, an ``asyncio.Server``.
+
+    Connections from this machine count only in the total.
+    """
+
+    most: ClassVar[int] = 256
+    """Maximum simultaneous connections."""
+    most_of_a_peer: ClassVar[int] = 16
+    """Maximum simultaneous connections from one address."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        factory: Callable[[], BoundedConnection],
+        listening: socket.socket,
+        context: ssl.SSLContext | None,
+    ) -> None:
+        self._loop, self._factory, self._context = loop, factory, context
+        self._open: Counter[str] = Counter()
+        self._served: set[asyncio.Task[None]] = set()
+        listening.setblocking(False)
+        self.sockets = (listening,)
+        self._accepting = loop.create_task(self._accept(listening))
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        self._accepting.cancel()
+        self.sockets[0].close()
+
+    async def wait_closed(self) -> None:
+        """Wait until no more are accepted; uvicorn ends those that are open."""
+        await asyncio.wait([self._accepting])
+
+    async def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(listening)
+            except OSError:  # no file descriptors left, or the caller is gone already
+                await asyncio.sleep(0.1)
+                continue
+            try:
+                peer, own = connection.getpeername()[0], connection.getsockname()[0]
+            except OSError:
+                connection.close()
+                continue
+            if self._open.total() >= self.most or (peer != own and self._open[peer] >= self.most_of_a_peer):
+                connection.close()
+                continue
+            self._open[peer] += 1
+            task = self._loop.create_task(self._serve(connection, peer))
+            self._served.add(task)
+            task.add_done_callback(self._served.discard)
+
+    async def _serve(self, connection: socket.socket, peer: str) -> None:
+        try:
+            timeout = BoundedConnection.head_seconds if self._context else None
+            protocol = self._factory()
+            await self._loop.connect_accepted_socket(
+                lambda: protocol, connection, ssl=self._context, ssl_handshake_timeout=timeout
+            )
+            await protocol.lost.wait()
+        except OSError:  # no TLS, or not in time
+            connection.close()
+        finally:
+            self._open[peer] -= 1
+            if not self._open[peer]:
+                del self._open[peer]
 
 
 class _WithoutPieces(h11.Connection):
@@ -25,28 +129,20 @@ class _WithoutPieces(h11.Connection):
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's HTTP connection by h11, closed if there are too many or it sends no request in time.
+    """uvicorn's HTTP connection by h11, closed if it sends no request in time."""
 
-    Connections from this machine count only in the total.
-    """
-
-    most: ClassVar[int] = 256
-    """At once."""
-    most_of_a_peer: ClassVar[int] = 16
-    """Maximum simultaneous connections from one address."""
     head_seconds: ClassVar[float] = 10.0
-    """Seconds from a connection, or a request's first byte, to the end of its headers."""
+    """Seconds for TLS, and from a connection, or a request's first byte, to the end of its headers."""
 
     _waiting: asyncio.TimerHandle | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.conn = _WithoutPieces(h11.SERVER)
+        self.lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.most or self._of_this_peer() > self.most_of_a_peer:
-            transport.abort()
         self._wait()
 
     def data_received(self, data: bytes) -> None:
@@ -57,14 +153,9 @@ class BoundedConnection(H11Protocol):
             self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
         self._stop_waiting()
         super().connection_lost(exc)
-
-    def _of_this_peer(self) -> int:
-        if not self.client or not self.server or self.client[0] == self.server[0]:
-            return 0
-        others = cast("set[H11Protocol]", self.connections)
-        return [one.client and one.client[0] for one in others].count(self.client[0])
 
     def _wait(self) -> None:
         self._waiting = self.loop.call_later(self.head_seconds, self.transport.abort)

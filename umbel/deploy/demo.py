@@ -29,7 +29,7 @@ from umbel.deploy.guard import read_secret
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import DemoError
 from umbel.protocol.flower import keep_secret
-from umbel.protocol.home import umbel_home
+from umbel.protocol.home import make_folder, umbel_home
 from umbel.protocol.project import APP, CONFIGS
 
 SITES = ("site-1", "site-2", "site-3")
@@ -146,7 +146,7 @@ def _fetch(compose: Run) -> Path:
     """Copy the newest run's folder from the server's volume to this machine's runs."""
     newest = compose("exec", "-T", "serverapp", "ls", "/umbel/runs", capture=True).split()[-1]
     runs = umbel_home() / "runs"
-    runs.mkdir(parents=True, exist_ok=True)
+    make_folder(runs)
     compose("cp", f"serverapp:/umbel/runs/{newest}", str(runs))
     return runs / newest
 

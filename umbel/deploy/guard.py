@@ -61,6 +61,8 @@ class Rules:
     # machine may.
     secret: bytes | None = field(default=None, repr=False)
     control_from: tuple[Network, ...] = ()
+    # Whether there are sites; a simulation has none.
+    sites: bool = True
     # Addresses of this machine that the executor must call; if there are none, it must be on this machine.
     runtime_at: frozenset[Address] = frozenset()
 
@@ -75,7 +77,7 @@ class Rules:
         known = _PATH.fullmatch(path)
         if not known or method != "POST":
             return False
-        return {"fleet": lambda _: True, "control": self._controls, "runtime": self._executes}[known[1]](scope)
+        return {"fleet": lambda _: self.sites, "control": self._controls, "runtime": self._executes}[known[1]](scope)
 
     def _controls(self, scope: Scope) -> bool:
         caller = _address(scope.get("client"))

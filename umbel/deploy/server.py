@@ -22,7 +22,7 @@ from typing import Annotated
 
 import typer
 
-from umbel.deploy.connections import BoundedConnection
+from umbel.deploy.connections import LOOP, BoundedConnection
 from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secret
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import GuardError
@@ -61,13 +61,13 @@ def _start(
             secret=read_secret(control_secret) if control_secret else None,
             control_from=parse_networks(control_from),
             runtime_at=look_up(runtime_at) if runtime_at else frozenset(),
+            sites="--simulation" not in context.args,
         )
-    if "--simulation" not in context.args:
-        os.umask(0o077)  # messages in the database, the app's code, runs
+    os.umask(0o077)  # messages in the database, the app's code, runs
     # Flower looks for its executor there, also if this environment is not activated.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     log(INFO, "Runs and registration are allowed for %s", _who(rules))
-    run_superlink(context.args, lambda served: Guard(served, rules), BoundedConnection, largest_answer << 20)
+    run_superlink(context.args, lambda served: Guard(served, rules), BoundedConnection, LOOP, largest_answer << 20)
 
 
 def _who(rules: Rules) -> str:

@@ -173,7 +173,9 @@ def run_superexec(arguments: Sequence[str], launch: Callable[[Any], None]) -> No
     command.flower_superexec()
 
 
-def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connection: type, largest_answer: int) -> None:
+def run_superlink(
+    arguments: Sequence[str], guard: Callable[[Any], Any], connection: type, loop: str, largest_answer: int
+) -> None:
     """Run Flower's SuperLink with its command-line options.
 
     Parameters
@@ -184,6 +186,8 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connect
         Wraps the application that Flower would serve, and returns the one to serve.
     connection : type
         A uvicorn protocol, instantiated for each connection.
+    loop : str
+        A function that returns the event loop, as module:name.
     largest_answer : int
         Maximum bytes of a site's answer, all parts together, also where the message allows more or names no limit
         (`limit_answer`).
@@ -193,7 +197,7 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any], connect
 
     def serve(app: Any, **options: Any) -> None:
         # Proxy headers would let a caller claim any address.
-        uvicorn.run(app=guard(app), **options | {"proxy_headers": False, "http": connection})
+        uvicorn.run(app=guard(app), **options | {"proxy_headers": False, "http": connection, "loop": loop})
 
     _replace(command, command._run_superlink_http_api, uvicorn=SimpleNamespace(run=serve))
     router = import_module("flwr.superlink.routers.fleet.router")
@@ -282,17 +286,21 @@ def stay_at_server() -> None:
 
 @cache
 def refuse_repeated_parts() -> None:
-    """From here on, refuse a received array that names one of its parts more than once.
+    """From here on, refuse received arrays that use a part more than once, in one array or in several of a message.
 
-    Flower would insert the part as often as it is named: a message of 100 kB could fill any memory.
+    Flower would copy the part for each use: a message of 100 kB could fill any memory. So arrays take no more memory
+    than their parts.
     """
     array = import_module("flwr.app.message.array")
     inflate = array.Array.inflate.__func__
 
     def inflate_once(cls: type, content: bytes, children: Any = None) -> Any:
-        parts = json.loads(array.get_object_body(content, cls))["arraychunk_ids"]
-        if len(set(parts)) != len(parts):
-            raise ValueError("an array repeats one of its parts; umbel accepts no such array")
+        uses = json.loads(array.get_object_body(content, cls))["arraychunk_ids"]
+        parts = (children or {}).values()  # each once, though the content may name it twice
+        if len(uses) != len(parts) or any("used" in vars(part) for part in parts):
+            raise ValueError("an array repeats one of its parts or another array's; umbel accepts no such array")
+        for part in parts:
+            vars(part)["used"] = True
         return inflate(cls, content, children)
 
     array.Array.inflate = classmethod(inflate_once)

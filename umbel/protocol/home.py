@@ -22,10 +22,21 @@ def umbel_home() -> Path:
     return home
 
 
+def make_folder(folder: Path) -> None:
+    """Create a folder and those above it. umbel's home, if it is among them, is closed to other users.
+
+    It holds data, clients' names, and runs with exact losses.
+    """
+    home = umbel_home()
+    if home in (folder, *folder.parents):
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 def make_home_of(file: Path) -> None:
     """Create the folder of a file if it is umbel's home; any other folder must exist."""
     if file.parent == umbel_home():
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
 
 
 def disk_error(error: OSError, path: object) -> DiskError | None:

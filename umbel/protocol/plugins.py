@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from umbel.protocol import builds, old_names
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.home import append, umbel_home
+from umbel.protocol.home import append, make_folder, umbel_home
 from umbel.protocol.project import OWN_PATH, PACKAGE
 from umbel.protocol.rules import fault_text
 
@@ -54,7 +54,7 @@ def remember(names: Iterable[str]) -> None:
     """From now on, trust names, ``package.module:attribute``, or whole modules."""
     if new := {*names} - _trusted():
         with suppress(OSError):
-            umbel_home().mkdir(parents=True, exist_ok=True)
+            make_folder(umbel_home())
             append(umbel_home() / _TRUSTED, "".join(f"{name}\n" for name in sorted(new)).encode())
         os.environ[TRUST] = " ".join([os.environ.get(TRUST, ""), *sorted(new)]).strip()
 

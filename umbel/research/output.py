@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from umbel.protocol.home import write_atomically
+from umbel.protocol.home import make_folder, write_atomically
 
 Value = str | int | float | None
 Row = Mapping[str, Any]
@@ -67,7 +67,7 @@ class Page:
 
     def write(self, folder: Path) -> None:
         """Write ``table.md``, the CSV file, ``config.toml`` if there is a document, and the figures."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         parts = [f"# {self.title}\n"]
         for section in self.sections:
             lines = [section.columns, ["---"] * len(section.columns), *section.rows] if section.columns else []

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +31,7 @@ from umbel.privacy.accounting.guarantee import pure_cost
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.home import append, write_atomically
+from umbel.protocol.home import append, make_folder, write_atomically
 from umbel.protocol.release import Release
 from umbel.protocol.run_config import read_saved
 from umbel.protocol.tasks import Hosting
@@ -47,7 +47,7 @@ _STRATEGY = "strategy/"
 _ROUND = TypeAdapter(Round)
 _TIMES = TypeAdapter(dict[Annotated[int, Field(ge=0, lt=10**8)], Annotated[int, Field(ge=1, lt=2**32)]])
 """Maximum number of clients; a folder that was sent may name any, and a report makes room for all up to the highest."""
-_MODE = 0o775  # at any umask, a run is not world-writable
+_MODE = 0o700  # at any umask: a run may hold exact losses and releases without noise
 _BEHIND = 10  # during a run, ledger.csv may lack fewer than one release for so many of its rows
 _PACKAGES = ("flwr", "torch", "numpy", "safetensors")
 
@@ -121,7 +121,7 @@ class RunFolder:
     @classmethod
     def make(cls, parent: Path, name: str) -> RunFolder:
         """Make a folder called `name`, with a number appended if another run has that name."""
-        parent.mkdir(parents=True, exist_ok=True)
+        make_folder(parent)
         path, number = parent / name, 1
         while True:
             try:
@@ -190,7 +190,7 @@ class RunFolder:
         """Append new rounds; the first time, replace both files, without rounds that a killed run had begun."""
         done, counts = self._rounds, self._counts
         self._rounds, self._counts = 0, np.zeros(0, np.int64)  # until all is written: no line may follow half a line
-        write = append if done else write_atomically
+        write = append if done else partial(write_atomically, private=True)
         lines = "".join(entry.line + "\n" for entry in history[done:])
         if lines or not done:
             write(self.path / "history.jsonl", lines.encode())
@@ -391,7 +391,7 @@ class RunFolder:
         return [(row.pop("node"), Hosting(**row)) for row in json.loads(self._text("nodes.json"))]
 
     def _write(self, name: str, content: str | bytes) -> None:
-        write_atomically(self.path / name, content.encode() if isinstance(content, str) else content)
+        write_atomically(self.path / name, content.encode() if isinstance(content, str) else content, private=True)
 
     def _text(self, name: str) -> str:
         return (self.path / name).read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from umbel.data import find_dataset
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.errors import ConfigError, DatasetError
-from umbel.protocol.home import umbel_home
+from umbel.protocol.home import make_folder, umbel_home
 from umbel.protocol.plugins import distrust, names_in, own_path, remember, trust, trust_elsewhere
 from umbel.protocol.project import CONFIGS, OWN_PATH
 from umbel.protocol.run_config import RunConfig, read_saved
@@ -177,7 +177,7 @@ def in_this_process(values: Mapping[str, Any], nodes: int, baselines: bool = Tru
 def _make_home() -> None:
     home = home_of_runs()
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        make_folder(home)
     except OSError as error:
         text = f"{home} cannot be made: {error.strerror}; set UMBEL_HOME to a folder of yours"
         raise ConfigError(text, code="config.home") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -389,6 +390,32 @@ def test_two_processes_lose_no_charge_make_none_twice_and_never_exceed_a_budget_
     assert {client: dict(account) for client, account in accounts.items() if client != 200} == {
         client: {TRAIN.release: 20} for client in range(100)
     }
+
+
+def test_ledger_and_process_stay_small_at_any_number_of_new_noises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near 10^12 noise costs almost nothing, and each new value would stay in the ledger and in the totals."""
+    monkeypatch.setattr("umbel.privacy.gate.charges._KINDS", 8)
+    limits, clients = Limits(budget=Fraction(1)), [ClientInDataset(client) for client in range(50)]
+
+    def ask(first: int, last: int) -> tuple[int, int, int]:
+        """Return how many clients were charged, the bytes of the file, and the largest memory in use."""
+        tracemalloc.reset_peak()
+        paid = 0
+        for number in range(first, last):
+            release = Release(Kind.TRAIN, 11, 1e12 + number, Clipping.PUBLIC)
+            paid += sum(Ledger(path).charge(Charge("7", number, release), clients, limits))
+        return paid, path.stat().st_size, tracemalloc.get_traced_memory()[1]
+
+    tracemalloc.start()
+    try:
+        assert ask(0, 10)[0] == 8 * len(clients)
+        paid, size, peak = ask(10, 15)
+        paid_later, size_later, peak_later = ask(15, 60)
+    finally:
+        tracemalloc.stop()
+    assert (paid, paid_later) == (0, 0)
+    assert size_later == size
+    assert peak_later < 1.1 * peak + 100_000
 
 
 def test_releases_that_are_equal_are_one_however_they_were_written(path: Path) -> None:

@@ -65,6 +65,12 @@ def test_a_table_holds_the_first_bits_of_the_probabilities(scale: float) -> None
     assert limits[start + len(table)] == 2**64 - 1
 
 
+def test_a_table_is_computed_with_more_bits_until_rounding_cannot_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = _table(300.7, 64)
+    monkeypatch.setattr("umbel.privacy.mechanisms.discrete_gaussian._GUARD", 82)  # two bits above the lost ones
+    assert _table.__wrapped__(300.7, 64) == right
+
+
 def test_a_word_between_two_limits_decides_by_itself() -> None:
     first, table = _table(2.7, 64)
     middle = -first

@@ -122,7 +122,7 @@ class LeakMeter(Observer):
         self.leaks.append(leak)
         if run.folder is not None:
             lines = "".join(json.dumps(asdict(one)) + "\n" for one in self.leaks)
-            write_atomically(run.folder.path / _FILE, lines.encode())
+            write_atomically(run.folder.path / _FILE, lines.encode(), private=True)
 
     def section(self) -> Section | None:
         """Return the attacks' findings, beside the model's quality and cost."""

@@ -355,7 +355,7 @@ class PacAttack(Recommender, Observer):
             self._phase, self._restoring = following or phase, following is None
         if run.folder is not None:
             table = pd.DataFrame(self.findings).to_csv(index=False)
-            write_atomically(run.folder.path / "findings.csv", table.encode())
+            write_atomically(run.folder.path / "findings.csv", table.encode(), private=True)
 
     def section(self) -> Section | None:
         """Return the result of each phase."""

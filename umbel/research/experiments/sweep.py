@@ -31,7 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from umbel.data import digest_of, find_dataset, read_manifest
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import SweepError
-from umbel.protocol.home import private_scratch, umbel_home, write_atomically
+from umbel.protocol.home import make_folder, private_scratch, umbel_home, write_atomically
 from umbel.protocol.project import PACKAGE, source
 from umbel.research.experiments.runs import Finished, Spec, finish
 from umbel.server.run_folder import RunFolder, versions
@@ -97,7 +97,7 @@ def sweep(specs: Sequence[Spec], folder: Path, task: Task = finish, workers: int
     A run is done if its folder ``runs/NAME`` holds the result of the same configuration, made from the same data by the
     same code and versions. A failed run does not stop the others, and is tried again the next time.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         with FileLock(folder / ".lock", timeout=0):
             return _sweep(specs, folder, task, workers)
