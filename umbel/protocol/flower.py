@@ -170,7 +170,6 @@ def run_superexec(arguments: Sequence[str], launch: Callable[[Any], None]) -> No
     superexec = import_module("flwr.supercore.superexec.run_superexec")
     _replace(superexec, superexec.run_superexec, get_executor=lambda *_, **__: _Executor(launch))
     stay_at_server()
-    os.environ.update(without_proxy())
     sys.argv = ["flower-superexec", *arguments]
     command.flower_superexec()
 
