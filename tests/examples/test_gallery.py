@@ -94,8 +94,8 @@ def test_labels(example: Example) -> None:
 
 @pytest.mark.slow
 def test_lora(example: Example) -> None:
-    """The first validation is of the backbone as it is."""
-    run = example("lora", steps=200, rounds=5)
+    """The first validation is of the backbone as it is. With fewer steps, each client alone is better."""
+    run = example("lora", rounds=5)
     assert run.history["metric"].iloc[-1] > run.history["metric"].iloc[0]
     assert sum(value[0].size for value in run.parameters.values()) == 512
     assert means(run)[LAST] > means(run)[ALONE]

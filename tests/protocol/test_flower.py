@@ -28,7 +28,7 @@ from tests.helpers import flower_parts
 from tests.helpers.apps import IGNORED, KEPT, LEFT, write_app
 from tests.helpers.grids import PaperGrid
 from tests.helpers.sources import APP, ROOT, files, imported
-from umbel.protocol.flower import encoded, filled, identify, in_memory, with_content
+from umbel.protocol.flower import encoded, filled, identify, in_memory, with_content, without_proxy
 
 DOOR = ROOT / "umbel" / "protocol" / "flower.py"
 PRIVATE = ("flwr.common", "flwr.proto", "flwr.supercore", "flwr.superlink", "flwr.supernode")
@@ -421,3 +421,15 @@ print(ProtobufClient(url)._client.get(url + '/').status_code, asked)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "200 ['/', '/inside']\n302 ['/']\n", done.stderr
+
+
+@pytest.mark.parametrize(("named", "there"), [(None, ""), ("hospital.example", "hospital.example,")])
+def test_programs_of_this_machine_reach_each_other_without_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, there: str
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    if named:
+        monkeypatch.setenv("NO_PROXY", named)
+    expected = f"{there}127.0.0.1,localhost"
+    assert without_proxy() == {"no_proxy": expected, "NO_PROXY": expected}

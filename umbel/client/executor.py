@@ -37,7 +37,16 @@ from umbel.privacy.gate.refusals import refuse
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import record_refusal
 from umbel.protocol.errors import Refused, SiteError
-from umbel.protocol.flower import CLIENT_TASK, Answer, ErrorCode, log, refuse_repeated_parts, run_superexec, run_task
+from umbel.protocol.flower import (
+    CLIENT_TASK,
+    Answer,
+    ErrorCode,
+    log,
+    refuse_repeated_parts,
+    run_superexec,
+    run_task,
+    without_proxy,
+)
 from umbel.protocol.plugins import import_by_name
 
 _REQUEST = 1 << 16  # bytes, more than a task needs
@@ -171,4 +180,5 @@ def run(arguments: Sequence[str]) -> None:
     log(INFO, "This site runs %s", own or "an umbel without a pyproject.toml, so its bundle is unknown; set bundle")
     # Flower's second between looks would be added to every round.
     os.environ.setdefault(_POLL, "0.1")
+    os.environ.update(without_proxy())  # before the warm process starts
     run_superexec(arguments, WarmProcess().launch)

@@ -185,13 +185,18 @@ def client_in(data: Dataset, client: int | str) -> int:
         return names.index(str(client))
     number = int(client) if str(client).isdecimal() else -1
     if not 0 <= number < count:
-        known = f"there is no client {client!r}: {data.manifest.name} has the clients 0 to {count - 1}"
-        near = difflib.get_close_matches(str(client), names, 1)
-        more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-        named = f", called {', '.join(map(repr, names[:_MOST_NAMED]))}{more}" if names else ""
-        named += f"; did you mean {near[0]!r}?" if near else ""
-        raise DatasetError(f"{known}{named}", code="data.unknown-client")
+        known = f"{data.manifest.name} has the clients 0 to {count - 1}{', called ' if names else ''}"
+        raise unknown_client(client, known, names)
     return number
+
+
+def unknown_client(client: object, known: str, names: Sequence[str]) -> DatasetError:
+    """Return the error for a client that is not among `names`, which it lists after `known`."""
+    near = difflib.get_close_matches(str(client), names, 1)
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    named = ", ".join(map(repr, names[:_MOST_NAMED]))
+    return DatasetError(f"there is no client {client!r}: {known}{named}{more}{hint}", code="data.unknown-client")
 
 
 def read_features(path: Path, data: Dataset) -> NDArray[np.float32]:

@@ -18,7 +18,7 @@ from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner
 from umbel.client.personal import Own
 from umbel.client.personal.own import same_for
-from umbel.client.prediction import DEFAULT, Learnt, Prediction, in_unit, predicted, shown, told
+from umbel.client.prediction import DEFAULT, Learnt, Prediction, in_unit, predicted, shown, told, unknown_client
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, Schema, check, offsets_of
 from umbel.data.table import absent, encode
@@ -78,11 +78,11 @@ class Table:
         notes = [f"Rows left out: {count:,}, because {reason}." for reason, count in found.left_out.items()]
         owners = np.array([str(one) for one in found.clients], object)
         chosen = np.flatnonzero(np.isin(owners, clients)) if clients else np.arange(len(owners))
+        if clients and len(owners) and not len(chosen):
+            raise unknown_client(clients[0], f"{source} has the clients ", sorted({*owners}))
         if not len(chosen):
-            why = f"none is of {', '.join(clients)}" if clients and len(owners) else " ".join(notes)
-            raise DatasetError(
-                f"{source}: no rows are left ({why}); repair the table or the schema", code="data.no-rows"
-            )
+            text = f"{source}: no rows are left ({' '.join(notes)}); repair the table or the schema"
+            raise DatasetError(text, code="data.no-rows")
         owner, names = pd.factorize(owners[chosen])
         order = chosen[np.argsort(owner, kind="stable")]
         own = {"name": Path(str(source)).name, "clients": len(names), "split": {"train": len(names), "validation": 0}}

@@ -61,6 +61,7 @@ __all__ = [
     "run_supernode",
     "run_task",
     "with_content",
+    "without_proxy",
 ]
 
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
@@ -215,6 +216,7 @@ def run_superlink(
     for second_door in (command.FLWR_INTERNAL_GRPC_CONTROL_API, command.FLWR_INTERNAL_GRPC_FLEET_API):
         # With these, Flower would serve the same application again on unguarded ports.
         os.environ.pop(second_door, None)
+    os.environ.update(without_proxy())
     sys.argv = ["flower-superlink", *arguments]
     command.flower_superlink()
 
@@ -236,6 +238,7 @@ def run_supernode(arguments: Sequence[str], sleep: Callable[[float], None]) -> N
     _replace(client, client._pull_and_store_message, pull_objects=_soon(client.pull_objects))
     keep_beating()
     stay_at_server()
+    os.environ.update(without_proxy())
     sys.argv = ["flower-supernode", *arguments]
     command.flower_supernode()
 
@@ -282,6 +285,16 @@ def stay_at_server() -> None:
         return httpx.Client(**options | {"follow_redirects": False})
 
     _replace(client, client.ProtobufClient.__init__, httpx=SimpleNamespace(**vars(httpx) | {"Client": staying}))
+
+
+def without_proxy() -> dict[str, str]:
+    """Return the environment in which programs of this machine reach each other directly.
+
+    Many organisations name a proxy for all addresses. It cannot reach the loopback of the machine that asks.
+    """
+    named = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    value = ",".join([*filter(None, [named]), "127.0.0.1", "localhost"])
+    return {"no_proxy": value, "NO_PROXY": value}
 
 
 @cache

@@ -16,7 +16,7 @@ import httpx
 import tomli_w
 
 from umbel.protocol.errors import LaunchError
-from umbel.protocol.flower import keep_secret
+from umbel.protocol.flower import keep_secret, without_proxy
 from umbel.protocol.home import private_scratch
 from umbel.simulation import reaper
 
@@ -60,6 +60,7 @@ def starting(home: Path, more: Mapping[str, str] | None = None) -> Iterator[Wait
         "RAY_ADDRESS": "local",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         **private_ray(),
+        **without_proxy(),
         **(more or {}),
     }
     # Other users of this machine also reach its loopback: the guard asks for the secret.
@@ -115,7 +116,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], port: int, log_file: Path) 
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            if httpx.get(f"http://127.0.0.1:{port}/health", timeout=30).is_success:
+            if httpx.get(f"http://127.0.0.1:{port}/health", timeout=30, trust_env=False).is_success:
                 return
         except httpx.HTTPError:
             time.sleep(0.2)

@@ -228,7 +228,9 @@ def test_what_is_wrong_with_a_table_is_told_by_row_and_column(
 
 def test_other_mistakes_are_told(run: Path, new: Path, tmp_path: Path) -> None:
     assert "gone.csv" in refused("data.no-file", run, tmp_path / "gone.csv")
-    assert "west" in refused("data.no-rows", run, new, "--client", "west")
+    told = refused("data.unknown-client", run, new, "--client", "nort")
+    assert "'north'" in told
+    assert "did you mean 'north'?" in told
     assert "--features" in refused("config.features-and-table", run, new, "--features", "rows.npy")
     with raises(ConfigError, "config.personalise", "'own'", "calibrate"):
         umbel.load(run).predict(KNOWN, personalise="own")

@@ -122,5 +122,6 @@ def test_keys_are_all_there_and_found_by_a_word() -> None:
     assert "stop after this many validations" in found
     assert "a whole number of at least 0" in found
     assert "step-size" not in found
+    assert "clip-norm-decay" in umbel("keys", "clip_norm_decay")
     assert "did you mean patience?" in umbel("keys", "patiance", code=2)
     assert "min-noise-multiplier" in umbel("keys", "--site")

@@ -32,7 +32,11 @@ def command(
 
         kind = Policy
     rows = kind.table()
-    found = [row for row in rows if not words or any(word.lower() in f"{row[0]} {row[3]}".lower() for word in words)]
+    found = [
+        (name, default, rule, meaning)
+        for name, default, rule, meaning in rows
+        if not words or any(word.lower().replace("_", "-") in f"{name} {meaning}".lower() for word in words)
+    ]
     if not found:
         near = difflib.get_close_matches((words or [""])[0], kind.names(), 1)
         hint = f"; did you mean {near[0]}?" if near else ""
