@@ -26,7 +26,7 @@ TABLE="data-path=\"$PWD/stays.csv\" reader=\"umbel.data.table:read\" reader-opti
 POLICY="$TABLE ledger-path=\"$PWD/site.sqlite\" budget=4.0 max-choice-epsilon=1.0"
 
 [ -e site.sqlite ] || umbel ledger create "$PWD/site.sqlite"
-umbel site check "$POLICY"
+SERVER=(${SUPERLINK:+--superlink "$SUPERLINK" --root-certificates ca.crt --auth-supernode-private-key site-1})
+umbel site check "$POLICY" "${SERVER[@]}"
 [ -n "$SUPERLINK" ] || exit 0
-umbel site start --superlink "$SUPERLINK" --root-certificates ca.crt --auth-supernode-private-key site-1 \
-    --node-config "$POLICY"
+umbel site start "${SERVER[@]}" --node-config "$POLICY"

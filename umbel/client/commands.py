@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from umbel.protocol.cli import PASSES_ON, command_line, console, errors_in_one_line
-from umbel.protocol.errors import SiteError
+from umbel.protocol.cli import PASSES_ON, command_line, console, errors_in_one_line, printable
+from umbel.protocol.errors import SiteError, UmbelError
 from umbel.protocol.flower import parse_config_args
 from umbel.protocol.run_config import RunConfig
 
@@ -27,10 +28,15 @@ def _check(
     ] = "",
     model: Annotated[str, typer.Option(help="The model of a run, if the data name none.")] = "",
     loss: Annotated[str, typer.Option(help="Loss of that model.")] = "",
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server, to check the way to it.")] = "",
+    root_certificates: Annotated[Path | None, typer.Option(help="The certificate authority's certificate.")] = None,
+    auth_supernode_private_key: Annotated[Path | None, typer.Option(help="The node's private key.")] = None,
 ) -> None:
-    """Explain a site's configuration, and check its data, its ledger and its model.
+    """Explain a site's configuration, and check all that a run will need.
 
-    Environment variables (UMBEL_...) count, as they do for the node.
+    The checks: the data against the manifest, the model, the ledger and its log, permissions, and the disk. With
+    `--superlink` also the key, the certificates, the server and the clock. Environment variables (UMBEL_...) count, as
+    they do for the node.
     """
     with errors_in_one_line():
         try:
@@ -41,24 +47,31 @@ def _check(
             text = f"NODE_CONFIG must be name=value pairs, separated by spaces, got {node_config!r}"
             raise SiteError(text, code="site.bad-pairs")
         from umbel.client.bundle import Bundle
+        from umbel.client.checks import own_checks, server_checks
         from umbel.client.node import Node
-        from umbel.privacy.gate.ledger import Ledger
         from umbel.privacy.gate.policy import Policy
         from umbel.privacy.gate.site import Site
 
         site = Site.of(entries)
         # An app that the site installed has its own way to read data.
         node = None if site.policy.app else Node.of(entries, RunConfig(dataset="", model=model, loss=loss).entries())
-        ledger, kept = site.ledger_path, False
-        if ledger is not None and (kept := ledger.exists()):
-            Ledger(ledger, whole=True)
+    checks = [
+        *own_checks(site),
+        *(server_checks(superlink, root_certificates, auth_supernode_private_key) if superlink else ()),
+    ]
+    faults: dict[str, UmbelError] = {}  # by text: several checks may find the same
     table = Table("", "", title="This site", show_header=False)
     if node is not None:
         data, used = node.dataset, node.model
         table.add_row("data", Text(f"{data.manifest.name}: {data.manifest.clients} clients, {len(data.features)} rows"))
         table.add_row("clients", f"{len(node.training)} train, {len(node.validation)} report")
         table.add_row("model", Text(f"{used.name}, n = {used.num_parameters}, loss {used.loss.name}"))
-    table.add_row("ledger", Text(f"{'intact' if kept else 'made when it is first needed'}: {ledger}"))
+    for what, check in checks:
+        try:
+            table.add_row(what, Text(check()))
+        except UmbelError as fault:
+            faults[str(fault)] = fault
+            table.add_row(Text(what, style="bold red"), Text("see below"))
     table.add_row("runs of", Text(" ".join(site.policy.bundles) or str(Bundle.installed() or "no known umbel")))
     for name, default, _, meaning in Policy.table():
         field = name.replace("-", "_")
@@ -66,6 +79,10 @@ def _check(
             said = Text(f"{name} = {getattr(site.policy, field)}", style="bold")
             table.add_row(said, Text(f"{meaning} (by default {default})"))
     console().print(table)
+    for text in faults:
+        typer.echo(f"Error: {printable(text)}", err=True)
+    if faults:
+        raise typer.Exit(max(found.exit_code for found in faults.values()))
     console().print("The site can go online. All other entries have the defaults that `umbel keys --site` prints.")
 
 

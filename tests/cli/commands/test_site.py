@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import ssl
 import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner
 
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import ended
 from umbel.cli.main import app
 from umbel.data import offsets_of, write_dataset
+from umbel.deploy import certs
+from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.site_log import Entry, SiteLog
+from umbel.privacy.gate.store import beside
+from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.project import OWN_PATH
+from umbel.protocol.release import Clipping, Kind, Release
 
 
 @pytest.fixture
@@ -52,7 +71,6 @@ def test_it_says_what_the_site_has_and_what_it_accepts(data: Path, tmp_path: Pat
         ('data-path="{data}" min-clients=3', [], "site", 'release = "site"'),
         ('data-path="{data}-gone"', [], "data", "gone"),
         ('data-path="{data}"', ["--model", "mlp"], "protocol", "'linear'"),
-        ('data-path="{data}" ledger-path="{data}/manifest.json" budget=1.0', [], "ledger", "manifest.json"),
         ("nonsense", [], "site.bad-pairs", "NODE_CONFIG"),
     ],
 )
@@ -76,3 +94,110 @@ def test_a_reader_that_is_installed_is_not_one_of_that_name_in_the_working_folde
     monkeypatch.chdir(tmp_path / "sent")
     config = f'data-path="{tmp_path}/sent/rows.csv" reader="umbel_test_reader:read"'
     ended(*check(config), "config.import", "umbel_test_reader", "'read'")
+
+
+# --- what lies beside the data, and the way to the server
+
+
+def lines(node_config: str, *options: str) -> tuple[int, list[str]]:
+    """Return the exit code, and the codes of the errors."""
+    code, told = check(node_config, *options)
+    return code, [line.rpartition("[")[2][:-1] for line in told.splitlines() if line.startswith("Error: ")]
+
+
+def test_each_fault_of_a_site_is_told_at_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, own = tmp_path / "other.sqlite", tmp_path / "ledger.sqlite"
+    other.write_text("not a ledger")
+    other.chmod(0o644)
+    monkeypatch.setattr("umbel.client.checks._LEAST_FREE", 1 << 60)
+    assert lines(f'data-path="{data}" ledger-path="{other}" budget=1.0') == (
+        2, ["ledger.another-file", "site.permissions", "site.disk"],
+    )  # fmt: skip
+    monkeypatch.undo()
+    ledger = Ledger.create(own)
+    SiteLog(beside(own)).answered(Entry("7", "train"), True)
+    config = f'data-path="{data}" ledger-path="{own}"'
+    assert lines(config) == (0, [])
+    ledger.charge(Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC)), [ClientInDataset(0)])
+    SiteLog(beside(own)).answered(Entry("7", "train"), True)
+    own.unlink()
+    Ledger.create(own)
+    assert lines(config) == (1, ["log.ledger-behind"])
+
+
+class Health(BaseHTTPRequestHandler):
+    """A server that is healthy at a time of its own."""
+
+    ahead, status = 0.0, 200
+
+    def do_GET(self) -> None:
+        self.send_response_only(self.status if self.path == "/health" else 500)
+        self.send_header("Date", formatdate(time.time() - self.ahead, usegmt=True))
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    certs.make(tmp_path / "certs", ["localhost"], ["site-1"], os.getuid())
+    return tmp_path / "certs"
+
+
+@pytest.fixture
+def server(certificates: Path) -> Iterator[HTTPServer]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
+    with HTTPServer(("127.0.0.1", 0), type("Own", (Health,), {})) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+Change = Callable[[HTTPServer, Path, dict[str, str]], Any]
+
+
+def expire(certificates: Path) -> None:
+    """Replace the authority's certificate by one that ended yesterday."""
+    key, name = ec.generate_private_key(ec.SECP384R1()), x509.Name([])
+    now = datetime.now(UTC)
+    built = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    built = built.serial_number(1).not_valid_before(now - timedelta(9)).not_valid_after(now - timedelta(1))
+    (certificates / "ca.crt").write_bytes(built.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+
+
+@pytest.mark.parametrize(
+    ("change", "codes"),
+    [
+        (lambda *_: None, []),
+        (lambda server, *_: setattr(server.RequestHandlerClass, "ahead", 60), ["site.clock"]),
+        (lambda server, *_: setattr(server.RequestHandlerClass, "ahead", -60), []),
+        (lambda server, *_: setattr(server.RequestHandlerClass, "ahead", -600), ["site.clock"]),
+        (lambda server, *_: setattr(server.RequestHandlerClass, "status", 503), ["site.no-server"]),
+        (lambda *_: _[2].update(superlink="localhost:1"), ["site.no-server"]),
+        (lambda *_: _[2].update(superlink="nonsense"), ["site.no-server"]),
+        (lambda *_: _[2].update(superlink=_[2]["superlink"].replace("localhost", "127.0.0.1")), ["site.certificate"]),
+        (lambda _, certs, __: expire(certs), ["site.certificate"] * 2),
+        (lambda _, certs, __: (certs / "ca.crt").write_text("x"), ["site.certificate"]),
+        (lambda _, certs, __: (certs / "site-1").chmod(0o644), ["site.permissions"]),
+        (lambda _, certs, __: (certs / "site-1").write_text("x"), ["site.key"]),
+        (lambda _, certs, __: (certs / "site-1").unlink(), ["site.key"]),
+    ],
+)  # fmt: skip
+def test_the_way_to_the_server_is_checked_before_a_run(
+    data: Path, tmp_path: Path, server: HTTPServer, certificates: Path, change: Change, codes: list[str]
+) -> None:
+    """A clock may be 290 s behind."""
+    options = {"superlink": f"localhost:{server.server_port}"}
+    change(server, certificates, options)
+    code, found = lines(
+        f'data-path="{data}" ledger-path="{tmp_path}/ledger.sqlite"',
+        *(word for name, value in options.items() for word in (f"--{name}", value)),
+        "--root-certificates", str(certificates / "ca.crt"),
+        "--auth-supernode-private-key", str(certificates / "site-1"),
+    )  # fmt: skip
+    assert (code, found) == (2 if codes else 0, codes)

@@ -1,0 +1,217 @@
+"""The checks of ``umbel site check``: a site's files, its disk, and its way to the server.
+
+Each check returns what it found as text, or raises an error that names the remedy. Nothing here registers, or sends
+anything but an unsigned question for the server's health.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import ssl
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cache
+from pathlib import Path
+
+import httpx
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.site_log import SiteLog
+from umbel.privacy.gate.store import beside
+from umbel.protocol.errors import SiteError
+from umbel.protocol.words import count_of
+
+Check = tuple[str, Callable[[], str]]
+"""Its name, and a function that returns what it found."""
+
+_TIMEOUT_S = 10.0
+_AHEAD_S, _BEHIND_S = 4.0, 290.0  # Flower refuses a clock that is more than 5 s ahead or 305 s behind
+_SOON_DAYS = 14
+_LEAST_FREE = 256 << 20  # bytes on the ledger's disk
+
+
+def own_checks(site: Site) -> Iterator[Check]:
+    """Yield the checks of a site's ledger, log, permissions and disk; none in simulation."""
+    if site.ledger_path is None:
+        return
+    ledger, log = site.ledger_path, beside(site.ledger_path)
+    yield "ledger", lambda: _ledger(ledger)
+    yield "log", lambda: _log(SiteLog(log))
+    yield "permissions", lambda: _permissions([ledger, log])
+    yield "disk", lambda: _disk(ledger)
+
+
+def server_checks(address: str, ca: Path | None, key: Path | None) -> Iterator[Check]:
+    """Yield the checks of a site's key, of the server and its certificate, and of the clock.
+
+    Parameters
+    ----------
+    address : str
+        ``HOST:PORT`` of the server.
+    ca : Path, optional
+        The certificate authority's certificate; without one the connection is not encrypted.
+    key : Path, optional
+        The node's private key.
+    """
+    if key is not None:
+        yield "key", lambda: _key(key)
+    if ca is not None:
+        yield "certificate authority", lambda: _authority(ca)
+    look = cache(lambda: _look(address, ca))  # both checks are of one reply
+    yield "server", lambda: _server(address, look())
+    yield "clock", lambda: _clock(look())
+
+
+def _ledger(path: Path) -> str:
+    if not path.exists():
+        return f"made when it is first needed: {path}"
+    Ledger(path, whole=True)
+    return f"intact: {path}"
+
+
+def _log(log: SiteLog) -> str:
+    if not log.path.exists():
+        return "begins with the first message"
+    lines = sum(1 for _ in log.lines())
+    log.check_end()
+    return f"intact, {count_of(lines, 'line')}; the ledger has all its charges"
+
+
+def _permissions(paths: list[Path]) -> str:
+    for path in (one for one in paths if one.exists()):
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise SiteError(f"this user cannot write {path}; make it the owner: chown", code="site.permissions")
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise SiteError(f"other users can read {path}; close it: chmod 600 {path}", code="site.permissions")
+    return "ledger and log are this user's alone"
+
+
+def _disk(ledger: Path) -> str:
+    there = next(folder for folder in ledger.absolute().parents if folder.exists())
+    free = shutil.disk_usage(there).free
+    if free < _LEAST_FREE:
+        raise SiteError(
+            f"the disk of {ledger} has {free >> 20} MiB left, and ledger and log grow; make room for "
+            f"{_LEAST_FREE >> 20} MiB",
+            code="site.disk",
+        )
+    return f"{free / 2**30:.1f} GiB free for ledger and log"
+
+
+def _key(path: Path) -> str:
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise SiteError(f"the key {path} cannot be read: {error.strerror}", code="site.key") from None
+    except (ValueError, TypeError):
+        raise SiteError(
+            f"{path} is not a private key without a passphrase; make one: umbel certs --node NAME", code="site.key"
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise SiteError(f"{path} is no key of an elliptic curve; make one: umbel certs --node NAME", code="site.key")
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise SiteError(f"other users can read the key {path}; close it: chmod 600 {path}", code="site.permissions")
+    return f"a private key; the server's operator registers {path}.pub"
+
+
+def _authority(path: Path) -> str:
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise SiteError(f"the certificate {path} cannot be read: {error.strerror}", code="site.certificate") from None
+    except ValueError:
+        raise SiteError(f"{path} holds no certificate; get ca.crt from the operator", code="site.certificate") from None
+    return f"valid for {_days_left(certificate, str(path))}"
+
+
+def _days_left(certificate: x509.Certificate, whose: str) -> str:
+    days = (certificate.not_valid_after_utc - datetime.now(UTC)).total_seconds() / 86400
+    if days < 0:
+        raise SiteError(f"the certificate of {whose} has expired; the operator makes another", code="site.certificate")
+    soon = "; renew it soon" if days < _SOON_DAYS else ""
+    return f"{count_of(math.floor(days), 'day')}{soon}"
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The server's reply to a question for its health, and the seconds by which this clock is ahead of the server's."""
+
+    status: int
+    certificate: bytes | None
+    ahead: float | None
+
+
+def _look(address: str, ca: Path | None) -> _Look:
+    """Ask the server for its health on the node's way to it: past or through the same proxy, to no other address."""
+    scheme, verify = ("https", _context(ca)) if ca else ("http", True)
+    before = time.time()
+    try:
+        with (
+            httpx.Client(verify=verify, timeout=_TIMEOUT_S, follow_redirects=False) as client,
+            client.stream("GET", f"{scheme}://{address}/health") as reply,
+        ):
+            encrypted = reply.extensions["network_stream"].get_extra_info("ssl_object")
+            said, middle = reply.headers.get("date"), (before + time.time()) / 2
+            # The server tells whole seconds.
+            ahead = middle - parsedate_to_datetime(said).timestamp() - 0.5 if said else None
+            return _Look(reply.status_code, encrypted.getpeercert(True) if encrypted else None, ahead)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+        if isinstance(fault := _cause(error), ssl.SSLCertVerificationError):
+            raise SiteError(
+                f"the server's certificate is refused: {fault.verify_message}; use the operator's ca.crt and a name "
+                "that the certificate has",
+                code="site.certificate",
+            ) from None
+        raise SiteError(
+            f"no server can be reached at {address} ({error}); check HOST:PORT, the firewall, and that the server runs",
+            code="site.no-server",
+        ) from None
+
+
+def _context(ca: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except OSError:  # an error of SSL is one too
+        raise SiteError(f"{ca} holds no certificate; get ca.crt from the operator", code="site.certificate") from None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the first error of a chain."""
+    while before := error.__cause__ or error.__context__:
+        error = before
+    return error
+
+
+def _server(address: str, look: _Look) -> str:
+    if look.status != httpx.codes.OK:
+        raise SiteError(
+            f"the program at {address} replied {look.status} to /health; check the address, and the server's log",
+            code="site.no-server",
+        )
+    if look.certificate is None:
+        return f"answers at {address}, without encryption"
+    left = _days_left(x509.load_der_x509_certificate(look.certificate), "the server")
+    return f"answers at {address}; its certificate is valid for {left}"
+
+
+def _clock(look: _Look) -> str:
+    if look.ahead is None:
+        return "the server does not tell its time"
+    if look.ahead > _AHEAD_S or -look.ahead > _BEHIND_S:
+        way = "ahead of" if look.ahead > 0 else "behind"
+        raise SiteError(
+            f"this clock is {abs(look.ahead):.0f} s {way} the server's, and the server refuses such a site; switch NTP "
+            "on",
+            code="site.clock",
+        )
+    return f"within {max(1, math.ceil(abs(look.ahead)))} s of the server's"
