@@ -5,7 +5,7 @@
 #     SUPERLINK=umbel.example.org:8000 sh examples/site.sh     # and the third, with a server's ca.crt and this site's key
 #
 # The first command makes the ledger, in which every release of a client is charged before it leaves.
-# The second reads the policy and the data as the node would, says what they mean, and opens no connection.
+# The second reads the policy and the data as the node would, says what they mean, and checks the way to the server.
 # The third starts the node. It calls the server, so that the site opens no port to the outside.
 set -e
 FOLDER=${FOLDER:-$(mktemp -d)}
@@ -26,7 +26,7 @@ TABLE="data-path=\"$PWD/stays.csv\" reader=\"umbel.data.table:read\" reader-opti
 POLICY="$TABLE ledger-path=\"$PWD/site.sqlite\" budget=4.0 max-choice-epsilon=1.0"
 
 [ -e site.sqlite ] || umbel ledger create "$PWD/site.sqlite"
-SERVER=(${SUPERLINK:+--superlink "$SUPERLINK" --root-certificates ca.crt --auth-supernode-private-key site-1})
-umbel site check "$POLICY" "${SERVER[@]}"
+[ -z "$SUPERLINK" ] || set -- --superlink "$SUPERLINK" --root-certificates ca.crt --auth-supernode-private-key site-1
+umbel site check "$POLICY" "$@"
 [ -n "$SUPERLINK" ] || exit 0
-umbel site start "${SERVER[@]}" --node-config "$POLICY"
+umbel site start "$@" --node-config "$POLICY"
