@@ -25,6 +25,12 @@ def test_each_method_is_measured_on_one_run(tmp_path: Path, monkeypatch: pytest.
     assert f"{measures['auto']['mean']:.3f} ± 0.000" in (tmp_path / "table.md").read_text(encoding="utf-8")
 
 
+def test_auto_is_compared_with_the_better_of_hypothesis_and_own_training() -> None:
+    errors = {"no": 2.0, "alone": 4.0, "auto": 2.02, "fine-tune": 1.0}
+    assert own._behind(errors, higher=False) == pytest.approx(1.0)
+    assert own._behind(errors, higher=True) == pytest.approx(49.5)
+
+
 def test_its_runs_can_be_done() -> None:
     """Each seed of a hospital dataset draws which hospitals train."""
     for base, changes in own.ARMS.values():
