@@ -38,7 +38,7 @@ from umbel.simulation.in_process import run_config
 SEEDS = 10
 _COUNTS = 2.0  # choice-epsilon with which a site's counts are hardly disturbed
 _CHOICE = 0.0875  # of epsilon for the choice among three hypotheses
-_EPOCHS = 40  # local epochs with three hypotheses: the best of sixteen schedules at epsilon 4 on seeds 100 to 105
+_EPOCHS = 40  # local epochs with three hypotheses: the best of 17 settings at epsilon 4, tried on seeds 100 to 105
 SITES = 3  # among which the clients are dealt out, where sites release
 OWN = Personal.AUTO
 
