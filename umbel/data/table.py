@@ -277,7 +277,7 @@ def _numbers(
             syntax.entry(column.name, "format", "%d.%m.%Y"),
         )
         since = days_since(days, column)
-        parts = {"year": days.dt.year, "month": days.dt.month, "weekday": days.dt.weekday, "days": since}
+        parts = {"year": days.dt.year, "month": days.dt.month, "weekday": days.dt.day_of_week, "days": since}
         return np.column_stack([parts[part].to_numpy(np.float64) for part in column.parts])
     values = as_numbers(series)
     refuse(~np.isfinite(values), "not a number")
