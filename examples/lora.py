@@ -58,7 +58,7 @@ def main(picture="lora.svg", seed=2000, steps=600, **settings):
     rows, files = texts(Path(sklearn.__file__).parent.glob("*/*.py"), 40, ".+")
     own = {"tokens": len(SIGNS), "model": "lora:Adapted", "validation": 0.3, "seed": seed}
     path = umbel.from_arrays(rows, None, client=files, **own).write(folder / "texts")
-    given = {"hypotheses": 1, "step_size": 0.5, "local_epochs": 2, "rounds": 12} | settings
+    given = {"hypotheses": 1, "step_size": 0.2, "local_epochs": 2, "rounds": 12} | settings
     run = umbel.run(path, pretrained=str(folder / "backbone.pt"), seed=seed, **given)
     run.history["metric"].plot(figsize=(7, 3.5), ylabel="share of next signs", label="the clients' adapter")
     plt.axhline(run.worth["mean"]["each client alone"], linestyle=":", color="gray", label="each client alone")

@@ -94,11 +94,15 @@ def test_labels(example: Example) -> None:
 
 @pytest.mark.slow
 def test_lora(example: Example) -> None:
-    """The first validation is of the backbone as it is. With fewer steps, each client alone is better."""
-    run = example("lora", rounds=5)
-    assert run.history["metric"].iloc[-1] > run.history["metric"].iloc[0]
+    """The first validation is of the backbone as it is.
+
+    The whole example runs: after a shorter training of the backbone, or with larger steps, gains are no larger than the
+    differences between processors. Two threads change a share by 0.0001 at most.
+    """
+    run = example("lora")
+    assert run.history["metric"].iloc[-1] > run.history["metric"].iloc[0] + 0.005
     assert sum(value[0].size for value in run.parameters.values()) == 512
-    assert means(run)[LAST] > means(run)[ALONE]
+    assert means(run)[LAST] > means(run)[ALONE] + 0.002
 
 
 def test_gate(example: Example) -> None:

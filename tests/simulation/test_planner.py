@@ -311,3 +311,17 @@ def test_a_rare_one_does_not_keep_all_steps_short(umbel_home: Path) -> None:
     table = pd.DataFrame({"who": who, "x": draw.uniform(0, 2000, 1000), "rare": who == 7, "y": draw.normal(size=1000)})
     from_dataframe(table, client="who", target="y", seed=3).write("mine")
     assert values_of("mine").values["step-size"] > 0.02  # 1 / (2 * (1 + 3^2 + ...)), in place of .0025
+
+
+def test_the_planned_step_is_stable_where_dates_count_from_the_default_date(umbel_home: Path, by_rule: None) -> None:
+    """Years and days of today's dates are near 2.5 then, and a step for features near 0 would diverge."""
+    generator = np.random.default_rng(0)
+    days = pd.Timestamp("2025-01-01") + pd.to_timedelta(generator.integers(0, 365, 600), unit="D")
+    frame = pd.DataFrame({"who": np.arange(600) // 6, "day": days, "cost": generator.uniform(0, 1, 600)})
+    columns = {"cost": {"minimum": 0, "maximum": 1}}
+    data = from_dataframe(frame, client="who", target="cost", columns=columns, name="dated")
+    data.write(umbel_home / "data" / "dated")
+    step = RunConfig.parse(values_of("dated", epsilon=8).values).step_size
+    rows = np.concatenate([data.dataset.features, np.ones((600, 1))], axis=1).reshape(100, 6, -1)
+    largest = np.linalg.eigvalsh(np.einsum("crf,crg->cfg", rows, rows) / 6)[:, -1].max()
+    assert 2 * largest * step < 2, "gradient descent on squares is stable below 2 over its curvature"

@@ -11,7 +11,7 @@ import tomllib
 from collections import Counter
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
@@ -29,13 +29,13 @@ OTHER = "other"
 
 _NUMBERS = ("number", "integer")
 
+_YEAR = 365.25  # days
 Part = Literal["year", "month", "weekday", "days"]
-_PARTS: dict[Part, dict[str, Any]] = {
-    "year": {"unit": "year", "scale": 10.0, "offset": 2000.0},
+_PARTS: dict[str, dict[str, Any]] = {
     "month": {"unit": "1 to 12", "scale": 5.5, "offset": 6.5},
     "weekday": {"unit": "0 for Monday to 6", "scale": 3.0, "offset": 3.0},
-    "days": {},  # a column gives the first day and the number of days
 }
+"""Numbers of a date with constant units; for years and days, a column gives the first day and the span."""
 
 
 def repeated(names: list[str]) -> list[str]:
@@ -80,7 +80,8 @@ class Column(Entries):
     parts : list of str
         For a date: the numbers that a model sees, among ``year``, ``month``, ``weekday`` and ``days``.
     since, span : str, float
-        For a date: the public date that days are counted from, and the number of days that makes 1.
+        For a date: the public date from which days and years count, and the number of days that makes 1; a year
+        makes at most 1.
     fill : str, int, float or bool
         Replacement for a missing value; empty to follow `missing`.
     missing : str
@@ -103,7 +104,7 @@ class Column(Entries):
     encode: Literal["one-hot", "index"] = "one-hot"
     pattern: str = ""
     format: str = ""
-    parts: list[Part] = Field(default_factory=lambda: list(_PARTS), min_length=1)
+    parts: list[Part] = Field(default_factory=lambda: list(get_args(Part)), min_length=1)
     since: Day = "2000-01-01"
     span: float = Field(3652.5, gt=0, allow_inf_nan=False)
     fill: Annotated[str | bool | int | float, _AS_TEXT] = ""
@@ -148,6 +149,15 @@ class Column(Entries):
         return self
 
     @property
+    def is_far(self) -> bool:
+        """Whether it is a date whose years or days count from the default date, from which its dates may be far."""
+        default = (self.since, self.span) == (
+            type(self).model_fields["since"].default,
+            type(self).model_fields["span"].default,
+        )
+        return self.type == "date" and default and bool({"year", "days"} & {*self.parts})
+
+    @property
     def classes(self) -> list[str]:
         """The categories, with that of all others if there is one; for a boolean, its two texts."""
         if self.type == "boolean":
@@ -165,8 +175,10 @@ class Column(Entries):
         if self.type == "category" and self.encode == "one-hot":
             return [*({"name": f"{self.name} = {one}"} | same for one in self.classes), *indicator]
         if self.type == "date":
-            days = {"unit": f"days since {self.since}", "scale": self.span, "offset": 0.0}
-            return [*({"name": f"{self.name}: {part}"} | (_PARTS[part] or days) for part in self.parts), *indicator]
+            days: dict[str, Any] = {"unit": f"days since {self.since}", "scale": self.span, "offset": 0.0}
+            first, years = date.fromisoformat(self.since).year, max(1.0, self.span / _YEAR)
+            numbers = {**_PARTS, "year": {"unit": "year", "scale": years, "offset": float(first)}, "days": days}
+            return [*({"name": f"{self.name}: {part}"} | numbers[part] for part in self.parts), *indicator]
         unit = {"boolean": "0 or 1", "category": f"index in {', '.join(self.classes)}"}.get(self.type, self.unit)
         own = {"name": self.name, "unit": self.unit or unit, "scale": self.scale, "offset": self.offset}
         return [own, *indicator]

@@ -270,14 +270,14 @@ def _numbers(
         refuse(~texts.isin((*TRUE, *FALSE)), "not true or false")
         return texts.isin(TRUE).to_numpy().astype(np.float64)[:, None]
     if column.type == "date":
-        days = _dates(series, column)
+        days = as_dates(series, column)
         refuse(
             days.isna(),
             f"not a date as {column.format or '2024-01-31'}",
             syntax.entry(column.name, "format", "%d.%m.%Y"),
         )
-        since = (days.dt.normalize() - pd.Timestamp(column.since)).dt.days
-        parts = {"year": days.dt.year, "month": days.dt.month, "weekday": days.dt.weekday, "days": since}
+        since = days_since(days, column)
+        parts = {"year": days.dt.year, "month": days.dt.month, "weekday": days.dt.day_of_week, "days": since}
         return np.column_stack([parts[part].to_numpy(np.float64) for part in column.parts])
     values = as_numbers(series)
     refuse(~np.isfinite(values), "not a number")
@@ -304,7 +304,7 @@ def as_numbers(series: pd.Series) -> NDArray[np.float64]:
     return values
 
 
-def _dates(series: pd.Series, column: Column) -> pd.Series:
+def as_dates(series: pd.Series, column: Column) -> pd.Series:
     """Return dates as they are written, in any time zone; NaT where there is none."""
     if pd.api.types.is_datetime64_any_dtype(series):
         plain: pd.Series = series.dt.tz_localize(None)
@@ -313,6 +313,12 @@ def _dates(series: pd.Series, column: Column) -> pd.Series:
     if column.format:
         return pd.to_datetime(texts, format=column.format, errors="coerce")
     return pd.to_datetime(texts.where(texts.str.fullmatch(ISO_DATE)).str[:10], format="%Y-%m-%d", errors="coerce")
+
+
+def days_since(dates: pd.Series, column: Column) -> pd.Series:
+    """Return the days from the column's first day to each date."""
+    days: pd.Series = (dates.dt.normalize() - pd.Timestamp(column.since)).dt.days
+    return days
 
 
 def _clients(frame: pd.DataFrame, column: Column, source: Any) -> list[Client]:

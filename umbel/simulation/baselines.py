@@ -19,7 +19,7 @@ from scipy.stats import contingency
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, best_hypothesis
-from umbel.client.personal import Own, make_own
+from umbel.client.personal import Own, as_regression, closed_form, make_own
 from umbel.client.trial import try_out
 from umbel.data import Dataset
 from umbel.models.fit import look
@@ -28,12 +28,14 @@ from umbel.models.optimizers import LocalOptimizer
 from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
-from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.arrays import Arrays, flatten, unflatten
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.run_config import RunConfig
 from umbel.server.rounds import draw_hypotheses
 
 LOCAL_EPOCHS = 50  # of a client that trains alone
+PENALTIES = np.logspace(-4, 2, 13)
+"""Of ridge regression."""
 _FRESH_SEED = 0  # of validation clients' initial local parameters
 
 
@@ -103,6 +105,37 @@ def alone(
     outputs = look(learner.model, tuple(query.features.shape[1:])).outputs[-1]
     networks = {name: value[:, None] for name, value in (trained | local).items()}
     return Own.plain(networks, outputs).score(learner, query)[1]
+
+
+def ridge(learner: Learner, support: Cohort, query: Cohort) -> NDArray[np.float64] | None:
+    """Return the metric (clients,) on one cohort's rows of each client's ridge regression on the other's.
+
+    Each client takes the penalty with the lowest leave-one-out error. None if the model is not linear, or its loss not
+    a square.
+    """
+    model = learner.model
+    if model.local_shapes or not closed_form(model):
+        return None
+    like = draw_hypotheses(model, 1, 0, 0)
+    design, targets, lengths = as_regression(learner, like, support)
+    ends = np.cumsum(lengths)[:-1]
+    parts = zip(np.split(design.T, ends), np.split(targets, ends), strict=True)
+    weights = np.stack([_ridge(rows, own) for rows, own in parts])
+    outputs = look(model, tuple(query.features.shape[1:])).outputs[-1]
+    networks = {name: value[:, None].astype(np.float32) for name, value in unflatten(weights, like).items()}
+    return Own.plain(networks, outputs).score(learner, query)[1]
+
+
+def _ridge(rows: NDArray[np.float64], targets: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the weights (n,) of the penalty with the lowest leave-one-out error on rows (m, n)."""
+    left, sizes, right = np.linalg.svd(rows, full_matrices=False)
+    shares = np.square(sizes) / (np.square(sizes) + PENALTIES[:, None])  # (penalties, components)
+    known = left.T @ targets
+    residuals = targets - (shares * known) @ left.T
+    errors = np.square(residuals / np.maximum(1 - shares @ np.square(left).T, 1e-9)).mean(1)
+    best = PENALTIES[np.argmin(errors)]
+    found: NDArray[np.float64] = (known * sizes / (np.square(sizes) + best)) @ right
+    return found
 
 
 def personalised(

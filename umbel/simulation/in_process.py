@@ -68,7 +68,6 @@ def run(config: Mapping[str, Any], nodes: int = 1, observers: Sequence[Observer]
 
     It learns the same as with ``flwr run``: bit-identical with as many nodes, or with ``engine=loop``, and otherwise
     equal up to rounding.
-    to rounding otherwise.
 
     Parameters
     ----------
@@ -116,10 +115,10 @@ def play(
         Whether a refusing node ends the run.
     before : Run, optional
         An earlier run of the same nodes, whose state, such as ledgers, they keep.
-        saved_in : Path, optional
-            A folder where the run is saved every 25 rounds. If a run of the same configuration was stopped there, it
-            resumes after its last saved round, with new simulated nodes, and ends as if it had not been stopped. The
-            model must have no local parameters, since new nodes would start with new ones.
+    saved_in : Path, optional
+        A folder where the run is saved every 25 rounds. If a run of the same configuration was stopped there, it
+        resumes after its last saved round, with new simulated nodes, and ends as if it had not been stopped. The
+        model must have no local parameters, since new nodes would start with new ones.
 
     Raises
     ------

@@ -33,6 +33,7 @@ _CLIENTS = 64  # training clients, and as many to measure hypotheses on
 _NUMBERS = ("number", "integer")
 _FEW = 8  # clients whose first updates are measured
 _SPREAD = 0.5  # standard deviation of a number without a declared range, which should have units near 1
+_FAR = (-3.0, 3.0)  # years and days of a date that counts from the default date: those of 1970 to 2029
 _FACTOR, _NOISE = 0.3, 0.1  # of clients' own factors on their targets, and of a row's error, relative to the target
 _RIDGE = 0.1  # of the factor that a client fits locally
 _SHARPNESS = 3.0  # of a teacher's classes: the spread of their scores relative to unit noise
@@ -74,10 +75,11 @@ def feature_spans(manifest: Manifest, width: int) -> list[Span] | None:
         return None
     columns = manifest.layout.features if manifest.layout else []
     known = {column.name: column for column in columns if column.type in _NUMBERS}
+    far = {f"{column.name}: {part}" for column in columns if column.is_far for part in ("year", "days")}
     return [
         _of_numbers(known[one["name"]])
         if one["name"] in known
-        else Span(one["name"], *((0.0, 1.0) if one.get("unit") == "0 or 1" else ()))
+        else Span(one["name"], *(_FAR if one["name"] in far else (0.0, 1.0) if one.get("unit") == "0 or 1" else ()))
         for one in stored
     ]
 

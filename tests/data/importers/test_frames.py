@@ -196,6 +196,9 @@ def test_a_date_is_its_year_month_weekday_and_days(values: Any) -> None:
     back = data.dataset.features[1] * [one["scale"] for one in units] + [one["offset"] for one in units]
     np.testing.assert_allclose(back, [2005, 12, 5, 2191], rtol=1e-6)
     assert [one["unit"] for one in units] == ["year", "1 to 12", "0 for Monday to 6", "days since 2000-01-01"]
+    near = made(FRAME.assign(age=values), features=["age"], columns={"age": {"since": "2005-06-01", "span": 365.25}})
+    # By hand: seven months after the first day, in the same year.
+    np.testing.assert_allclose(near.dataset.features[1], [0, 1, 2 / 3, 213 / 365.25], rtol=1e-6)
     own = {"parts": ["days"], "since": "2000-01-02", "span": 10}
     assert made(FRAME.assign(age=values), features=["age"], columns={"age": own}).dataset.features[0] == np.float32(0.1)
 

@@ -93,3 +93,19 @@ def test_numbers_that_are_all_the_same_keep_a_scale_of_one() -> None:
     found = scaled(schema(), frame, np.arange(200), 0.0, np.random.default_rng(0))
     assert found.schema.features[0].offset == pytest.approx(5, rel=0.02)
     assert 0.1 < found.schema.features[0].scale <= 1.1
+
+
+def test_dates_get_a_first_day_and_a_span_near_theirs() -> None:
+    """Of 400 clients with dates in 2023 and 2024, the middle is January 2024, and most ends are a year from it."""
+    generator = np.random.default_rng(0)
+    days = pd.Timestamp("2023-01-01") + pd.to_timedelta(generator.integers(0, 731, 8000), unit="D")
+    frame = pd.DataFrame({"day": days, "cost": 1.0})
+    entries = {"features": [{"name": "day", "type": "date"}], "target": {"name": "cost", "type": "number", "scale": 2}}
+    found = scaled(Schema.parse(entries), frame, np.repeat(np.arange(400), 20), 0.0, generator)
+    [day] = found.schema.features
+    assert abs((pd.Timestamp(day.since) - pd.Timestamp("2024-01-01")).days) < 150
+    assert 250 < day.span < 600
+    assert found.estimated == ["day"]
+    assert found.epsilon > 0
+    declared = Schema.parse(entries | {"features": [{"name": "day", "type": "date", "since": "2024-01-01"}]})
+    assert not scaled(declared, frame, np.zeros(8000, np.int64), 0.0, generator).estimated

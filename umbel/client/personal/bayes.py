@@ -15,8 +15,11 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
+from umbel.client.cohort import Cohort
+from umbel.client.learner import Learner
 from umbel.client.personal.calibrate import numbers
 from umbel.client.personal.own import Floats, Own, hypothesis_outputs, sums
 from umbel.client.personal.task import Task
@@ -51,6 +54,27 @@ def closed_form(model: Model) -> bool:
     return plain and model.loss.per_sample is squared_error and model.num_parameters <= LARGEST
 
 
+def as_regression(learner: Learner, like: Arrays, cohort: Cohort) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """Return the least squares problem of a model with a `closed_form`, whose parameters have the shapes of `like`.
+
+    The contribution of each parameter to an output is that parameter's unit network minus the zero network.
+
+    Returns
+    -------
+    design : ndarray, shape (n, numbers)
+        Of all clients' outputs, side by side.
+    targets : ndarray, shape (numbers,)
+    lengths : ndarray of int, shape (clients,)
+        Numbers of each client.
+    """
+    n = flatten(like).shape[1]
+    units = unflatten(np.concatenate([np.zeros((1, n)), np.eye(n)]), like)
+    outputs = hypothesis_outputs(learner, units, cohort)
+    found = outputs.double().cpu().numpy().reshape(n + 1, -1)
+    targets = numbers(outputs[0], cohort).ravel() - found[0]
+    return found[1:] - found[0], targets, cohort.lengths * math.prod(outputs.shape[2:])
+
+
 def public(centres: Floats) -> Floats:
     """Return the covariance (k, n, n) around each centre (k, n), of trace 1, without using any client's rows.
 
@@ -65,13 +89,8 @@ def public(centres: Floats) -> Floats:
 
 def _posterior(task: Task) -> Floats:
     """Return the posterior mean (clients, n) of each client's parameters."""
-    cohort, centres = task.cohort, flatten(task.hypotheses)
-    n = centres.shape[1]
-    # The contribution of each parameter to an output: that parameter's unit network minus the zero network.
-    units = unflatten(np.concatenate([np.zeros((1, n)), np.eye(n)]), task.hypotheses)
-    found = hypothesis_outputs(task.learner, units, cohort).double().cpu().numpy().reshape(n + 1, -1)
-    design, targets = found[1:] - found[0], numbers(task.outputs[0], cohort).ravel() - found[0]
-    lengths = cohort.lengths * math.prod(task.outputs.shape[2:])
+    centres = flatten(task.hypotheses)
+    design, targets, lengths = as_regression(task.learner, task.hypotheses, task.cohort)
     gram = sums(design[:, None] * design, lengths).transpose(2, 0, 1)
     known, covariances = _log_prior(), public(centres)
     if task.prior is not None:

@@ -82,7 +82,8 @@ def from_dataframe(
         Treatment of a missing value: ``refuse`` the table, ``drop`` the row, or ``indicate`` it: a
         feature with missing values gets an extra number, 1 where the value is missing.
     standardise : bool
-        Whether to find scales for numbers without one, and offsets for features. A column with a minimum and
+        Whether to find scales for numbers without one, and offsets for features; and for dates the first day and the
+        span. A column with a minimum and
         a maximum is scaled to the range from -1 to 1. Other scales are estimated from the training clients'
         rows, with a guarantee that no ledger counts; a note gives its epsilon. Only for simulation.
     standardise_epsilon : float
@@ -127,7 +128,7 @@ def from_dataframe(
             return _sequences(frame, features[0], target, client, split | entries)
         column = None if isinstance(client, Partitioner) else client
         what = _infer(frame, column, target, features, given, source, {"missing": missing} | entries)
-        notes = _told(what, frame, given, syntax)
+        notes = _told(what, frame, given, syntax, standardise)
     rows = encode(frame, what, source, syntax=syntax)
     if not len(rows.targets):
         raise DatasetError(f"{source}: no rows are left; repair the table or the schema", code="data.no-rows")
@@ -147,7 +148,11 @@ def from_dataframe(
     what = found.schema
     if found.estimated:
         weak = ", which protects next to nothing" if found.epsilon > WEAK else ""
-        ranges = " and ".join(syntax.entry(found.estimated[0], *one) for one in (("minimum", 0), ("maximum", 100)))
+        first = next(one for one in (*what.features, what.target) if one.name == found.estimated[0])
+        wanted = (
+            (("since", "2024-01-01"), ("span", 365)) if first.type == "date" else (("minimum", 0), ("maximum", 100))
+        )
+        ranges = " and ".join(syntax.entry(first.name, *one) for one in wanted)
         notes.append(
             f"Scales of {', '.join(found.estimated)} were estimated from the training clients' rows with epsilon "
             f"{found.epsilon:g} a client{weak}. No ledger counts that, which is fine in simulation. Real sites need "
@@ -225,7 +230,9 @@ def _infer(
     return suggest(whole)
 
 
-def _told(schema: Schema, frame: pd.DataFrame, given: dict[str, dict[str, Any]], syntax: Syntax) -> list[str]:
+def _told(
+    schema: Schema, frame: pd.DataFrame, given: dict[str, dict[str, Any]], syntax: Syntax, standardise: bool
+) -> list[str]:
     """Return a note for each guess, with the setting that overrides it."""
     notes = []
     for column in (*schema.features, schema.target):
@@ -238,10 +245,10 @@ def _told(schema: Schema, frame: pd.DataFrame, given: dict[str, dict[str, Any]],
             notes.append(f"The categories of {name} come from the rows; real sites need a public list.")
         if column.type == "boolean" and column is schema.target:
             notes.append(f"The target's false and true are stored as -1 and 1, for the loss {schema.loss}.")
-        if column.type == "date" and "days" in column.parts and not {"since", "span"} & said.keys():
+        if column.is_far and not standardise and not {"since", "span"} & said.keys():
             closer = f"{syntax.entry(name, 'since', '2024-01-01')} {syntax.entry(name, 'span', 365)}"
             unit = f"in units of {column.span:g} days"
-            notes.append(f"Dates of {name} count from {column.since}, {unit}; if all lie close together: {closer}.")
+            notes.append(f"Dates of {name} count from {column.since}, {unit}; give a date near yours: {closer}.")
         if column.missing == "indicate" and "missing" not in said:
             notes.append(
                 f"{name} lacks values in these rows, and an extra feature marks them; real sites need that feature too."

@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from umbel.data.schema import Column, Schema
-from umbel.data.table import as_numbers, column_in
+from umbel.data.table import as_dates, as_numbers, column_in, days_since
 from umbel.protocol.errors import DatasetError
 
 _SMALLEST, _LARGEST = 1e-6, 1e12  # range of distinguishable numbers
@@ -72,7 +72,7 @@ class _Estimates:
 def scaled(
     schema: Schema, frame: pd.DataFrame, owners: NDArray[np.int64], epsilon: float, generator: np.random.Generator
 ) -> Scales:
-    """Return the schema with scales for the numbers that have none.
+    """Return the schema with scales for the numbers that have none, and with `since` and `span` for such dates.
 
     Parameters
     ----------
@@ -105,12 +105,12 @@ def scaled(
         wrong = (
             f"{clients} training clients need epsilon {needed:g} to estimate {medians} medians, more than {epsilon:g}"
         )
-        fix = f"allow that epsilon, or give the minimum and maximum of {', '.join(names)}"
+        fix = f"allow that epsilon, or give the range of {', '.join(names)}"
         raise DatasetError(f"{wrong}; {fix}", code="data.too-few-clients")
     spent = epsilon or needed
     estimates = _Estimates(owners, spent / medians, generator)
     for column in unknown:
-        estimates.add(column, as_numbers(column_in(frame, column)), column is not schema.target)
+        estimates.add(column, _values(frame, column), column is not schema.target)
     return Scales(_with(schema, declared | estimates.found), names, spent)
 
 
@@ -151,7 +151,14 @@ def _number(log: float) -> float:
 
 
 def _unscaled(column: Column) -> bool:
-    return column.type in ("number", "integer") and (column.scale, column.offset) == (1, 0)
+    return column.is_far or (column.type in ("number", "integer") and (column.scale, column.offset) == (1, 0))
+
+
+def _values(frame: pd.DataFrame, column: Column) -> NDArray[np.float64]:
+    series = column_in(frame, column)
+    if column.type == "date":
+        return days_since(as_dates(series, column), column).to_numpy(np.float64)
+    return as_numbers(series)
 
 
 def _bounded(column: Column) -> bool:
@@ -169,6 +176,11 @@ def _declared(column: Column, target: bool) -> tuple[float, float]:
 def _with(schema: Schema, scales: Mapping[str, tuple[float, float]]) -> Schema:
     def own(column: Column) -> Column:
         offset, scale = scales.get(column.name, (column.offset, column.scale))
+        if column.type == "date":
+            if column.name not in scales:
+                return column
+            first = pd.Timestamp(column.since) + pd.Timedelta(days=round(offset))
+            return column.model_copy(update={"since": first.date().isoformat(), "span": scale})
         return column.model_copy(update={"offset": offset, "scale": scale})
 
     return schema.model_copy(update={"features": [own(one) for one in schema.features], "target": own(schema.target)})

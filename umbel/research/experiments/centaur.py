@@ -94,7 +94,7 @@ def play(config: Mapping[str, Any]) -> Finished:
     """Do a run; add what users get on held-out images who make its last hypothesis their own, as ``own``."""
     done = finish(config)
     if done.state is None:
-        return replace(done, measures={**done.measures, "own": done.measures["held_out"]["mean"]})
+        return replace(done, measures={**done.measures, "own": done.measures["last"]["held_out"]["mean"]})
     setup = Setup.parse(config)
     dataset = setup.open_dataset()
     assert dataset is not None, "its training read it"

@@ -14,21 +14,19 @@ from umbel.research.experiments.runs import Finished, Spec, split_by_seed
 from umbel.research.experiments.sweep import FIRST_SEED, Result
 from umbel.research.experiments.tables import by_arm, page
 from umbel.research.output import Section, plus_minus
+from umbel.server.setup import Setup
 from umbel.simulation import in_process
 from umbel.simulation.baselines import local_only, personalised
+from umbel.strategies.differences import prior_of
 
 SEEDS = 10
 ALONE = "alone"
 METHODS = (
     Personal.NO, Personal.FINE_TUNE, Personal.CALIBRATE, Personal.MIXTURE, Personal.BAYES, Personal.AUTO,
 )  # fmt: skip
-_SERVICES = {
-    "dataset": "hospital-services", "model": "", "loss": "", "hypotheses": 1, "choice-epsilon": 0.0, "rounds": 10,
-    "clients-per-round": 206, "clip-norm": 0.5, "clip-norm-decay": 0.8,
-}  # fmt: skip
 ARMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "hospital-services, k = 1, pure epsilon 4": ("hospital-epsilon-4", {**_SERVICES, "noise-multiplier": 3.5}),
-    "hospital-services, k = 1, pure epsilon 2": ("hospital-epsilon-4", {**_SERVICES, "noise-multiplier": 7.0}),
+    "hospital-services, k = 1, pure epsilon 4": ("hospital-services", {}),
+    "hospital-services, k = 1, pure epsilon 2": ("hospital-services", {"noise-multiplier": 7.0}),
     "hospital, k = 5, pure epsilon 4": ("hospital-epsilon-4", {}),
     "hospital, k = 5, ν = 3": ("hospital", {"rounds": 60}),
     "synthetic, k = 2, ν = 5": ("synthetic", {}),
@@ -36,6 +34,7 @@ ARMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qmnist-features, k = 1, epsilon 4": ("qmnist-features-epsilon-4", {}),
 }
 """Runs by name: a config, and what is changed of it."""
+_TITLES = {"mean": "Mean over clients", "worst_decile": "Worst tenth of the clients"}
 
 
 def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
@@ -53,9 +52,11 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
 def play(config: Mapping[str, Any]) -> Finished:
     """Do a run; return mean and worst decile of the held-out metric of each method, in the target's unit."""
     run, dataset = RunConfig.parse(dict(config)), open_dataset(find_dataset(config["dataset"]))
-    hypotheses = in_process.play(config).state.hypotheses
+    played = in_process.play(config)
+    hypotheses = played.state.hypotheses
+    prior = prior_of(played.strategy.state, run.hypotheses)
     model = models.load_for(run, dataset.manifest)
-    measured = {how.value: personalised(model, dataset, hypotheses, run, how) for how in METHODS}
+    measured = {how.value: personalised(model, dataset, hypotheses, run, how, prior=prior) for how in METHODS}
     measured[ALONE] = local_only(model, dataset, run)
     scale = float(dataset.manifest.units.get("target", {}).get("scale", 1.0)) if model.metric.name == "rmse" else 1.0
     return Finished(
@@ -64,19 +65,43 @@ def play(config: Mapping[str, Any]) -> Finished:
 
 
 def tables(results: Sequence[Result], folder: Path) -> None:
-    """Write the table of the runs of `specs`: of the mean over clients, and of the worst tenth."""
+    """Write the tables of the runs of `specs`: each method, and ``auto`` against what a client has without it."""
     names = [ALONE, *(how.value for how in METHODS)]
-    rows, sections = [], []
-    for what, title in (("mean", "Mean over clients"), ("worst_decile", "Worst tenth of the clients")):
-        shown = []
-        for (arm,), runs in by_arm(results).items():
+    rows, sections, behind = [], [], []
+    for (arm,), runs in by_arm(results).items():
+        higher = Setup.parse(runs[0].spec.config).model.metric.higher_is_better
+        for what in _TITLES:
             values = {name: [run.measures[name][what] for run in runs] for name in names}
-            digits = 0 if arm.startswith("hospital") else 3
-            shown.append([arm, *(plus_minus(values[name], digits) for name in names)])
-            rows.append({"arm": arm, "what": what, **{name: sum(own) / len(own) for name, own in values.items()}})
+            means = {name: sum(own) / len(own) for name, own in values.items()}
+            rows.append({"arm": arm, "what": what, "values": values, "behind": _behind(means, higher), **means})
+    for what, title in _TITLES.items():
+        own = [row for row in rows if row["what"] == what]
+        shown = [
+            [
+                row["arm"],
+                *(plus_minus(row["values"][name], 0 if row["arm"].startswith("hospital") else 3) for name in names),
+            ]
+            for row in own
+        ]
         text = (
-            "Each validation client chooses and trains on half of its rows, and is measured on the rest: dollars, "
-            "RMSE, or accuracy. Mean ± standard deviation over seeds. Hypotheses of the last round."
+            "Each validation client chooses and trains on a random half of its rows, and is measured on the rest: "
+            "dollars, RMSE, or accuracy. Mean ± standard deviation over seeds. Hypotheses of the last round."
         )
         sections.append(Section(title, text, ("run", *names), shown))
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        behind.append([arm, *(f"{row['behind']:+.1f} %" for row in rows if row["arm"] == arm)])
+    text = (
+        "How far `auto` is behind the better of the best hypothesis (`no`) and training alone, as a share of that "
+        "figure. Below 0, it is ahead. Means over seeds, as above."
+    )
+    sections.append(Section("Behind the better of both", text, ("run", "mean", "worst tenth"), behind))
+    rows = [{name: value for name, value in row.items() if name != "values"} for row in rows]
     page("Hypotheses made each client's own", sections, rows, results).write(folder)
+
+
+def _behind(means: Mapping[str, float], higher: bool) -> float:
+    """Return how far ``auto`` is behind the better of ``no`` and clients alone, in percent of that."""
+    without = [means[Personal.NO.value], means[ALONE]]
+    best = max(without) if higher else min(without)
+    share = means[Personal.AUTO.value] / best - 1
+    return 100 * (-share if higher else share)

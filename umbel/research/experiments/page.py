@@ -58,9 +58,9 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     ),
     "chosen-round": (f"{_HERE}/chosen_round.py", "configs/hospital-epsilon-4.toml", f"{_DATA}/hospital.py"),
     "own": (
-        f"{_HERE}/own.py", "configs/hospital.toml", "configs/hospital-epsilon-4.toml", "configs/synthetic.toml",
-        "configs/qmnist-features-epsilon-4.toml", f"{_DATA}/hospital.py", f"{_DATA}/synthetic.py",
-        f"{_DATA}/qmnist_features.py",
+        f"{_HERE}/own.py", "configs/hospital.toml", "configs/hospital-epsilon-4.toml",
+        "configs/hospital-services.toml", "configs/synthetic.toml", "configs/qmnist-features-epsilon-4.toml",
+        f"{_DATA}/hospital.py", f"{_DATA}/synthetic.py", f"{_DATA}/qmnist_features.py",
     ),
     "drift": (f"{_HERE}/drift.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
     "recommender": (f"{_HERE}/recommender.py", "configs/recommender.toml", f"{_DATA}/movielens.py"),

@@ -74,8 +74,8 @@ class Plan:
         Of one model; 0 for none.
     left_out : mapping
         Reasons for each way that is left out.
-        work, share : float
-            Total planned work, and its ratio to the run's own work.
+    work, share : float
+        Total planned work, and its ratio to the run's own work.
     """
 
     budget: float

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr, stdtrit
 
 from umbel.privacy.accounting.guarantee import MEANINGFUL, guarantee
 from umbel.server.history import Round, State, diverged
@@ -16,6 +17,7 @@ from umbel.server.worth import LABELS, Arm, LeftOut, Level, Way, Worth, figure
 from umbel.simulation.baselines import worst_decile
 from umbel.simulation.worth.plan import Plan
 
+_CERTAIN = float(ndtr(2.0))  # 97.7 %: two standard errors of a normal distribution
 CLOSE = 0.1
 """Share of the gain of pooled rows over a constant that a close run may lack."""
 
@@ -76,7 +78,8 @@ def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool) -> tuple
     """Return the level of a run's worth, and its description.
 
     This judges the predictors that clients would use: the personalised hypotheses, or the plain ones if those were not
-    measured. A way is better than another if the mean difference over clients is more than twice its standard error.
+    measured. A way is better than another if the mean difference over clients is more than twice its standard error, or
+    with few clients more than as many times as Student's t distribution asks for the same certainty.
 
     Parameters
     ----------
@@ -135,10 +138,15 @@ def judged(ways: Collection[Way]) -> Way:
 
 
 def _ahead(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
-    """Return whether one way gains more than another, by twice the standard error over clients."""
+    """Return whether one way gains more than another, by twice the standard error over many clients.
+
+    A single client shows nothing.
+    """
     difference = one - other
-    error = difference.std(ddof=1) / math.sqrt(len(difference)) if len(difference) > 1 else 0.0
-    return bool(difference.mean() > 2 * error)
+    if len(difference) < 2:
+        return False
+    error = difference.std(ddof=1) / math.sqrt(len(difference))
+    return bool(difference.mean() > stdtrit(len(difference) - 1, _CERTAIN) * error)
 
 
 def tries(level: Level, setup: Setup, history: Sequence[Round], gains: Mapping[Way, NDArray[np.float64]]) -> list[str]:

@@ -28,7 +28,7 @@ from umbel.server.history import State
 from umbel.server.rounds import draw_hypotheses
 from umbel.server.setup import Setup
 from umbel.server.worth import LABELS, Way
-from umbel.simulation.baselines import alone, own, serve
+from umbel.simulation.baselines import alone, own, ridge, serve
 from umbel.simulation.worth.plan import BATCH, Plan
 
 SMALLER = (1, 4, 16, 64)
@@ -91,8 +91,8 @@ class Ways:
     def alone(self, plan: Plan) -> NDArray[np.float64]:
         """Return the metric of clients outside the run, by the way that serves them best.
 
-        They predict a constant, train alone with one of some step sizes, or personalise an untrained hypothesis as they
-        would personalise the run's.
+        They predict a constant, train alone with one of some step sizes, fit a ridge regression if the model is linear,
+        or personalise an untrained hypothesis as they would personalise the run's.
         """
         run, tried, model = self.setup.config, SMALLER[: plan.sizes], self.setup.model
         constants, what = self._constants(self.support)
@@ -102,6 +102,8 @@ class Ways:
             )
             for one in tried
         }
+        if (fitted := ridge(self.learner, self.support, self.query)) is not None:
+            found["ridge regression, its penalty by leave-one-out"] = fitted
         if plan.how is not Personal.NO:
             first = draw_hypotheses(model, 1, run.seed, 0)
             found[f'personalise = "{plan.how}" of an untrained hypothesis'] = own(
