@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import RidgeCV
 
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
@@ -18,7 +19,16 @@ from umbel.data import Dataset, offsets_of
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.run_config import RunConfig
-from umbel.simulation.baselines import halves, local_only, measure, personalised, serve, worst_decile
+from umbel.simulation.baselines import (
+    PENALTIES,
+    halves,
+    local_only,
+    measure,
+    personalised,
+    ridge,
+    serve,
+    worst_decile,
+)
 
 LINEAR = models.load("linear")
 LEARNER = learner_for(LINEAR)
@@ -165,3 +175,25 @@ def test_a_client_that_trains_by_itself_trains_its_local_parameters_too() -> Non
     model = models.load("mlp", local="2.*")
     assert set(model.local_shapes) == {"2.weight", "2.bias"}
     assert local_only(model, data, RunConfig(step_size=0.1))["mean"] < 0.5
+
+
+def test_a_client_alone_fits_the_ridge_regression_of_scikit_learn() -> None:
+    """Whose penalty is that of the lowest leave-one-out error, here as there."""
+    generator, found, expected = np.random.default_rng(3), [], []
+    for rows in (1, 3, 8, 30):
+        x = generator.normal(size=(rows + 5, 2)).round(3)
+        y = (x @ [2.0, -1.0] + generator.normal(size=rows + 5) * rows / 10).round(3)
+        known, asked = (cohort((x[part].tolist(), y[part].tolist())) for part in (slice(rows), slice(rows, None)))
+        (metric,) = ridge(LEARNER, known, asked)  # type: ignore[misc]
+        found.append(metric)
+        if rows > 1:
+            fitted = RidgeCV(alphas=PENALTIES, fit_intercept=False).fit(x[:rows], y[:rows])
+            expected.append(np.sqrt(np.square(fitted.predict(x[rows:]) - y[rows:]).mean()))
+    np.testing.assert_allclose(found[1:], expected, rtol=1e-3)
+    assert np.isfinite(found).all()
+
+
+def test_a_network_has_no_ridge_regression() -> None:
+    one = cohort(FIRST)
+    assert ridge(learner_for(models.load("mlp inputs=2 hidden=2 outputs=1")), one, one) is None
+    assert ridge(learner_for(models.load("linear", "cross-entropy")), one, one) is None
