@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,10 @@ from scipy import stats
 from tests.helpers.ledgers import proven
 from tests.helpers.models import write_module
 from umbel.privacy import mechanisms
+from umbel.privacy.accounting.guarantee import gap, guarantee
+from umbel.privacy.gate.charges import Limits
 from umbel.privacy.mechanisms import Mechanism
+from umbel.server.summary import Summary
 from umbel.simulation.in_process import play, run_config
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "guides" / "extend.md"
@@ -36,6 +40,23 @@ def test_its_noise_is_what_it_says(own: str) -> None:
     assert mechanism.deviation(1) == pytest.approx(noise.std(), rel=0.05)
     clipped = mechanism.constrain(np.array([[3.0, -1.0], [0.1, 0.2]]), 1.0)
     np.testing.assert_allclose(clipped, [[0.75, -0.25], [0.1, 0.2]])
+
+
+@pytest.mark.parametrize("choice", [0.0, 1.0])
+def test_a_mechanism_without_a_known_bound_guarantees_nothing_and_says_so(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: float
+) -> None:
+    code = f"from {own.partition(':')[0]} import Coordinates\n\n\nclass Ball(Coordinates):\n"
+    code += "    def pure(self, n, distance):\n        return None\n\n"
+    code += "    def loss(self, n, distance):\n        return None\n"
+    name = write_module(tmp_path, monkeypatch, code) + ":Ball"
+    changes = {"mechanism": name, "clipping": "public", "choice_epsilon": choice, "noise_multiplier": 2.0}
+    run = play(run_config("synthetic", rounds=2, restarts=1, **changes))
+    assert guarantee({run.setup.release: 3}) is None
+    assert "has no known bound" in gap(run.setup.release)
+    summary = Summary(run.setup.model, run.setup.manifest, run.setup.release)
+    assert "none" in next(iter(summary.guarantee_lines(1, 1, 0)))
+    assert not Limits(budget=Fraction(8)).bounds(run.setup.release)
 
 
 def test_a_run_counts_it(own: str) -> None:

@@ -73,6 +73,8 @@ def gap(release: Release) -> str:
         return "there is no noise"
     if release.clipping is not Clipping.PUBLIC:
         return "each update is clipped to its own norm, which proves nothing"
+    if _mechanism(release).loss(release.n, DISTANCE[release.kind]) is None:
+        return f"mechanism {release.mechanism} has no known bound"
     if release.formal and not (_counts(release) and _own_pure(release) is not None and not release.choice_epsilon):
         return ""
     return f"the choice among {release.hypotheses or 'several'} hypotheses is open"
@@ -203,13 +205,18 @@ def losses(release: Release) -> list[Loss]:
     """Return the privacy losses of a release that has a guarantee."""
     mechanism = _mechanism(release)
     if _counts(release) and _own_pure(release) is not None:
-        count = mechanism.loss(1, 1 / mechanism.count_radius(release.choice_epsilon))
-        elsewhere = Together(((mechanism.loss(release.n, 1), 2), (count, 2)))
-        return [Either((mechanism.loss(release.n, 2), elsewhere))]
-    found: list[Loss] = [mechanism.loss(release.n, DISTANCE[release.kind])]
+        count = _known(mechanism.loss(1, 1 / mechanism.count_radius(release.choice_epsilon)))
+        elsewhere = Together(((_known(mechanism.loss(release.n, 1)), 2), (count, 2)))
+        return [Either((_known(mechanism.loss(release.n, 2)), elsewhere))]
+    found = [_known(mechanism.loss(release.n, DISTANCE[release.kind]))]
     if release.chooses and not _counts(release):
         found.append(RandomisedResponse(release.choice_epsilon, release.hypotheses))
     return found
+
+
+def _known(loss: Loss | None) -> Loss:
+    assert loss is not None, "a release that has a guarantee"
+    return loss
 
 
 def _counts(release: Release) -> bool:

@@ -169,8 +169,11 @@ class Mechanism(ABC):
         """
 
     @abstractmethod
-    def loss(self, n: int, distance: float) -> Loss:
-        """Return a loss that bounds the privacy loss between any two inputs at most `distance` radii apart."""
+    def loss(self, n: int, distance: float) -> Loss | None:
+        """Return a loss that bounds the privacy loss between any two inputs at most `distance` radii apart.
+
+        None if no bound is known: then there is no guarantee, and sites with a budget refuse the mechanism.
+        """
 
 
 def clip(updates: Matrix, radius: float) -> Matrix:
