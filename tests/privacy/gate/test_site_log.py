@@ -8,11 +8,12 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -421,6 +422,45 @@ def test_the_ledger_of_another_site_is_not_taken_for_this_ones(ledger: Path, log
     Ledger.create(ledger).charge(Charge("9", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC)), [ClientInDataset(0)])
     with raises(LogError, "log.ledger-behind"):
         log.check_end()
+
+
+def test_charges_from_before_a_log_began_are_not_forgotten(ledger: Path, log: SiteLog, own: dict[str, Any]) -> None:
+    """The log that was set aside has them, and the ledger is older than its end."""
+    copies = []
+    for number in (1, 2):
+        round_of(task_of((0, 1), round=number))(own)
+        copies.append(ledger.read_bytes())
+    log.set_aside()
+    round_of(task_of((4,), round=3))(own)
+    ledger.write_bytes(copies[0])
+    for _ in range(2):
+        with raises(LogError, "log.no-clients", "4 charges"):
+            log.restored()
+        assert refused(round_of(task_of((0,), round=4))(own))
+    ledger.write_bytes(copies[1])
+    assert log.restored() == 1
+    assert not refused(round_of(task_of((0,), round=4))(own))
+
+
+def test_a_crash_while_charges_are_restored_charges_too_often_rather_than_too_seldom(
+    ledger: Path, log: SiteLog, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        round_of(task_of((0, 4), round=number))(own)
+    before = Ledger(ledger).accounts()
+    ledger.unlink()
+    Ledger.create(ledger)
+    later = datetime.now(UTC) + timedelta(hours=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(log, "_append", Mock(side_effect=KeyboardInterrupt))
+        patched.setattr("umbel.privacy.gate.ledger.datetime", Mock(now=lambda _: later))
+        with pytest.raises(KeyboardInterrupt):
+            log.restored()
+    assert refused(round_of(task_of((0,), round=3))(own))
+    assert log.restored() == 4
+    after = Ledger(ledger).accounts()
+    assert all(times <= after[client][release] for client, own in before.items() for release, times in own.items())
+    assert not refused(round_of(task_of((0,), round=3))(own))
 
 
 def test_lines_of_umbel_0_1_cannot_be_charged_again(ledger: Path, log: SiteLog) -> None:

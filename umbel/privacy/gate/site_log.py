@@ -157,13 +157,26 @@ class SiteLog:
             )
 
     def lost(self) -> list[Line]:
-        """Return the lines of which the ledger lacks charges."""
+        """Return the lines of which the ledger lacks charges.
+
+        Raises
+        ------
+        LogError
+            If the ledger also lacks charges from before the log began.
+        """
         later: list[Line] = []
-        for line in reversed(list(self.lines())):
+        lines = list(self.lines())
+        for line in reversed(lines):
             if line.get("charges") and self._in_ledger(line):
-                break
+                return later[::-1]
             if line["paid"]:
                 later.append(line)
+        if lines and (before := lines[0].get("charges", 0) - lines[0]["paid"]) > 0:
+            raise LogError(
+                f"{self.path} began when the ledger had {before} charges, and does not say which clients were charged; "
+                "restore a newer backup",
+                code="log.no-clients",
+            )
         return later[::-1]
 
     def restored(self) -> int:
@@ -172,7 +185,7 @@ class SiteLog:
         Raises
         ------
         LogError
-            If a line of umbel 0.1 does not say which clients were charged.
+            If the log does not say which clients were charged, as in lines of umbel 0.1.
         """
         lost, ledger, number = self.lost(), Ledger(self.ledger, whole=True), 0
         if unknown := [line["number"] for line in lost if "charged" not in line]:
