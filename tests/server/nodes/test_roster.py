@@ -225,6 +225,18 @@ def test_in_a_pause_a_node_that_failed_is_asked_again_after_a_time_that_grows(cl
     assert waits == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
 
 
+def test_all_sites_refuse_once_each_with_training_clients_has_refused_so_often_in_a_row() -> None:
+    there = two_nodes()
+    there.join({50: Hosting(0, 1)})
+    refused, found = {20: "refused.budget", 30: ""}, []
+    for answered, refusing in (([], refused), ([], refused), ([30], {20: ""}), ([], refused), ([], refused)):
+        there.note(1, answered, [50], refusing)
+        found.append(there.refuses(2))
+    assert found == [False, True, False, False, True]
+    there.note(1, [], [20], {})
+    assert not there.refuses(2), "one that is silent may be back"
+
+
 def test_clients_of_a_node_that_joins_follow_those_that_there_are() -> None:
     there = two_nodes()
     there.join({10: Hosting(2, 0)})

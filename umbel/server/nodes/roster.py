@@ -29,6 +29,7 @@ from umbel.server.nodes.words import Names, told
 TRAIN, VALIDATION = "training", "validation"
 NO_REFUSALS: Mapping[int, str] = {}
 _POLL_S = 1.0  # maximum seconds of one look for replies
+_CODES = 50  # of one node: more than umbel has
 
 
 class Roster:
@@ -56,7 +57,7 @@ class Roster:
         self.seen: dict[int, float] = {}
         """When each node last replied to a round's message, in seconds since 1970."""
         self.refusals: dict[int, Counter[str]] = {}
-        """How often each node refused, by code; empty where a site tells no reason."""
+        """How often each node refused, by code; empty where a site tells no reason, or makes up too many codes."""
         self._nodes: dict[int, Hosting] = {}
         self.join(nodes)
 
@@ -138,7 +139,8 @@ class Roster:
             self.seen[node] = time.time()
         for node, code in refused.items():
             self.seen[node] = time.time()
-            self.refusals.setdefault(node, Counter())[code] += 1
+            known = self.refusals.setdefault(node, Counter())
+            known[code if code in known or len(known) < _CODES else ""] += 1
         for nodes, presence, what in (
             (silent, Presence.SILENT, "did not reply in"),
             (refused, Presence.REFUSED, "refused the task of"),
@@ -168,6 +170,11 @@ class Roster:
         """Return whether a round can ask at least so many nodes, and training clients on one of them."""
         there = [hosting for node, hosting in self._nodes.items() if node not in self._gone(round)]
         return len(there) >= least and any(hosting.train for hosting in there)
+
+    def refuses(self, times: int) -> bool:
+        """Return whether each node with training clients has failed at least so often in a row, and refused at last."""
+        absences = [self._absent.get(node) for node, hosting in self._nodes.items() if hosting.train]
+        return all(one and one.presence is Presence.REFUSED and one.times >= times for one in absences)
 
     def missing(self, round: int) -> str:
         """Return the nodes that a round cannot ask, with the reasons."""
