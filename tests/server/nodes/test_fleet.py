@@ -209,6 +209,17 @@ def test_a_node_whose_invitation_was_lost_is_invited_again() -> None:
     assert grid.queried == [5, 6, 7, 6], "one that refuses is not asked again so soon"
 
 
+def test_a_node_that_says_itself_that_it_is_gone_is_not_invited_more_often() -> None:
+    gone = Error(ErrorCode.NODE_UNAVAILABLE, "gone")
+    grid = PaperGrid({5: Hosting(4, 0), 6: gone}, looks=[[5], [5, 6]])
+    grid.flowers = ()
+    fleet = Fleet(clients_per_round=3)
+    fleet.roster(grid)
+    for round in range(1, 9):
+        fleet.exchange(round, grid, [], timeout=60)
+    assert grid.queried.count(6) == 3
+
+
 def test_a_node_that_refused_joins_once_it_agrees() -> None:
     """As a site does whose people have approved the run meanwhile: at the start, or in any round."""
     refusal = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
