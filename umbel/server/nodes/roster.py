@@ -193,8 +193,7 @@ class Roster:
         there = np.full(len(clients), True)
         for node, (positions, _) in self.place(role, clients).items() if gone else ():
             there[positions] = node not in gone
-        # If all are gone, asking them is better than an empty round.
-        return clients[there] if there.any() else clients
+        return clients if not there.any() and self._asks_absent(role) else clients[there]
 
     def draw(self, role: str, round: int, seed: Sequence[int], size: int) -> NDArray[np.int64]:
         """Draw `size` of the clients that are `present`, or all of them if they are fewer, in increasing order.
@@ -229,7 +228,8 @@ class Roster:
         counts, gone = self._counts[role], self._gone(round)
         first = np.cumsum(counts) - counts
         there = [i for i, node in enumerate(self._ids) if counts[i] and node not in gone]
-        there = there or np.flatnonzero(counts).tolist()
+        if not there and self._asks_absent(role):
+            there = np.flatnonzero(counts).tolist()
         most = largest_share(counts[there].tolist(), size, self._max_share)
         generator = np.random.default_rng(seed)
         times, owners = [np.zeros(0)], [np.zeros(0, np.int64)]
@@ -241,6 +241,14 @@ class Roster:
         taken = np.bincount(come, minlength=len(counts))
         drawn = [first[i] + generator.choice(counts[i], taken[i], replace=False) for i in np.flatnonzero(taken)]
         return np.sort(np.concatenate([np.zeros(0, np.int64), *drawn]))
+
+    def _asks_absent(self, role: str) -> bool:
+        """Return whether clients of a role are asked although all their nodes are gone.
+
+        That is better than a round without training clients. But a site that alone has validation clients would delay
+        each round.
+        """
+        return role == TRAIN or self.simulated
 
     def _total(self, role: str) -> int:
         return self.train if role == TRAIN else self.validation
