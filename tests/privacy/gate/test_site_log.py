@@ -479,6 +479,14 @@ def test_ranges_hold_each_client(clients: list[int]) -> None:
     assert from_ranges(in_ranges(clients)) == sorted(set(clients))
 
 
+@pytest.mark.parametrize(("clients", "most"), [(2000, 2000), (2001, 2500), (3000, 502_000)])
+def test_a_line_holds_few_others_where_clients_are_equally_far_apart(clients: int, most: int) -> None:
+    asked = range(0, 500 * clients, 500)
+    found = from_ranges(in_ranges(asked))
+    assert len(found) <= most
+    assert set(found) >= set(asked)
+
+
 def test_a_line_stays_short_and_charges_too_many_clients_rather_than_too_few() -> None:
     clients = sorted(np.random.default_rng(0).choice(10**6, 10**5, replace=False).tolist())
     text = in_ranges(clients)

@@ -369,11 +369,11 @@ def in_ranges(clients: Sequence[int]) -> str:
     """Return clients as text, such as ``0-3,7``; where that is long, with others in between."""
     ordered = sorted(set(clients))
     gaps = [after - before for before, after in pairwise(ordered)]
-    widest = sorted((gap for gap in gaps if gap > 1), reverse=True)
-    least = widest[_MOST_RANGES - 1] if len(widest) >= _MOST_RANGES else 1
+    widest = sorted(range(len(gaps)), key=gaps.__getitem__, reverse=True)[: _MOST_RANGES - 1]
+    between = {i for i in widest if gaps[i] > 1}
     ranges = [[ordered[0], ordered[0]]]
-    for gap, client in zip(gaps, ordered[1:], strict=True):
-        if gap > least:
+    for i, client in enumerate(ordered[1:]):
+        if i in between:
             ranges.append([client, client])
         ranges[-1][1] = client
     return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in ranges)
