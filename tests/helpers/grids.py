@@ -47,6 +47,7 @@ class PaperGrid(Grid):
     """
 
     in_process = True
+    flowers: Collection[int] = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
 
     def __init__(
         self, says: Mapping[int, Said | list[Said]], looks: Sequence[list[int]] = (), slow: Mapping[int, int] = {}
@@ -83,7 +84,7 @@ class PaperGrid(Grid):
             said = self.says[node].pop(0) if len(self.says[node]) > 1 else self.says[node][0]
             if isinstance(said, Error):
                 reply = Message(said, reply_to=message)
-                if said.code == ErrorCode.NODE_UNAVAILABLE:  # what Flower says is not from the node
+                if said.code in self.flowers:  # what Flower says is not from the node
                     reply.metadata.__dict__["_src_node_id"] = SUPERLINK
                 self._replies.append(reply)
             elif said is not None:

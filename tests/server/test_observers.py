@@ -6,6 +6,7 @@ import logging
 import re
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from umbel.protocol.errors import DiskError
 from umbel.server import observers, run_folder
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Checkpoints, Log
+from umbel.server.observers import Checkpoints, Log, Released
 from umbel.server.rounds import run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
@@ -55,6 +56,21 @@ def test_patience_ends_a_run_that_gets_no_better(
     state = scripted(losses, patience=validations)
     assert len(state.history) == rounds
     assert state.stopped == reason
+
+
+# --- releases
+
+
+@pytest.mark.parametrize(("simulated", "refuses"), [(False, True), (False, False), (True, True)])
+def test_a_run_that_every_site_refuses_ends(simulated: bool, refuses: bool) -> None:
+    run = run_of(Scripted([9.0] * 6), Released())
+    run.fleet.roster = lambda _: SimpleNamespace(  # type: ignore[method-assign,assignment,return-value]
+        simulated=simulated, refuses=lambda times: refuses and times <= len(run.state.history)
+    )
+    run_rounds(run)
+    ends = refuses and not simulated
+    assert len(run.state.history) == (3 if ends else 6)
+    assert run.state.stopped.startswith("every site refuses") == ends
 
 
 # --- the log

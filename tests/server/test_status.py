@@ -41,6 +41,18 @@ def test_each_site_has_its_state_its_releases_and_its_refusals(roster: Roster) -
     assert 0 < ninth.since <= ninth.seen <= west.since <= status.written
 
 
+def test_a_site_makes_it_no_longer_by_its_name_or_by_codes_that_it_makes_up(roster: Roster, tmp_path: Path) -> None:
+    roster.names.learn({5: "\U000e0001" * 1000})
+    for round in range(1, 201):
+        roster.note(round, [], [], {5: f"refused.{'a' * (round % 40)}{'b' * (round // 40)}"})
+    folder = RunFolder(tmp_path)
+    folder.write_status(status_of(RunConfig(), roster, 1, np.zeros(3, int)))
+    [fifth, *_] = folder.read_status().sites
+    assert sum(fifth.refusals.values()) == 200
+    assert len(fifth.refusals) == 51
+    assert (tmp_path / FILE).stat().st_size < 10_000
+
+
 def test_it_is_read_as_it_was_written(roster: Roster, tmp_path: Path) -> None:
     status, folder = status_of(RunConfig(), roster, 1, np.zeros(3, int), 10.0, 20.0), RunFolder(tmp_path)
     folder.write_status(status)

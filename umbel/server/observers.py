@@ -68,8 +68,11 @@ class Released(Observer):
 
     def after_round(self, run: Run) -> None:
         """Raise if nothing was released in the first rounds; at once if simulated nodes refuse, since they always
-        will."""
+        will. Stop a later run that all sites refuse, as when their clients' budgets are used up."""
         if any(entry.releases for entry in run.state.history):  # usually the first entry
+            roster = run.fleet.roster(run.grid)
+            if not roster.simulated and roster.refuses(_FIRST):
+                run.stop("every site refuses; each site's log says why")
             return
         trained = [entry for entry in run.state.history if entry.asked]
         if not trained:

@@ -18,7 +18,7 @@ from umbel.server.nodes.presence import Presence
 from umbel.server.nodes.roster import TRAIN, Roster
 
 FILE = "status.json"
-_LONGEST = 200
+_LONGEST = 300  # of a name
 
 
 class _Row(BaseModel):
@@ -45,7 +45,7 @@ class SiteStatus(_Row):
         Refused messages by code; the code is empty if the site tells none.
     """
 
-    name: str = Field(max_length=_LONGEST * 4)
+    name: str = Field(max_length=_LONGEST)
     presence: Presence
     since: float
     seen: float
@@ -107,7 +107,7 @@ def _sites(roster: Roster, round: int, participations: NDArray[np.int64]) -> Ite
         state = roster.state(node, round)
         positions = placed.get(node, ([], []))[0]
         yield SiteStatus(
-            name=roster.names[node].removeprefix("site "),
+            name=roster.names[node].removeprefix("site ")[:_LONGEST],
             presence=state.presence,
             since=state.since,
             seen=roster.seen.get(node, 0.0),

@@ -8,11 +8,12 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -423,6 +424,45 @@ def test_the_ledger_of_another_site_is_not_taken_for_this_ones(ledger: Path, log
         log.check_end()
 
 
+def test_charges_from_before_a_log_began_are_not_forgotten(ledger: Path, log: SiteLog, own: dict[str, Any]) -> None:
+    """The log that was set aside has them, and the ledger is older than its end."""
+    copies = []
+    for number in (1, 2):
+        round_of(task_of((0, 1), round=number))(own)
+        copies.append(ledger.read_bytes())
+    log.set_aside()
+    round_of(task_of((4,), round=3))(own)
+    ledger.write_bytes(copies[0])
+    for _ in range(2):
+        with raises(LogError, "log.no-clients", "4 charges"):
+            log.restored()
+        assert refused(round_of(task_of((0,), round=4))(own))
+    ledger.write_bytes(copies[1])
+    assert log.restored() == 1
+    assert not refused(round_of(task_of((0,), round=4))(own))
+
+
+def test_a_crash_while_charges_are_restored_charges_too_often_rather_than_too_seldom(
+    ledger: Path, log: SiteLog, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        round_of(task_of((0, 4), round=number))(own)
+    before = Ledger(ledger).accounts()
+    ledger.unlink()
+    Ledger.create(ledger)
+    later = datetime.now(UTC) + timedelta(hours=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(log, "_append", Mock(side_effect=KeyboardInterrupt))
+        patched.setattr("umbel.privacy.gate.ledger.datetime", Mock(now=lambda _: later))
+        with pytest.raises(KeyboardInterrupt):
+            log.restored()
+    assert refused(round_of(task_of((0,), round=3))(own))
+    assert log.restored() == 4
+    after = Ledger(ledger).accounts()
+    assert all(times <= after[client][release] for client, own in before.items() for release, times in own.items())
+    assert not refused(round_of(task_of((0,), round=3))(own))
+
+
 def test_lines_of_umbel_0_1_cannot_be_charged_again(ledger: Path, log: SiteLog) -> None:
     log.answered(Entry("7", "train", {}, 2), True)
     [line] = log.lines()
@@ -437,6 +477,14 @@ def test_lines_of_umbel_0_1_cannot_be_charged_again(ledger: Path, log: SiteLog) 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=200))
 def test_ranges_hold_each_client(clients: list[int]) -> None:
     assert from_ranges(in_ranges(clients)) == sorted(set(clients))
+
+
+@pytest.mark.parametrize(("clients", "most"), [(2000, 2000), (2001, 2500), (3000, 502_000)])
+def test_a_line_holds_few_others_where_clients_are_equally_far_apart(clients: int, most: int) -> None:
+    asked = range(0, 500 * clients, 500)
+    found = from_ranges(in_ranges(asked))
+    assert len(found) <= most
+    assert set(found) >= set(asked)
 
 
 def test_a_line_stays_short_and_charges_too_many_clients_rather_than_too_few() -> None:

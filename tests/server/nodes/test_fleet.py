@@ -153,11 +153,36 @@ def test_in_simulation_a_run_does_not_wait() -> None:
     fleet.wait(3, grid)
 
 
-def test_a_round_in_which_every_node_fails_is_told(linear_config: dict[str, Any]) -> None:
-    for partitions, unanswered in (({0}, False), ({0, 1}, True)):
-        grid, fleet = InProcessGrid(failing(partitions), linear_config, nodes=2), Fleet(clients_per_round=30)
-        play_round(grid, fleet)
-        assert fleet.unanswered == unanswered
+class Mute(Elsewhere):
+    """Nodes that never reply to a round."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        queries = [*super().push_messages(one for one in sent if one.metadata.message_type == "query")]
+        for message in sent[len(queries) :]:
+            message.metadata.__dict__["_message_id"] = f"round {message.metadata.dst_node_id}"
+        return [message.metadata.message_id for message in sent]
+
+
+def test_a_round_that_connected_nodes_never_answer_ends_the_run_after_its_longest_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet, grid, slept = paused(monkeypatch, [[5, 6]], max_pause=60, max_participations=0)
+    grid.__class__ = Mute
+    with raises(FleetError, "nodes.away", "node 5 (silent", "node 6 (silent"):
+        for _ in range(20):
+            fleet.wait(3, grid)
+            fleet.exchange(3, grid, fleet.ask_training(3, RECORD, COMMON, grid), timeout=0.01)
+            assert fleet.unanswered
+    assert 60 <= sum(slept) < 66
+
+
+@pytest.mark.parametrize("partitions", [{0}, {0, 1}])
+def test_a_round_that_nodes_refuse_is_not_repeated(linear_config: dict[str, Any], partitions: set[int]) -> None:
+    """They would refuse it again, as when the budgets of all clients are used up."""
+    grid, fleet = InProcessGrid(failing(partitions), linear_config, nodes=2), Fleet(clients_per_round=30)
+    play_round(grid, fleet)
+    assert not fleet.unanswered
 
 
 # --- nodes that come
@@ -182,6 +207,17 @@ def test_a_node_whose_invitation_was_lost_is_invited_again() -> None:
         fleet.exchange(round, grid, [], timeout=60)
     assert fleet.roster(grid).train == 6
     assert grid.queried == [5, 6, 7, 6], "one that refuses is not asked again so soon"
+
+
+def test_a_node_that_says_itself_that_it_is_gone_is_not_invited_more_often() -> None:
+    gone = Error(ErrorCode.NODE_UNAVAILABLE, "gone")
+    grid = PaperGrid({5: Hosting(4, 0), 6: gone}, looks=[[5], [5, 6]])
+    grid.flowers = ()
+    fleet = Fleet(clients_per_round=3)
+    fleet.roster(grid)
+    for round in range(1, 9):
+        fleet.exchange(round, grid, [], timeout=60)
+    assert grid.queried.count(6) == 3
 
 
 def test_a_node_that_refused_joins_once_it_agrees() -> None:

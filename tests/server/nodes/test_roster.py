@@ -225,6 +225,30 @@ def test_in_a_pause_a_node_that_failed_is_asked_again_after_a_time_that_grows(cl
     assert waits == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
 
 
+@pytest.mark.parametrize("max_share", [1.0, 0.9])
+def test_a_round_does_not_wait_for_an_absent_site_that_alone_has_validation_clients(max_share: float) -> None:
+    there = Roster({20: Hosting(2, 0), 30: Hosting(1, 0), 50: Hosting(0, 2)}, max_share)
+    assert there.draw(VALIDATION, 1, [0], 2).tolist() == [0, 1]
+    there.note(1, [20, 30], [50])
+    assert there.draw(VALIDATION, 2, [0], 2).tolist() == []
+    assert there.draw(VALIDATION, 3, [0], 2).tolist() == [0, 1]
+    there.see([])
+    assert there.draw(VALIDATION, 3, [0], 2).tolist() == []
+    assert there.draw(TRAIN, 3, [0], 3).tolist() == [0, 1, 2], "better than no round"
+
+
+def test_all_sites_refuse_once_each_with_training_clients_has_refused_so_often_in_a_row() -> None:
+    there = two_nodes()
+    there.join({50: Hosting(0, 1)})
+    refused, found = {20: "refused.budget", 30: ""}, []
+    for answered, refusing in (([], refused), ([], refused), ([30], {20: ""}), ([], refused), ([], refused)):
+        there.note(1, answered, [50], refusing)
+        found.append(there.refuses(2))
+    assert found == [False, True, False, False, True]
+    there.note(1, [], [20], {})
+    assert not there.refuses(2), "one that is silent may be back"
+
+
 def test_clients_of_a_node_that_joins_follow_those_that_there_are() -> None:
     there = two_nodes()
     there.join({10: Hosting(2, 0)})
@@ -495,7 +519,8 @@ def test_a_bounded_draw_depends_on_its_seed_and_on_who_is_there(role: str) -> No
     roster.note(3, [], [2])
     assert not set(roster.draw(role, 4, [0, 1, 4], 12).tolist()) & set(range(20, 40))
     roster.note(4, [], list(nodes))
-    assert len(roster.draw(role, 5, [0, 1, 5], 12)) == 12, "when all are gone all are asked"
+    gone = roster.draw(role, 5, [0, 1, 5], 12)
+    assert len(gone) == (12 if role == TRAIN else 0), "when all are gone, all are asked to train"
 
 
 def test_in_simulation_a_share_plays_no_part() -> None:

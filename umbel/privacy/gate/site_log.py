@@ -157,13 +157,26 @@ class SiteLog:
             )
 
     def lost(self) -> list[Line]:
-        """Return the lines of which the ledger lacks charges."""
+        """Return the lines of which the ledger lacks charges.
+
+        Raises
+        ------
+        LogError
+            If the ledger also lacks charges from before the log began.
+        """
         later: list[Line] = []
-        for line in reversed(list(self.lines())):
+        lines = list(self.lines())
+        for line in reversed(lines):
             if line.get("charges") and self._in_ledger(line):
-                break
+                return later[::-1]
             if line["paid"]:
                 later.append(line)
+        if lines and (before := lines[0].get("charges", 0) - lines[0]["paid"]) > 0:
+            raise LogError(
+                f"{self.path} began when the ledger had {before} charges, and does not say which clients were charged; "
+                "restore a newer backup",
+                code="log.no-clients",
+            )
         return later[::-1]
 
     def restored(self) -> int:
@@ -172,7 +185,7 @@ class SiteLog:
         Raises
         ------
         LogError
-            If a line of umbel 0.1 does not say which clients were charged.
+            If the log does not say which clients were charged, as in lines of umbel 0.1.
         """
         lost, ledger, number = self.lost(), Ledger(self.ledger, whole=True), 0
         if unknown := [line["number"] for line in lost if "charged" not in line]:
@@ -356,11 +369,11 @@ def in_ranges(clients: Sequence[int]) -> str:
     """Return clients as text, such as ``0-3,7``; where that is long, with others in between."""
     ordered = sorted(set(clients))
     gaps = [after - before for before, after in pairwise(ordered)]
-    widest = sorted((gap for gap in gaps if gap > 1), reverse=True)
-    least = widest[_MOST_RANGES - 1] if len(widest) >= _MOST_RANGES else 1
+    widest = sorted(range(len(gaps)), key=gaps.__getitem__, reverse=True)[: _MOST_RANGES - 1]
+    between = {i for i in widest if gaps[i] > 1}
     ranges = [[ordered[0], ordered[0]]]
-    for gap, client in zip(gaps, ordered[1:], strict=True):
-        if gap > least:
+    for i, client in enumerate(ordered[1:]):
+        if i in between:
             ranges.append([client, client])
         ranges[-1][1] = client
     return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in ranges)

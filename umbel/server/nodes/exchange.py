@@ -38,8 +38,9 @@ class Answer:
 
     @property
     def gone(self) -> bool:
-        """Whether the node is gone, or did not get to reply."""
-        return self.reply.has_error() and self.reply.error.code in _GONE
+        """Whether the SuperLink says that the node is gone, or did not get to reply. The node itself cannot say so."""
+        by_node = self.reply.metadata.src_node_id == self.node
+        return self.reply.has_error() and self.reply.error.code in _GONE and not by_node
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ class Fleet:
         self._training: Asked | None = None
         self._evaluation: Asked | None = None
         self.unanswered = False
-        """Whether every node that the last round asked was silent or refused."""
+        """Whether no node replied to the last round, and some may only be away. Nodes that all refuse are not."""
+        self._unanswered_since = math.inf  # by the clock of `time.monotonic`
         self.sent: Arrays = {}
         """The hypotheses of the last `ask_training`."""
         self._opened: tuple[dict[str, Array], Arrays, ArrayRecord] = {}, {}, ArrayRecord()
@@ -220,13 +221,15 @@ class Fleet:
         Raises
         ------
         FleetError
-            If the nodes are missing after `max_pause` seconds.
+            If the nodes are missing after `max_pause` seconds, counted from the first reply that no node gave.
         """
         if not self.waits(grid):
             return
         roster, exchange = self._look(grid, round), self.exchange_on(grid)
-        began, told, least = time.monotonic(), -math.inf, self.run.pause_below
-        since = time.time()
+        now, told, least = time.monotonic(), -math.inf, self.run.pause_below
+        # Otherwise a round whose nodes are connected, and never reply, would be repeated without end.
+        began = min(now, self._unanswered_since)
+        since = time.time() - (now - began)
         while not roster.enough(round, least):
             waited = time.monotonic() - began
             waits_for = f"for {roster.missing(round)}" if roster.left_out(round) else "for more nodes"
@@ -312,7 +315,8 @@ class Fleet:
                     refused[answer.node] = code_in(reason)
         asked = [answer for answer in answers if answer.kind != "query"]
         replied = {answer.node for answer in asked} - silent - set(refused)
-        self.unanswered = bool(messages) and not replied
+        self.unanswered = bool(silent) and not replied
+        self._unanswered_since = min(self._unanswered_since, time.monotonic()) if self.unanswered else math.inf
         if self._roster:
             self._roster.note(round, replied, silent, refused)
         return [answer.reply for answer in asked]

@@ -29,6 +29,7 @@ from umbel.server.nodes.words import Names, told
 TRAIN, VALIDATION = "training", "validation"
 NO_REFUSALS: Mapping[int, str] = {}
 _POLL_S = 1.0  # maximum seconds of one look for replies
+_CODES = 50  # of one node: more than umbel has
 
 
 class Roster:
@@ -56,7 +57,7 @@ class Roster:
         self.seen: dict[int, float] = {}
         """When each node last replied to a round's message, in seconds since 1970."""
         self.refusals: dict[int, Counter[str]] = {}
-        """How often each node refused, by code; empty where a site tells no reason."""
+        """How often each node refused, by code; empty where a site tells no reason, or makes up too many codes."""
         self._nodes: dict[int, Hosting] = {}
         self.join(nodes)
 
@@ -138,7 +139,8 @@ class Roster:
             self.seen[node] = time.time()
         for node, code in refused.items():
             self.seen[node] = time.time()
-            self.refusals.setdefault(node, Counter())[code] += 1
+            known = self.refusals.setdefault(node, Counter())
+            known[code if code in known or len(known) < _CODES else ""] += 1
         for nodes, presence, what in (
             (silent, Presence.SILENT, "did not reply in"),
             (refused, Presence.REFUSED, "refused the task of"),
@@ -169,6 +171,11 @@ class Roster:
         there = [hosting for node, hosting in self._nodes.items() if node not in self._gone(round)]
         return len(there) >= least and any(hosting.train for hosting in there)
 
+    def refuses(self, times: int) -> bool:
+        """Return whether each node with training clients has failed at least so often in a row, and refused at last."""
+        absences = [self._absent.get(node) for node, hosting in self._nodes.items() if hosting.train]
+        return all(one and one.presence is Presence.REFUSED and one.times >= times for one in absences)
+
     def missing(self, round: int) -> str:
         """Return the nodes that a round cannot ask, with the reasons."""
         states = {node: self.state(node, round) for node in self._nodes if node in self._gone(round)}
@@ -186,8 +193,7 @@ class Roster:
         there = np.full(len(clients), True)
         for node, (positions, _) in self.place(role, clients).items() if gone else ():
             there[positions] = node not in gone
-        # If all are gone, asking them is better than an empty round.
-        return clients[there] if there.any() else clients
+        return clients if not there.any() and self._asks_absent(role) else clients[there]
 
     def draw(self, role: str, round: int, seed: Sequence[int], size: int) -> NDArray[np.int64]:
         """Draw `size` of the clients that are `present`, or all of them if they are fewer, in increasing order.
@@ -222,7 +228,8 @@ class Roster:
         counts, gone = self._counts[role], self._gone(round)
         first = np.cumsum(counts) - counts
         there = [i for i, node in enumerate(self._ids) if counts[i] and node not in gone]
-        there = there or np.flatnonzero(counts).tolist()
+        if not there and self._asks_absent(role):
+            there = np.flatnonzero(counts).tolist()
         most = largest_share(counts[there].tolist(), size, self._max_share)
         generator = np.random.default_rng(seed)
         times, owners = [np.zeros(0)], [np.zeros(0, np.int64)]
@@ -234,6 +241,14 @@ class Roster:
         taken = np.bincount(come, minlength=len(counts))
         drawn = [first[i] + generator.choice(counts[i], taken[i], replace=False) for i in np.flatnonzero(taken)]
         return np.sort(np.concatenate([np.zeros(0, np.int64), *drawn]))
+
+    def _asks_absent(self, role: str) -> bool:
+        """Return whether clients of a role are asked although all their nodes are gone.
+
+        That is better than a round without training clients. But a site that alone has validation clients would delay
+        each round.
+        """
+        return role == TRAIN or self.simulated
 
     def _total(self, role: str) -> int:
         return self.train if role == TRAIN else self.validation
