@@ -96,9 +96,9 @@ COMMANDS: Table = {
     "log": ("umbel.cli.commands.log:app", "Read a site's log: what servers asked, and what the site decided."),
     "approvals": ("umbel.cli.commands.approvals:app", "List, approve and refuse requests to a site."),
     "server": ("umbel.cli.main:server", "Start the server, sign in to it, and print a run's status."),
-    "sites": ("umbel.cli.commands.sites:sites", "List the sites of a run: who is there, and why others are not."),
+    "sites": ("umbel.cli.commands.sites:sites", "List the sites of a run, and why some are missing."),
     "certs": ("umbel.deploy.certs:app", "Make the certificates, secrets and keys of a server and its sites."),
-    "bundle": ("umbel.client.bundle:app", "Print the hash by which a site knows this umbel, and write its bundle."),
+    "bundle": ("umbel.client.bundle:app", "Print the hash that identifies this umbel, and write its bundle."),
     "data": ("umbel.cli.commands.data:app", "List and describe datasets, and make more from recipes and tables."),
     "experiment": (
         "umbel.research.experiments.__main__:app",

@@ -24,7 +24,8 @@ def _execute(context: typer.Context) -> None:
 
 def _check(
     node_config: Annotated[
-        str, typer.Argument(metavar="NODE_CONFIG", help="As the node gets it: 'data-path=\"/data\" budget=8.0'.")
+        str,
+        typer.Argument(metavar="NODE_CONFIG", help="The node's configuration, as in 'data-path=\"/data\" budget=8.0'."),
     ] = "",
     model: Annotated[str, typer.Option(help="The model of a run, if the data name none.")] = "",
     loss: Annotated[str, typer.Option(help="Loss of that model.")] = "",

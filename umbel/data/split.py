@@ -19,7 +19,7 @@ from umbel.protocol.errors import DatasetError
 def main(
     dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data, or a path.")],
     out: Annotated[Path, typer.Option(help="The folder for site-1, site-2, ...")],
-    sites: Annotated[int, typer.Option(help="How many.")] = 3,
+    sites: Annotated[int, typer.Option(help="Number of sites.")] = 3,
 ) -> None:
     """Split a dataset over several sites."""
     with errors_in_one_line():

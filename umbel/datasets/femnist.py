@@ -136,7 +136,8 @@ def main(
     parquet: Annotated[
         Path | None,
         typer.Option(
-            help=f"Folder of the Parquet files of {REPOSITORY}; without both, downloaded.", show_default=False
+            help=f"Folder of the Parquet files of {REPOSITORY}; if neither is given, umbel downloads them.",
+            show_default=False,
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the dataset.")] = "femnist",

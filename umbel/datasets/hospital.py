@@ -169,7 +169,8 @@ def build(
 def main(
     csv: Annotated[Path, typer.Option(help="IPPS provider summary FY2011 from data.cms.gov (.csv, .csv.gz).")],
     geonames: Annotated[
-        Path | None, typer.Option(help="GeoNames postal codes of the US (.txt, .txt.gz); without it, downloaded.")
+        Path | None,
+        typer.Option(help="GeoNames postal codes of the US (.txt, .txt.gz); otherwise umbel downloads them."),
     ] = None,
     form: Annotated[
         Zip,
@@ -191,7 +192,7 @@ def main(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of clients, which decides the split.")] = 0,
 ) -> None:
-    """Write Medicare's hospital payments as a dataset, one client a provider (group privacy paper, Sec. 5.2)."""
+    """Write Medicare's hospital payments as a dataset, one client per provider (group privacy paper, Sec. 5.2)."""
     with writing(out, layout(services).name) as path:
         _check(csv, "download the IPPS FY2011 CSV from data.cms.gov, then give --csv")
         if geonames is not None:

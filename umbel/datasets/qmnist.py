@@ -103,7 +103,7 @@ def main(
     rows: Limit = None,
     seed: Seed = 0,
 ) -> None:
-    """Write MNIST's digits as a dataset, one client a writer. Half of the clients have images turned by 90 degrees."""
+    """Write MNIST's digits as a dataset, one client per writer. Half of them have images turned by 90 degrees."""
     with writing(out, "qmnist") as folder:
         lines = write(folder, read_digits(images, labels), ABOUT, rows, seed)
     typer.echo("\n".join(lines))

@@ -240,7 +240,10 @@ def main(
     digits: Annotated[
         int | None,
         typer.Option(
-            min=1, max=10, help="Make clients of at most this many digits, not of a writer.", show_default="writers"
+            min=1,
+            max=10,
+            help="Make clients with at most this many digits, instead of one per writer.",
+            show_default="writers",
         ),
     ] = None,
     turn: Annotated[bool, typer.Option(help="Turn the images of about half of the writers by 90 degrees.")] = False,

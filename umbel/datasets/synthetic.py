@@ -82,7 +82,7 @@ def main(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the data.")] = 0,
     clients: Annotated[int, typer.Option(min=1, help="Number of training clients.")] = 100,
     validation_clients: Annotated[int, typer.Option(min=0, help="Number of validation clients.")] = 100,
-    samples: Annotated[int, typer.Option(min=1, help="Rows a client.")] = 10,
+    samples: Annotated[int, typer.Option(min=1, help="Rows of each client.")] = 10,
 ) -> None:
     """Write clients of two linear distributions (group privacy paper, Sec. 5.1) as LEAF JSON."""
     with writing(out, "synthetic") as file:

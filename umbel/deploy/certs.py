@@ -43,7 +43,7 @@ def main(
     owner: Annotated[
         int,
         typer.Option(
-            envvar="IMAGE_UID", help="User id in the image; this user gets the private files if root makes them."
+            envvar="IMAGE_UID", help="User ID in the image. If root makes the files, this user owns the private ones."
         ),
     ] = 1000,
 ) -> None:

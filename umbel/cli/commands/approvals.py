@@ -18,7 +18,7 @@ from umbel.protocol.home import umbel_home
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
 
-app = command_group('Requests to a site that sets approve = "ask", with their tasks, prices and plans.')
+app = command_group('List and decide requests to a site that sets approve = "ask".')
 
 _Ledger = Annotated[
     Path | None,

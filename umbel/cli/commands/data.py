@@ -133,7 +133,7 @@ def import_(
     target: Annotated[str, typer.Option(help="The column to predict.")] = "",
     name: Annotated[str, typer.Option(help="Name of the dataset.", show_default="the file's")] = "",
     features: Annotated[
-        str, typer.Option(help="The columns to predict it from, separated by commas.", show_default="all others")
+        str, typer.Option(help="The columns to predict from, separated by commas.", show_default="all others")
     ] = "",
     drop: Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")] = "",
     categories: Annotated[
@@ -169,7 +169,7 @@ def import_(
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split, and of --clients.")] = 0,
     model: Annotated[str, typer.Option(help="Model for the dataset.", show_default="linear")] = "",
-    loss: Annotated[str, typer.Option(help="Loss of that model.", show_default="what suits the target")] = "",
+    loss: Annotated[str, typer.Option(help="Loss of that model.", show_default="one that suits the target")] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Replace a dataset of that name.")] = False,
 ) -> None:
     """Make a dataset from a table: one column holds the clients, another the target."""

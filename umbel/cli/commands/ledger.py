@@ -72,7 +72,7 @@ def export(
 
 @app.command()
 def create(path: _LedgerPath) -> None:
-    """Make a new, empty ledger. A node whose policy sets a limit does not make one itself."""
+    """Make a new, empty ledger. If a site's policy sets a limit, its node does not make one by itself."""
     with errors_in_one_line():
         if path.exists():
             raise LedgerError(f"{path} exists already", code="ledger.exists")

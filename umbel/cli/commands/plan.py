@@ -74,7 +74,7 @@ def command(
         ),
     ] = False,
 ) -> None:
-    """Print, before a run, its cost in privacy for clients, or the noise that a guarantee needs."""
+    """Print a run's cost in privacy before it starts, or the noise that a guarantee needs."""
     with errors_in_one_line():
         named = [word for word in words or [] if "=" not in word]
         values = pairs([word for word in words or [] if "=" in word])

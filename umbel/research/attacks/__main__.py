@@ -74,7 +74,7 @@ def reconstruct_command(
     seed: Seed = 0,
     out: Out = None,
 ) -> None:
-    """Reconstruct single images from one step of training, behind the app's own gate."""
+    """Reconstruct an image from a release of one training step, behind the app's own gate."""
     multipliers = tuple(dict.fromkeys(noise_multiplier))
     setting = reconstruct.Setting(dataset, model, multipliers, per_layer, count, restarts, seed, releases)
     several = f"-{releases}-releases" if releases > 1 else ""
@@ -145,12 +145,12 @@ def audit_command(
     ] = 0.0,
     by_site: Annotated[
         bool,
-        typer.Option("--by-site/--by-client", help="The party that adds the noise: a site to sums, or each client."),
+        typer.Option("--by-site/--by-client", help="A site adds noise to sums, or each client to its update."),
     ] = False,
     participations: Annotated[int, typer.Option(min=1, help="Participations of each canary.")] = 1,
-    canaries: Annotated[int, typer.Option(min=100, help="Canaries of each setting; one in four is a pilot.")] = (
-        findings.CANARIES
-    ),
+    canaries: Annotated[
+        int, typer.Option(min=100, help="Canaries of each setting. One in four only fixes the number of guesses.")
+    ] = (findings.CANARIES),
     delta: Annotated[float, typer.Option(help="Delta of the (epsilon, delta) claim.")] = DELTA,
     confidence: Annotated[float, typer.Option(help="Confidence of each lower bound.")] = findings.CONFIDENCE,
     as_site: Annotated[

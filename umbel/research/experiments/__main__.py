@@ -45,26 +45,26 @@ app = command_group("The papers' experiments, and the frontier.")
 Seeds = Annotated[int | None, typer.Option(min=1, help="Runs of each kind.", show_default="as in the paper")]
 First = Annotated[int, typer.Option("--first-seed", min=0, help="The first seed.")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Maximum rounds of a run.", show_default="as configured")]
-Quick = Annotated[bool, typer.Option("--quick", help="A small part of it, in seconds, to see that it works.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Parallel runs on this machine.", show_default="one a core")]
-OnlyTables = Annotated[bool, typer.Option("--tables", help="Do no runs: make tables of finished ones.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Only a small part, in at most a minute, as a test.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Parallel runs on this machine.", show_default="one per core")]
+OnlyTables = Annotated[bool, typer.Option("--tables", help="Start no runs: make tables of finished ones.")]
 Out = Annotated[
     Path | None, typer.Option(help="Folder for tables, figures and runs.", show_default="$UMBEL_HOME/experiments/NAME")
 ]
 
 _EXPERIMENTS: dict[str, tuple[ModuleType, str]] = {
-    "synthetic": (synthetic, "Two linear models in the plane: figures 1 and 2, and how often they look like that."),
+    "synthetic": (synthetic, "Two linear models in the plane: figures 1 and 2, over many seeds."),
     "hospital": (hospital, "Hospital charges: figures 3 and 4, and the privacy budgets of Table 1."),
-    "drift": (drift, "Clients that change: their data drift, they come and go; old hypotheses, old ledgers."),
+    "drift": (drift, "Clients that change: data that drift, and clients that come, go and return."),
     "chosen-round": (chosen_round, "The best round, chosen by exact losses and by means with noise."),
     "own": (own, "Personalised hypotheses, beside clients that train alone."),
-    "attacks": (attacks, "Findings in releases: the headlines of umbel attack, images and local vectors."),
+    "attacks": (attacks, "The main results of umbel attack: images and local vectors read from releases."),
     "when": (when, "When a run is worth it: errors by clients, parameters and epsilon."),
-    "public-tables": (public_tables, "Public tables by default settings: without noise, and with epsilon 8."),
+    "public-tables": (public_tables, "Public tables with default settings: without noise, and at epsilon 8."),
     "femnist": (handwriting, "Handwritten characters: the accuracies of Table 2."),
     "femnist-full": (femnist_full, "Table 2 at full length: all images, up to 500 rounds."),
-    "centaur": (centaur, "Handwriting with a guarantee: users of few digits, who keep their heads."),
-    "qmnist": (handwriting, "Handwritten digits: Table 2's grid on data that two cores can learn."),
+    "centaur": (centaur, "Handwriting with a guarantee: users with few digits each, and local heads."),
+    "qmnist": (handwriting, "Handwritten digits: the settings of Table 2 on a smaller dataset."),
 }
 
 
@@ -153,7 +153,7 @@ def run_unpack(
     name: Annotated[str, typer.Argument(help="Name of the experiment.")],
     file: Annotated[Path, typer.Argument(help="File that umbel experiment pack wrote.", exists=True, dir_okay=False)],
 ) -> None:
-    """Put packed runs where the experiment finds them; the same code then need not repeat them."""
+    """Unpack runs for the experiment, which then need not repeat them with the same code."""
     names = unpack(file.read_text(encoding="utf-8").splitlines(), _folder(None, name, False))
     typer.echo(f"{len(names)} runs")
 

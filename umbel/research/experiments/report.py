@@ -164,7 +164,7 @@ def main(
         bool, typer.Option("--baselines/--no-baselines", help="Measure the run's worth, if that was not done.")
     ] = True,
 ) -> None:
-    """Write the report.html of a run, beside others: an interrupted run, or one of a sweep, has none yet."""
+    """Write the report.html of a run, with other runs beside it. Interrupted runs and runs of a sweep have none yet."""
     with errors_in_one_line(), reading(run):
         typer.echo(write_report(run, against or (), baselines))
 
