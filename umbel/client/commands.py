@@ -36,7 +36,7 @@ def _check(
     """Explain a site's configuration, and check all that a run will need.
 
     The checks: the data against the manifest, the model, the ledger and its log, permissions, and the disk. With
-    `--superlink` also the key, the certificates, the server and the clock. Environment variables (UMBEL_...) count, as
+    --superlink also the key, the certificates, the server and the clock. Environment variables (UMBEL_...) count, as
     they do for the node.
     """
     with errors_in_one_line():

@@ -170,7 +170,7 @@ def test_the_log_says_what_was_spent(
     node = Node(Gate(2.0, 1.0), unchanged, tmp_path if own_data else None)
     for _ in range(2):
         node.send(asks(PAIR))
-    assert f"after 2 participations {who} has spent epsilon 3.993 at delta 1e-05" in node_log.getvalue()
+    assert f"after 2 releases {who} has spent epsilon 3.993 at delta 1e-05" in node_log.getvalue()
 
 
 def test_a_log_that_many_clients_share_says_only_what_is_new(
@@ -179,7 +179,7 @@ def test_a_log_that_many_clients_share_says_only_what_is_new(
     monkeypatch.setattr(stock_app, "_told", {})
     for _ in range(3):
         Node(Gate(2.0, 1.0), unchanged).send(asks(PAIR))
-    assert node_log.getvalue().count("participation a client has spent") == 1
+    assert node_log.getvalue().count("release a client has spent") == 1
 
 
 def test_a_budget_refuses_once_it_is_spent_and_who_cannot_pay_does_not_train() -> None:

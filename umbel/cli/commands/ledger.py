@@ -22,7 +22,7 @@ from umbel.protocol.words import count_of
 
 app = command_group("Read a site's ledger.")
 
-_LedgerPath = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger file.")]
+_LedgerPath = Annotated[Path, typer.Argument(metavar="PATH", envvar="UMBEL_LEDGER_PATH", help="The ledger file.")]
 _Delta = Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (epsilon, delta) guarantee.")]
 
 

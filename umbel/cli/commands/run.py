@@ -27,7 +27,7 @@ def command(
             metavar="[CONFIG|DATASET|RUN] [KEY=VALUE...]",
             help="A TOML file with run-config values, its name in configs/, or a dataset; with --resume, a run. "
             "KEY=VALUE overrides a value; umbel keys lists the keys.",
-            show_default="the demo",
+            show_default="synthetic data, with a guarantee",
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="The same as CONFIG.")] = None,

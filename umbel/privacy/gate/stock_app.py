@@ -178,7 +178,7 @@ class Gate:
             return
         _told.clear()
         _told[passage.run] = times
-        who, often = "a client" if passage.site.simulated else "this site's client", count_of(times, "participation")
+        who, often = "a client" if passage.site.simulated else "this site's client", count_of(times, "release")
         if found is None:
             log(INFO, "umbel.Gate: after %s %s has no guarantee", often, who)
             return
@@ -194,6 +194,7 @@ class Gate:
         scores = passage.evaluate(task)
         if np.isnan(scores).any():
             raise Refused("the client is over budget for another report", code="refused.budget")
+        self._tell_spent(passage)
         reported = dict(zip(self._reports, scores[:, 0].tolist(), strict=False))
         return RecordDict({_METRICS: MetricRecord(reported | {self._weight: 1})})
 
@@ -298,7 +299,8 @@ class _App:
         trains = policy.role is not Role.VALIDATION
         if trains and not policy.report_noise_multiplier > 0:
             raise Refused(
-                "clients of this site do not report; set report-noise-multiplier, or role to validation",
+                "clients of this site do not report; set report-noise-multiplier and role = train, or role to "
+                "validation (in simulation UMBEL_REPORT_NOISE_MULTIPLIER and UMBEL_ROLE)",
                 code="refused.no-reports",
             )
         noisy = policy.report_noise > 0
