@@ -17,10 +17,10 @@ class Killed(BaseException):
 def kill_when(patch: pytest.MonkeyPatch, over: Callable[[Path], bool]) -> None:
     """End the process at the first write for which `over` says so: before a file is replaced, or amid a new line."""
 
-    def replace(path: Path, content: bytes) -> None:
+    def replace(path: Path, content: bytes, private: bool) -> None:
         if over(path):
             raise Killed
-        whole(path, content)
+        whole(path, content, private)
 
     def add(path: Path, content: bytes) -> None:
         if over(path):
