@@ -20,5 +20,5 @@ class Hook(BuildHookInterface):  # type: ignore[type-arg]
             names = ("LICENSE", "README.md", "configs", "pyproject.toml")
             build_data["force_include"] |= {name: f"umbel/_app/{name}" for name in names}
         else:
-            # Python reads these files in the order of their names: this one after `_editable_impl_umbel.pth`, which adds the finder.
+            # Python reads these files in the order of their names: this one after that which adds the finder.
             build_data["force_include_editable"] |= {"tools/first.pth": "umbel_first.pth"}
