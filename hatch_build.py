@@ -1,7 +1,6 @@
 """What a wheel holds besides the package, so that an installed umbel can make its bundle and finds ``configs``.
 
-An editable install finds these in the checkout. It holds a line for Python's start instead: a folder ``umbel`` beside a
-script, such as the one for data in the home, would otherwise hide the package.
+An editable install has none of it: it finds them in the checkout.
 """
 
 from __future__ import annotations
@@ -19,6 +18,3 @@ class Hook(BuildHookInterface):  # type: ignore[type-arg]
         if version == "standard":
             names = ("LICENSE", "README.md", "configs", "pyproject.toml")
             build_data["force_include"] |= {name: f"umbel/_app/{name}" for name in names}
-        else:
-            # Python reads these files in the order of their names: this one after that which adds the finder.
-            build_data["force_include_editable"] |= {"tools/first.pth": "umbel_first.pth"}
