@@ -20,6 +20,7 @@ import pytest
 from tests.helpers.datasets import save_plane
 from tests.helpers.forks import forks
 from tests.helpers.ledgers import participations
+from tests.helpers.paper import ACCEPTED
 from umbel.privacy.gate.ledger import Ledger
 
 CLIENTS = 3
@@ -40,7 +41,8 @@ def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> 
 
     if die_before_noise:
         releases.sanitise_in_place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
-    config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.sqlite")}
+    # Processes have the environment of the first test that made one.
+    config = ACCEPTED | {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.sqlite")}
     grid = InProcessGrid(app, run_config, node_configs=[config])
     [node] = grid.get_node_ids()
     hypotheses = {"weight": np.ones((2, 1, 2), np.float32)}
