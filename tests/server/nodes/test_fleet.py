@@ -185,6 +185,22 @@ def test_a_round_that_nodes_refuse_is_not_repeated(linear_config: dict[str, Any]
     assert not fleet.unanswered
 
 
+@pytest.mark.parametrize(
+    ("code", "asked"), [(ErrorCode.CLIENT_APP_CRASHED, 2), (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, 1)]
+)
+def test_a_site_whose_process_died_is_asked_again_at_once(linear_config: dict[str, Any], code: int, asked: int) -> None:
+    class Dying(InProcessGrid):
+        def _answer(self, message: Message) -> Message:
+            reply = super()._answer(message)
+            return Message(Error(code, "died"), reply_to=message) if reply.metadata.src_node_id == 101 else reply
+
+    grid, fleet = InProcessGrid(umbel.client.app.app, linear_config, nodes=2), Fleet(clients_per_round=30)
+    fleet.roster(grid)
+    grid.__class__ = Dying
+    play_round(grid, fleet)
+    assert len(fleet.ask_training(2, RECORD, COMMON, grid)) == asked
+
+
 # --- nodes that come
 
 

@@ -23,7 +23,7 @@ from umbel.protocol.arrays import Arrays, as_matrix
 from umbel.protocol.clients import ClientInRun, ClientOnNode
 from umbel.protocol.durations import at_time, in_time
 from umbel.protocol.errors import FleetError
-from umbel.protocol.flower import log
+from umbel.protocol.flower import ErrorCode, log
 from umbel.protocol.messages import (
     answers_training,
     asks,
@@ -311,7 +311,7 @@ class Fleet:
                 log(WARNING, "%s did not reply to the message of round %d: %s", name, round, reason)
                 if answer.gone:
                     silent.add(answer.node)
-                else:
+                elif answer.reply.error.code != ErrorCode.CLIENT_APP_CRASHED:  # a new process may well reply
                     refused[answer.node] = code_in(reason)
         asked = [answer for answer in answers if answer.kind != "query"]
         replied = {answer.node for answer in asked} - silent - set(refused)
