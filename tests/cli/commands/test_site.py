@@ -126,7 +126,7 @@ def test_each_fault_of_a_site_is_told_at_once(data: Path, tmp_path: Path, monkey
 
 
 class Health(BaseHTTPRequestHandler):
-    """A server that is healthy at a time of its own."""
+    """A healthy server, whose clock a test sets."""
 
     ahead, status = 0.0, 200
 

@@ -204,10 +204,9 @@ class SiteLog:
 
     def _in_ledger(self, line: Line | None) -> bool:
         """Return whether the ledger has the charges up to a line; lines of umbel 0.1 do not say."""
-        charges = (line or {}).get("charges", 0)
-        return not charges or (
-            self.ledger.exists() and Store(self.ledger).hash_of(charges)[1] == (line or {})["charge"]
-        )
+        if line is None or not (charges := line.get("charges", 0)):
+            return True
+        return self.ledger.exists() and Store(self.ledger).hash_of(charges)[1] == line["charge"]
 
     def answered(self, entry: Entry, answered: bool) -> None:
         """Add the line of a message; on return it is on disk."""
