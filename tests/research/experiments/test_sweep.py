@@ -25,7 +25,8 @@ from umbel.protocol.errors import SweepError
 from umbel.research.experiments import drift, frontier, synthetic
 from umbel.research.experiments.__main__ import app
 from umbel.research.experiments.runs import Finished, Spec, finish
-from umbel.research.experiments.sweep import Result, _digest, _pack, _unpack, made_by, sweep
+from umbel.research.experiments.sweep import Result, _digest, _pack, _unpack, made_by, sweep, unpack
+from umbel.research.experiments.tables import page
 from umbel.simulation.in_process import run_config
 
 # As they are before tests put others in their place.
@@ -75,6 +76,37 @@ def test_what_is_torn_or_made_in_another_way_is_done_again(
     changes = {"noise-multiplier": 1.0} if other == "configuration" else {}
     sweep([Spec("seed0", spec.config | changes)], tmp_path)
     assert in_process == ["seed0", "seed0"]
+
+
+@pytest.mark.parametrize("other", ["code", "new setting", "changed setting", "data"])
+def test_runs_of_earlier_code_are_kept_when_asked_and_the_tables_tell(
+    other: str, in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data.json"
+    data.write_bytes(find_dataset("synthetic").read_bytes())
+    specs = [Spec(spec.name, spec.config | {"dataset": str(data)}) for spec in SPECS[:2]]
+    (first,) = sweep(specs[:1], tmp_path)
+    monkeypatch.setattr(umbel.research.experiments.sweep, "_digest", lambda *_: "changed")
+    file = first.folder / "result.json"
+    document = json.loads(file.read_text())
+    if other == "new setting":
+        del document["config"]["patience"]  # it has its default
+    elif other == "changed setting":
+        del document["config"]["rounds"]  # it has not
+    elif other == "data":
+        document["made_by"]["data"] = "changed"
+    file.write_text(json.dumps(document))
+    kept = sweep(specs, tmp_path, keep=True)
+    assert in_process == ["seed0", *([] if other in ("code", "new setting") else ["seed0"]), "seed1"]
+    said = [section.title for section in page("Runs", [], [], kept).sections]
+    assert ("Code" in said) == (kept[0].code == first.code) == (other in ("code", "new setting"))
+
+
+@pytest.mark.parametrize("line", ['{"name": "../out", "history": []}', '{"name": "", "history": []}', "[]", "{}", "{"])
+def test_packed_runs_of_somebody_else_stay_in_the_folder(line: str, tmp_path: Path) -> None:
+    with raises(SweepError, "sweep.not-packed"):
+        unpack(['{"name": "good", "history": []}', line], tmp_path / "sweep")
+    assert not list(tmp_path.iterdir())
 
 
 def test_two_sweeps_do_not_share_a_folder(in_process: list[str], tmp_path: Path) -> None:

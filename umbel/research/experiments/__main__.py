@@ -48,6 +48,10 @@ Rounds = Annotated[int | None, typer.Option(min=1, help="Maximum rounds of a run
 Quick = Annotated[bool, typer.Option("--quick", help="Only a small part, in at most a minute, as a test.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Parallel runs on this machine.", show_default="one per core")]
 OnlyTables = Annotated[bool, typer.Option("--tables", help="Start no runs: make tables of finished ones.")]
+Keep = Annotated[
+    bool,
+    typer.Option("--keep", help="Keep finished runs that other code or versions made; the tables name them."),
+]
 Out = Annotated[
     Path | None, typer.Option(help="Folder for tables, figures and runs.", show_default="$UMBEL_HOME/experiments/NAME")
 ]
@@ -76,8 +80,9 @@ def _add(name: str, module: ModuleType, text: str) -> None:
         out: Out = None,
         workers: Workers = None,
         tables: OnlyTables = False,
+        keep: Keep = False,
     ) -> None:
-        _run(name, module, out, seeds, first, quick, workers, tables)
+        _run(name, module, out, seeds, first, quick, workers, tables, keep)
 
     def written(
         seeds: Seeds = None,
@@ -87,8 +92,9 @@ def _add(name: str, module: ModuleType, text: str) -> None:
         out: Out = None,
         workers: Workers = None,
         tables: OnlyTables = False,
+        keep: Keep = False,
     ) -> None:
-        _run(name, module, out, seeds, first, quick, workers, tables, dataset=name, rounds=rounds)
+        _run(name, module, out, seeds, first, quick, workers, tables, keep, dataset=name, rounds=rounds)
 
     app.command(name, help=text)(written if module is handwriting else plain)
 
@@ -154,7 +160,8 @@ def run_unpack(
     file: Annotated[Path, typer.Argument(help="File that umbel experiment pack wrote.", exists=True, dir_okay=False)],
 ) -> None:
     """Unpack runs for the experiment, which then need not repeat them with the same code."""
-    names = unpack(file.read_text(encoding="utf-8").splitlines(), _folder(None, name, False))
+    with errors_in_one_line():
+        names = unpack(file.read_text(encoding="utf-8").splitlines(), _folder(None, name, False))
     typer.echo(f"{len(names)} runs")
 
 
@@ -178,6 +185,7 @@ def _run(
     quick: bool,
     workers: int | None = None,
     only_tables: bool = False,
+    keep: bool = False,
     **options: Any,
 ) -> None:
     """Do an experiment's remaining runs, and write the results."""
@@ -190,7 +198,7 @@ def _run(
             for dataset in {spec.config["dataset"] for spec in specs}:
                 find_dataset(dataset)  # a missing one is named before any work
             task = getattr(module, "play", finish)
-            results = done(specs, folder, task) if only_tables else sweep(specs, folder, task, workers)
+            results = done(specs, folder, task, keep) if only_tables else sweep(specs, folder, task, workers, keep)
             if any_good := bool(trained(good(results))):
                 module.tables(results, folder)
                 _stamp(name, folder, (result.spec.config["seed"] for result in results))

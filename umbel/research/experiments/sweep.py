@@ -33,6 +33,7 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import SweepError
 from umbel.protocol.home import make_folder, private_scratch, umbel_home, write_atomically
 from umbel.protocol.project import PACKAGE, source
+from umbel.protocol.run_config import RunConfig
 from umbel.research.experiments.runs import Finished, Spec, finish
 from umbel.server.run_folder import RunFolder, versions
 from umbel.simulation import cluster
@@ -65,6 +66,7 @@ class Result:
     measures: dict[str, Any]  # see `umbel.research.experiments.runs.finish`; empty for a run that failed
     folder: Path
     error: str = ""  # the reason of a failure
+    code: str = ""  # digest of the code that made it
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -89,18 +91,21 @@ class Result:
             return dict(arrays)
 
 
-def sweep(specs: Sequence[Spec], folder: Path, task: Task = finish, workers: int | None = None) -> list[Result]:
+def sweep(
+    specs: Sequence[Spec], folder: Path, task: Task = finish, workers: int | None = None, keep: bool = False
+) -> list[Result]:
     """Do all runs that are not done yet, and return the results of all in the order of `specs`.
 
     On this machine `workers` runs are parallel, by default as many as there are cores.
 
     A run is done if its folder ``runs/NAME`` holds the result of the same configuration, made from the same data by the
-    same code and versions. A failed run does not stop the others, and is tried again the next time.
+    same code and versions. With `keep`, code and versions may be others, and settings that the run did not know must
+    have their defaults. A failed run does not stop the others, and is tried again the next time.
     """
     make_folder(folder)
     try:
         with FileLock(folder / ".lock", timeout=0):
-            return _sweep(specs, folder, task, workers)
+            return _sweep(specs, folder, task, workers, keep)
     except Timeout:
         text = f"another sweep is running in {folder}; wait for it, or give another folder"
         raise SweepError(text, code="sweep.running") from None
@@ -115,9 +120,9 @@ def resumable(config: Mapping[str, Any]) -> Finished:
     return finished
 
 
-def done(specs: Sequence[Spec], folder: Path, task: Task = finish) -> list[Result]:
-    """Return the results of finished runs, in the order of `specs`, also while others are running."""
-    return [result for spec in specs if (result := _read(spec, folder, task)) is not None]
+def done(specs: Sequence[Spec], folder: Path, task: Task = finish, keep: bool = False) -> list[Result]:
+    """Return the results of finished runs, in the order of `specs`, also while others are running; see `sweep`."""
+    return [result for spec in specs if (result := _read(spec, folder, task, keep)) is not None]
 
 
 def pack(folder: Path) -> Iterator[str]:
@@ -134,8 +139,16 @@ def pack(folder: Path) -> Iterator[str]:
 def unpack(lines: Iterable[str], folder: Path) -> list[str]:
     """Put runs from `pack` where a sweep finds them, unless they are there; return their names."""
     names = []
-    for document in map(json.loads, lines):
-        path, history = folder / "runs" / document.pop("name"), document.pop("history")
+    try:
+        runs = [(doc.pop("name"), doc.pop("history"), doc) for doc in map(json.loads, lines)]
+        outside = [name for name, *_ in runs if not name or "/" in name or name.startswith(".")]
+    except (ValueError, KeyError, AttributeError, TypeError) as broken:
+        raise SweepError(f"no runs that umbel experiment pack wrote: {broken!r}", code="sweep.not-packed") from broken
+    if outside:
+        text = f"{outside[0]!r} is not the name of a run; unpack only files that umbel experiment pack wrote"
+        raise SweepError(text, code="sweep.not-packed")
+    for name, history, document in runs:
+        path = folder / "runs" / name
         if not (path / _RESULT).exists():
             path.mkdir(parents=True, exist_ok=True)
             write_atomically(path / _HISTORY, "".join(f"{json.dumps(entry)}\n" for entry in history).encode())
@@ -144,8 +157,8 @@ def unpack(lines: Iterable[str], folder: Path) -> list[str]:
     return names
 
 
-def _sweep(specs: Sequence[Spec], folder: Path, task: Task, workers: int | None) -> list[Result]:
-    results = {result.spec.name: result for result in done(specs, folder, task)}
+def _sweep(specs: Sequence[Spec], folder: Path, task: Task, workers: int | None, keep: bool) -> list[Result]:
+    results = {result.spec.name: result for result in done(specs, folder, task, keep)}
     missing = [spec for spec in specs if spec.name not in results]
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -253,22 +266,26 @@ def _save(spec: Spec, finished: Finished | None, error: str, folder: Path, task:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **finished.trace)  # type: ignore[arg-type]
         write_atomically(path / _TRACE, buffer.getvalue())
-    document = {"made_by": made_by(spec.config, task), "config": spec.config, "measures": finished.measures}
+    by = made_by(spec.config, task)
+    document = {"made_by": by, "config": spec.config, "measures": finished.measures}
     write_atomically(path / _RESULT, json.dumps(document, indent=1).encode())
     failure.unlink(missing_ok=True)
-    return Result(spec, finished.measures, path)
+    return Result(spec, finished.measures, path, code=by["code"])
 
 
-def _read(spec: Spec, folder: Path, task: Task) -> Result | None:
-    """Return an earlier run by the same code, with the same configuration."""
+def _read(spec: Spec, folder: Path, task: Task, keep: bool) -> Result | None:
+    """Return an earlier run with the same configuration and data, and by the same code unless `keep`."""
     path = folder / "runs" / spec.name
     try:
         document = json.loads((path / _RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if document.get("config") != spec.config or document.get("made_by") != made_by(spec.config, task):
+    config, by, now = document.get("config"), document.get("made_by"), made_by(spec.config, task)
+    if keep and isinstance(config, dict) and isinstance(by, dict):
+        config, now = RunConfig().entries() | config, {**by, "data": now["data"]}
+    if config != spec.config or by != now:
         return None
-    return Result(spec, document["measures"], path)
+    return Result(spec, document["measures"], path, code=by.get("code", ""))
 
 
 def made_by(config: Mapping[str, Any], task: Task = finish) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,8 +26,8 @@ SAME_SPLIT = "All seeds train and measure the same clients, so ± is that of the
 
 
 def page(title: str, sections: Iterable[Section], rows: Sequence[Row], results: Sequence[Result]) -> Page:
-    """Return the page of a sweep: sections, rows of the CSV file, and of all runs the bad ones and configurations."""
-    return Page(title, [*sections, _bad_runs(results)], rows, _configuration(results))
+    """Return the page of a sweep, with what is true of all runs: the bad ones, their code and their configurations."""
+    return Page(title, [*sections, _bad_runs(results), *_code(results)], rows, _configuration(results))
 
 
 def by_arm(results: Sequence[Result]) -> dict[Any, list[Result]]:
@@ -105,3 +106,13 @@ def _bad_runs(results: Sequence[Result]) -> Section:
         return Section("Bad runs", f"None of {len(results)} runs failed or diverged.")
     text = f"{len(bad)} of {len(results)} runs failed or diverged; they are left out of the figures above."
     return Section("Bad runs", text, ("run", "what happened"), bad)
+
+
+def _code(results: Sequence[Result]) -> list[Section]:
+    """Return what to say if different versions of the code made the runs."""
+    made = Counter(result.code for result in results if not result.error)
+    if len(made) < 2:
+        return []
+    text = f"{len(made)} versions of the code made these runs, from the same data and with the same settings."
+    rows = [(code, str(runs)) for code, runs in sorted(made.items())]
+    return [Section("Code", text, ("digest of the code", "runs"), rows)]
