@@ -95,6 +95,8 @@ COMMANDS: Table = {
     "ledger": ("umbel.cli.commands.ledger:app", "Read a site's ledger: what its clients have spent."),
     "log": ("umbel.cli.commands.log:app", "Read a site's log: what servers asked, and what the site decided."),
     "approvals": ("umbel.cli.commands.approvals:app", "List, approve and refuse requests to a site."),
+    "sign": ("umbel.cli.commands.sign:app", "Sign a run's settings, for sites that list their researchers."),
+    "policy": ("umbel.cli.commands.policy:app", "Explain a site's policy in words, and check its file."),
     "server": ("umbel.cli.main:server", "Start the server, sign in to it, and print a run's status."),
     "sites": ("umbel.cli.commands.sites:sites", "List the sites of a run, and why some are missing."),
     "certs": ("umbel.deploy.certs:app", "Make the certificates, secrets and keys of a server and its sites."),

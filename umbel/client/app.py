@@ -22,7 +22,7 @@ from umbel.client.node import Node
 from umbel.client.noisy_messages import noisy_messages
 from umbel.client.personal.keep import keep
 from umbel.models.prior import Prior
-from umbel.privacy.gate.consent import check_approved
+from umbel.privacy.gate.consent import check_admitted
 from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.own_app import RoundGate, local_report, local_result, node_in
 from umbel.privacy.gate.randomness import noise, streams
@@ -59,7 +59,7 @@ def query(msg: Message, context: Context) -> Message:
         raise ProtocolError(text, code="protocol.version")
     node = Node.of(context.node_config, context.run_config)
     # The server asks nothing of a node that it does not know.
-    check_approved(node.site, str(context.run_id), RunConfig.of(context.run_config), node.model.num_parameters)
+    check_admitted(node.site, str(context.run_id), RunConfig.of(context.run_config), node.model.num_parameters)
     return Message(hosting_reply(node.hosting), reply_to=msg)
 
 
@@ -176,7 +176,7 @@ def keep_models(msg: Message, context: Context) -> Message:
     node.check(hypotheses)
     arrays, k = prior_in(msg.content), len(next(iter(hypotheses.values())))
     prior = None if arrays is None else Prior.read(arrays, k, node.model.num_parameters)
-    check_approved(node.site, str(context.run_id), RunConfig.of(context.run_config), node.model.num_parameters)
+    check_admitted(node.site, str(context.run_id), RunConfig.of(context.run_config), node.model.num_parameters)
     # A site that keeps nothing runs the same checks, so that its reply does not reveal that.
     if not node.site.simulated:
         Runs.of(node.site).end(str(context.run_id), name, hypotheses, evaluates=len(node.validation) > 0)

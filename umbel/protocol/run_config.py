@@ -14,6 +14,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import distrust
 from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Clipping, ClipSchedule, Kind, NoisePer, Release
 from umbel.protocol.rules import Settings
+from umbel.protocol.signatures import SIGNATURE
 from umbel.protocol.tasks import TrainingSpec
 
 # More than any experiment needs, and few enough to fit a node's memory.
@@ -207,6 +208,9 @@ class RunConfig(Settings):
     max_pause: Number = Field(86400.0, ge=0, description="maximum seconds of such a pause; then the run fails")
     round_timeout: Number = Field(3600.0, gt=0, description="seconds to wait for a round's replies")
     quorum: Number = Field(1.0, gt=0, le=1, description="share of a round's clients whose replies close the round")
+    signature: str = Field(
+        "", description="signature of these settings, from umbel sign, for sites that list researchers"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -272,6 +276,10 @@ class RunConfig(Settings):
             key: str(value) if isinstance(value, str) else value
             for key, value in self.model_dump(by_alias=True).items()
         }
+
+    def unsigned(self) -> dict[str, Any]:
+        """Return the entries without the signature: what it covers, and what people approve."""
+        return {key: value for key, value in self.entries().items() if key != SIGNATURE}
 
 
 def read_saved(text: str) -> dict[str, Any]:

@@ -223,7 +223,7 @@ def test_a_name_must_be_one_requests(site: Site, run_config: dict[str, Any]) -> 
         assert done.exit_code == 1
         assert "[ledger.short-name]" in done.output
     with raises(LedgerError, "ledger.no-request", "z" * SHOWN):
-        Runs(site.ledger).decide("z" * SHOWN, Status.APPROVED)
+        Runs(site.ledger).request("z" * SHOWN)
 
 
 def test_more_clients_than_the_run_config_says_wait_by_themselves(tmp_path: Path, run_config: dict[str, Any]) -> None:

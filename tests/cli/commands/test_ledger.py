@@ -107,7 +107,7 @@ def test_export_writes_the_other_tables_as_csv(tmp_path: Path, table: str) -> No
     runs.note_sent("7", "spring", hypotheses)
     runs.end("7", "spring", hypotheses, evaluates=True)
     with pytest.raises(Refused):
-        runs.check_approved("7", {"rounds": 3})
+        runs.check_approved("7", {"rounds": 3}, "")
     code, output = run("ledger export", str(path), "--table", table)
     assert code == 0
     row = next(csv.DictReader(io.StringIO(output)))

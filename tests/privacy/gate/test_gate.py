@@ -494,7 +494,7 @@ def test_a_node_that_is_told_to_end_ends(deadly: type[BaseException], monkeypatc
 
 def test_of_the_asked_clients_those_train_that_paid(monkeypatch: pytest.MonkeyPatch) -> None:
     trains: list[Any] = []
-    monkeypatch.setattr(MemoryLedger, "charge", lambda self, charge, clients, limits, at_least: [True, False])
+    monkeypatch.setattr(MemoryLedger, "charge", lambda self, charge, clients, limits, at_least, most: [True, False])
 
     def handler(msg: Message, context: Context) -> Message:
         task = training_in(msg.content)

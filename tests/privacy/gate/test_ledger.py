@@ -168,7 +168,7 @@ def test_a_ledger_of_a_later_version_is_refused(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 9")
     connection.close()
-    with raises(LedgerError, "ledger.version", 9, 4):
+    with raises(LedgerError, "ledger.version", 9, 5):
         Ledger(path)
 
 

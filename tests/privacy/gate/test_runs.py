@@ -66,12 +66,12 @@ def test_what_waits_is_not_forgotten_for_what_comes_later(path: Path, monkeypatc
     runs = Runs(path)
     for number in range(5):
         with raises(Refused, "refused.waits" if number < 2 else "refused.too-many-wait"):
-            runs.check_approved(str(number), {"rounds": number})
+            runs.check_approved(str(number), {"rounds": number}, "")
     assert [request.run for request in runs.requests()] == ["0", "1"]
-    runs.decide(runs.requests()[0].digest, Status.APPROVED)
+    runs.decide(runs.requests()[0], Status.APPROVED, "ann", "")
     with raises(Refused, "refused.waits"):
-        runs.check_approved("4", {"rounds": 4})
-    runs.check_approved("0", {"rounds": 0})
+        runs.check_approved("4", {"rounds": 4}, "")
+    runs.check_approved("0", {"rounds": 0}, "")
     assert [request.run for request in runs.requests()] == ["0", "1", "4"]
 
 

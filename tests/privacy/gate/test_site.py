@@ -279,6 +279,8 @@ SET: dict[str, tuple[str, Any]] = {
     "noise-all-items": ("TRUE", True), "balanced-batches": ("True", True), "insecure-seed": ("true", True),
 }  # fmt: skip
 TEXTS = {
+    "researchers": "ann=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb",
+    "strategies": "group-privacy fedavg", "hours": "mon-fri 20:00-06:00",
     "reader": "umbel.data.hospital_table:read", "reader-options": "geonames=/data/US.txt", "role": "split",
     "place": "1/3", "clipping": "any", "release": "site", "mechanisms": "laplace gaussian",
     "ledger-path": "/ledger/umbel.sqlite", "approve": "ask", "app": "hospital.client_app:app",
@@ -303,7 +305,7 @@ def variable(key: str) -> str:
 
 
 def test_every_key_is_tried_here() -> None:
-    assert {*SET, NEVER, "data-path"} == set(Policy.names())
+    assert {*SET, NEVER, "data-path", "policy-file"} == set(Policy.names())
 
 
 @pytest.mark.parametrize("key", SET)

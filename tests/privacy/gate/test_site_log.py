@@ -28,6 +28,7 @@ from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.own_app import local_report, local_result
 from umbel.privacy.gate.refusals import guard
+from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import FIRST, Entry, SiteLog, from_ranges, in_ranges, outline
 from umbel.privacy.gate.store import beside
 from umbel.protocol.clients import ClientInDataset
@@ -88,6 +89,7 @@ def test_a_line_says_what_was_asked_what_was_decided_and_who_paid(log: SiteLog, 
     assert len(line.pop("hash")) == len(line.pop("charge")) == 64
     [charged] = line.pop("charged")
     assert (charged["round"], charged["clients"]) == (3, "0,4")
+    assert line.pop("policy") == Site.of(own).policy.digest
     assert line == {
         "number": 1, "run": "1", "message": "train", "asked": {"hypotheses": {"k": 1, "n": 2}},
         "decision": "answered", "reason": "", "paid": 2, "previous": FIRST, "charges": 2,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
+import json
+import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,12 +15,14 @@ from rich.text import Text
 
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words, site_release
 from umbel.privacy.gate.charges import paper_spent
+from umbel.privacy.gate.consent import decide
 from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.cli import command_group, console, errors_in_one_line, printable
 from umbel.protocol.home import umbel_home
-from umbel.protocol.release import ReleaseBy
+from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.words import count_of
 
 app = command_group('List and decide requests to a site that sets approve = "ask".')
 
@@ -24,6 +30,10 @@ _Ledger = Annotated[
     Path | None,
     typer.Option("--ledger", envvar="UMBEL_LEDGER_PATH", help="The site's ledger; by default that of $UMBEL_HOME."),
 ]
+_By = Annotated[
+    str | None, typer.Option("--by", help="The person that decides.", show_default="the user of this machine")
+]
+_Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
 _Digest = Annotated[str, typer.Argument(metavar="REQUEST", help="The request's name, as in the list.")]
 # The training entries of a run config, in the order of a reader's questions.
 _PLAN = (
@@ -40,10 +50,15 @@ def list_requests(
     ledger: _Ledger = None,
     decided: Annotated[bool, typer.Option("--all", help="Also print approved and refused requests.")] = False,
     whole: Annotated[bool, typer.Option("--whole", help="Print every entry of the run config.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the requests as JSON.")] = False,
 ) -> None:
     """Print waiting requests, oldest first."""
     with errors_in_one_line():
         found = [one for one in _runs(ledger).requests() if decided or one.status is Status.WAITING]
+        if as_json:
+            rows = [asdict(one) | {"prices": dict(prices(one))} for one in found]
+            typer.echo(json.dumps(rows, indent=1, default=str))
+            return
         terminal = console()
         for request in found:
             terminal.print(_table(request, whole))
@@ -52,25 +67,29 @@ def list_requests(
 
 
 @app.command()
-def approve(digest: _Digest, ledger: _Ledger = None) -> None:
+def approve(digest: _Digest, ledger: _Ledger = None, by: _By = None, reason: _Reason = "") -> None:
     """Approve exactly this request for all runs, now and later, within the site's limits."""
-    _decide(digest, Status.APPROVED, ledger)
+    _decide(digest, Status.APPROVED, ledger, by, reason)
 
 
 @app.command()
-def refuse(digest: _Digest, ledger: _Ledger = None) -> None:
+def refuse(digest: _Digest, ledger: _Ledger = None, by: _By = None, reason: _Reason = "") -> None:
     """Refuse this request for all runs, even if it was approved before."""
-    _decide(digest, Status.REFUSED, ledger)
+    _decide(digest, Status.REFUSED, ledger, by, reason)
 
 
-def _decide(digest: str, status: Status, ledger: Path | None) -> None:
+def _decide(digest: str, status: Status, ledger: Path | None, by: str | None, reason: str) -> None:
     with errors_in_one_line():
-        request = _runs(ledger).decide(digest, status)
+        request = decide(_path(ledger), digest, status, by or getpass.getuser(), reason)
         typer.echo(f"{request.digest[:SHOWN]} is {request.status}")
 
 
 def _runs(ledger: Path | None) -> Runs:
-    return Runs(ledger or umbel_home() / "ledger.sqlite")
+    return Runs(_path(ledger))
+
+
+def _path(ledger: Path | None) -> Path:
+    return ledger or umbel_home() / "ledger.sqlite"
 
 
 def _table(request: Request, whole: bool) -> Table:
@@ -79,9 +98,12 @@ def _table(request: Request, whole: bool) -> Table:
     entries: dict[str, Any] = asks["config"]
     table = Table("", "", title=f"request {request.digest[:SHOWN]}, {request.status}", show_header=False)
     table.add_row("asked", f"{request.at} by run {request.run}")
-    by_site = ReleaseBy.SITE in (asks.get("release"), asks["differs"].get("release_by"))
-    run = RunConfig(**{name.replace("-", "_"): value for name, value in entries.items()})
-    for name, value in _price(run, int(asks["n"]), by_site):
+    table.add_row("researcher", _cell(asks.get("researcher", "not known to this site")))
+    if request.decided:
+        said = f"{request.decided} by {request.person}" + (f": {request.reason}" if request.reason else "")
+        table.add_row(str(request.status), _cell(said))
+    table.add_row("policy", request.policy)
+    for name, value in prices(request):
         table.add_row(name, _cell(value))
     if "exact-losses" in asks:
         table.add_row("outside the price", "validation clients, which report exact losses")
@@ -93,6 +115,18 @@ def _table(request: Request, whole: bool) -> Table:
     return table
 
 
+def prices(request: Request) -> list[tuple[str, str]]:
+    """Return what a client pays: for a participation, for as many as the run may ask of it, and for a report."""
+    asks = request.asks
+    run = RunConfig(**{name.replace("-", "_"): value for name, value in asks["config"].items()})
+    by_site = ReleaseBy.SITE in (asks.get("release"), asks["differs"].get("release_by"))
+    rows = _price(run, int(asks["n"]), by_site)
+    if noise := asks.get("report-noise"):
+        report = Release(Kind.REPORT, 2, noise, Clipping.PUBLIC, math.sqrt(2))
+        rows.append(("price of a report", _cost({report: 1})))
+    return rows
+
+
 def _price(run: RunConfig, n: int, by_site: bool) -> list[tuple[str, str]]:
     """Return the price of a participation, in a site's sums or alone, and of the whole run."""
     if run.mechanism not in MECHANISMS:
@@ -101,13 +135,17 @@ def _price(run: RunConfig, n: int, by_site: bool) -> list[tuple[str, str]]:
     release = run.release(n, run.most_hypotheses)
     if by_site:
         release = site_release(release)
-    rows = []
-    for what, times in (("a participation", 1), ("every round", run.rounds)):
-        pure, at_delta = in_words(guarantee({release: times}))
-        price = f"epsilon between any two data sets: {pure}; at delta {DELTA:g}: {at_delta}; "
-        price += f"paper's budget, heuristic: {amount(paper_spent({release: times}))}"
-        rows.append((f"price of {what}", price))
-    return rows
+    most = min(run.rounds, run.max_participations or run.rounds)
+    each = [("a participation", 1), (f"the run, at most {count_of(most, 'participation')} of a client", most)]
+    return [(f"price of {what}", _cost({release: times})) for what, times in each]
+
+
+def _cost(account: dict[Release, int]) -> str:
+    pure, at_delta = in_words(guarantee(account))
+    paper = amount(paper_spent(account))
+    return (
+        f"epsilon between any two data sets: {pure}; at delta {DELTA:g}: {at_delta}; paper's budget, heuristic: {paper}"
+    )
 
 
 def _cell(value: Any) -> Text:

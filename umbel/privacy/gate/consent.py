@@ -1,42 +1,93 @@
-"""Approval by a site's people, where the site requires it: of a run config, and of tasks that follow it."""
+"""Which runs a site answers: by hours and strategy, by the researcher who signed them, or by people's approval."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 from flwr.app import RecordDict
 
+from umbel.privacy.gate.hours import is_open
 from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy, Role
-from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.runs import Request, Runs, Status
 from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.site_log import SiteLog
+from umbel.privacy.gate.store import beside
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.errors import Refused
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.signatures import signer
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 Spec = TypeVar("Spec", TrainingSpec, EvaluationSpec)
 
 
-def check_approved(
+def check_admitted(
     site: Site, run: str, config: RunConfig, n: int, content: RecordDict | None = None, hypotheses: Arrays | None = None
 ) -> None:
-    """Raise `Refused` if a site requires approval and has not approved the run or the task of a message.
+    """Raise `Refused` unless the site answers a run, or the task of one of its messages.
 
-    A run is approved with its run config, for `n` shared parameters, which determine the price. A round's message that
-    asks for something else waits for separate approval, so that only approved tasks are carried out.
+    A site that lists researchers answers a run that one of them signed, as long as its messages ask for what was
+    signed. Everything else waits for approval there, and at a site that requires it for each run. A run is approved
+    with its run config, for `n` shared parameters, which determine the price. A message that asks for something else
+    waits for separate approval, so that only approved tasks are carried out.
     """
-    if site.simulated or site.policy.approve is not Approval.ASK:
+    policy = site.policy
+    if site.simulated:
         return
-    asks: dict[str, Any] = {"config": config.entries(), "n": n, "differs": {}}
+    if not is_open(policy.hours, datetime.now().astimezone()):
+        raise Refused(f"this site answers in these hours only: {policy.hours}", code="refused.hours")
+    if policy.strategies and config.strategy not in policy.strategies.split():
+        text = f"the run has strategy {config.strategy!r}; this site accepts {policy.strategies}"
+        raise Refused(text, code="refused.strategy")
+    if not site.approves:
+        return
+    researcher = _researcher(site, run, config)
+    # Without its signature, so that an approval covers later runs with the same settings.
+    asks: dict[str, Any] = {"config": config.unsigned(), "n": n, "differs": {}}
     if content is not None and hypotheses is not None:
-        asks["differs"] = _differences(config, site.policy, content, hypotheses)
-    if site.policy.release is AcceptedRelease.SITE:
-        asks["release"] = str(site.policy.release)  # the price depends on it
-    if site.policy.reports_exactly and site.policy.role is not Role.TRAIN:
+        asks["differs"] = _differences(config, policy, content, hypotheses)
+    if policy.approve is Approval.POLICY and researcher and not asks["differs"]:
+        return
+    if researcher:
+        asks["researcher"] = researcher
+    if policy.release is AcceptedRelease.SITE:
+        asks["release"] = str(policy.release)  # the price depends on it
+    if policy.reports_exactly and policy.role is not Role.TRAIN:
         asks["exact-losses"] = True  # of validation clients; no price covers them
-    Runs.of(site).check_approved(run, asks)
+    elif policy.report_noise > 0:
+        asks["report-noise"] = policy.report_noise
+    Runs.of(site).check_approved(run, asks, policy.digest)
+
+
+def decide(ledger: Path, beginning: str, status: Status, person: str, reason: str = "") -> Request:
+    """Approve or refuse the request that begins so, on record: first in the site's log, then in its store."""
+    runs = Runs(ledger)
+    request = runs.request(beginning)
+    SiteLog(beside(ledger)).decided(request, status, person, reason)
+    return runs.decide(request, status, person, reason)
+
+
+def most_participations(site: Site, config: RunConfig) -> float:
+    """Return how often a client may take part in a run: as often as people were told when they approved its price."""
+    return min(config.rounds, config.max_participations or math.inf) if site.approves else math.inf
+
+
+def _researcher(site: Site, run: str, config: RunConfig) -> str:
+    """Return the name of the listed researcher who signed a run, or an empty name if none did."""
+    name, until = signer(config.unsigned(), config.signature, site.policy.keys)
+    if until is None:
+        return ""
+    if until < datetime.now(UTC):
+        text = f"the signature of {name} was valid until {until:%Y-%m-%d %H:%M} (UTC); sign the run again"
+        raise Refused(text, code="refused.signature")
+    Runs.of(site).use_signature(run, config.signature)
+    return name
 
 
 def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypotheses: Arrays) -> dict[str, Any]:

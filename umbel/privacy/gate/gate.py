@@ -128,6 +128,8 @@ class Passage:
         The message's line in the site's log.
     hypotheses : dict of ndarray of float32, each (k, \*shape)
         Where clients start; empty if no client is asked to train.
+    most : float
+        Maximum number of a client's releases in this run.
 
     Raises
     ------
@@ -142,6 +144,7 @@ class Passage:
     entry: Entry
     clients: Clients
     hypotheses: Arrays = field(default_factory=dict)
+    most: float = math.inf
 
     def __post_init__(self) -> None:
         if self.hypotheses:
@@ -228,7 +231,7 @@ class Passage:
         """
         self.site.check_priced(release)
         self.clients.check(task)
-        paid = self._charge("train", release, task.round, task.clients, at_least)
+        paid = self._charge("train", release, task.round, task.clients, at_least, self.most)
         paying = tuple(compress(task.clients, paid))
         if not paying and at_least > 1:
             raise Refused(
@@ -251,6 +254,8 @@ class Passage:
         """Note in the site's log how many clients are over budget, if any."""
         if not paid.all():
             unpaid = f"{(~paid).sum()} of {len(paid)} clients are over budget"
+            if self.most < math.inf:
+                unpaid += f", or took part {self.most:g} times, as often as this run may ask them"
             self.entry.refuse(what, Refused(unpaid, code="refused.budget"))
 
     @cached_property
@@ -265,13 +270,22 @@ class Passage:
         return Release(Kind.REPORT, 2, policy.report_noise, Clipping.PUBLIC, math.sqrt(2) * policy.report_bound)
 
     def _charge(
-        self, what: str, release: Release, round: int, clients: tuple[ClientOnNode, ...], at_least: int = 1
+        self,
+        what: str,
+        release: Release,
+        round: int,
+        clients: tuple[ClientOnNode, ...],
+        at_least: int = 1,
+        most: float = math.inf,
     ) -> NDArray[np.bool_]:
-        """Charge clients and return a flag for each; charge none if fewer than `at_least` are within budget."""
+        """Charge clients and return a flag for each; charge none if fewer than `at_least` are within budget.
+
+        A client that has made `most` such releases in this run is not charged, and makes no other.
+        """
         if self.site.insecure_seed:
             release = replace(release, noise_multiplier=0.0)  # the server knows the seed, and can subtract the noise
         charge, ids = Charge(self.run, round, release), self.site.client_ids(clients)
-        paid = np.array(self._ledger.charge(charge, ids, self.site.limits, at_least))
+        paid = np.array(self._ledger.charge(charge, ids, self.site.limits, at_least, most))
         self.entry.charges(charge, list(compress(ids, paid)))
         if paid.any() or at_least == 1:
             self._note_unpaid(what, paid)

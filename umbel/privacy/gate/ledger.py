@@ -9,6 +9,7 @@ not match, and the ledger is refused. There is no key: this detects damage, but 
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,16 +86,26 @@ class Ledger(Store):
             self._read(connection)
 
     def charge(
-        self, charge: Charge, clients: Sequence[ClientInDataset], limits: Limits = NO_LIMITS, at_least: int = 1
+        self,
+        charge: Charge,
+        clients: Sequence[ClientInDataset],
+        limits: Limits = NO_LIMITS,
+        at_least: int = 1,
+        most: float = math.inf,
     ) -> list[bool]:
         """Charge all clients within their limits at once, and return these; none if there are fewer than `at_least`.
+
+        A client with `most` releases of this kind in this run is over its limits.
 
         Check and charge are one transaction, so that processes that share the ledger cannot exceed the limits together.
         On return the charges are on disk.
         """
         with self._transaction(write=True) as connection:
             books = self._read(connection)
-            paying = limits.paying(clients, books.account, charge.release, at_least)
+            often = _taken(connection, books, charge) if most < math.inf else {}
+            able = [client for client in clients if often.get(client, 0) < most]
+            pays = dict(zip(able, limits.paying(able, books.account, charge.release, at_least), strict=True))
+            paying = [pays.get(client, False) for client in clients]
             if any(paying):
                 paid = [client for client, pays in zip(clients, paying, strict=True) if pays]
                 self._known = _append(connection, books, charge, paid)
@@ -172,6 +183,14 @@ class Ledger(Store):
             raise self._damaged("the totals are not the sums of the charges")
         self._known = _Books(charges, last, releases, dict(by_client))
         return self._known
+
+
+def _taken(connection: sqlite3.Connection, books: _Books, charge: Charge) -> dict[ClientInDataset, int]:
+    """Return how often each client has made releases of a charge's kind in its run."""
+    kinds = [number for number, what in books.releases.items() if read(what).kind is charge.release.kind]
+    marks = ", ".join("?" * len(kinds))
+    sql = f"SELECT client, count(*) FROM charges WHERE run = ? AND release IN ({marks}) GROUP BY client"
+    return dict(connection.execute(sql, (charge.run, *kinds)).fetchall())
 
 
 def _hash(before: bytes, *content: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -30,9 +31,17 @@ class MemoryLedger:
         self._record = record if isinstance(record, ConfigRecord) else ConfigRecord()
 
     def charge(
-        self, charge: Charge, clients: Sequence[ClientInDataset], limits: Limits = NO_LIMITS, at_least: int = 1
+        self,
+        charge: Charge,
+        clients: Sequence[ClientInDataset],
+        limits: Limits = NO_LIMITS,
+        at_least: int = 1,
+        most: float = math.inf,
     ) -> list[bool]:
-        """Charge all clients within their limits, and return these; none if there are fewer than `at_least`."""
+        """Charge all clients within their limits, and return these; none if there are fewer than `at_least`.
+
+        `most` is infinite: only the people of a real site approve a run.
+        """
         paying = limits.paying(clients, self.account, charge.release, at_least)
         paid = np.array(clients, np.int64)[paying]
         key = written(charge.release)

@@ -18,7 +18,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
-from umbel.privacy.gate.consent import check_approved
+from umbel.privacy.gate.consent import check_admitted, most_participations
 from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, SanitisedSums
 from umbel.privacy.gate.refusals import answered, explain, refusal
 from umbel.privacy.gate.runs import Runs
@@ -93,9 +93,10 @@ class RoundGate:
             run, run_id = RunConfig.of(context.run_config), str(context.run_id)
             hypotheses = hypotheses_in(msg.content)
             handler = _Handler(msg, context, call_next, hypotheses, lambda: self._find(site, run))
-            passage = Passage(site, run_id, site.seed(run), context.state, entry, handler, hypotheses)
+            most = most_participations(site, run)
+            passage = Passage(site, run_id, site.seed(run), context.state, entry, handler, hypotheses, most)
             n = sum(math.prod(value.shape[1:]) for value in hypotheses.values())
-            check_approved(site, run_id, run, n, msg.content, hypotheses)
+            check_admitted(site, run_id, run, n, msg.content, hypotheses)
             if not site.simulated:
                 # At the end of the run, the site must know the hypotheses that the run can have found.
                 for name in run_names(msg.content):

@@ -7,17 +7,22 @@ release without a price in `umbel.privacy.gate.site`, and a run without approval
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from enum import StrEnum
+from hashlib import sha256
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
+from umbel.privacy.gate.hours import windows
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.errors import Refused, SiteError
+from umbel.protocol.plugins import parse_pairs
 from umbel.protocol.release import LAPLACE, Clipping, ClipSchedule, ReleaseBy
 from umbel.protocol.rules import Settings
+from umbel.protocol.signatures import public_key
 from umbel.protocol.tasks import TrainingSpec
 
 
@@ -112,6 +117,8 @@ _COUNTS = "local_epochs", "local_steps", "examples", "participations", "evaluati
 _LIMITS = "budget", "paper_budget", "max_participations"
 _EXACT = "set a budget, leave exact-losses out, or limit reports with max-evaluations"
 _REPORT_NOISE = 10.0
+DIGEST = 16
+"""Hex digits that identify a policy."""
 
 
 class Policy(Settings):
@@ -188,6 +195,20 @@ class Policy(Settings):
         Approval.POLICY,
         description="policy: answer every run that the policy allows; ask: only runs that the site's people approved",
     )
+    researchers: Text = Field(
+        "",
+        description='public keys of researchers, as "name=key name=key"; the site then answers signed runs of theirs, '
+        "and every other run waits for approval",
+    )
+    strategies: Text = Field(
+        "", description="strategies of a run that the site accepts, separated by spaces; all if empty"
+    )
+    hours: Text = Field(
+        "", description='hours in which the site answers, as in "mon-fri 20:00-06:00, sat-sun"; always if empty'
+    )
+    policy_file: Text = Field(
+        "", description="absolute path of a policy.toml with these entries, which all other entries may only narrow"
+    )
     app: Text = Field(
         "",
         description="ClientApp that the site's executor runs, as package.module:app; by default umbel's",
@@ -239,6 +260,17 @@ class Policy(Settings):
     )
 
     @property
+    def digest(self) -> str:
+        """Identifies the policy: a hash of every entry except the file's own path."""
+        entries = self.model_dump(mode="json", exclude={"policy_file"})
+        return sha256(json.dumps(entries, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST]
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The researchers' public keys, by name."""
+        return parse_pairs(self.researchers, "researchers")
+
+    @property
     def bundles(self) -> list[str]:
         """The bundles that the site names; none if it accepts its own umbel's."""
         return self.bundle.lower().split()
@@ -260,6 +292,9 @@ class Policy(Settings):
             )
         if not self.mechanisms.split():
             raise ValueError("mechanisms must name at least one")
+        windows(self.hours)
+        for name, key in self.keys.items():
+            public_key(name, key)
         if self.delta > 0 and math.isinf(self.budget):
             raise ValueError("delta needs a budget: set budget, or leave delta out")
         if self.personalise is not Personal.NO and not self.keep_model:

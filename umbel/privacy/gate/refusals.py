@@ -25,10 +25,11 @@ from umbel.protocol.flower import ErrorCode, log
 PUBLIC = frozenset(
     f"refused.{reason}"
     for reason in (
-        "budget", "bundle-or-task", "by-people", "choice", "clipping", "disclose-choice", "evaluations", "hypotheses",
-        "long-request", "mechanism", "message-type", "min-clients", "no-reports", "noise", "noise-out-of-range",
-        "open-choice", "private-radius", "release", "role", "told-before", "too-late", "too-many-wait", "tripwire",
-        "unbounded", "unknown-result", "unknown-run", "unsanitised", "waits", "work",
+        "budget", "bundle-or-task", "by-people", "choice", "clipping", "disclose-choice", "evaluations", "hours",
+        "hypotheses", "long-request", "mechanism", "message-type", "min-clients", "no-reports", "noise",
+        "noise-out-of-range", "open-choice", "private-radius", "release", "role", "signature", "strategy",
+        "told-before", "too-late", "too-many-wait", "tripwire", "unbounded", "unknown-result", "unknown-run",
+        "unsanitised", "waits", "work",
     )
 )  # fmt: skip
 """Codes that a server reads. They depend on messages, policy, approvals and the clients' participations alone."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from hashlib import sha256
@@ -42,7 +42,8 @@ class Status(StrEnum):
 class Request:
     """A run's request to a site that requires approval: everything that an approval covers, and its digest.
 
-    `at` and `run` say when it first arrived, and from which run.
+    `at` and `run` say when it first arrived, and from which run; `decided`, `person`, `reason` and `policy` who
+    decided when and why, and under which policy (`Policy.digest`). They are empty while it waits.
     """
 
     digest: str
@@ -50,6 +51,10 @@ class Request:
     run: str
     status: Status
     asks: dict[str, Any]
+    decided: str = ""
+    person: str = ""
+    reason: str = ""
+    policy: str = ""
 
 
 class Runs(Store):
@@ -119,10 +124,22 @@ class Runs(Store):
             connection.execute("INSERT INTO ended (node, run) VALUES (?, ?)", (self._node, run))
             _forget(connection, "ended", _KEPT_RUNS)
 
+    # --- who asks
+
+    def use_signature(self, run: str, signature: str) -> None:
+        """Note the run that a signature was made for: the first that shows it; raise `Refused` for another one."""
+        digest = sha256(signature.encode()).hexdigest()
+        with self._transaction(write=True) as connection:
+            connection.execute("INSERT OR IGNORE INTO signed (digest, run) VALUES (?, ?)", (digest, run))
+            [(first,)] = connection.execute("SELECT run FROM signed WHERE digest = ?", (digest,)).fetchall()
+        if first != run:
+            text = f"run {first} has used this signature already; sign each run separately"
+            raise Refused(text, code="refused.signature")
+
     # --- approvals by the site's people
 
-    def check_approved(self, run: str, asks: Mapping[str, Any]) -> None:
-        """Raise `Refused` unless the request was approved. A new request then waits."""
+    def check_approved(self, run: str, asks: Mapping[str, Any], policy: str) -> None:
+        """Raise `Refused` unless the request was approved. A new request then waits, under a policy of this digest."""
         digest, text = request_of(asks)
         if len(text) > _LONGEST_REQUEST:
             raise Refused(
@@ -141,8 +158,8 @@ class Runs(Store):
                         code="refused.too-many-wait",
                     )
                 connection.execute(
-                    "INSERT INTO requests (digest, at, run, status, asks) VALUES (?, ?, ?, ?, ?)",
-                    (digest, datetime.now(UTC).isoformat(timespec="seconds"), run, Status.WAITING, text),
+                    "INSERT INTO requests (digest, at, run, status, asks, policy) VALUES (?, ?, ?, ?, ?, ?)",
+                    (digest, _now(), run, Status.WAITING, text, policy),
                 )
         status = Status.WAITING if known is None else Status(known[0])
         name = digest[:SHOWN]
@@ -156,21 +173,32 @@ class Runs(Store):
 
     def requests(self) -> list[Request]:
         """Return all requests, oldest first."""
-        return [
-            Request(row["digest"], row["at"], row["run"], Status(row["status"]), json.loads(row["asks"]))
-            for row in self.table("requests")
-        ]
+        columns = [entry.name for entry in fields(Request)]
+        rows = [{name: row[name] for name in columns} for row in self.table("requests")]
+        return [Request(**row | {"status": Status(row["status"]), "asks": json.loads(row["asks"])}) for row in rows]
 
-    def decide(self, beginning: str, status: Status) -> Request:
-        """Approve or refuse the request whose digest begins with `beginning`, at least as many digits as are shown."""
+    def request(self, beginning: str) -> Request:
+        """Return the request whose digest begins with `beginning`, at least as many digits as are shown."""
         if len(beginning) < SHOWN:
             raise LedgerError(f"give the {SHOWN} digits of a request, as in the list", code="ledger.short-name")
         found = [request for request in self.requests() if request.digest.startswith(beginning)]
         if len(found) != 1:
             raise LedgerError(f"{len(found)} requests begin with {beginning!r}; name one", code="ledger.no-request")
+        return found[0]
+
+    def decide(self, request: Request, status: Status, person: str, reason: str) -> Request:
+        """Approve or refuse a request; `person` and `reason` say who decided, and why."""
+        decided = replace(request, status=status, decided=_now(), person=person, reason=reason)
         with self._transaction(write=True) as connection:
-            connection.execute("UPDATE requests SET status = ? WHERE digest = ?", (status, found[0].digest))
-        return replace(found[0], status=status)
+            connection.execute(
+                "UPDATE requests SET status = ?, decided = ?, person = ?, reason = ? WHERE digest = ?",
+                (status, decided.decided, person, reason, decided.digest),
+            )
+        return decided
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def digest_of(hypotheses: Arrays) -> str:

@@ -18,7 +18,8 @@ from typing import Any, cast
 
 from umbel.privacy.accounting.guarantee import gap
 from umbel.privacy.gate.charges import Limits
-from umbel.privacy.gate.policy import AcceptedRelease, Policy, Role
+from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy, Role
+from umbel.privacy.gate.policy_file import POLICY_FILE, policy_of
 from umbel.protocol.clients import ClientInDataset, ClientOnNode, counted
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.home import umbel_home
@@ -82,12 +83,14 @@ class Site:
         ignored = {*_PARTITION, *_app_keys(environment | dict(node_config))}
         own = {key: value for key, value in node_config.items() if key not in ignored}
         # The site's own path comes first: real nodes may have a partition-id as well.
-        if own.get(DATA_PATH):
+        if own.get(DATA_PATH) or own.get(POLICY_FILE):
             if DATA_PATH in environment:
                 raise SiteError(
                     "data-path belongs in each node's configuration; unset UMBEL_DATA_PATH", code="site.variable"
                 )
-            policy = Policy.of(environment | own)
+            policy = policy_of(environment | own)
+            if not policy.data_path:
+                raise SiteError(f"{policy.policy_file} names no {DATA_PATH}; add it", code="site.no-data")
             first, step = _place(policy)
             site = cls(policy, _path(DATA_PATH, policy.data_path), first, step)
             site._check_own()
@@ -98,7 +101,7 @@ class Site:
                 code="site.no-data",
             )
         # A user's other environment variables are not policy of a simulated node.
-        known = {key: environment[key] for key in _KNOWN & environment.keys() - {DATA_PATH}}
+        known = {key: environment[key] for key in _KNOWN & environment.keys() - {DATA_PATH, POLICY_FILE}}
         policy = Policy.of(_SIMULATED | known | own)
         return cls(policy, None, int(node_config["partition-id"]), int(node_config["num-partitions"]))
 
@@ -164,6 +167,11 @@ class Site:
             "(the paper's heuristic has a separate limit, paper-budget)",
             code="refused.unbounded",
         )
+
+    @property
+    def approves(self) -> bool:
+        """Whether people decide on runs: on all, or on those that no listed researcher signed."""
+        return not self.simulated and (self.policy.approve is Approval.ASK or bool(self.policy.researchers))
 
     @property
     def identity(self) -> str:

@@ -32,6 +32,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from umbel.privacy.gate.charges import Charge, read, written
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.runs import SHOWN, Request, Status
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.store import LOG_SUFFIX, Store, beside
 from umbel.protocol.arrays import Arrays
@@ -73,6 +74,9 @@ class Decision(StrEnum):
     """Not a message: the previous log was set aside."""
     RESTORED = "restored"
     """Not a message: the ledger had lost charges of this log, and has them again."""
+    APPROVED = "approved"
+    DENIED = "denied"
+    """Not messages: the site's people approved a request, or refused it."""
 
 
 @dataclass
@@ -129,8 +133,8 @@ class Entry:
 class SiteLog:
     """The log of a site in one file, which is made with the first line."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, policy: str = "") -> None:
+        self.path, self._policy = path, policy
         self.ledger = path.with_name(path.name.removesuffix(LOG_SUFFIX))
 
     @classmethod
@@ -140,7 +144,7 @@ class SiteLog:
             return None
         ledger = Store.begin(site)  # before the log exists
         make_home_of(ledger)
-        return cls(beside(ledger))
+        return cls(beside(ledger), site.policy.digest)
 
     def check_end(self) -> None:
         """Raise unless a line can be added.
@@ -213,6 +217,12 @@ class SiteLog:
         partly = Decision.PARTLY if entry.reasons else Decision.ANSWERED
         self._append(entry.line(partly if answered else Decision.REFUSED))
 
+    def decided(self, request: Request, status: Status, person: str, reason: str) -> None:
+        """Add the line of a decision by the site's people."""
+        said = f"request {request.digest[:SHOWN]}, by {person}" + (f": {reason}" if reason else "")
+        decision = Decision.APPROVED if status is Status.APPROVED else Decision.DENIED
+        self._append(Entry(request.run, "approval", reasons=[_text(said)]).line(decision))
+
     def lines(self) -> Iterator[Line]:
         """Yield every line, oldest first; raise at a line that has been changed.
 
@@ -264,7 +274,8 @@ class SiteLog:
             last, size = self._last(file)
             number, before = (last["number"], last["hash"]) if last else (0, FIRST)
             charges, charge = Store(self.ledger).hash_of() if self.ledger.exists() else (0, "")
-            placed = {"number": number + 1, **line, "charges": charges, "charge": charge, "previous": before}
+            policy = {"policy": self._policy} if self._policy else {}
+            placed = {"number": number + 1, **line, **policy, "charges": charges, "charge": charge, "previous": before}
             # Strict JSON: `outline` leaves no number that JSON lacks.
             body = json.dumps(placed, separators=(",", ":"), allow_nan=False).encode()[:-1]
             text = body + _END + sha256(body).hexdigest().encode() + b'"}\n'

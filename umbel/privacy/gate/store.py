@@ -24,7 +24,7 @@ from umbel.protocol.home import make_home_of
 from umbel.protocol.old_names import SETTINGS
 from umbel.protocol.run_config import RunConfig
 
-_APPLICATION, _VERSION = 0x554D424C, 4  # "UMBL"
+_APPLICATION, _VERSION = 0x554D424C, 5  # "UMBL"
 _BUSY_S = 60.0
 LOG_SUFFIX = ".log.jsonl"
 # The errors that Python raises for odd values in a damaged file.
@@ -59,9 +59,18 @@ _RUNS = {
     "STRICT",
     "requests": """CREATE TABLE requests (
     id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, at TEXT NOT NULL, run TEXT NOT NULL, status TEXT NOT NULL,
-    asks TEXT NOT NULL
+    asks TEXT NOT NULL, decided TEXT NOT NULL DEFAULT '', person TEXT NOT NULL DEFAULT '',
+    reason TEXT NOT NULL DEFAULT '', policy TEXT NOT NULL DEFAULT ''
 ) STRICT""",
+    "signed": "CREATE TABLE signed (id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, run TEXT NOT NULL) STRICT",
 }
+# Version 4 did not say who decided on a request, and had no signatures.
+_WITHOUT_PEOPLE = 4
+_REQUESTS_4 = """CREATE TABLE requests (
+    id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, at TEXT NOT NULL, run TEXT NOT NULL, status TEXT NOT NULL,
+    asks TEXT NOT NULL
+) STRICT"""
+_REQUEST = "id, digest, at, run, status, asks"
 _NAMES = {"clients": "CREATE TABLE clients (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT"}
 TABLES = _LEDGER | _RUNS | _NAMES
 
@@ -82,7 +91,7 @@ class Store:
     Parameters
     ----------
     path : Path
-        An existing store; see `create` and `of`. A store of umbel 0.1 is migrated.
+        An existing store; see `create` and `of`. A store of an earlier version is migrated.
 
     Raises
     ------
@@ -94,7 +103,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         # If there is a journal, the header may be that of a migration that SQLite is about to roll back.
-        if self._version_in_header() == _ALONE or Path(f"{path}-journal").exists():
+        if self._version_in_header() < _VERSION or Path(f"{path}-journal").exists():
             self._migrate()
 
     @classmethod
@@ -160,9 +169,13 @@ class Store:
     def _check_schema(self, connection: sqlite3.Connection) -> None:
         """Raise unless the tables are a store's."""
         [[version]] = connection.execute("PRAGMA user_version")
-        alone = [sql.replace("clip_norm", "radius") for sql in _LEDGER.values()]
+        tables = {
+            _ALONE: [sql.replace("clip_norm", "radius") for sql in _LEDGER.values()],
+            _WITHOUT_PEOPLE: [*(TABLES | {"requests": _REQUESTS_4, "signed": ""}).values()],
+            _VERSION: [*TABLES.values()],
+        }
         schema = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql")
-        if [sql for (sql,) in schema] != sorted(TABLES.values() if version == _VERSION else alone):
+        if [sql for (sql,) in schema] != sorted(filter(None, tables.get(version, []))):
             raise self._damaged("its tables are not a ledger's")
 
     def _check_integrity(self, connection: sqlite3.Connection, *tables: str) -> None:
@@ -191,7 +204,7 @@ class Store:
             raise LedgerError(f"the ledger {path} is empty; restore it from a backup", code="ledger.empty")
         if application != _APPLICATION:
             raise LedgerError(f"{path} is not umbel's ledger; set another ledger-path", code="ledger.another-file")
-        if version not in (_ALONE, _VERSION):
+        if version not in (_ALONE, _WITHOUT_PEOPLE, _VERSION):
             raise LedgerError(
                 f"the ledger {path} has version {version}, but this umbel reads version {_VERSION}; upgrade umbel",
                 code="ledger.version",
@@ -199,9 +212,10 @@ class Store:
         return version
 
     def _migrate(self) -> None:
-        """Add the other tables to a ledger of umbel 0.1, and take over the files beside it, in one transaction.
+        """Bring a store of an earlier version to this one, in one transaction.
 
-        Charges, releases, totals and hashes do not change.
+        A ledger of umbel 0.1 gets the other tables, with what the files beside it hold. Charges, releases, totals and
+        hashes do not change.
         """
         with self._transaction(write=True) as connection:
             [[version]] = connection.execute("PRAGMA user_version")
@@ -209,6 +223,12 @@ class Store:
                 return  # another process was first
             self._check_schema(connection)
             self._check_integrity(connection)
+            if version == _WITHOUT_PEOPLE:
+                connection.execute("ALTER TABLE requests RENAME TO older")
+                _add_tables(connection, {name: _RUNS[name] for name in ("requests", "signed")})
+                connection.execute(f"INSERT INTO requests ({_REQUEST}) SELECT {_REQUEST} FROM older")
+                connection.execute("DROP TABLE older")
+                return
             connection.execute("ALTER TABLE charges RENAME COLUMN radius TO clip_norm")
             _add_tables(connection, _RUNS | _NAMES)
             _take_over(connection, self.path)
@@ -325,10 +345,11 @@ def _take_over(connection: sqlite3.Connection, path: Path) -> None:
             if _header(runs)[0] != _RUNS_APPLICATION:
                 raise ValueError(f"{runs.name} is not umbel's")
             with _connected(runs, write=False) as old:
-                for table in _RUNS:
+                for table in _RUNS.keys() - {"signed"}:
                     change, same = (_renamed, _SAME_REQUEST) if table == "requests" else (tuple, "")
+                    into = f"requests ({_REQUEST})" if table == "requests" else table
                     for row in map(change, old.execute(f"SELECT * FROM {table} ORDER BY id").fetchall()):
-                        connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))}){same}", row)
+                        connection.execute(f"INSERT INTO {into} VALUES ({', '.join('?' * len(row))}){same}", row)
         if names.exists():
             known = json.loads(names.read_text(encoding="utf-8"))
             if not isinstance(known, list) or not all(type(client) in (int, str) for client in known):
@@ -350,7 +371,7 @@ def _renamed(row: tuple[Any, ...]) -> tuple[Any, ...]:
     asks = json.loads(text)
     with suppress(UmbelError):  # a run config that is invalid now is never requested again
         config = {SETTINGS.get(name, name): value for name, value in asks["config"].items()}
-        asks["config"] = RunConfig.parse(config).entries()
+        asks["config"] = RunConfig.parse(config).unsigned()
         asks["differs"] = {_FIELDS.get(name, name): value for name, value in asks["differs"].items()}
         digest, text = request_of(asks)
     return id, digest, at, run, status, text

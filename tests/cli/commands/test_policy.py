@@ -1,0 +1,62 @@
+"""`umbel policy explain` says in words what a policy allows, promises and leaves out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from umbel.cli.commands.policy import explained
+from umbel.cli.main import app
+from umbel.privacy.gate.policy import Policy
+
+KEY = "AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb"
+
+
+def answer(question: str, **entries: object) -> str:
+    return dict(explained(Policy.parse({key.replace("_", "-"): value for key, value in entries.items()})))[question]
+
+
+def test_a_file_is_checked_and_explained(tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(f'budget = 4\nhours = "sat-sun"\n[researchers]\nann = "ssh-ed25519 {KEY} x"\n')
+    done = CliRunner().invoke(app, ["policy", "explain", str(file), "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert told["digest"] == Policy.parse({"budget": 4, "hours": "sat-sun", "researchers": f"ann={KEY}"}).digest
+    assert "epsilon of 4," in told["what it costs a client"]
+    assert "sat-sun" in told["when"]
+    assert "ann" in told["who may ask"]
+    assert CliRunner().invoke(app, ["policy", "explain", str(file)]).exit_code == 0
+    file.write_text("budget = -4\n")
+    done = CliRunner().invoke(app, ["policy", "explain", str(file)])
+    assert (done.exit_code, "[site.wrong-value]" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("entries", "gap"),
+    [
+        ({"budget": "inf"}, "no budget"),
+        ({"clipping": "any"}, "clipping depends on the data"),
+        ({"max_choice_epsilon": "inf"}, "which group"),
+        ({"role": "split", "exact_losses": True}, "exact losses"),
+        ({"insecure_seed": True}, "seed"),
+        ({"mechanisms": "laplace mine:Noise"}, "mine:Noise"),
+        ({"app": "mine.client_app:app"}, "mine.client_app:app"),
+    ],
+)
+def test_what_a_policy_does_not_cover_is_said(entries: dict[str, object], gap: str) -> None:
+    assert gap in answer("what is not covered", **entries)
+    assert answer("what is not covered") == "Nothing that this policy allows."
+
+
+def test_what_leaves_and_who_may_ask_follow_the_entries() -> None:
+    assert "single clients" in answer("what leaves")
+    assert "at least 25 clients" in answer("what leaves", release="site", min_clients=25)
+    assert "mean loss" in answer("what leaves", role="validation")
+    assert "single clients" not in answer("what leaves", role="validation")
+    assert "server alone" in answer("who may ask")
+    assert "people approve" in answer("who may ask", approve="ask")
+    assert "Every other run waits" in answer("who may ask", researchers=f"ann={KEY}")

@@ -1,0 +1,175 @@
+"""Which runs a site answers: in its hours, of its strategies, signed by its researchers, or approved by its people."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import umbel.privacy.gate.consent
+from tests.cli.commands.test_approvals import Site
+from tests.helpers.keys import pair
+from tests.helpers.messages import refused
+from umbel.cli.main import app as command
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.site_log import SiteLog
+from umbel.privacy.gate.store import beside
+from umbel.protocol.run_config import RunConfig
+from umbel.protocol.signatures import sign
+
+LATER = datetime.now(UTC) + timedelta(days=1)
+
+
+def signed(run_config: dict[str, Any], key: Path, until: datetime = LATER) -> dict[str, Any]:
+    return run_config | {"signature": sign(RunConfig.of(run_config).unsigned(), key, until)}
+
+
+def of(site: Site, run_config: dict[str, Any], run: int = 1) -> Site:
+    """Let the site's messages come from another run."""
+    for context in site.grid.contexts.values():
+        context.run_config, context.run_id = run_config, run
+    return site
+
+
+def codes(site: Site) -> list[str]:
+    """Return the codes of the site's log."""
+    lines = SiteLog(beside(site.ledger)).lines()
+    return [line["reason"].rpartition("[")[2].rstrip("]") for line in lines if line["reason"]]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[str, tuple[Path, str]]:
+    return {name: pair(tmp_path / name) for name in ("ann", "bob")}
+
+
+@pytest.fixture
+def site(tmp_path: Path, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]) -> Site:
+    """A site that knows Ann."""
+    return Site(tmp_path, run_config, approve="policy", researchers=f"ann={keys['ann'][1].split()[1]}")
+
+
+def answers(site: Site) -> bool:
+    replies = [refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep())]
+    assert len(set(replies)) == 1, "all of a run, or nothing"
+    return not replies[0]
+
+
+def test_a_listed_researchers_run_is_answered_and_every_other_one_waits(
+    site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
+) -> None:
+    assert answers(of(site, signed(run_config, keys["ann"][0]), 7))
+    assert site.waiting == []
+    assert not answers(of(site, run_config, 8)), "not signed"
+    assert len(site.waiting) == 1
+    assert not answers(of(site, signed(run_config, keys["bob"][0]), 9)), "signed by a stranger: the same request"
+    assert len(site.waiting) == 1
+    tampered = signed(run_config, keys["ann"][0]) | {"rounds": 99}
+    assert not answers(of(site, tampered, 10)), "changed since"
+    assert len(site.waiting) == 2
+    assert "not known to this site" in site.run("list")
+    site.run("approve", site.waiting[0])
+    assert answers(of(site, run_config, 8))
+
+
+def test_a_message_that_asks_for_something_else_than_was_signed_waits(
+    site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
+) -> None:
+    of(site, signed(run_config, keys["ann"][0]))
+    assert refused(site.train(local_steps=7))
+    [request] = Runs(site.ledger).requests()
+    assert request.asks["differs"] == {"local_steps": "7"}
+    assert request.asks["researcher"] == "ann"
+
+
+def test_a_site_that_asks_for_every_run_says_who_signed_it(
+    tmp_path: Path, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
+) -> None:
+    site = Site(tmp_path, run_config, researchers=f"ann={keys['ann'][1].split()[1]}")
+    assert not answers(of(site, signed(run_config, keys["ann"][0])))
+    site.run("approve", site.waiting[0], "--by", "Dr. Day", "--reason", "trial 7")
+    assert answers(site)
+    assert answers(of(site, signed(run_config, keys["ann"][0], LATER + timedelta(days=1)), 2)), "the same settings"
+    assert not answers(of(site, run_config, 3)), "which Ann has not signed"
+    listed = site.run("list", "--all")
+    assert "by Dr. Day: trial 7" in listed
+    [decision] = [line for line in SiteLog(beside(site.ledger)).lines() if line["decision"] == "approved"]
+    assert decision["reason"].endswith("by Dr. Day: trial 7")
+    [approved, waiting] = Runs(site.ledger).requests()
+    assert (approved.person, approved.reason, waiting.person) == ("Dr. Day", "trial 7", "")
+    assert approved.policy == waiting.policy == decision.get("policy", approved.policy)
+
+
+def test_a_signature_is_for_one_run_and_ends(
+    site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
+) -> None:
+    once = signed(run_config, keys["ann"][0])
+    assert answers(of(site, once, 7))
+    assert not answers(of(site, once, 8)), "a server could repeat a run that was signed once"
+    assert {*codes(site)} == {"refused.signature"}
+    assert not refused(of(site, once, 7).train())
+    past = datetime.now(UTC) - timedelta(minutes=2)
+    assert not answers(of(site, signed(run_config, keys["ann"][0], past), 9))
+    assert {*codes(site)} == {"refused.signature"}
+    assert site.waiting == [], "a listed researcher's old signature is refused, not asked about"
+
+
+def test_no_client_takes_part_more_often_than_the_approved_run_says(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """The price that people approve is that of so many participations."""
+    config = run_config | {"rounds": 3, "max-participations": 2}
+    site = Site(tmp_path, config)
+    site.query()
+    assert "at most 2 participations of a client" in site.run("list")
+    site.run("approve", site.waiting[0])
+    replies = [refused(site.train(clients=clients)) for clients in ((0,), (0, 1), (0, 1), (0,), (0, 1))]
+    assert replies == [False, False, False, True, True]
+    assert {client: sum(own.values()) for client, own in Ledger(site.ledger).accounts().items()} == {0: 2, 1: 2}
+    assert not refused(of(site, config, 2).train(clients=(0,))), "another run of the same settings has its own"
+
+
+@pytest.mark.parametrize(("hours", "day", "answered"), [("mon-fri", 23, True), ("mon-fri", 28, False), ("", 28, True)])
+def test_a_site_answers_in_its_hours(
+    hours: str,
+    day: int,
+    answered: bool,
+    tmp_path: Path,
+    run_config: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Then(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime(2026, 11, day, 12, tzinfo=UTC)
+
+    monkeypatch.setattr(umbel.privacy.gate.consent, "datetime", Then)
+    site = Site(tmp_path, run_config, approve="policy", hours=hours)
+    assert answers(site) is answered
+    assert {*codes(site)} == (set() if answered else {"refused.hours"})
+
+
+def test_a_site_answers_the_strategies_that_it_accepts(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config, approve="policy", strategies="fedavg cfl")
+    assert not answers(site)
+    assert {*codes(site)} == {"refused.strategy"}
+    assert answers(of(site, run_config | {"strategy": "cfl"}, 2))
+
+
+def test_a_run_is_signed_from_the_command_line(
+    tmp_path: Path, run_config: dict[str, Any], site: Site, keys: dict[str, tuple[Path, str]]
+) -> None:
+    import tomllib
+
+    import tomli_w
+
+    config = tmp_path / "mine.toml"
+    config.write_text(tomli_w.dumps(run_config | {"rounds": 9}))
+    done = CliRunner().invoke(command, ["sign", str(config), "--key", str(keys["ann"][0])])
+    assert done.exit_code == 0, done.output
+    written = tomllib.loads((tmp_path / "mine.signed.toml").read_text())
+    assert written.keys() == set(RunConfig.names()), "whole, so that an app's own defaults change nothing"
+    assert answers(of(site, written, 5))
+    done = CliRunner().invoke(command, ["sign", str(config), "--key", str(config)])
+    assert "[certificate.no-key]" in done.output

@@ -1,0 +1,168 @@
+"""A policy in a file: a node's configuration and its environment make the site stricter, never more open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.errors import raises
+from tests.helpers.keys import pair
+from tests.privacy.gate.test_site import SET, WITH
+from umbel.privacy.gate.policy import Policy
+from umbel.privacy.gate.policy_file import _FREE, _NARROWER, read_policy
+from umbel.privacy.gate.site import Site
+from umbel.protocol.errors import SiteError
+
+Write = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def sites_accept_the_paper() -> None:
+    """Leave the policy's own defaults, which the environment of other tests widens."""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a policy file; return the node configuration that names it."""
+
+    def written(text: str) -> dict[str, Any]:
+        path = tmp_path / "policy.toml"
+        path.write_text(text)
+        path.chmod(0o644)
+        return {"policy-file": str(path)}
+
+    return written
+
+
+def test_a_site_may_say_everything_in_its_file(write: Write, tmp_path: Path) -> None:
+    _, ann = pair(tmp_path / "ann")
+    node = write(f'''
+        data-path = "/data/site"
+        budget = 4
+        paper-budget = inf
+        min_noise_multiplier = 2.5
+        mechanisms = ["laplace", "gaussian"]
+        exact-losses = true
+        hours = "mon-fri 20:00-06:00"
+        [researchers]
+        ann = "{ann} ann@example.org"
+    ''')
+    site = Site.of(node)
+    policy = site.policy
+    assert site.data_path == Path("/data/site")
+    assert (policy.budget, policy.paper_budget, policy.min_noise_multiplier) == (4, math.inf, 2.5)
+    assert (policy.mechanisms, policy.exact_losses) == ("laplace gaussian", True)
+    assert policy.keys == {"ann": ann.split()[1]}
+
+
+@pytest.mark.parametrize(
+    ("file", "narrower", "wider"),
+    [
+        ("budget = 4.0", {"budget": 3.0}, {"budget": 4.5}),
+        ("", {"budget": 8.0}, {"budget": 8.5}),  # the default is as much the file's as what it says
+        ("", {"budget": 1.0}, {"budget": "inf"}),
+        ("min-noise-multiplier = 5", {"min-noise-multiplier": 6}, {"min-noise-multiplier": 4}),
+        ('clipping = "any"', {"clipping": "public"}, {}),
+        ("", {"clipping": "public"}, {"clipping": "any"}),
+        ('release = "any"', {"release": "site"}, {}),
+        ('release = "site"', {"release": "site"}, {"release": "client"}),
+        ('release = "client"', {}, {"release": "any"}),
+        ('approve = "ask"', {"approve": "ask"}, {"approve": "policy"}),
+        ("", {"approve": "ask"}, {}),
+        ('mechanisms = "laplace gaussian"', {"mechanisms": "gaussian"}, {"mechanisms": "gaussian mine:Noise"}),
+        ('strategies = ["fedavg", "cfl"]', {"strategies": "cfl"}, {"strategies": ""}),
+        ("", {"strategies": "cfl"}, {}),
+        ("tripwire = true", {"tripwire": True}, {"tripwire": False}),
+        ("exact-losses = true", {"exact-losses": False}, {}),
+        ("", {}, {"exact-losses": True}),
+        ("", {"keep-model": "/models"}, {"app": "mine.client_app:app"}),
+        ('keep-model = "/models"', {"keep-model": "/models"}, {"keep-model": "/elsewhere"}),
+        ('hours = "20:00-06:00"', {"hours": "20:00-06:00"}, {"hours": ""}),
+        ("", {}, {"bundle": "ab" * 32}),
+        ("", {}, {"role": "validation"}),
+        ("", {}, {"insecure-seed": True, "budget": "inf"}),
+        ("", {}, {"researchers": "ann=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb"}),
+    ],
+)
+@pytest.mark.parametrize("environment", [False, True])
+def test_other_entries_may_only_narrow_it(
+    file: str,
+    narrower: dict[str, Any],
+    wider: dict[str, Any],
+    environment: bool,
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base = {"data-path": "/data/site"} | write(file)
+    for own, refused in ((narrower, False), (wider, True)):
+        if not own:
+            continue
+        for key, value in own.items() if environment else ():
+            monkeypatch.setenv(f"UMBEL_{key.replace('-', '_').upper()}", str(value))
+        if refused:
+            with raises(SiteError, "site.widens-policy", base["policy-file"]):
+                Site.of(base if environment else base | own)
+        else:
+            policy = Site.of(base if environment else base | own).policy
+            assert policy == Policy.parse(read_policy(Path(base["policy-file"])) | base | own)
+        for key in own if environment else ():
+            monkeypatch.delenv(f"UMBEL_{key.replace('-', '_').upper()}")
+
+
+def test_each_entry_is_free_narrows_or_is_the_files_alone(write: Write) -> None:
+    """An entry that is new in the policy is the file's alone until somebody decides otherwise."""
+    alone = {*SET} - _FREE - _NARROWER.keys()
+    assert alone == {
+        "app", "bundle", "hours", "insecure-seed", "noise-all-items", "report-noise-multiplier", "researchers", "role",
+    }  # fmt: skip
+    base = {"data-path": "/data/site"} | write("")
+    for key in alone:
+        entries = {name: text for name, text in WITH.get(key, {}).items() if name in _FREE}
+        with raises(SiteError, "site.widens-policy", base["policy-file"]):
+            Site.of(base | entries | WITH.get(key, {}) | {key: SET[key][0]})
+
+
+def test_a_file_that_others_can_write_is_refused(write: Write) -> None:
+    node = write("data-path = '/data'")
+    for mode in (0o664, 0o646):
+        Path(node["policy-file"]).chmod(mode)
+        with raises(SiteError, "site.policy-file", node["policy-file"], f"{mode:o}"):
+            Site.of(node)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "part"),
+    [
+        ("budget = ", "policy-file", "policy.toml"),
+        ("budgets = 3", "unknown-key", "budget"),
+        ("data-path = '/data'\nbudget = -1", "wrong-value", "budget"),
+        ("policy-file = '/other'", "policy-file", "policy-file"),
+        ("[researchers]\nann = 'no key'", "bad-key", "ann"),
+        ("[researchers]\n'ann smith' = 'AAAA'", "bad-key", "ann smith"),
+        ("data-path = '/data'\n[researchers]\nann = 'AAAA'", "bad-key", "ann"),
+        ("data-path = '/data'\nhours = 'never'", "conflict", "never"),
+        ("budget = 3", "no-data", "data-path"),
+    ],
+)
+def test_a_fault_in_the_file_closes_the_site(text: str, code: str, part: str, write: Write) -> None:
+    with raises(SiteError, f"site.{code}", part):
+        Site.of(write(text))
+
+
+def test_a_file_that_is_missing_closes_the_site(tmp_path: Path) -> None:
+    with raises(SiteError, "site.policy-file", tmp_path / "gone.toml"):
+        Site.of({"data-path": "/data", "policy-file": str(tmp_path / "gone.toml")})
+    with raises(SiteError, "site.relative-path", "policy.toml"):
+        Site.of({"data-path": "/data", "policy-file": "policy.toml"})
+
+
+def test_the_digest_is_that_of_the_effective_policy(write: Write) -> None:
+    base = {"data-path": "/data/site"}
+    plain = Site.of(base).policy.digest
+    assert Site.of(base | write("")).policy.digest == plain, "however it is written"
+    assert Site.of(base | write("budget = 4")).policy.digest != plain
+    assert Site.of(base | write("budget = 4")).policy.digest == Site.of(base | {"budget": 4.0}).policy.digest

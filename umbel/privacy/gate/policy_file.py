@@ -1,0 +1,110 @@
+"""A site's policy in a file, ``policy.toml``, which the node's configuration and the environment may only narrow.
+
+Whoever starts a node, or changes its environment, can thus make the site stricter, and never more open. An entry that
+the file leaves out has its default there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from umbel.privacy.gate.policy import AcceptedRadius, AcceptedRelease, Approval, Policy
+from umbel.protocol.errors import SiteError
+from umbel.protocol.rules import shown
+
+POLICY_FILE = "policy-file"
+_RESEARCHERS = "researchers"
+
+# Whether an entry's value is as strict as the file's, or stricter.
+_NARROWER: Mapping[str, Callable[[Any, Any], bool]] = {
+    **dict.fromkeys(
+        (
+            "max-hypotheses", "max-choice-epsilon", "max-local-epochs", "max-local-steps", "max-examples",
+            "max-seconds", "budget", "delta", "paper-budget", "max-participations", "max-evaluations",
+            "max-evaluations-in-all", "report-bound",
+        ),
+        lambda own, file: own <= file,
+    ),
+    **dict.fromkeys(("min-noise-multiplier", "clip-norm-floor", "min-clients"), lambda own, file: own >= file),
+    "exact-losses": lambda own, file: own <= file,
+    "tripwire": lambda own, file: own >= file,
+    "clipping": lambda own, file: own is AcceptedRadius.PUBLIC,
+    "release": lambda own, file: file is AcceptedRelease.ANY,
+    "approve": lambda own, file: own is Approval.ASK,
+    "mechanisms": lambda own, file: set(own.split()) <= set(file.split()),
+    "strategies": lambda own, file: not file or (bool(own) and set(own.split()) <= set(file.split())),
+}  # fmt: skip
+# Entries about files, data and kept models, which change nothing of what may leave.
+_FREE = frozenset(
+    (
+        "data-path", "reader", "reader-options", "place", "ledger-path", "keep-model", "personalise",
+        "personalise-epochs", "app-keys", "balanced-batches",
+    )
+)  # fmt: skip
+
+
+def policy_of(entries: Mapping[str, Any]) -> Policy:
+    """Return the policy of a node's entries, narrowed down from the file that they name, if they name one.
+
+    Raises
+    ------
+    SiteError
+        If the file cannot be read, other users can write it, or an entry allows more than the file does.
+    """
+    if not (name := str(entries.get(POLICY_FILE, ""))):
+        return Policy.of(entries)
+    path = Path(name).expanduser()
+    file = read_policy(path)
+    whole, both = Policy.of(file), Policy.of({**file, **entries})
+    for entry in entries.keys() - {POLICY_FILE}:
+        field = entry.replace("-", "_")
+        own, theirs = getattr(both, field), getattr(whole, field)
+        free = entry in _FREE and entry not in file
+        if not (free or own == theirs or (entry in _NARROWER and _NARROWER[entry](own, theirs))):
+            raise SiteError(
+                f"{entry} = {shown(own)} of this node is not within {shown(theirs)} of {path}; leave the entry out, "
+                "or change the file",
+                code="site.widens-policy",
+            )
+    return both
+
+
+def read_policy(path: Path) -> dict[str, Any]:
+    """Return the entries of a policy file; lists become words, and the table of researchers name=key pairs."""
+    if not path.is_absolute():
+        raise SiteError(f"{POLICY_FILE} must be an absolute path, got {str(path)!r}", code="site.relative-path")
+    try:
+        with path.open("rb") as file:
+            if (mode := os.fstat(file.fileno()).st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+                text = f"other users can write {path} (mode {stat.S_IMODE(mode):o}); run: chmod go-w {path}"
+                raise SiteError(text, code="site.policy-file")
+            found = tomllib.load(file)
+    except (OSError, ValueError) as error:
+        raise SiteError(f"the policy file {path} cannot be read: {error}", code="site.policy-file") from None
+    if POLICY_FILE in found:
+        raise SiteError(f"{path} names a policy file itself; leave {POLICY_FILE} out", code="site.policy-file")
+    return Policy.current({name: _entry(path, name, value) for name, value in found.items()})
+
+
+def _entry(path: Path, name: str, value: Any) -> Any:
+    if name == _RESEARCHERS and isinstance(value, dict):
+        return " ".join(f"{who}={_middle(path, who, key)}" for who, key in value.items())
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return " ".join(value)
+    return "inf" if value == float("inf") else value
+
+
+def _middle(path: Path, who: str, key: Any) -> str:
+    """Return the part of a public key that identifies it."""
+    words = [word for word in str(key).split() if word.startswith("AAAA")]
+    if len(words) != 1 or len(who.split()) != 1 or "=" in who:
+        raise SiteError(
+            f'{path}: write a researcher as name = "ssh-ed25519 AAAA…", the line of a public key file, got {who!r}',
+            code="site.bad-key",
+        )
+    return words[0]

@@ -1,0 +1,101 @@
+"""Signed run configs: a researcher signs a run's settings, and a site checks them against keys that its policy lists.
+
+A signature covers every entry of the run config and a time until which it may be used. Keys are SSH keys, as
+``ssh-keygen -t ed25519`` and ``umbel certs make --node NAME`` write them.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from umbel.protocol.errors import CertificateError, SiteError
+
+SIGNATURE = "signature"
+"""The run config's entry, which the signature itself does not cover."""
+PublicKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey
+_TIME = "%Y-%m-%dT%H:%MZ"
+
+
+def sign(entries: Mapping[str, Any], key: Path, until: datetime) -> str:
+    """Return the signature of a whole run config (`umbel.protocol.run_config.RunConfig.unsigned`), until a time.
+
+    Raises
+    ------
+    CertificateError
+        If `key` holds no private SSH key without a passphrase, of the kind Ed25519 or ECDSA.
+    """
+    try:
+        private = load_ssh_private_key(key.read_bytes(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        text = f"{key} is no private SSH key without a passphrase: {error}"
+        raise CertificateError(text, code="certificate.no-key") from None
+    last = until.astimezone(UTC).strftime(_TIME)
+    match private:
+        case ed25519.Ed25519PrivateKey():
+            signed = private.sign(_text(entries, last))
+        case ec.EllipticCurvePrivateKey():
+            signed = private.sign(_text(entries, last), ec.ECDSA(hashes.SHA256()))
+        case _:
+            raise CertificateError(f"{key} is neither Ed25519 nor ECDSA; make another", code="certificate.no-key")
+    return f"{last} {urlsafe_b64encode(signed).decode()}"
+
+
+def signer(entries: Mapping[str, Any], signature: str, keys: Mapping[str, str]) -> tuple[str, datetime | None]:
+    """Return who of `keys` signed a run config, and until when the signature is valid; an empty name if none did.
+
+    `keys` are public keys by name, as `public_key` reads them.
+    """
+    last, _, coded = signature.partition(" ")
+    try:
+        until, signed = datetime.strptime(last, _TIME).replace(tzinfo=UTC), urlsafe_b64decode(coded)
+    except ValueError:
+        return "", None
+    for name, text in keys.items():
+        if _verifies(public_key(name, text), signed, _text(entries, last)):
+            return name, until
+    return "", None
+
+
+def public_key(name: str, text: str) -> PublicKey:
+    """Return the key in a line of an SSH public key file, or in its middle part alone.
+
+    Raises
+    ------
+    SiteError
+        If it is no key of the kind Ed25519 or ECDSA.
+    """
+    try:
+        blob = next(word for word in text.split() if word.startswith("AAAA"))
+        kind = b64decode(blob)[4:].split(b"\0", 1)[0].decode("ascii")
+        key = load_ssh_public_key(f"{kind} {blob}".encode())
+    except (StopIteration, ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, PublicKey):
+        raise SiteError(f"the key of researcher {name!r} is no Ed25519 or ECDSA key of SSH", code="site.bad-key")
+    return key
+
+
+def _verifies(key: PublicKey, signed: bytes, text: bytes) -> bool:
+    try:
+        if isinstance(key, ed25519.Ed25519PublicKey):
+            key.verify(signed, text)
+        else:
+            key.verify(signed, text, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _text(entries: Mapping[str, Any], until: str) -> bytes:
+    """Return what is signed; the same for the same settings in any order."""
+    return f"umbel run until {until}\n{json.dumps(dict(entries), sort_keys=True)}".encode("utf-8", "surrogatepass")
