@@ -96,7 +96,7 @@ class RoundGate:
             most = most_participations(site, run)
             passage = Passage(site, run_id, site.seed(run), context.state, entry, handler, hypotheses, most)
             n = sum(math.prod(value.shape[1:]) for value in hypotheses.values())
-            check_admitted(site, run_id, run, n, msg.content, hypotheses)
+            entry.request = check_admitted(site, run_id, run, n, msg.content, hypotheses)
             if not site.simulated:
                 # At the end of the run, the site must know the hypotheses that the run can have found.
                 for name in run_names(msg.content):

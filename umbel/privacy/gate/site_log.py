@@ -89,6 +89,8 @@ class Entry:
     paid: int = 0
     reasons: list[str] = field(default_factory=list)
     charged: list[dict[str, Any]] = field(default_factory=list)
+    request: str = ""
+    """The request that people approved, or that a researcher signed."""
 
     @classmethod
     def of(cls, message: Message, context: Context) -> Self:
@@ -127,6 +129,7 @@ class Entry:
             "reason": "; ".join(self.reasons),
             "paid": self.paid,
             "charged": self.charged,
+            **({"request": self.request} if self.request else {}),
         }
 
 
