@@ -121,6 +121,10 @@ SITE: Table = {
     "supernode": ("umbel.deploy.supernode:app", "Start only the SuperNode, for an executor in another container."),
     "executor": ("umbel.client.commands:executor", "Start only the executor, which runs the site's own app."),
     "check": ("umbel.client.commands:check", "Explain a site's configuration, and check it."),
+    "console": (
+        "umbel.console.app:app",
+        "Open a page on this machine to read the site's books and decide on requests.",
+    ),
 }
 
 app, server, site = _group(COMMANDS, _umbel, whole=True), _group(SERVER, _server), _group(SITE, _site)
