@@ -36,6 +36,7 @@ from umbel.client.bundle import Bundle, reviewed
 from umbel.privacy.gate.refusals import refuse
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import record_refusal
+from umbel.protocol import logs
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.flower import (
     CLIENT_TASK,
@@ -173,6 +174,7 @@ def _own_answer(name: str, message: Message, context: Context) -> Message:
 
 def run(arguments: Sequence[str]) -> None:
     """Load everything, then wait for tasks, with the options of ``flower-superexec``."""
+    logs.configure()
     refuse_repeated_parts()
     for module in _LATER:
         import_module(module)

@@ -23,11 +23,13 @@ from typing import Any, NoReturn
 import typer
 
 from umbel.deploy import supernode
+from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import SiteError
 from umbel.protocol.project import PACKAGE
 
 _LOOK_S = 1.0
+_LOG_JSON = "--log-json"
 _OURS = ("--isolation", "--superexec-auth-secret-file")
 
 
@@ -45,9 +47,13 @@ def start(arguments: list[str]) -> list[str]:
     """Start an executor beside this process, which then becomes its SuperNode; return the SuperNode's options.
 
     These are `arguments` and additional ones; by default only an executor on this machine reaches the SuperNode.
+    ``--log-json`` is for both processes, and none of Flower's.
     """
     if taken := [name for name in _OURS if any(word.split("=")[0] == name for word in arguments)]:
         raise SiteError(f"this command sets {taken[0]} itself; leave it out", code="site.own-option")
+    if _LOG_JSON in arguments:
+        os.environ[logs.FORM] = logs.JSON
+        arguments = [word for word in arguments if word != _LOG_JSON]
     os.umask(0o077)
     host = _option(arguments, "--host", "127.0.0.1")
     port = _option(arguments, "--port", "9094")
@@ -99,7 +105,10 @@ def _listen() -> None:
 
 
 def main(context: typer.Context) -> None:
-    """Start a site's node on one machine: a SuperNode, and umbel's executor. Takes the options of flower-supernode."""
+    """Start a site's node on one machine: a SuperNode, and umbel's executor. Takes the options of flower-supernode.
+
+    With --log-json, both write their log as lines of JSON.
+    """
     with errors_in_one_line():
         arguments = start(context.args)
     supernode.run(arguments)

@@ -24,6 +24,7 @@ import typer
 
 from umbel.deploy.connections import LOOP, BoundedConnection
 from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secret
+from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import GuardError
 from umbel.protocol.flower import keep_secret, log, run_superlink
@@ -54,6 +55,9 @@ def _start(
     largest_answer: Annotated[
         int, typer.Option(min=1, help="Maximum size of a site's reply, for all its clients together, in MiB.")
     ] = 1024,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="Write the log of server and runs as lines of JSON.")
+    ] = False,
 ) -> None:
     """Start Flower's SuperLink behind umbel's guard. Takes the options of flower-superlink."""
     with errors_in_one_line():
@@ -63,6 +67,9 @@ def _start(
             runtime_at=look_up(runtime_at) if runtime_at else frozenset(),
             sites="--simulation" not in context.args,
         )
+    if log_json:
+        os.environ[logs.FORM] = logs.JSON
+    logs.configure()
     os.umask(0o077)  # messages in the database, the app's code, runs
     # Flower looks for its executor there, also if this environment is not activated.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])

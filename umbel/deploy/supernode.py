@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import typer
 
+from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line
 from umbel.protocol.flower import run_supernode
 from umbel.protocol.polling import Pace
@@ -23,6 +24,7 @@ from umbel.protocol.polling import Pace
 
 def run(arguments: Sequence[str]) -> NoReturn:
     """Run a SuperNode with the options of ``flower-supernode`` until it ends."""
+    logs.configure()
     pace = Pace()
     run_supernode(arguments, lambda seconds: time.sleep(pace.seconds(seconds)))
     sys.exit()

@@ -28,7 +28,7 @@ from flwr.common.config import parse_config_args
 from flwr.common.constant import ErrorCode, SType
 from flwr.proto.fleet_pb2 import PushMessagesResponse
 from flwr.supercore import log
-from flwr.supercore.logger import FLOWER_LOGGER
+from flwr.supercore.logger import FLOWER_LOGGER, update_console_handler
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -172,6 +172,11 @@ def run_superexec(arguments: Sequence[str], launch: Callable[[Any], None]) -> No
     stay_at_server()
     sys.argv = ["flower-superexec", *arguments]
     command.flower_superexec()
+
+
+def plain_console() -> None:
+    """Give the lines of Flower's log a time, and no codes for colours."""
+    update_console_handler(timestamps=True, colored=False)
 
 
 def run_superlink(

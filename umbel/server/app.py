@@ -13,6 +13,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from umbel.protocol import logs
 from umbel.protocol.flower import log, pull_soon
 from umbel.protocol.plugins import trust
 from umbel.protocol.release import Clipping
@@ -70,6 +71,9 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
         if setup.model.local_shapes:
             log(WARNING, "Clients start with new local parameters; those of that run are not reused")
     roster = setup.fleet.roster(grid)
+    if not roster.simulated:
+        logs.configure()
+        logs.about(run=run_id)
     local = roster.simulated and not getattr(grid, "elsewhere", False)
     check_memory(setup, len(roster.nodes), local)
     summary = Summary(setup.model, setup.manifest, setup.release)
