@@ -138,6 +138,10 @@ class GuardError(UmbelError, kind="guard"):
     """The guard in front of the server cannot be set up."""
 
 
+class MetricsError(UmbelError, kind="metrics", exit_code=2):
+    """Metrics cannot be collected or served."""
+
+
 class DemoError(UmbelError, kind="demo"):
     """The demonstration cannot continue."""
 
