@@ -198,7 +198,10 @@ def run_superlink(
 
     def serve(app: Any, **options: Any) -> None:
         # Proxy headers would let a caller claim any address.
-        uvicorn.run(app=guard(app), **options | {"proxy_headers": False, "http": connection, "loop": loop})
+        # A connection that becomes a WebSocket would never count as closed; Flower uses none.
+        uvicorn.run(
+            app=guard(app), **options | {"proxy_headers": False, "ws": "none", "http": connection, "loop": loop}
+        )
 
     _replace(command, command._run_superlink_http_api, uvicorn=SimpleNamespace(run=serve))
     router = import_module("flwr.superlink.routers.fleet.router")
