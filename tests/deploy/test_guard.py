@@ -178,16 +178,17 @@ def test_a_path_is_what_was_sent() -> None:
 
 
 class Listener:
-    """An application behind the guard that notes what reaches it."""
+    """An application behind the guard that notes what reaches it, and answers with so many bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 0) -> None:
         self.reached: list[str] = []
+        self.size = size
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.reached.append(scope.get("path", scope["type"]))
         if scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 204, "headers": []})
-            await send({"type": "http.response.body"})
+            await send({"type": "http.response.start", "status": 200 if self.size else 204, "headers": []})
+            await send({"type": "http.response.body", "body": bytes(self.size)})
 
 
 def ask(rules: Rules, request: dict[str, Any]) -> tuple[list[str], list[Any]]:
@@ -360,6 +361,32 @@ def test_who_connects_and_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPa
                 assert closed(sock)
 
 
+@pytest.mark.parametrize("target", ["POST /nothing", "GET /health"])
+@pytest.mark.parametrize("rest", [b"x", b"xx"], ids=["drips", "ends, and nothing follows"])
+def test_a_body_that_nobody_reads_must_end_soon(monkeypatch: pytest.MonkeyPatch, target: str, rest: bytes) -> None:
+    monkeypatch.setattr(BoundedConnection, "head_seconds", 0.2)
+    with served(GUARDED, BoundedConnection) as (port, _), socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.sendall(f"{target} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n".encode())
+        assert sock.recv(1 << 16)
+        sock.sendall(rest)
+        assert closed(sock)
+
+
+def test_who_takes_nothing_of_a_response_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedConnection, "stalled_seconds", 0.01)
+    size = 100 << 20  # more than sockets hold
+    with served(GUARDED, BoundedConnection, size) as (port, _), socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        try:
+            while True:  # until the server has closed it
+                sock.sendall(b"\r\n")
+        except ConnectionError:
+            pass
+        # A caller that takes it gets all.
+        monkeypatch.setattr(BoundedConnection, "stalled_seconds", 600.0)
+        assert len(httpx.get(f"http://127.0.0.1:{port}/health").content) == size
+
+
 def test_connections_are_bounded_in_all_and_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Door, "most", 6)
     monkeypatch.setattr(Door, "most_of_a_peer", 2)
@@ -418,9 +445,9 @@ def speaks(context: ssl.SSLContext, sock: socket.socket) -> bool:
 
 
 @contextmanager
-def served(rules: Rules, connection: Any, **options: Any) -> Iterator[tuple[int, Listener]]:
+def served(rules: Rules, connection: Any, size: int = 0, **options: Any) -> Iterator[tuple[int, Listener]]:
     """Serve the guard on a port of this machine, as `umbel.protocol.flower.run_superlink` does."""
-    listener = Listener()
+    listener = Listener(size)
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         Guard(listener, rules),
@@ -428,6 +455,7 @@ def served(rules: Rules, connection: Any, **options: Any) -> Iterator[tuple[int,
         loop=LOOP if connection is BoundedConnection else "auto",
         lifespan="off",
         proxy_headers=False,
+        ws="none",
         log_level="error",
         timeout_keep_alive=600,
         **options,
@@ -462,6 +490,26 @@ TRICKS = [
 ]  # fmt: skip
 
 
+UPGRADE = (
+    "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==",
+)  # fmt: skip
+
+
+def test_connections_that_ask_to_be_a_websocket_take_no_room_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Door, "most_of_a_peer", 1)
+    with served(GUARDED, BoundedConnection) as (port, _):
+
+        def refused() -> bool:
+            try:
+                return send_line(port, f"GET {PULL}", *UPGRADE, source="127.0.0.2") == 403
+            except (ConnectionError, http.client.HTTPException):
+                return False  # the last connection is not closed yet
+
+        for number in range(3):
+            wait_until(f"answer {number}", refused, 60)
+
+
 @pytest.mark.parametrize("connection", ["httptools", BoundedConnection])
 def test_tricks_over_a_socket(connection: Any) -> None:
     """Also with the parser that uvicorn would take."""
@@ -470,8 +518,7 @@ def test_tricks_over_a_socket(connection: Any) -> None:
             assert send_line(port, trick, source="127.0.0.2") in (400, 403), trick
         told = ["X-Forwarded-For: 127.0.0.1", "Forwarded: for=127.0.0.1", "X-Real-IP: 127.0.0.1"]
         assert send_line(port, f"POST {START}", *told, source="127.0.0.2") == 403
-        upgrade = ["Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg=="]
-        assert send_line(port, f"GET {PULL}", *upgrade, "Connection: Upgrade", source="127.0.0.2") in (400, 403)
+        assert send_line(port, f"GET {PULL}", *UPGRADE, source="127.0.0.2") in (400, 403)
         rewritten = ["X-Original-URL: /v1/control/start-run", "X-HTTP-Method-Override: POST"]
         assert send_line(port, "GET /health", *rewritten, source="127.0.0.2") == 204
         assert listener.reached == ["/health"]
