@@ -25,7 +25,7 @@ from tests.helpers.errors import raises
 from umbel.deploy import guard
 from umbel.deploy.certs import app as certs
 from umbel.deploy.connections import LOOP, BoundedConnection, Door
-from umbel.deploy.guard import REFUSAL, Guard, Rules, look_up, parse_networks, read_secret
+from umbel.deploy.guard import REFUSAL, Guard, Rules, look_up, parse_networks, peer_of, read_secret
 from umbel.protocol.errors import GuardError
 
 SECRET = b"0123456789abcdef" * 4
@@ -292,6 +292,21 @@ def test_requests_in_flight_share_a_bound_and_so_do_those_of_one_address(
         assert statuses == {"192.0.2.7": [204]}
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("192.0.2.7", "192.0.2.8", False),
+        ("192.0.2.7", "::ffff:192.0.2.7", True),
+        # Whoever has an address of IPv6 has the 2 ** 64 that begin alike.
+        ("2001:db8:0:1::7", "2001:db8:0:1:ffff::8", True),
+        ("2001:db8:0:1::7", "2001:db8:0:2::7", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+    ],
+)
+def test_limits_count_all_addresses_of_a_host_as_one(one: str, other: str, same: bool) -> None:
+    assert (peer_of((one, 5000)) == peer_of((other, 5001, 0, 0))) is same
 
 
 def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ import h11
 from uvicorn.loops.auto import auto_loop_factory
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from umbel.deploy.guard import peer_of
+
 LOOP = f"{__name__}:bounded_loop"
 """The event loop's place, for uvicorn."""
 
@@ -57,7 +59,7 @@ class Door:
     most: ClassVar[int] = 256
     """Maximum simultaneous connections."""
     most_of_a_peer: ClassVar[int] = 16
-    """Maximum simultaneous connections from one address."""
+    """Maximum simultaneous connections from one address; with IPv6 from one /64 network."""
 
     def __init__(
         self,
@@ -90,11 +92,12 @@ class Door:
                 await asyncio.sleep(0.1)
                 continue
             try:
-                peer, own = connection.getpeername()[0], connection.getsockname()[0]
+                other, own = connection.getpeername(), connection.getsockname()
             except OSError:
                 connection.close()
                 continue
-            if self._open.total() >= self.most or (peer != own and self._open[peer] >= self.most_of_a_peer):
+            peer, elsewhere = peer_of(other), other[0] != own[0]
+            if self._open.total() >= self.most or (elsewhere and self._open[peer] >= self.most_of_a_peer):
                 connection.close()
                 continue
             self._open[peer] += 1
