@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import math
 import os
 import sqlite3
@@ -28,6 +29,7 @@ from typer.testing import CliRunner
 from tests.helpers.errors import ended
 from umbel.cli.main import app as umbel
 from umbel.deploy import guard
+from umbel.protocol.flower import FLOWER_LOGGER
 
 SECRET = "0123456789abcdef" * 4
 STATE = SimpleNamespace(get_valid_message_ins=lambda _: {"dst_node_id": 7, "group_id": "3"})
@@ -52,6 +54,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(sys, "argv", ["pytest"])
     monkeypatch.setattr(command, "event", lambda *_: None)
     monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
+    for logger in (FLOWER_LOGGER, logging.getLogger("uvicorn.access")):
+        monkeypatch.setattr(logger, "filters", [])
     return asked
 
 
@@ -84,6 +88,7 @@ def test_of_all_that_flower_serves_a_site_gets_to_the_fleet_alone(
     done = start("--control-secret", str(secret))
     assert done.exit_code == 0, done.output
     assert (served["host"], served["port"], served["proxy_headers"]) == ("127.0.0.1", 21999, False)
+    assert served["ws"] == "none", "such a connection would never count as closed"
     assert os.environ["PATH"].startswith(str(Path(sys.executable).parent)), "there its executor is found"
     # Flower would serve the same on other ports.
     assert not any(door in os.environ for door in DOORS)
@@ -172,6 +177,34 @@ def test_an_answer_that_would_stop_the_server_is_refused(
     )
     with pytest.raises(HTTPException, match=reason) if reason else nullcontext():
         router.fleet_push_messages(request, STATE)
+
+
+FORGED = "x\n\x1b[92mINFO \x1b[0m:      [Fleet.ActivateNode] Activated node_id=7\n" + "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("logger", "message", "values"),
+    [
+        (FLOWER_LOGGER, "[Fleet.GetFab] Requesting FAB for fab_hash=%s", (FORGED,)),
+        (FLOWER_LOGGER, f"[/v1/fleet/get-fab][ApiError:2009] SuperNode 7, run_id=5, fab_hash={FORGED}", ()),
+        (FLOWER_LOGGER, "Failed to store object %s: %s", ("ab", ValueError(FORGED))),
+        (
+            logging.getLogger("uvicorn.access"),
+            '%s - "%s %s HTTP/%s" %d',
+            ("192.0.2.7:5000", "GET", "/" + FORGED, "1", 403),
+        ),
+    ],
+)
+def test_no_request_writes_lines_of_its_own_into_the_log(
+    served: dict[str, Any], logger: logging.Logger, message: str, values: tuple[Any, ...]
+) -> None:
+    """Flower writes what a site names into its log, a megabyte or more, and with it lines that look like Flower's."""
+    start()
+    record = logger.makeRecord(logger.name, logging.INFO, "file", 1, message, values, None)
+    assert logger.filter(record)
+    assert record.getMessage().isprintable()
+    assert len(record.getMessage()) < 500
+    assert record.getMessage().startswith((message % values)[:20])
 
 
 @pytest.mark.parametrize("more", [(), ("--simulation",)])

@@ -119,7 +119,7 @@ class Guard:
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a site's request on unless it is too large: Flower reads all of it before it checks a key."""
-        peer = str(_address(scope.get("client")))
+        peer = peer_of(scope.get("client"))
         most, each = (_LARGEST_OBJECT, 1) if scope["path"] == _OBJECT else (_LARGEST_BODY, _UNFOLDED)
         taken, refusal, begun = 0, (0, ""), False
         until = asyncio.get_running_loop().time() + _BODY_S
@@ -222,6 +222,13 @@ def _end(text: str) -> tuple[Address | None, int]:
     digits, _, port = text.partition(":")
     words = [int(digits[start : start + 8], 16) for start in range(0, len(digits), 8)]
     return _address([ip_address(struct.pack(f"={len(words)}I", *words))]), int(port, 16)
+
+
+def peer_of(end: Any) -> str:
+    """Return what limits count as one address at a connection's end: with IPv6 a /64 network, since a host has all of
+    it."""
+    address = _address(end)
+    return str(IPv6Network((int(address) >> 64 << 64, 64))) if isinstance(address, IPv6Address) else str(address)
 
 
 def _address(end: Any) -> Address | None:

@@ -13,6 +13,7 @@ sign-ins: ``credentials.yaml`` beside ``config.toml``, which no other user can r
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tomllib
@@ -23,11 +24,12 @@ from typing import Annotated
 import typer
 
 from umbel.deploy.connections import LOOP, BoundedConnection
-from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secret
+from umbel.deploy.guard import Asgi, Guard, Rules, look_up, parse_networks, read_secret
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import GuardError
-from umbel.protocol.flower import keep_secret, log, run_superlink
+from umbel.protocol.flower import FLOWER_LOGGER, keep_secret, log, run_superlink
+from umbel.server.nodes.words import told
 
 
 def _start(
@@ -74,7 +76,22 @@ def _start(
     # Flower looks for its executor there, also if this environment is not activated.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     log(INFO, "Runs and registration are allowed for %s", _who(rules))
-    run_superlink(context.args, lambda served: Guard(served, rules), BoundedConnection, LOOP, largest_answer << 20)
+
+    def guarded(served: Asgi) -> Guard:
+        for logger in (FLOWER_LOGGER, logging.getLogger("uvicorn.access")):
+            logger.addFilter(_in_one_line)
+        return Guard(served, rules)
+
+    run_superlink(context.args, guarded, BoundedConnection, LOOP, largest_answer << 20)
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Make a record of the server's log one short line: Flower puts text of requests into it, of any length."""
+    if isinstance(record.args, tuple) and record.args:
+        record.args = tuple(one if isinstance(one, int | float) else told(one) for one in record.args)
+    else:
+        record.msg = told(record.msg)
+    return True
 
 
 def _who(rules: Rules) -> str:

@@ -79,8 +79,8 @@ _LOCKED_S = 30.0
 """Seconds that a request to a SuperLink waits to write to the database; Flower gives up after 5 seconds."""
 
 _OBJECTS = 10_000
-"""Maximum number of parts of an answer: records, arrays, and each 20 MiB of an array. While the server notes them,
-about a thousand a second, the database is blocked for others."""
+"""Maximum number of parts of a message or answer: records, arrays, and each 20 MiB of an array. While the server notes
+them, about a thousand a second, the database is blocked for others."""
 
 _ANSWERS = 10_000
 """Number of latest answers whose bytes are counted."""
@@ -203,7 +203,10 @@ def run_superlink(
 
     def serve(app: Any, **options: Any) -> None:
         # Proxy headers would let a caller claim any address.
-        uvicorn.run(app=guard(app), **options | {"proxy_headers": False, "http": connection, "loop": loop})
+        # A connection that becomes a WebSocket would never count as closed; Flower uses none.
+        uvicorn.run(
+            app=guard(app), **options | {"proxy_headers": False, "ws": "none", "http": connection, "loop": loop}
+        )
 
     _replace(command, command._run_superlink_http_api, uvicorn=SimpleNamespace(run=serve))
     router = import_module("flwr.superlink.routers.fleet.router")
@@ -503,6 +506,32 @@ def keep_true_parts() -> None:
     for store, parts in ((in_file, _SqlParts), (in_memory, _Parts)):
         store.preregister = _preregister(store.preregister, parts)
         store.put = _put(store.put, parts)
+        store.get_object_tree = _get_object_tree(parts)
+
+
+def _get_object_tree(parts: type[_Parts]) -> Callable[..., Any]:
+    """Return a version of Flower's `get_object_tree` that reads at most `_OBJECTS` objects.
+
+    A node could announce parts of parts in several answers: forty claims of two parts each make a tree of 2^40 objects.
+    """
+    trees = import_module("flwr.proto.message_pb2").ObjectTree
+    failure = import_module("flwr.supercore.object_store").NoObjectInStoreError
+
+    def get_object_tree(store: Any, object_id: str) -> Any:
+        tree = trees(object_id=object_id)
+        left, number = [tree], 1
+        with parts.seen_in(store) as known:
+            while left:
+                one = left.pop()
+                if (children := known.children(one.object_id)) is None:
+                    raise failure(f"object {object_id} lacks a part, or was never announced")
+                number += len(children)
+                if number > _OBJECTS:
+                    raise failure(f"object {object_id} has more than {_OBJECTS} parts")
+                left += [one.children.add(object_id=child) for child in sorted(children)]
+        return tree
+
+    return get_object_tree
 
 
 def _preregister(flowers: Callable[..., Any], parts: type[_Parts]) -> Callable[..., Any]:
@@ -550,6 +579,9 @@ class _Parts:
         with store.lock_store:
             yield cls(store)
 
+    seen_in = of
+    """The same, to read alone."""
+
     def children(self, name: str) -> set[str] | None:
         """Return the known parts of an object; None for an object that the store does not have."""
         entry = self._store.store.get(name)
@@ -584,6 +616,13 @@ class _SqlParts(_Parts):
     def of(cls, store: Any) -> Iterator[Self]:
         """Yield the objects of a store, locked."""
         with store._mutation_session() as session:
+            yield cls(store, session)
+
+    @classmethod
+    @contextmanager
+    def seen_in(cls, store: Any) -> Iterator[Self]:
+        """Yield the objects of a store, to read alone."""
+        with store.session() as session:
             yield cls(store, session)
 
     def children(self, name: str) -> set[str] | None:
