@@ -27,8 +27,9 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import SiteLog
-from umbel.privacy.gate.store import beside
+from umbel.privacy.gate.store import beside, may_begin
 from umbel.protocol.errors import SiteError
+from umbel.protocol.home import umbel_home
 from umbel.protocol.words import count_of
 
 Check = tuple[str, Callable[[], str]]
@@ -45,7 +46,7 @@ def own_checks(site: Site) -> Iterator[Check]:
     if site.ledger_path is None:
         return
     ledger, log = site.ledger_path, beside(site.ledger_path)
-    yield "ledger", lambda: _ledger(ledger)
+    yield "ledger", lambda: _ledger(ledger, may_begin(site, ledger))
     yield "log", lambda: _log(SiteLog(log))
     yield "permissions", lambda: _permissions([ledger, log])
     yield "disk", lambda: _disk(ledger)
@@ -72,8 +73,10 @@ def server_checks(address: str, ca: Path | None, key: Path | None) -> Iterator[C
     yield "clock", lambda: _clock(look())
 
 
-def _ledger(path: Path) -> str:
-    if not path.exists():
+def _ledger(path: Path, may_begin: bool) -> str:
+    if may_begin and not path.exists():
+        if not (path.parent.is_dir() or path.parent == umbel_home()):
+            raise SiteError(f"there is no folder for the ledger {path}; make it", code="site.no-folder")
         return f"made when it is first needed: {path}"
     Ledger(path, whole=True)
     return f"intact: {path}"
