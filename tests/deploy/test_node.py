@@ -13,14 +13,7 @@ import pytest
 from tests.helpers.errors import raises
 from umbel.deploy import node
 from umbel.protocol.errors import SiteError
-
-
-@pytest.mark.parametrize(
-    ("arguments", "port"),
-    [([], "9094"), (["--port", "7"], "7"), (["--port=8", "--host", "0.0.0.0"], "8"), (["--port"], "9094")],
-)
-def test_it_reads_where_the_supernode_waits(arguments: list[str], port: str) -> None:
-    assert node._option(arguments, "--port", "9094") == port
+from umbel.simulation.superlink import free_port
 
 
 @pytest.mark.parametrize("option", ["--isolation=subprocess", "--superexec-auth-secret-file"])
@@ -32,8 +25,9 @@ def test_what_would_run_the_servers_code_cannot_be_asked_for(option: str) -> Non
 def test_what_a_site_writes_is_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(os, "fork", lambda: 1)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     os.umask(0)
-    node.start([])
+    node.start(["--port", str(free_port())])
     (tmp_path / "written").touch()
     assert not any(path.stat().st_mode & 0o077 for path in tmp_path.rglob("*"))
 

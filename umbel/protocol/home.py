@@ -14,6 +14,9 @@ from pathlib import Path
 
 from umbel.protocol.errors import ConfigError, DiskError
 
+LEAST_ROOM = 32 << 20
+"""Bytes that a server leaves on its disk, so that a run can still end with its reason."""
+
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ROOM_IN_SQLITE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
 
@@ -74,6 +77,16 @@ def disk_error(error: Exception, path: object) -> DiskError | None:
     left = f" ({free_text(path)})" if isinstance(path, Path) else ""
     text = f"the disk is full{left}, and {path} cannot be written; make room, or set UMBEL_HOME to a folder elsewhere"
     return DiskError(text, code="disk.full")
+
+
+def check_room(path: Path, needed: int) -> None:
+    """Raise `DiskError` if the disk of a file or folder has fewer free bytes than needed."""
+    if free_space(path) < needed:
+        raise DiskError(
+            f"the disk is full ({free_text(path)}, {needed / 2**20:,.0f} MiB needed), so {path} cannot be written; "
+            "make room",
+            code="disk.full",
+        )
 
 
 @contextmanager
