@@ -252,7 +252,7 @@ def run_superlink(
 
 
 class Link(Protocol):
-    """What a node does after each call to its server; see `umbel.deploy.link.Link`."""
+    """A node's reactions to its calls to the server; see `umbel.deploy.link.Link`."""
 
     def works(self) -> None:
         """Note a call that the server answered."""
