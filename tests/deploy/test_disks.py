@@ -30,35 +30,37 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         yield deployment
 
 
-def test_a_run_whose_disk_is_full_ends_with_the_reason_and_goes_on_once_there_is_room_at_server_and_site(
+def test_a_site_without_room_charges_nobody_and_a_server_without_room_ends_the_run_which_then_goes_on(
     deployment: Deployment,
 ) -> None:
+    """The north holds its reply back while the south's disk is full in round 3, and then the server's."""
     north, south = deployment.nodes.values()
-    south.tamper({2: HOLD})
+    north.tamper({2: HOLD})
     run = deployment.submit(**CONFIG)
     wait_until("round 2", lambda: 2 in south.rounds_paid(run) and 2 in north.rounds_paid(run), RUN_S)
+    south.fill_disk()
+    north.tamper({3: HOLD})
+    wait_until("refusal", lambda: south.ready() == (503, "disk.full"), RUN_S)
+    south.fill_disk(False)
+    wait_until("readiness", lambda: south.ready() == (200, ""), RUN_S)
+    assert south.rounds_paid(run) == [1, 2]
+
+    wait_until("round 3", lambda: 3 in north.rounds_paid(run), RUN_S)
     limit_files(deployment.superlink.server_apps, full=True)
-    south.tamper({})
+    north.tamper({})
     assert deployment.wait(run) == "finished:failed"
     told = deployment.server_log(run)
     assert "[disk.full]" in told
     assert "MiB free" in told
     assert f"resume={run.folder.name!r}" in told
-    assert run.rounds == 1, "the last whole round"
+    assert run.rounds == 2, "the last whole round"
 
-    # One site has no room for a charge, and so it makes none.
-    charges = len(south.charges)
-    south.fill_disk()
     deployment.resume(run, **CONFIG)
-    wait_until("refusal", lambda: south.ready() == (503, "disk.full"), RUN_S)
-    assert len(south.charges) == charges
-    south.fill_disk(False)
-    wait_until("readiness", lambda: south.ready() == (200, ""), RUN_S)
     assert deployment.wait(run) == "finished:completed"
-    assert [entry["number"] for entry in run.history][:3] == [1, 2, 3]
-    assert [entry["releases"] for entry in run.history][:3] == [2 * CLIENTS, CLIENTS, CLIENTS]
-    # What was charged in round 2 before the server's disk was full stays charged, and was done again.
-    assert [north.rounds_paid(run), south.rounds_paid(run)] == [[1, 2, 3], [1, 2]]
+    assert [entry["releases"] for entry in run.history][:3] == [2 * CLIENTS] * 3
+    assert [north.rounds_paid(run), south.rounds_paid(run)] == [[1, 2, 3]] * 2
+    # What was charged in round 3 before the server's disk was full stays charged.
+    assert [len(north.charges), len(south.charges)] == [4 * CLIENTS, 3 * CLIENTS]
 
 
 def test_a_server_whose_database_finds_no_room_is_not_ready_and_loses_no_site(deployment: Deployment) -> None:
@@ -67,4 +69,4 @@ def test_a_server_whose_database_finds_no_room_is_not_ready_and_loses_no_site(de
     deployment.superlink.fill_disk(False)
     run = deployment.submit(**CONFIG | {"rounds": 1})
     assert deployment.wait(run) == "finished:completed"
-    wait_until("readiness", lambda: deployment.ready() == (200, ""), RUN_S)
+    assert run.history[0]["releases"] == 2 * CLIENTS

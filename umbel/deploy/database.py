@@ -12,7 +12,6 @@ from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any
 
-from fastapi import HTTPException
 from sqlalchemy import Engine, event
 
 from umbel.deploy.listening import option
@@ -77,6 +76,8 @@ class Database:
         return None
 
     def _failing(self, context: Any) -> None:
+        from fastapi import HTTPException  # as Flower has done by now
+
         if error := disk_error(context.original_exception, self.path or "the database"):
             self._failed = self._clock(), error
             self.fault()

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from fastapi import HTTPException
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.exceptions import HTTPException
 
 from umbel.deploy.connections import LOOP, BoundedConnection
 from umbel.deploy.database import Database

@@ -29,6 +29,7 @@ from umbel.protocol.errors import SiteError
 from umbel.protocol.flower import log, run_supernode
 from umbel.protocol.polling import Pace
 
+_APART = "process"
 HOST, PORT = "127.0.0.1", "9094"
 """Where the executor finds the SuperNode, unless options say otherwise."""
 
@@ -69,8 +70,11 @@ def run(arguments: Sequence[str], site: Fault = lambda: None) -> NoReturn:
 def main(context: typer.Context) -> None:
     """Start only the SuperNode, for an executor in another container. Takes the options of flower-supernode."""
     with errors_in_one_line():
+        if option(context.args, "--isolation", _APART) != _APART:
+            text = f"Flower's own executor would run the server's code; leave --isolation out, or set {_APART}"
+            raise SiteError(text, code="site.own-option")
         check(context.args)
-    run(context.args)
+    run([*context.args, f"--isolation={_APART}"])
 
 
 app = command_line(main, **PASSES_ON)
