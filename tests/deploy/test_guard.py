@@ -26,7 +26,7 @@ from umbel.deploy import guard
 from umbel.deploy.certs import app as certs
 from umbel.deploy.connections import LOOP, BoundedConnection, Door
 from umbel.deploy.guard import REFUSAL, Guard, Rules, look_up, parse_networks, peer_of, read_secret
-from umbel.protocol.errors import GuardError
+from umbel.protocol.errors import DiskError, GuardError
 
 SECRET = b"0123456789abcdef" * 4
 START, ACQUIRE, PULL = "/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/pull-messages"
@@ -60,8 +60,35 @@ GUARDED = Rules(secret=SECRET)
 def test_a_site_gets_to_the_fleet_alone(rules: Rules) -> None:
     assert rules.let(scope(PULL))
     assert rules.let(scope("/health", method="GET"))
+    assert rules.let(scope("/ready", method="GET"))
     assert not rules.let(scope(START))
     assert not rules.let(scope(ACQUIRE))
+
+
+def test_a_reply_that_could_not_be_stored_waits_at_the_site() -> None:
+    """Sites still ask for messages, and the researcher still reads how a run ended."""
+    full = DiskError("the disk is full", code="disk.full")
+    passed: list[str] = []
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(scope["path"])
+
+    async def ask(path: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> list[Any]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await Guard(served, GUARDED, lambda: full)(scope(path, headers=headers), send, send)
+        return sent
+
+    for path in (PART, "/v1/fleet/push-messages"):
+        start, body = asyncio.run(ask(path))
+        assert start["status"] == 503, "which Flower's nodes repeat"
+        assert b"[disk.full]" in body["body"]
+    asyncio.run(ask(PULL))
+    asyncio.run(ask(START, (bearer(SECRET),)))
+    assert passed == [PULL, START]
 
 
 def test_where_there_is_no_secret_this_machine_alone_controls() -> None:

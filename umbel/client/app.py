@@ -114,7 +114,11 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
     watched = _watched(node, task.round, "clients trained", len(clients), compute)
     chosen, *found = undisclosed(node.site, len(clients), watched, nothing)
     trained = dict(zip(names, found, strict=False))
-    kept.write(clients, dict(zip(before, found[len(names) :], strict=True)), trained)
+    try:
+        kept.write(clients, dict(zip(before, found[len(names) :], strict=True)), trained)
+    except OSError as error:
+        # The clients have been charged, and so their releases leave. A full disk says nothing about their data.
+        log_failure("what to keep of this round, so clients keep their earlier ones", error)
     if task.message_noise:
         sources = noise(node.seed, task.round, clients, "message")
         # Noise only on the changed rows would show which rows those are.

@@ -19,6 +19,7 @@
     ├── NotApplicableError  an attack does not fit the model
     ├── CertificateError    certificates or keys cannot be made or used
     ├── GuardError          the guard in front of the server cannot be set up
+    ├── ServerError         the server cannot start
     ├── DemoError           the demonstration cannot continue
     ├── DiskError           a file cannot be written, because its disk is full
     └── WorthError          under ``--strict``, a run is not shown to be worth it
@@ -140,6 +141,10 @@ class GuardError(UmbelError, kind="guard"):
 
 class MetricsError(UmbelError, kind="metrics", exit_code=2):
     """Metrics cannot be collected or served."""
+
+
+class ServerError(UmbelError, kind="server"):
+    """The server cannot start."""
 
 
 class DemoError(UmbelError, kind="demo"):

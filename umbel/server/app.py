@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from logging import INFO, WARNING
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from umbel.protocol import logs
+from umbel.protocol.errors import DiskError
 from umbel.protocol.flower import log, pull_soon
 from umbel.protocol.plugins import trust
 from umbel.protocol.release import Clipping
@@ -96,7 +97,16 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
         if setup.config.resume:
             observers.append(Resumed())
         run = Run(setup, grid, state, observers, folder.path.name, folder)
-        run_rounds(run)
+        try:
+            run_rounds(run)
+        except DiskError as error:
+            log(ERROR, "%s", error)
+            log(
+                ERROR,
+                "The run ends with its last saved round. Resume it once there is room: resume=%r",
+                folder.path.name,
+            )
+            raise
 
         sections = [section for observer in observers if (section := observer.section()) is not None]
         folder.write_sections(sections)

@@ -17,10 +17,11 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any, Self
 
+from umbel.privacy.gate.reserve import Reserve
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import LedgerError, UmbelError
 from umbel.protocol.flower import log
-from umbel.protocol.home import make_home_of
+from umbel.protocol.home import free_text, is_full, make_home_of
 from umbel.protocol.old_names import SETTINGS
 from umbel.protocol.run_config import RunConfig
 
@@ -126,8 +127,7 @@ class Store:
         """
         path = site.ledger_path
         assert path is not None, "a site that serves data has a ledger"
-        first = not (site.policy.sets_limits or site.policy.ledger_path or beside(path).exists())
-        if not path.exists() and (first or not site.limits.any):
+        if not path.exists() and may_begin(site, path):
             make_home_of(path)
             log(WARNING, "umbel made a new, empty ledger: %s", path)
             _make(path)
@@ -156,9 +156,13 @@ class Store:
             with _connected(self.path, write) as connection:
                 yield connection
         except (sqlite3.OperationalError, UnicodeEncodeError) as error:
-            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
-                text = f"the disk is full: the ledger {self.path} cannot be written, and nothing was charged; make room"
-                raise LedgerError(text, code="ledger.disk-full") from error
+            if is_full(error):
+                Reserve(self.path).drop()
+                raise LedgerError(
+                    f"the disk is full ({free_text(self.path)}): the ledger {self.path} cannot be written, and nothing "
+                    "was charged; make room",
+                    code="ledger.disk-full",
+                ) from error
             raise LedgerError(f"the ledger {self.path} cannot be used: {error}", code="ledger.unusable") from error
         except (sqlite3.Error, *_FAULTS) as error:
             raise self._damaged(error) from error
@@ -263,6 +267,12 @@ def request_of(asks: Mapping[str, Any]) -> tuple[str, str]:
     """Return a request's digest, which identifies it, and its content as stored."""
     text = json.dumps(asks, sort_keys=True, default=str)
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), text
+
+
+def may_begin(site: Site, path: Path) -> bool:
+    """Return whether a site without a store gets an empty one (`Store.begin`)."""
+    first = not (site.policy.sets_limits or site.policy.ledger_path or beside(path).exists())
+    return first or not site.limits.any
 
 
 def _make(path: Path) -> None:
