@@ -19,6 +19,7 @@
     ├── NotApplicableError  an attack does not fit the model
     ├── CertificateError    certificates or keys cannot be made or used
     ├── GuardError          the guard in front of the server cannot be set up
+    ├── UnitError           a systemd unit cannot be written
     ├── DemoError           the demonstration cannot continue
     ├── DiskError           a file cannot be written, because its disk is full
     └── WorthError          under ``--strict``, a run is not shown to be worth it
@@ -136,6 +137,10 @@ class CertificateError(UmbelError, kind="certificate"):
 
 class GuardError(UmbelError, kind="guard"):
     """The guard in front of the server cannot be set up."""
+
+
+class UnitError(UmbelError, kind="unit", exit_code=2):
+    """A systemd unit cannot be written."""
 
 
 class DemoError(UmbelError, kind="demo"):
