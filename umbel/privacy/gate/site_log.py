@@ -39,7 +39,7 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, Refused, SiteError, UmbelError
 from umbel.protocol.flower import log
-from umbel.protocol.home import make_home_of
+from umbel.protocol.home import make_home_of, sync_folder, write_atomically
 from umbel.protocol.messages import PARTS
 from umbel.protocol.records import unpack
 from umbel.protocol.tasks import LONGEST_NAME, EvaluationSpec, TrainingSpec
@@ -240,6 +240,14 @@ class SiteLog:
                 before = line["hash"]
                 yield line
 
+    def copy_to(self, path: Path) -> int:
+        """Copy the log to a file, which is replaced, also while others add lines; return the number of lines."""
+        with self._locked(make=False) as file:
+            _, size = self._last(file)
+            content = os.pread(file, size, 0)
+        write_atomically(path, content, private=True)
+        return sum(1 for _ in SiteLog(path).lines())
+
     def set_aside(self) -> Path:
         """Rename the log and begin another, which names it; return the path of the old one."""
         stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
@@ -260,7 +268,7 @@ class SiteLog:
                 file = os.open(self.path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if make else 0), 0o600)
                 try:
                     if not there:
-                        _sync_folder(self.path.parent)
+                        sync_folder(self.path.parent)
                     fcntl.flock(file, fcntl.LOCK_EX)
                     # Another process may have set it aside since it was opened.
                     if self.path.exists() and os.path.samestat(os.fstat(file), os.stat(self.path)):
@@ -393,15 +401,6 @@ def from_ranges(text: str) -> list[ClientInDataset]:
     """Return the clients in a text of `in_ranges`."""
     ranges = [one.partition("-")[::2] for one in text.split(",")]
     return [ClientInDataset(one) for first, last in ranges for one in range(int(first), int(last or first) + 1)]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder, so that a new file's name is on disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def record_refusal(message: Message, context: Context, what: str, error: Exception) -> None:
