@@ -52,6 +52,8 @@ def _check(
         from umbel.client.node import Node
         from umbel.privacy.gate.policy import Policy
         from umbel.privacy.gate.site import Site
+        from umbel.privacy.gate.store import VERSION as LEDGERS
+        from umbel.protocol.tasks import VERSION as PROTOCOL
 
         site = Site.of(entries)
         # An app that the site installed has its own way to read data.
@@ -73,6 +75,7 @@ def _check(
         except UmbelError as fault:
             faults[str(fault)] = fault
             table.add_row(Text(what, style="bold red"), Text("see below"))
+    table.add_row("speaks", f"protocol {PROTOCOL}, and keeps ledgers of version {LEDGERS}")
     table.add_row("runs of", Text(" ".join(site.policy.bundles) or str(Bundle.installed() or "no known umbel")))
     for name, default, _, meaning in Policy.table():
         field = name.replace("-", "_")
