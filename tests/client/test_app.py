@@ -65,13 +65,22 @@ def rmse(number: int) -> NDArray[np.float64]:
 # --- query
 
 
-@pytest.mark.parametrize("version", [VERSION + 1, str(VERSION), None])
-def test_a_server_of_another_version_or_none_is_refused(
-    version: int | str | None, run_config: Config, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [
+        (VERSION + 1, "refused.old-site"),
+        (VERSION - 1, "refused.old-run"),
+        (str(VERSION), "refused.old-run"),
+        (None, "refused.old-run"),
+    ],
+)
+def test_a_run_of_another_version_or_none_is_refused(
+    version: int | str | None, code: str, run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     record = ConfigRecord({} if version is None else {"version": version})
     reply = ask(InProcessGrid(app, run_config), RecordDict({"version": record}), "query")
-    assert_refused(reply, f"the server speaks protocol {version!r}, this node {VERSION}", caplog)
+    assert_refused(reply, f"the run speaks protocol {version!r}, this site", caplog)
+    assert reply.error.reason == f"refused [{code}]"
 
 
 # --- train

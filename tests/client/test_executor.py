@@ -26,7 +26,13 @@ from umbel.client.executor import WarmProcess, load
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside
+from umbel.protocol import messages
 from umbel.protocol.messages import hosting_in, query
+from umbel.protocol.tasks import VERSION
+from umbel.server.nodes import words
+from umbel.server.nodes.exchange import Answer
+from umbel.server.nodes.roster import hosting_of
+from umbel.server.nodes.words import Names
 
 
 @pytest.fixture
@@ -54,6 +60,54 @@ def asked(kind: str, bundle: bytes, node_config: dict[str, Any]) -> Message:
 
 def test_the_sites_own_app_answers_a_reviewed_bundle(site_config: dict[str, Any]) -> None:
     assert hosting_in(asked("flwr-clientapp", OWN, site_config).content).train > 0
+
+
+def heard(reply: Message, caplog: pytest.LogCaptureFixture) -> str:
+    """Return the line that a run's log has of a site's reply to its query."""
+    assert hosting_of(Answer(7, "query", reply), 10, False, Names()) is None
+    return caplog.messages[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (+1, "node 7 cannot take part: it says refused [refused.old-site]: upgrade umbel at the site"),
+        (-1, "node 7 cannot take part: it says refused [refused.old-run]: start the run with a newer umbel"),
+    ],
+)
+def test_a_run_of_another_protocol_hears_which_side_must_move(
+    site_config: dict[str, Any],
+    change: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The site has reviewed the run's bundle, so the bundle alone does not refuse it."""
+    theirs = b"another umbel"
+    with monkeypatch.context() as patch:
+        patch.setattr(messages, "VERSION", VERSION + change)
+        content = query()
+    policy = site_config | {"bundle": hashlib.sha256(theirs).hexdigest()}
+    reply = load("flwr-clientapp", theirs)(Message(content, 1, "query"), of_site(policy))
+    assert heard(reply, caplog) == f"{line} [protocol.node-error]"
+
+
+@pytest.mark.parametrize(
+    ("own", "fix"),
+    [
+        ("0.1.0", "start it from the site's files"),
+        ("0.10.0", "upgrade umbel at the site"),
+        ("0.0.9", "start the run with umbel 0.1.0"),
+    ],
+)
+def test_a_run_with_another_bundle_hears_which_side_must_move(
+    site_config: dict[str, Any], own: str, fix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = asked("flwr-clientapp", b"another", site_config)
+    monkeypatch.setattr(words, "described", lambda: {"version": own})
+    line = heard(reply, caplog)
+    assert "it has not reviewed bundle" in line
+    assert line.endswith(f"This run has umbel {own}: {fix} [protocol.node-error]")
 
 
 @pytest.mark.parametrize(

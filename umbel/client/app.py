@@ -30,7 +30,7 @@ from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.undisclosed import log_failure, time_limit, undisclosed
 from umbel.privacy.mechanisms.choice import OWN
-from umbel.protocol.errors import ProtocolError
+from umbel.protocol.errors import ProtocolError, Refused
 from umbel.protocol.flower import with_content
 from umbel.protocol.messages import (
     assigned_in,
@@ -54,9 +54,17 @@ app = ClientApp()
 def query(msg: Message, context: Context) -> Message:
     """Report how many clients this node hosts."""
     version = version_in(msg.content)
+    # The codes say to the server which side must move.
+    if type(version) is int and version > VERSION:
+        raise Refused(
+            f"the run speaks protocol {version}, this site only {VERSION}; upgrade umbel at this site",
+            code="refused.old-site",
+        )
     if version != VERSION:
-        text = f"the server speaks protocol {version!r}, this node {VERSION}; install the same umbel on both"
-        raise ProtocolError(text, code="protocol.version")
+        raise Refused(
+            f"the run speaks protocol {version!r}, this site {VERSION}; start the run with a newer umbel",
+            code="refused.old-run",
+        )
     node = Node.of(context.node_config, context.run_config)
     # The server asks nothing of a node that it does not know.
     check_admitted(node.site, str(context.run_id), RunConfig.of(context.run_config), node.model.num_parameters)

@@ -44,6 +44,8 @@ def _check(
         from umbel.client.node import Node
         from umbel.privacy.gate.policy import Policy
         from umbel.privacy.gate.site import Site
+        from umbel.privacy.gate.store import VERSION as LEDGERS
+        from umbel.protocol.tasks import VERSION as PROTOCOL
 
         entries = entries_of(node_config)
         site = Site.of(entries)
@@ -66,6 +68,7 @@ def _check(
         except UmbelError as fault:
             faults[str(fault)] = fault
             table.add_row(Text(what, style="bold red"), Text("see below"))
+    table.add_row("speaks", f"protocol {PROTOCOL}, and keeps ledgers of version {LEDGERS}")
     table.add_row("runs of", Text(" ".join(site.policy.bundles) or str(Bundle.installed() or "no known umbel")))
     for name, default, _, meaning in Policy.table():
         field = name.replace("-", "_")

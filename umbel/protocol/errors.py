@@ -20,6 +20,7 @@
     ├── CertificateError    certificates or keys cannot be made or used
     ├── GuardError          the guard in front of the server cannot be set up
     ├── ServerError         the server cannot start
+    ├── UnitError           a systemd unit cannot be written
     ├── DemoError           the demonstration cannot continue
     ├── DiskError           a file cannot be written, because its disk is full
     └── WorthError          under ``--strict``, a run is not shown to be worth it
@@ -145,6 +146,10 @@ class MetricsError(UmbelError, kind="metrics", exit_code=2):
 
 class ServerError(UmbelError, kind="server"):
     """The server cannot start."""
+
+
+class UnitError(UmbelError, kind="unit", exit_code=2):
+    """A systemd unit cannot be written."""
 
 
 class DemoError(UmbelError, kind="demo"):

@@ -139,6 +139,15 @@ def append(path: Path, content: bytes) -> None:
             raise
 
 
+def sync_folder(folder: Path) -> None:
+    """Sync a folder, so that a new file's name is on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def special_file(folder: Path) -> Path | None:
     """Return a pipe or device in a folder, or a link to one, if there is any: reading it may never end."""
     return next((one for one in folder.iterdir() if one.exists() and not (one.is_file() or one.is_dir())), None)

@@ -247,7 +247,9 @@ class Hosting:
         """Return a node's reply, checked; `ProtocolError` for another protocol version or impossible counts."""
         version = record.get(_VERSION)
         if type(version) is not int or version != VERSION:
-            text = f"speaks protocol {version!r}, this server speaks {VERSION}; install the same umbel everywhere"
+            newer = type(version) is int and version > VERSION
+            fix = "start the run with a newer umbel" if newer else "upgrade umbel at the site"
+            text = f"speaks protocol {version!r}, and this run {VERSION}; {fix}"
             raise ProtocolError(text, code="protocol.version")
         values: dict[str, Any] = {entry.name: record.get(entry.name) for entry in fields(cls)}
         if any(type(value) is not int for value in values.values()) or min(values["train"], values["validation"]) < 0:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.helpers.errors import ended, raises
 from umbel.cli.main import app
 from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.ledger import Ledger
@@ -17,7 +20,7 @@ from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site_log import Entry, SiteLog
 from umbel.privacy.gate.store import Names, beside
-from umbel.protocol.errors import Refused
+from umbel.protocol.errors import LogError, Refused
 from umbel.protocol.release import Clipping, Kind, Release
 
 PLAN = "plan --parameters 11 --noise-multiplier 3 --hypotheses 5 --clients 2062 --clients-per-round 100 --rounds 100"
@@ -142,6 +145,64 @@ def test_create_makes_an_empty_ledger_once(tmp_path: Path) -> None:
     code, output = run("ledger create", str(path))
     assert code == 1
     assert "[ledger.exists]" in output
+
+
+# --- copies
+
+
+def charged(path: Path) -> int:
+    return sum(sum(account.values()) for account in Ledger(path, whole=True).accounts().values())
+
+
+def answer(path: Path, run: str) -> None:
+    """Charge client 0 once, and log it, as a site does for a message."""
+    charge, entry = Charge(run, 1, Release(Kind.TRAIN, 11, 3.0, Clipping.PUBLIC, 0.5)), Entry(run, "train")
+    Ledger(path).charge(charge, [0])
+    entry.charges(charge, [0])
+    SiteLog(beside(path)).answered(entry, True)
+
+
+def test_a_backup_has_what_was_charged_and_logged_while_the_site_works(tmp_path: Path) -> None:
+    path, copy = ledger(tmp_path), tmp_path / "copy.sqlite"
+    answer(path, "8")
+    working = sqlite3.connect(path, isolation_level=None)
+    working.execute("BEGIN IMMEDIATE")  # another process is about to charge
+    code, output = run("ledger backup", str(path), str(copy))
+    working.close()
+    assert (code, output) == (0, f"{copy} is a copy of {path}, with 13 charges; its log has 1 line\n")
+    assert copy.stat().st_mode & 0o077 == beside(copy).stat().st_mode & 0o077 == 0, "it is the site's alone"
+    answer(path, "9")
+    assert charged(copy) == 13
+    SiteLog(beside(copy)).check_end()
+    assert {file.name for file in tmp_path.iterdir()} == {
+        *(file.name for one in (path, copy) for file in (one, beside(one)))
+    }
+
+
+def test_a_backup_and_the_newer_log_are_the_ledger_again(tmp_path: Path) -> None:
+    path, copy = ledger(tmp_path), tmp_path / "copy.sqlite"
+    answer(path, "8")
+    run("ledger backup", str(path), str(copy))
+    answer(path, "9")
+    copy.replace(path)
+    with raises(LogError, "log.ledger-behind"):
+        SiteLog(beside(path)).check_end()
+    assert run("ledger restore", str(path))[0] == 0
+    SiteLog(beside(path)).check_end()
+    assert charged(path) == 14
+
+
+def test_a_backup_never_replaces_another_and_a_failed_one_leaves_nothing(tmp_path: Path) -> None:
+    path, copy = ledger(tmp_path), tmp_path / "copy.sqlite"
+    assert run("ledger backup", str(path), str(copy))[1].endswith("its log has 0 lines\n")
+    before = copy.read_bytes()
+    ended(*run("ledger backup", str(path), str(copy)), "ledger.exists", "copy.sqlite")
+    ended(*run("ledger backup", str(path), str(tmp_path / "none" / "copy.sqlite")), "ledger.no-copy", "none")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("the disk is gone")))
+        ended(*run("ledger backup", str(path), str(tmp_path / "other.sqlite")), "ledger.no-copy", "other")
+    assert copy.read_bytes() == before
+    assert {file.name for file in tmp_path.iterdir()} == {path.name, copy.name}
 
 
 # --- the site's log

@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -286,6 +287,69 @@ def test_what_umbel_0_1_kept_without_a_ledger_goes_into_a_new_one(unpacked: Path
     Ledger.create(path)
     assert Names(path).read() == ["anna", "bert", "carl", "aaron"]
     assert {row["run"] for row in Store(path).table("sent")}
+
+
+# --- a ledger of version 4, which did not say who decided on a request
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Path:
+    path = tmp_path / "ledger.sqlite"
+    by_hand(path, (SAVED / "ledger-4.sql").read_text(encoding="utf-8"))
+    path.chmod(0o600)
+    return path
+
+
+def test_a_ledger_of_version_4_keeps_all_that_it_held(four: Path) -> None:
+    before = rows_of(four)
+    accounts = Ledger(four, whole=True).accounts()
+    # Clients 0 and 2 released twice and once; client 2 also reported.
+    assert {client: sum(account.values()) for client, account in accounts.items()} == {0: 2, 1: 1, 2: 2}
+    assert accounts[0] == {Release(Kind.TRAIN, 11, 10.0, Clipping.PUBLIC, None, choice_epsilon=1.0, hypotheses=2): 2}
+    assert Names(four).read() == ["anna", "bert", 7]
+    after = rows_of(four)
+    assert after.pop("signed") == []
+    assert [row[6:] for row in after["requests"]] == [("", "", "", "")] * 3, "nobody knows who decided"
+    after["requests"] = [row[:6] for row in after["requests"]]
+    assert after == before
+
+
+def test_what_was_decided_under_version_4_still_holds(four: Path) -> None:
+    runs = Runs(four, "node")
+    approved, refused, waiting = runs.requests()
+    assert [one.status for one in (approved, refused, waiting)] == [Status.APPROVED, Status.REFUSED, Status.WAITING]
+    asks = {"n": 11, "differs": {}}
+    said = {"dataset": "", "model": "linear", "noise-multiplier": 10.0}
+    runs.check_approved("42", asks | {"config": RunConfig.parse(said | {"rounds": 5}).unsigned()}, "")
+    with raises(Refused, "refused.by-people"):
+        runs.check_approved("42", asks | {"config": RunConfig.parse(said | {"rounds": 6}).unsigned()}, "")
+    with raises(Refused, "refused.told-before"):
+        runs.end("41", "run", {"w": np.ones((2, 11), np.float32)}, True)
+
+
+def test_a_migration_of_version_4_that_is_cut_off_leaves_the_ledger_of_before(
+    four: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files(four.parent)
+
+    def full(*_: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("umbel.privacy.gate.store._add_tables", full)
+        with pytest.raises(LedgerError):
+            Ledger(four)
+    assert files(four.parent) == before
+    assert Ledger(four, whole=True).accounts()
+
+
+def rows_of(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the rows of each table."""
+    connection = sqlite3.connect(path)
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    rows = {table: connection.execute(f"SELECT * FROM {table}").fetchall() for table in tables}
+    connection.close()
+    return rows
 
 
 # --- making one

@@ -128,6 +128,24 @@ def restore(path: _LedgerPath) -> None:
     typer.echo(f"{path} has {count_of(number, 'charge')} of its log again")
 
 
+@app.command()
+def backup(
+    path: _LedgerPath,
+    copy: Annotated[Path, typer.Argument(metavar="COPY", help="A new file; the copy of the log lies beside it.")],
+) -> None:
+    """Copy the ledger and its log, also while the site runs, and check the copies."""
+    with errors_in_one_line():
+        if copy.exists():
+            raise LedgerError(f"{copy} exists already; name another file", code="ledger.exists")
+        ledger, log, lines = opened(path), SiteLog(beside(path)), 0
+        # The log first: then the copied ledger has all charges that the copied log records.
+        if log.path.exists():
+            lines = log.copy_to(beside(copy))
+        ledger.copy_to(copy)
+        charges = charges_in(Ledger(copy, whole=True))
+    typer.echo(f"{copy} is a copy of {path}, with {count_of(charges, 'charge')}; its log has {count_of(lines, 'line')}")
+
+
 def charges_in(ledger: Ledger) -> int:
     """Return the number of charges in a ledger."""
     return sum(sum(account.values()) for account in ledger.accounts().values())

@@ -10,9 +10,12 @@ not match, and the ledger is refused. There is no key: this detects damage, but 
 from __future__ import annotations
 
 import math
+import os
 import sqlite3
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -22,6 +25,8 @@ from typing import Any
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Charge, Limits, read, written
 from umbel.privacy.gate.store import Store, digest_of_totals
 from umbel.protocol.clients import ClientInDataset
+from umbel.protocol.errors import LedgerError
+from umbel.protocol.home import sync_folder
 from umbel.protocol.release import Release
 
 # Checking a ledger of this many charges completely takes some 50 ms. Each message opens the ledger.
@@ -135,6 +140,29 @@ class Ledger(Store):
             for at, run, round, client, release, clip_norm in rows:
                 what = {key: value for key, value in asdict(read(releases[release])).items() if key != "radius"}
                 yield {"at": at, "run": run, "round": round, "client": client, **what, "clip_norm": clip_norm}
+
+    def copy_to(self, path: Path) -> None:
+        """Copy the whole store to a new file in one step, also while others use it; the copy is checked first."""
+        try:
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+            os.close(handle)
+            scratch = Path(name)
+            try:
+                with self._transaction() as connection, closing(sqlite3.connect(scratch)) as copy:
+                    try:
+                        copy.execute("PRAGMA synchronous = EXTRA")
+                        connection.backup(copy)
+                    except sqlite3.Error as error:
+                        raise OSError(error) from None
+                Ledger(scratch, whole=True)
+                os.link(scratch, path)  # unlike a rename, this never replaces a file
+                sync_folder(path.parent)
+            finally:
+                scratch.unlink(missing_ok=True)
+        except FileExistsError:
+            raise LedgerError(f"{path} exists already; name another file", code="ledger.exists") from None
+        except OSError as error:
+            raise LedgerError(f"the copy {path} cannot be made: {error}", code="ledger.no-copy") from error
 
     def _check(self, connection: sqlite3.Connection) -> None:
         """Raise unless the tables are a store's, and SQLite itself finds no fault in the file."""

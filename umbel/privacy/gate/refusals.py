@@ -27,9 +27,9 @@ PUBLIC = frozenset(
     for reason in (
         "budget", "bundle-or-task", "by-people", "choice", "clipping", "disclose-choice", "evaluations", "hours",
         "hypotheses", "long-request", "mechanism", "message-type", "min-clients", "no-reports", "noise",
-        "noise-out-of-range", "open-choice", "private-radius", "release", "role", "signature", "strategy",
-        "told-before", "too-late", "too-many-wait", "tripwire", "unbounded", "unknown-result", "unknown-run",
-        "unsanitised", "waits", "work",
+        "noise-out-of-range", "old-run", "old-site", "open-choice", "private-radius", "release", "role",
+        "signature", "strategy", "told-before", "too-late", "too-many-wait", "tripwire", "unbounded", "unknown-result",
+        "unknown-run", "unsanitised", "waits", "work",
     )
 )  # fmt: skip
 """Codes that a server reads. They depend on messages, policy, approvals and the clients' participations alone."""

@@ -51,7 +51,7 @@ from umbel.protocol.errors import (
     UmbelError,
 )
 from umbel.protocol.flower import log
-from umbel.protocol.home import disk_error, is_full, make_home_of
+from umbel.protocol.home import disk_error, is_full, make_home_of, sync_folder, write_atomically
 from umbel.protocol.messages import PARTS
 from umbel.protocol.records import unpack
 from umbel.protocol.tasks import LONGEST_NAME, EvaluationSpec, TrainingSpec
@@ -256,6 +256,14 @@ class SiteLog:
                 before = line["hash"]
                 yield line
 
+    def copy_to(self, path: Path) -> int:
+        """Copy the log to a file, which is replaced, also while others add lines; return the number of lines."""
+        with self._locked(make=False) as file:
+            _, size = self._last(file)
+            content = os.pread(file, size, 0)
+        write_atomically(path, content, private=True)
+        return sum(1 for _ in SiteLog(path).lines())
+
     def set_aside(self) -> Path:
         """Rename the log and begin another, which names it; return the path of the old one."""
         stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
@@ -276,7 +284,7 @@ class SiteLog:
                 file = os.open(self.path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if make else 0), 0o600)
                 try:
                     if not there:
-                        _sync_folder(self.path.parent)
+                        sync_folder(self.path.parent)
                     fcntl.flock(file, fcntl.LOCK_EX)
                     # Another process may have set it aside since it was opened.
                     if self.path.exists() and os.path.samestat(os.fstat(file), os.stat(self.path)):

@@ -25,7 +25,9 @@ from umbel.protocol.home import free_text, is_full, make_home_of
 from umbel.protocol.old_names import SETTINGS
 from umbel.protocol.run_config import RunConfig
 
-_APPLICATION, _VERSION = 0x554D424C, 5  # "UMBL"
+_APPLICATION = 0x554D424C  # "UMBL"
+VERSION = 5
+"""The version of the stores that this umbel writes."""
 _BUSY_S = 60.0
 LOG_SUFFIX = ".log.jsonl"
 # The errors that Python raises for odd values in a damaged file.
@@ -104,7 +106,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         # If there is a journal, the header may be that of a migration that SQLite is about to roll back.
-        if self._version_in_header() < _VERSION or Path(f"{path}-journal").exists():
+        if self._version_in_header() < VERSION or Path(f"{path}-journal").exists():
             self._migrate()
 
     @classmethod
@@ -176,7 +178,7 @@ class Store:
         tables = {
             _ALONE: [sql.replace("clip_norm", "radius") for sql in _LEDGER.values()],
             _WITHOUT_PEOPLE: [*(TABLES | {"requests": _REQUESTS_4, "signed": ""}).values()],
-            _VERSION: [*TABLES.values()],
+            VERSION: [*TABLES.values()],
         }
         schema = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql")
         if [sql for (sql,) in schema] != sorted(filter(None, tables.get(version, []))):
@@ -208,9 +210,9 @@ class Store:
             raise LedgerError(f"the ledger {path} is empty; restore it from a backup", code="ledger.empty")
         if application != _APPLICATION:
             raise LedgerError(f"{path} is not umbel's ledger; set another ledger-path", code="ledger.another-file")
-        if version not in (_ALONE, _WITHOUT_PEOPLE, _VERSION):
+        if version not in (_ALONE, _WITHOUT_PEOPLE, VERSION):
             raise LedgerError(
-                f"the ledger {path} has version {version}, but this umbel reads version {_VERSION}; upgrade umbel",
+                f"the ledger {path} has version {version}, but this umbel reads version {VERSION}; upgrade umbel",
                 code="ledger.version",
             )
         return version
@@ -223,7 +225,7 @@ class Store:
         """
         with self._transaction(write=True) as connection:
             [[version]] = connection.execute("PRAGMA user_version")
-            if version == _VERSION:
+            if version == VERSION:
                 return  # another process was first
             self._check_schema(connection)
             self._check_integrity(connection)
@@ -302,7 +304,7 @@ def _make(path: Path) -> None:
 def _add_tables(connection: sqlite3.Connection, tables: dict[str, str]) -> None:
     for table in tables.values():
         connection.execute(table)
-    connection.execute(f"PRAGMA user_version = {_VERSION}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
 def _add_names(connection: sqlite3.Connection, names: Sequence[int | str], first: int) -> None:

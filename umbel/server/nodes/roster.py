@@ -24,7 +24,7 @@ from umbel.protocol.tasks import Hosting
 from umbel.protocol.words import count_of
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.presence import Absence, NodeState, Presence
-from umbel.server.nodes.words import Names, told
+from umbel.server.nodes.words import Names, moves, told
 
 TRAIN, VALIDATION = "training", "validation"
 NO_REFUSALS: Mapping[int, str] = {}
@@ -361,7 +361,8 @@ def hosting_of(
     """Return a node's account, if it may join; None, and a line in the log, if it may not."""
     try:
         if answer.reply.has_error():
-            raise ProtocolError(f"says {answer.reply.error.reason} (its log says why)", code="protocol.node-error")
+            reason = str(answer.reply.error.reason)
+            raise ProtocolError(f"says {reason}{moves(reason) or ' (its log says why)'}", code="protocol.node-error")
         hosting = admitted(answer.reply.content, max_clients, together)
         if roster is not None and answer.node in roster:
             raise ProtocolError("takes part already", code="protocol.hosting")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from umbel.protocol.project import APP, described
+
 _LONGEST = 300
 
 
@@ -23,6 +25,30 @@ def code_in(reason: str) -> str:
     """Return the code at the end of a refusal, such as ``refused.budget``; empty where there is none."""
     found = re.fullmatch(r"refused \[(refused\.[a-z-]{1,40})\]", reason)
     return found[1] if found else ""
+
+
+def moves(reason: str) -> str:
+    """Return which side must move, if a node refuses because it has another umbel than this run; otherwise empty."""
+    if (code := code_in(reason)) in _MOVES:
+        return f": {_MOVES[code]}"
+    found = re.match(r"this site runs umbel ([0-9][\w.+-]{0,30}), bundle", reason)
+    if found is None or not (APP / "pyproject.toml").exists():
+        return ""
+    theirs, own = found[1], str(described()["version"])
+    if theirs == own:
+        fix = "start it from the site's files"
+    elif _ordered(theirs) < _ordered(own):
+        fix = "upgrade umbel at the site"
+    else:
+        fix = f"start the run with umbel {theirs}"
+    return f". This run has umbel {own}: {fix}"
+
+
+_MOVES = {"refused.old-site": "upgrade umbel at the site", "refused.old-run": "start the run with a newer umbel"}
+
+
+def _ordered(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def told(said: object) -> str:
