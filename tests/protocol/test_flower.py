@@ -79,6 +79,7 @@ LOOK = {
         "whether both stores still keep the first claim of an object's parts; whether nothing else changes the store "
         "within `_mutation_session` or `lock_store`; whether `ref_count` is how many objects have it as a part"
     ),
+    "_get_object_tree": "whether a reply whose tree cannot be read is still dropped",
     "_preregister": "whether the tree still comes parts first",
     "_parts_named_in": "whether an object's content still begins with the names of its parts",
     "_Answers": (
@@ -111,6 +112,7 @@ PINNED = {
     "flwr.supercore.grpc_health.health_server:run_health_server_grpc_no_tls": "e5bc76e5ceee",
     "flwr.supercore.inflatable.inflatable_object:get_object_children_ids_from_object_content": "de77457a9d36",
     "flwr.supercore.inflatable.inflatable_object:iterate_object_tree": "34c0fe845619",
+    "flwr.supercore.object_store:NoObjectInStoreError": "dd414d00e383",
     "flwr.supercore.object_store.in_memory_object_store:InMemoryObjectStore": "f0690484616d",
     "flwr.supercore.object_store.sql_object_store:SqlObjectStore": "4c553d469e5f",
     "flwr.supercore.protobuf.client:ProtobufClient.__init__": "ac3846e60234",

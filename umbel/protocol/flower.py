@@ -29,6 +29,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.common.config import parse_config_args
 from flwr.common.constant import ErrorCode, SType
 from flwr.proto.fleet_pb2 import PushMessagesResponse
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore import log
 from flwr.supercore.logger import FLOWER_LOGGER, update_console_handler
 from flwr.supercore.run import Run
@@ -655,11 +656,10 @@ def _get_object_tree(parts: type[_Parts]) -> Callable[..., Any]:
 
     A node could announce parts of parts in several answers: forty claims of two parts each make a tree of 2^40 objects.
     """
-    trees = import_module("flwr.proto.message_pb2").ObjectTree
     failure = import_module("flwr.supercore.object_store").NoObjectInStoreError
 
     def get_object_tree(store: Any, object_id: str) -> Any:
-        tree = trees(object_id=object_id)
+        tree = ObjectTree(object_id=object_id)
         left, number = [tree], 1
         with parts.seen_in(store) as known:
             while left:
