@@ -48,7 +48,7 @@ DAYS, SITES, CLIENTS, SEED = int(os.environ.get("SOAK_DAYS", 400)), 20, 6, 7
 BUDGET = 40.0
 START = datetime(2026, 1, 1, 22, tzinfo=UTC)
 RUN: dict[str, Any] = {
-    "dataset": "", "model": "linear", "loss": "mse", "rounds": 2, "clients-per-round": 30, "min-releases": 1,
+    "dataset": "", "model": "linear", "loss": "mse", "rounds": 2, "clients-per-round": 20, "min-releases": 1,
     "noise-multiplier": 10.0, "clip-norm": 1.0, "choice-epsilon": 0.2, "restarts": 1, "node-wait": 3.0,
     "device": "cpu", "engine": "loop", "max-participations": 2, "local-epochs": 1,
 }  # fmt: skip
@@ -197,8 +197,8 @@ def _events(day: int, rng: np.random.Generator, year: Year, ledgers: list[Path])
         year.behind.discard(site)
         year.events["ledgers restored from the log"] += 1
     for site in range(SITES):
-        if rng.random() < 0.05:
-            year.gone[site] = day + int(rng.integers(1, 30))
+        if rng.random() < 0.02 and site not in year.gone:
+            year.gone[site] = day + int(rng.integers(1, 20))
             year.events["sites that left"] += 1
         if rng.random() < 0.01:
             year.full.add(site)
