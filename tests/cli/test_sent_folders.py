@@ -97,6 +97,21 @@ def test_no_command_runs_what_a_dataset_names(words: tuple[str, ...], planted: P
     assert code == 0 or "config.untrusted-code" in output or "config.no-run" in output, output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("report", "{run}"), ("run", "{run}", "--resume", "rounds=9"), ("site", "check", 'data-path="{data}"')],
+    ids=" ".join,
+)
+def test_no_library_finds_modules_in_the_folder_of_the_person(
+    words: tuple[str, ...], kept: Path, planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was sent may lie there, beside modules that pandas, say, imports where it finds them."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    run = sent_run(kept, tmp_path / "sent", "model", "umbel.protocol.tasks:TrainingSpec")
+    umbel(*(word.format(run=run, data=find_dataset("synthetic")) for word in words))
+    assert str(planted.parent) not in sys.path
+
+
 def test_what_a_person_names_runs_and_is_remembered(kept: Path, planted: Path, tmp_path: Path) -> None:
     run = str(sent_run(kept, tmp_path / "sent", "strategy", "planted:boom"))
     ended(*umbel("--trust", "planted", "run", run, "--resume", "rounds=9"), "config.not-built-on", "planted:boom")
