@@ -134,9 +134,11 @@ def test_what_a_terminal_would_act_on_is_not_printed(kept: Path, tmp_path: Path)
     (sent / "manifest.json").write_text(json.dumps(manifest | {"name": ESCAPE}))
     code, output = umbel("run", f"dataset={sent}")
     assert (code, "\x1b" in output, "data.unprintable" in output) == (3, False, True)
-    run = sent_run(kept, tmp_path / "runs" / "sent", "dataset", ESCAPE)
-    code, output = umbel("runs", "show", str(run))
-    assert (code, "\x1b" in output, "config.unprintable" in output) == (2, False, True)
+    for key, value in (("dataset", ESCAPE), (ESCAPE, "synthetic")):
+        run = sent_run(kept, tmp_path / "runs" / key[:4], key, value)
+        (run / "history.jsonl").write_text("")  # without a round, nothing else reads the keys
+        code, output = umbel("runs", "show", str(run))
+        assert (code, "\x1b" in output, "config.unprintable" in output) == (2, False, True)
 
 
 def test_names_of_folders_are_printed_without_escapes(kept: Path, umbel_home: Path) -> None:
