@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Annotated
@@ -73,8 +72,7 @@ def _server() -> None:
 def _site() -> None:
     """Check a site before it goes online, and start it."""
     # Installed modules come before a site's own: its working folder may hold files from others.
-    if own := os.environ.pop(OWN_PATH, ""):
-        sys.path += [folder for folder in own.split(os.pathsep) if folder not in sys.path]
+    os.environ[OWN_PATH] = os.pathsep + os.environ.get(OWN_PATH, "")
 
 
 COMMANDS: Table = {

@@ -28,6 +28,7 @@ from umbel.protocol.run_config import RunConfig
 _APPLICATION = 0x554D424C  # "UMBL"
 VERSION = 5
 """The version of the stores that this umbel writes."""
+_NAMED = bytes.fromhex("d9d505f920a163d7")  # the end of an SQLite journal that names a journal of several databases
 _BUSY_S = 60.0
 LOG_SUFFIX = ".log.jsonl"
 # The errors that Python raises for odd values in a damaged file.
@@ -315,6 +316,7 @@ def _add_names(connection: sqlite3.Connection, names: Sequence[int | str], first
 @contextmanager
 def _connected(path: Path, write: bool) -> Iterator[sqlite3.Connection]:
     """Open an existing file for one transaction."""
+    _check_journal(Path(f"{os.path.realpath(path)}-journal"))
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_S, isolation_level=None)
     try:
         connection.execute("PRAGMA trusted_schema = OFF")
@@ -326,6 +328,17 @@ def _connected(path: Path, write: bool) -> Iterator[sqlite3.Connection]:
         connection.execute("COMMIT")
     finally:
         connection.close()  # rolls back uncommitted changes
+
+
+def _check_journal(journal: Path) -> None:
+    """Raise if a journal names a journal of several databases.
+
+    Ours never do. SQLite deletes the file that is named: from a ledger that somebody sent, any file of this user.
+    """
+    with suppress(OSError), journal.open("rb") as file:  # there is none, or it is shorter
+        file.seek(-len(_NAMED), os.SEEK_END)
+        if file.read() == _NAMED:
+            raise sqlite3.DatabaseError(f"its journal {journal} names another file")
 
 
 def _header(path: Path) -> tuple[int, int]:
