@@ -437,4 +437,4 @@ def test_a_long_round_may_be_ended_by_whoever_watches_the_disk(monkeypatch: pyte
     exchange = exchange_on(Answering([2]))
     exchange.watch = full
     with raises(DiskError, "disk.full"):
-        exchange.run([to(1)], 60, name="round 7")
+        exchange.run([to(1), to(2)], 60, name="round 7")
