@@ -37,10 +37,10 @@ def test_a_disk_with_little_room_left_is_full_for_sites_and_not_yet_for_the_serv
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = Database(tmp_path / "state.db")
-    monkeypatch.setattr("umbel.protocol.home.free_space", lambda _: 31 << 20)
+    monkeypatch.setattr("umbel.protocol.home.free_space", lambda _: 15 << 20)
     fault = database.fault()
     assert fault
-    assert "31.0 MiB free" in fault.text
+    assert "15.0 MiB free" in fault.text
 
 
 @pytest.mark.parametrize(

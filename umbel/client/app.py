@@ -7,6 +7,7 @@ trains and scores behind it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from logging import ERROR
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.undisclosed import Some, log_failure, time_limit, undisclosed
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.errors import ProtocolError, Refused
-from umbel.protocol.flower import with_content
+from umbel.protocol.flower import log, with_content
 from umbel.protocol.messages import (
     assigned_in,
     evaluation_in,
@@ -127,7 +128,12 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
         kept.write(clients, dict(zip(before, found[len(names) :], strict=True)), trained)
     except OSError as error:
         # The clients have been charged, and so their releases leave. A full disk says nothing about their data.
-        log_failure("what to keep of this round, so clients keep their earlier ones", error)
+        log(
+            ERROR,
+            "the local parameters of round %d are lost, so clients keep their earlier ones: %s",
+            task.round,
+            error,
+        )
     if task.message_noise:
         sources = noise(node.seed, task.round, clients, "message")
         # Noise only on the changed rows would show which rows those are.

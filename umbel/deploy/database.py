@@ -17,7 +17,7 @@ from sqlalchemy import Engine, event
 from umbel.deploy.listening import option
 from umbel.protocol.errors import DiskError, ServerError
 from umbel.protocol.flower import log
-from umbel.protocol.home import LEAST_ROOM, check_room, disk_error
+from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room, disk_error
 
 _RECENT_S = 60.0
 """Seconds after a failed write for which the disk counts as full: some limits do not show in its free space."""
@@ -68,7 +68,7 @@ class Database:
         if self.path is None:
             return None
         try:
-            check_room(self.path, LEAST_ROOM)
+            check_room(self.path, LAST_ROOM)
         except DiskError as error:
             return error
         if self._failed and self._clock() < self._failed[0] + _RECENT_S:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from umbel.protocol.errors import ConfigError, DiskError
 
-LEAST_ROOM = 32 << 20
-"""Bytes that a server leaves on its disk, so that a run can still end with its reason."""
+LEAST_ROOM, LAST_ROOM = 32 << 20, 16 << 20
+"""Free bytes on a server's disk without which a round does not begin, and without which sites' replies have to wait, so
+that a run can still end with its reason."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ROOM_IN_SQLITE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)

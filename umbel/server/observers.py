@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from logging import ERROR, INFO, WARNING
 from typing import Self
 
@@ -16,7 +17,7 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.durations import in_time
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.flower import log
-from umbel.protocol.home import LEAST_ROOM, check_room
+from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room
 from umbel.protocol.words import count_of
 from umbel.server.history import State, collapsed, last_rounds
 from umbel.server.observer import Observer, Run, Section, load_observers
@@ -234,6 +235,11 @@ class Checkpoints(Observer):
             if kind is None:
                 raise
             log(ERROR, "the last round could not be saved: %s", failure)
+
+    def begin(self, run: Run) -> None:
+        """Stop a run whose sites wait because the server's disk has no room for their replies."""
+        if run.folder is not None and not run.fleet.roster(run.grid).simulated:
+            run.fleet.exchange_on(run.grid).watch = partial(check_room, run.folder.path, LAST_ROOM)
 
     def before_round(self, run: Run, number: int) -> None:
         """Stop a run of real sites before a round that could not be saved: sites would be charged for nothing."""
