@@ -17,13 +17,21 @@ COPY constraints.txt ./
 COPY requirements requirements
 # PyPI's own torch is the CUDA build. PyTorch's index for the CPU is another one, and nothing but torch is taken from it;
 # its build has the pinned version, without a hash. All else is checked by its hash.
+# Last, what no deployment needs: Ray, which runs simulations, and the tests and headers of libraries.
 RUN case "$TORCH" in \
-      cpu) pip install --no-cache-dir --no-deps --constraint constraints.txt \
+      cpu) pip install --no-cache-dir --no-compile --no-deps --constraint constraints.txt \
              --index-url https://download.pytorch.org/whl/cpu torch ;; \
-      cuda) pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/cuda.txt ;; \
+      cuda) pip install --no-cache-dir --no-compile --no-deps --require-hashes --requirement requirements/cuda.txt ;; \
       *) echo "build argument TORCH must be cpu or cuda, got $TORCH" >&2; exit 1 ;; \
     esac \
- && pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/site.txt
+ && pip install --no-cache-dir --no-compile --no-deps --require-hashes --requirement requirements/site.txt \
+ && pip uninstall --yes ray \
+ && libraries=$(python -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))') \
+ && rm -rf "$libraries"/torch/include "$libraries"/torch/test "$libraries"/torch/bin/*[tT]est* "$libraries"/torch/bin/protoc* \
+ && for library in matplotlib networkx numpy pandas scipy sympy; do \
+      find "$libraries/$library" -name tests -type d -prune -exec rm -rf {} +; \
+    done \
+ && find "$libraries" -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Everything runs as the user of this number, who must own the private keys on the host: nobody else may read them.
 ARG IMAGE_UID=1000
@@ -33,7 +41,11 @@ RUN useradd --uid "$IMAGE_UID" --no-create-home umbel \
  && chown umbel /state /umbel /ledger
 
 COPY . .
-RUN printf '#!/bin/sh\nPYTHONPATH=/app exec python -m umbel "$@"\n' > /usr/local/bin/umbel && chmod +x /usr/local/bin/umbel
+# The programs load once, so that the bytecode of what they load is there, and no other.
+RUN printf '#!/bin/sh\nPYTHONPATH=/app exec python -m umbel "$@"\n' > /usr/local/bin/umbel && chmod +x /usr/local/bin/umbel \
+ && PYTHONPATH=/app FLWR_HOME=/tmp/flwr python -c \
+      "import umbel.cli.main, umbel.client.executor, umbel.deploy.server, umbel.deploy.supernode, umbel.server.app" \
+ && rm -rf /tmp/flwr
 USER $IMAGE_UID
 
 # The root file system is read-only where compose runs it: what Flower and libraries cache goes to /tmp.

@@ -79,8 +79,8 @@ dist: $(READY) ## Build the wheel and the sdist into dist/, in isolation, and ch
 sbom: dist ## Write dist/*.cdx.json, CycloneDX lists of what the wheel needs and, if it is built, what the image holds
 	{ cat requirements/site.txt; grep '^torch==' constraints.txt; } | $(CYCLONEDX) requirements - \
 	  --pyproject pyproject.toml --output-file dist/umbel-wheel.cdx.json
-	if docker image inspect umbel >/dev/null 2>&1; then \
-	  docker run --rm --network none umbel python -m pip freeze | $(CYCLONEDX) requirements - \
+	if docker image inspect umbel:$${TORCH:-cpu} >/dev/null 2>&1; then \
+	  docker run --rm --network none umbel:$${TORCH:-cpu} python -m pip freeze | $(CYCLONEDX) requirements - \
 	    --pyproject pyproject.toml --output-file dist/umbel-image.cdx.json; \
 	else echo "There is no image: make image, then make sbom, lists it as well."; fi
 

@@ -188,6 +188,8 @@ def test_all_are_confined_watched_and_restarted(services: dict[str, Any]) -> Non
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert service["restart"] == "unless-stopped"
         assert service["healthcheck"]["test"][:2] == ["CMD", "python"]
+        # Slow is not dead: a program may take 15 minutes to load.
+        assert service["healthcheck"]["start_period"] == "15m0s"
         assert service["pull_policy"] == "never"
         assert (service["mem_limit"], service["pids_limit"], service["tmpfs"]) == (
             str((2 if "super" in service["command"][0] or "server" in service["command"] else 4) << 30), 512,
@@ -234,6 +236,13 @@ def test_the_image_starts_from_the_base_that_env_names() -> None:
     assert f"ARG BASE={base({})}" in dockerfile[: dockerfile.index(start)], "without Compose it is the same"
     pinned = f"python:3.11-slim@sha256:{'0' * 64}"
     assert base({"BASE": pinned}) == pinned
+
+
+def test_the_image_for_a_gpu_has_a_tag_of_its_own() -> None:
+    for env, tag in (({}, "cpu"), ({"TORCH": "cuda"}, "cuda")):
+        services = compose("*", env=env)
+        assert {service["image"] for service in services.values()} == {f"umbel:{tag}"}
+        assert services["image"]["build"]["args"]["TORCH"] == tag
 
 
 def base(env: dict[str, str]) -> str:

@@ -29,6 +29,31 @@ def test_its_sites_have_the_hospitals_that_come_with_umbel(umbel_home: Path, mon
     assert "far enough" in CliRunner().invoke(app, []).output
 
 
+def test_what_the_containers_said_outlives_a_demonstration_that_fails(
+    umbel_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+
+    def compose(*arguments: str, capture: bool = False) -> str:
+        called.append(arguments[0])
+        return "site-1  | it needs more memory\n" if capture else ""
+
+    def fails(*_: Any) -> Path:
+        raise demo.DemoError("not all sites are online", code="demo.offline")
+
+    monkeypatch.setattr(demo, "composer", lambda home: compose)
+    monkeypatch.setattr(demo, "_run", fails)
+    app = typer.Typer()
+    app.command()(demo.main)
+    told = CliRunner().invoke(app, [])
+    assert told.exit_code == 1
+    assert "[demo.offline]" in told.output
+    logs = umbel_home / "demo" / demo.LOGS
+    assert str(logs) in told.output
+    assert logs.read_text() == "site-1  | it needs more memory\n"
+    assert called == ["build", "logs", "down"], "the logs end with the containers"
+
+
 def test_it_keeps_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(demo, "_tool", lambda name: name)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import tomli_w
@@ -29,7 +29,7 @@ from umbel.deploy.guard import read_secret
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import DemoError
 from umbel.protocol.flower import keep_secret
-from umbel.protocol.home import make_folder, umbel_home
+from umbel.protocol.home import make_folder, umbel_home, write_atomically
 from umbel.protocol.project import APP, CONFIGS
 
 SITES = ("site-1", "site-2", "site-3")
@@ -44,7 +44,8 @@ POLICY = (
 )
 LEDGER = "/ledger/umbel.sqlite"
 MAKE_LEDGER = f"test -e {LEDGER} || umbel ledger create {LEDGER}"
-_ONLINE_S = 120.0
+_ONLINE_S = 900.0
+LOGS = "containers.log"
 
 Run = Callable[..., str]
 
@@ -59,6 +60,9 @@ def main() -> None:
         compose("build", "image")
         try:
             results = _run(compose, home / "certs")
+        except DemoError:
+            _keep_logs(compose, home / LOGS)
+            raise
         finally:
             # The volumes stay, with each site's ledger.
             compose("down")
@@ -140,6 +144,13 @@ def _wait_until_online(flwr: Run) -> None:
         if time.monotonic() > deadline:
             raise DemoError(f"not all sites are online after {_ONLINE_S:.0f} s: {nodes}", code="demo.offline")
         time.sleep(1)
+
+
+def _keep_logs(compose: Run, file: Path) -> None:
+    """Write what the containers said, which ends with them, to a file."""
+    with suppress(DemoError):
+        write_atomically(file, compose("logs", "--no-color", "--timestamps", capture=True).encode())
+        typer.echo(f"The containers' logs are in {file}", err=True)
 
 
 def _fetch(compose: Run) -> Path:
