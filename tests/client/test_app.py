@@ -220,7 +220,7 @@ def test_a_site_without_its_data_is_refused(
 
 def a_site(path: Path, run_config: Config, model: str, features: NDArray[Any], lengths: list[int]) -> InProcessGrid:
     """Return a site whose clients train, and that uses the run's seed."""
-    classes = model.startswith(("softmax", "cnn"))
+    classes = models.load(model).loss.name == "cross-entropy"
     targets = np.arange(len(features)) % 10 if classes else np.linspace(-1, 1, len(features), dtype=np.float32)
     write_dataset(path / "data", manifest(len(lengths), model=model), features, targets, offsets_of(lengths))
     site = {

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from umbel.client import progress
 from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.crew import Crew
 from umbel.client.learner import best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
@@ -100,20 +101,21 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
     clients, policy = node.training_clients(task.clients), node.site.policy
     kept = LocalParameters(node.site, state, node.model, task.run, node.seed)
     before = kept.read(clients)
-    learner, update, names = node.learner, _update(task, node), list(node.model.shapes)
+    crew, update, names = Crew(node, clients), _update(task, node), list(node.model.shapes)
     # A pass forward for each hypothesis; in training one forward and one backward, which takes two.
     k, epochs = len(next(iter(hypotheses.values()))), 3 * update.passes
     choosing = k / (k + epochs) if k > 1 else 0.0
 
     def compute(some: Some) -> list[NDArray[Any]]:
         asked = np.asarray(clients)[some].tolist()
-        cohort = Cohort.gather(node.dataset, asked, learner.device)
+        cohort = Cohort.gather(node.dataset, asked, node.learner.device)
         local = {name: value[some] for name, value in before.items()}
-        with progress.part(0, choosing):
-            chosen = np.where(assigned[some] == OWN, learner.choose(hypotheses, cohort, local), assigned[some])
         shuffles = streams(node.seed, "shuffle", task.round, asked)
-        with progress.part(choosing, 1):
-            shared, own = learner.train(hypotheses, chosen, cohort, update, shuffles, local)
+        with crew.learner() as learner:
+            with progress.part(0, choosing):
+                chosen = np.where(assigned[some] == OWN, learner.choose(hypotheses, cohort, local), assigned[some])
+            with progress.part(choosing, 1):
+                shared, own = learner.train(hypotheses, chosen, cohort, update, shuffles, local)
         return [chosen, *(shared[name] for name in names), *(own[name] for name in before)]
 
     def nothing() -> list[NDArray[Any]]:
@@ -122,7 +124,8 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
         return [np.maximum(assigned, 0), *(np.full((len(clients), *shape), np.nan, np.float32) for shape in shapes)]
 
     watched = _watched(node, task.round, "clients trained", len(clients), compute)
-    chosen, *found = undisclosed(node.site, len(clients), watched, nothing, batches=node.batches(clients))
+    with crew.threads:
+        chosen, *found = undisclosed(node.site, len(clients), watched, nothing, apart=crew.apart)
     trained = dict(zip(names, found, strict=False))
     try:
         kept.write(clients, dict(zip(before, found[len(names) :], strict=True)), trained)
@@ -154,17 +157,18 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
     node.check(hypotheses, task.frozen_digest)
     clients = node.validation_clients(task.clients)
     kept = LocalParameters(node.site, state, node.model, task.run, node.seed)
-    learner = node.learner
+    crew = Crew(node, clients)
 
     def compute(some: Some) -> list[NDArray[Any]]:
         own = np.asarray(clients)[some].tolist()
-        cohort = Cohort.gather(node.dataset, own, learner.device)
-        if not node.model.local_shapes:
-            scores = learner.score(hypotheses, cohort)
-        elif node.training_clients_report:
-            scores = learner.score(hypotheses, cohort, kept.read(own))
-        else:
-            scores = learner.score_newcomers(hypotheses, cohort, kept.fresh(own), task.step_size)
+        cohort = Cohort.gather(node.dataset, own, node.learner.device)
+        with crew.learner() as learner:
+            if not node.model.local_shapes:
+                scores = learner.score(hypotheses, cohort)
+            elif node.training_clients_report:
+                scores = learner.score(hypotheses, cohort, kept.read(own))
+            else:
+                scores = learner.score_newcomers(hypotheses, cohort, kept.fresh(own), task.step_size)
         return [one.T for one in scores]
 
     def nothing() -> list[NDArray[Any]]:
@@ -172,7 +176,8 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
 
     noisy = node.site.policy.report_noise > 0
     watched = _watched(node, task.round, "validation clients scored", len(clients), compute)
-    found = undisclosed(node.site, len(clients), watched, nothing, noisy, node.batches(clients))
+    with crew.threads:
+        found = undisclosed(node.site, len(clients), watched, nothing, noisy, crew.apart)
     losses, metrics = (one.T for one in found)
     best = best_hypothesis(losses), np.arange(len(clients))
     # To the server, NaN means that a client did not reply; here it means a diverged model.

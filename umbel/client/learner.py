@@ -65,7 +65,7 @@ class Learner(ABC):
             sums = self._sums(self._tensors(hypotheses), self._readable(cohort), self._tensors(local or {}))
         means = torch.from_numpy(sums / cohort.lengths)
         loss, metric = self.model.loss, self.model.metric
-        with _one_thread():
+        with one_thread():
             losses = loss.report(means[0]).numpy()
             same = metric.per_sample is loss.per_sample and metric.report is loss.report
             return losses, losses if same else metric.report(means[-1]).numpy()
@@ -228,7 +228,7 @@ class Learner(ABC):
             small = self.device.type == "cpu" and int(sizes[part].sum()) <= ONE_THREAD_BYTES
             try:
                 share = progress.part(begin / len(cohort), part.stop / len(cohort))
-                with share, _one_thread() if small else nullcontext():
+                with share, one_thread() if small else nullcontext():
                     compute(part)
             except torch.OutOfMemoryError as error:
                 trouble = one_line(error)
@@ -283,7 +283,8 @@ class Learner(ABC):
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Have one thread compute, for as long as the block runs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
-
-import numpy as np
 
 from umbel import models
 from umbel.client.engines import SITE
@@ -150,11 +148,6 @@ class Node:
     def validation_clients(self, asked: tuple[ClientOnNode, ...]) -> list[ClientInDataset]:
         """Return the dataset's numbers of asked clients, all of which must report here."""
         return self._pick(asked, len(self.training), self.validation, "validation")
-
-    def batches(self, clients: Sequence[ClientInDataset]) -> list[slice | list[int]]:
-        """Return the places of those clients that a site computes together."""
-        offsets, asked = self.dataset.offsets, np.asarray(clients, np.int64)
-        return self.learner.batches(offsets[asked + 1] - offsets[asked])
 
     def check_training(self, hypotheses: Arrays, task: TrainingSpec) -> None:
         """Raise if the node cannot carry out a training task, independently of its data."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.helpers.sites import own, simulated
-from umbel.privacy.gate.undisclosed import Some, undisclosed
+from umbel.privacy.gate.undisclosed import Apart, Some, undisclosed
 
 Compute = Callable[[Some], list[NDArray[Any]]]
 CLIENTS = 5
-BATCHES: list[Some] = [[0, 3], [1, 4], slice(2, 3)]
+BATCHES = Apart([[0, 3], [1, 4], slice(2, 3)])
+THREADS = Apart([slice(c, c + 1) for c in range(CLIENTS)], 2)
 
 
 def nothing() -> list[NDArray[Any]]:
@@ -39,7 +41,7 @@ def tens(
 
 def test_a_site_computes_its_batches() -> None:
     compute, calls = tens()
-    (found,) = undisclosed(own(), CLIENTS, compute, nothing, batches=BATCHES)
+    (found,) = undisclosed(own(), CLIENTS, compute, nothing, apart=BATCHES)
     assert found.tolist() == [0, 10, 20, 30, 40]
     assert calls == [[0, 3], [1, 4], [2]]
 
@@ -53,7 +55,7 @@ def test_without_batches_each_client_is_computed_alone() -> None:
 
 def test_where_a_batch_fails_each_of_its_clients_is_computed_alone(caplog: pytest.LogCaptureFixture) -> None:
     compute, calls = tens(frozenset({4}))
-    (found,) = undisclosed(own(), CLIENTS, compute, nothing, batches=BATCHES)
+    (found,) = undisclosed(own(), CLIENTS, compute, nothing, apart=BATCHES)
     assert found.tolist() == [0, 10, 20, 30, -1], "one client's failure is no other's"
     assert calls == [[0, 3], [1, 4], [1], [4], [2]]
     assert len(caplog.messages) == 1
@@ -62,22 +64,57 @@ def test_where_a_batch_fails_each_of_its_clients_is_computed_alone(caplog: pytes
 def test_a_user_can_end_a_node() -> None:
     compute, _ = tens(frozenset({1}), KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        undisclosed(own(), CLIENTS, compute, nothing, batches=BATCHES)
+        undisclosed(own(), CLIENTS, compute, nothing, apart=BATCHES)
 
 
 def test_losses_without_noise_need_no_protection() -> None:
     compute, calls = tens()
-    (found,) = undisclosed(own(), CLIENTS, compute, nothing, needed=False, batches=BATCHES)
+    (found,) = undisclosed(own(), CLIENTS, compute, nothing, needed=False, apart=BATCHES)
     assert found.tolist() == [0, 10, 20, 30, 40]
     assert calls == [[0, 3], [1, 4], [2]]
     compute, _ = tens(frozenset({4}))
     with pytest.raises(MemoryError):
-        undisclosed(own(), CLIENTS, compute, nothing, needed=False, batches=BATCHES)
+        undisclosed(own(), CLIENTS, compute, nothing, needed=False, apart=BATCHES)
 
 
 def test_a_simulation_computes_all_together_and_raises() -> None:
     compute, calls = tens()
-    undisclosed(simulated(), CLIENTS, compute, nothing, batches=BATCHES)
+    undisclosed(simulated(), CLIENTS, compute, nothing, apart=BATCHES)
     assert calls == [[0, 1, 2, 3, 4]]
     with pytest.raises(MemoryError):
         undisclosed(simulated(), CLIENTS, tens(frozenset({4}))[0], nothing)
+
+
+def test_threads_compute_clients_at_the_same_time() -> None:
+    """Two clients wait for each other."""
+    pair = threading.Barrier(2)
+
+    def compute(some: Some) -> list[NDArray[Any]]:
+        places = np.arange(4)[some]
+        pair.wait()
+        return [10 * places]
+
+    apart = Apart([slice(c, c + 1) for c in range(4)], 2)
+    (found,) = undisclosed(own(), 4, compute, lambda: [np.full(4, -1)], apart=apart)
+    assert found.tolist() == [0, 10, 20, 30]
+
+
+def test_a_failure_in_a_thread_is_one_clients(caplog: pytest.LogCaptureFixture) -> None:
+    (found,) = undisclosed(own(), CLIENTS, tens(frozenset({3}))[0], nothing, apart=THREADS)
+    assert found.tolist() == [0, 10, 20, -1, 40]
+    assert len(caplog.messages) == 1
+
+
+def test_a_client_that_never_ends_costs_no_other_client_its_result() -> None:
+    end = threading.Event()
+
+    def compute(some: Some) -> list[NDArray[Any]]:
+        if some == slice(0, 1):
+            end.wait()
+        return [10 * np.arange(CLIENTS)[some]]
+
+    try:
+        (found,) = undisclosed(own(max_seconds=0.5), CLIENTS, compute, nothing, apart=THREADS)
+    finally:
+        end.set()
+    assert found.tolist() == [-1, 10, 20, 30, 40]

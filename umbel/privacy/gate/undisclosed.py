@@ -7,17 +7,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from itertools import chain
 from logging import ERROR
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import OutOfTime, UmbelError
 from umbel.protocol.flower import log
+
+T = TypeVar("T")
 
 _LEAST_S = 1e-6  # the smallest time that a timer can count; 0 would stop it
 
@@ -26,69 +31,103 @@ _until: ContextVar[float] = ContextVar("umbel_until", default=math.inf)
 
 Some = slice | list[int]
 """The places of some clients."""
+Found = list[NDArray[Any]]
+"""Arrays of some clients, one a row."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """How a site computes its clients so that none changes a bit of another's numbers.
+
+    Attributes
+    ----------
+    batches : sequence of slice or list of int
+        The places of the clients that are computed together. A list has several.
+    threads : int
+        Number of batches that are computed at a time.
+    """
+
+    batches: Sequence[Some]
+    threads: int = 1
 
 
 def undisclosed(
     site: Site,
     clients: int,
-    compute: Callable[[Some], list[NDArray[Any]]],
-    nothing: Callable[[], list[NDArray[Any]]],
+    compute: Callable[[Some], Found],
+    nothing: Callable[[], Found],
     needed: bool = True,
-    batches: Sequence[Some] = (),
-) -> list[NDArray[Any]]:
+    apart: Apart | None = None,
+) -> Found:
     """Compute on clients' data within the site's time limit; only the site learns of failures.
 
     Whether memory or time suffices depends on the number of rows. A missing reply would reveal that, free of charge. So
     clients are charged and answered as if nothing had gone wrong, and the gate treats missing numbers like those of
     diverged training.
 
-    `compute` returns arrays of some of the clients, one a row, and `nothing` the rows of all clients that failed.
+    `compute` returns arrays of some of the clients, and `nothing` the rows of all clients that failed.
 
     A client's rows must not change even the last digits of another's update: training that a server makes chaotic turns
-    last digits into first ones. So `compute` is only called for the clients of one of the `batches`, or for a single
-    client, and must give each client what it would give that client alone. Each gets an equal share of the time. If a
-    batch fails in half of its clients' time, they are computed one by one, each in half of its share: one client's
+    last digits into first ones. So at a site `compute` is called for one batch at a time, by default a single client,
+    and must give each client what it would give that client alone. Each client has an equal share of the time. If a
+    batch fails in half of its clients' time, they are computed one by one, each in half of its share. So one client's
     failure is no other's.
 
-    Clients that report their loss without noise do not need all this (`needed`): errors are raised. In simulation all
-    clients are computed together.
+    Clients that report their loss without noise do not need this protection (`needed`): errors are raised. In
+    simulation all clients are computed together, and errors are raised too.
     """
     seconds = site.policy.max_seconds
     if site.simulated:
         with time_limit(seconds):
             return compute(slice(0, clients))
-    found, share = nothing(), seconds / clients
-    batches = batches or [slice(c, c + 1) for c in range(clients)]
+    found, apart = nothing(), apart or Apart([slice(c, c + 1) for c in range(clients)])
+    share = seconds / math.ceil(clients / apart.threads)
 
-    def fill(some: Some) -> None:
-        for rows, own in zip(found, compute(some), strict=True):
-            rows[some] = own
+    def answers(batch: Some) -> list[tuple[Some, Found | BaseException]]:
+        if not isinstance(batch, list):
+            return [(batch, _attempt(compute, batch, share))]
+        together = _attempt(compute, batch, len(batch) * share / 2)
+        if not isinstance(together, BaseException):
+            return [(batch, together)]
+        return [(one, _attempt(compute, one, share / 2)) for one in (slice(c, c + 1) for c in batch)]
 
-    def failure(some: Some, limit: float) -> BaseException | None:
-        try:
-            with time_limit(limit):
-                fill(some)
-        except (KeyboardInterrupt, SystemExit):  # a user ends the node
-            raise
-        except BaseException as error:  # a Rust library raises this when it panics
-            return error
-        return None
-
-    if not needed:
-        with time_limit(seconds):
-            for batch in batches:
-                fill(batch)
-        return found
-    for batch in batches:
-        ones, limit = [batch], share
-        if isinstance(batch, list):
-            if failure(batch, len(batch) * share / 2) is None:
-                continue
-            ones, limit = [slice(c, c + 1) for c in batch], share / 2
-        for one in ones:
-            if (error := failure(one, limit)) is not None:
-                log_failure("for a client, and answers as if it had no update", error)
+    for batch, answer in chain.from_iterable(_each(answers, apart, seconds)):
+        if not isinstance(answer, BaseException):
+            for rows, own in zip(found, answer, strict=True):
+                rows[batch] = own
+        elif needed:
+            log_failure("for a client, and answers as if it had no update", answer)
+        else:
+            raise answer
     return found
+
+
+def _attempt(compute: Callable[[Some], Found], some: Some, limit: float) -> Found | BaseException:
+    """Compute some clients within a time limit; return the error if that fails."""
+    try:
+        with time_limit(limit):
+            return compute(some)
+    except (KeyboardInterrupt, SystemExit):  # a user ends the node
+        raise
+    except BaseException as error:  # a Rust library raises this when it panics
+        return error
+
+
+def _each(function: Callable[[Some], T], apart: Apart, seconds: float) -> Iterator[T]:
+    """Yield the results of batches, in any order; those that are not there after so many seconds are left out."""
+    if apart.threads == 1:
+        yield from map(function, apart.batches)
+        return
+    pool = ThreadPoolExecutor(apart.threads)
+    try:
+        # Each thread looks for progress and for the time left where the work begins.
+        results = [pool.submit(copy_context().run, function, batch) for batch in apart.batches]
+        for result in as_completed(results, None if math.isinf(seconds) else seconds):
+            yield result.result()
+    except TimeoutError:
+        log(ERROR, "umbel leaves out clients whose computation never ends: max-seconds is over")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def log_failure(what: str, error: BaseException) -> None:

@@ -1,0 +1,100 @@
+"""A site computes its clients on as many threads as help, and a client's bits do not depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.client.test_app import a_site
+from tests.helpers.datasets import manifest
+from tests.helpers.messages import asked, releases, task_of
+from tests.helpers.models import draw_hypotheses
+from tests.helpers.nodes import ask
+from umbel import models
+from umbel.client import crew
+from umbel.client.crew import Crew
+from umbel.client.node import Node
+from umbel.data import offsets_of, write_dataset
+from umbel.protocol.clients import ClientInDataset
+
+CLIENTS = 9
+EVERYONE = [ClientInDataset(c) for c in range(CLIENTS)]
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    """PyTorch has two threads, whatever the machine has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def node(path: Path, run_config: dict[str, Any], model: str = "lenet10", clients: int = CLIENTS) -> Node:
+    """Return a site's node whose clients have one image each."""
+    rows = np.zeros((clients, 28, 28), np.float32)
+    write_dataset(path, manifest(clients, model=model), rows, np.zeros(clients, np.int64), offsets_of([1] * clients))
+    return Node.of({"data-path": str(path), "role": "train"}, run_config)
+
+
+def test_with_four_clients_a_core_each_core_has_a_client(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    many = Crew(node(tmp_path / "many", run_config), EVERYONE)
+    assert many.apart.threads == 2
+    with many.learner() as one, many.learner() as other:
+        assert one.model.module is not other.model.module
+    with many.threads:
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+
+
+def test_the_clients_that_are_asked_decide_nothing(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """A single one is computed by one thread too."""
+    one = Crew(node(tmp_path / "many", run_config), EVERYONE[:1])
+    assert one.apart.threads == 1
+    with one.threads:
+        assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(("model", "clients"), [("lenet10", 7), ("cnn-dropout", CLIENTS)])
+def test_few_clients_and_networks_that_draw_have_all_cores(
+    model: str, clients: int, tmp_path: Path, run_config: dict[str, Any]
+) -> None:
+    few = Crew(node(tmp_path / "few", run_config, model, clients), EVERYONE[:clients])
+    assert few.apart.threads == 1
+    with few.threads:
+        assert torch.get_num_threads() == 2
+
+
+def test_memory_bounds_the_number_of_clients_at_a_time(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "CPU_CHUNK_BYTES", 1)
+    assert Crew(node(tmp_path / "many", run_config), EVERYONE).apart.threads == 1
+
+
+def test_a_network_that_cannot_be_copied_computes_one_client_at_a_time(
+    tmp_path: Path, run_config: dict[str, Any]
+) -> None:
+    odd = node(tmp_path / "many", run_config)
+    odd.model.module.odd = (one for one in ())
+    try:
+        assert Crew(odd, EVERYONE).apart.threads == 1
+    finally:
+        del odd.model.module.odd
+
+
+def test_clients_on_several_threads_have_the_bits_of_one_thread(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    features = np.random.default_rng(0).standard_normal((2 * CLIENTS, 28, 28)).astype(np.float32)
+    grid = a_site(tmp_path, run_config, "lenet10", features, [2] * CLIENTS)
+    task = task_of(tuple(range(CLIENTS)), batch_size=1, clipping="update", noise_multiplier=100.0)
+    content = asked(draw_hypotheses(models.load("lenet10"), 2), task)
+    found = []
+    for threads in (2, 1):
+        torch.set_num_threads(threads)
+        found.append({name: value.tobytes() for name, value in releases(ask(grid, content)).items()})
+    assert found[0] == found[1]

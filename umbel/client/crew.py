@@ -1,0 +1,87 @@
+"""How a site computes its clients: in which batches, and on which threads.
+
+How many threads compute a client may change its numbers, so that does not depend on the clients that are asked. If a
+site hosts several clients for each core, one thread computes a client, and each core has a client. Else all cores
+compute one client after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
+from queue import SimpleQueue
+
+import numpy as np
+import torch
+
+from umbel.client.learner import Learner, one_thread
+from umbel.client.loop import LoopLearner
+from umbel.client.node import Node
+from umbel.models.fit import CPU_CHUNK_BYTES, look, training_bytes
+from umbel.privacy.gate.undisclosed import Apart
+from umbel.protocol.clients import ClientInDataset
+
+_CLIENTS = 4  # that a site hosts for each core: with fewer, cores could be idle when some are asked
+
+
+class Crew:
+    """The learners of a node's threads. A network computes for one thread at a time, so each thread has its own.
+
+    Attributes
+    ----------
+    apart : Apart
+        The batches of the asked clients.
+    """
+
+    def __init__(self, node: Node, clients: Sequence[ClientInDataset]) -> None:
+        offsets, asked = node.dataset.offsets, np.asarray(clients, np.int64)
+        lengths = offsets[asked + 1] - offsets[asked]
+        batches, learners = node.learner.batches(lengths), [node.learner]
+        self._single = _one_thread_each(node)
+        if self._single:
+            size = training_bytes(node.model, node.dataset.features.shape[1:], int(lengths.max(initial=1)))
+            learners += _copies(node.learner, min(torch.get_num_threads(), len(batches), CPU_CHUNK_BYTES // size) - 1)
+        self.apart = Apart(batches, len(learners))
+        self._idle: SimpleQueue[Learner] = SimpleQueue()
+        for learner in learners:
+            self._idle.put(learner)
+
+    @property
+    def threads(self) -> AbstractContextManager[None]:
+        """The number of threads that compute a client, for as long as the block runs."""
+        return one_thread() if self._single else nullcontext()
+
+    @contextmanager
+    def learner(self) -> Iterator[Learner]:
+        """Lend a learner to a thread."""
+        learner = self._idle.get()
+        try:
+            yield learner
+        finally:
+            self._idle.put(learner)
+
+
+def _copies(learner: Learner, count: int) -> list[Learner]:
+    """Return so many learners with a network each; none if the network cannot be copied."""
+    try:
+        return [LoopLearner(deepcopy(learner.model), learner.device) for _ in range(count)]
+    except Exception:  # a module may hold anything
+        return []
+
+
+def _one_thread_each(node: Node) -> bool:
+    """Return whether one thread computes each client, which depends on nothing that a message asks for.
+
+    PyTorch has one generator for all threads, so clients of a network that draws take turns. Fresh local parameters may
+    be drawn from it too.
+    """
+    model, learner, hosted = node.model, node.learner, max(len(node.training), len(node.validation))
+    return (
+        not node.site.simulated
+        and type(learner) is LoopLearner
+        and learner.device.type == "cpu"
+        and hosted >= _CLIENTS * torch.get_num_threads()
+        and not model.local_shapes
+        and not look(model, node.dataset.features.shape[1:]).draws
+    )
