@@ -17,7 +17,7 @@ export IMAGE_UID ?= $(patsubst 0,1000,$(shell id -u))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test docs bench coverage faults quick check config pins dist sbom image certs compose-demo clean
+.PHONY: help demo run test docs bench coverage faults soak quick check config pins dist sbom image certs compose-demo clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ coverage: $(READY) ## Show which lines the tests of a few seconds run
 
 faults: $(READY) ## Run the tests in which processes die, lie or are cut off (some minutes, mostly waiting)
 	$(BIN)/python -m pytest -m faults -n 2 --dist loadfile
+
+soak: $(READY) ## Simulate a year of a federation: sites come and go, disks fill, old backups return (ten minutes)
+	$(BIN)/python -m pytest -m soak -s -p no:logging
 
 quick: $(READY) ## Run the tests that take no longer than a few seconds each
 	$(BIN)/python -m pytest -m "not slow"

@@ -97,6 +97,21 @@ def test_no_command_runs_what_a_dataset_names(words: tuple[str, ...], planted: P
     assert code == 0 or "config.untrusted-code" in output or "config.no-run" in output, output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("report", "{run}"), ("run", "{run}", "--resume", "rounds=9"), ("site", "check", 'data-path="{data}"')],
+    ids=" ".join,
+)
+def test_no_library_finds_modules_in_the_folder_of_the_person(
+    words: tuple[str, ...], kept: Path, planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was sent may lie there, beside modules that pandas, say, imports where it finds them."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    run = sent_run(kept, tmp_path / "sent", "model", "umbel.protocol.tasks:TrainingSpec")
+    umbel(*(word.format(run=run, data=find_dataset("synthetic")) for word in words))
+    assert str(planted.parent) not in sys.path
+
+
 def test_what_a_person_names_runs_and_is_remembered(kept: Path, planted: Path, tmp_path: Path) -> None:
     run = str(sent_run(kept, tmp_path / "sent", "strategy", "planted:boom"))
     ended(*umbel("--trust", "planted", "run", run, "--resume", "rounds=9"), "config.not-built-on", "planted:boom")
@@ -119,9 +134,11 @@ def test_what_a_terminal_would_act_on_is_not_printed(kept: Path, tmp_path: Path)
     (sent / "manifest.json").write_text(json.dumps(manifest | {"name": ESCAPE}))
     code, output = umbel("run", f"dataset={sent}")
     assert (code, "\x1b" in output, "data.unprintable" in output) == (3, False, True)
-    run = sent_run(kept, tmp_path / "runs" / "sent", "dataset", ESCAPE)
-    code, output = umbel("runs", "show", str(run))
-    assert (code, "\x1b" in output, "config.unprintable" in output) == (2, False, True)
+    for key, value in (("dataset", ESCAPE), (ESCAPE, "synthetic")):
+        run = sent_run(kept, tmp_path / "runs" / key[:4], key, value)
+        (run / "history.jsonl").write_text("")  # without a round, nothing else reads the keys
+        code, output = umbel("runs", "show", str(run))
+        assert (code, "\x1b" in output, "config.unprintable" in output) == (2, False, True)
 
 
 def test_names_of_folders_are_printed_without_escapes(kept: Path, umbel_home: Path) -> None:

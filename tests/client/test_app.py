@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from tests.helpers.datasets import manifest
 from tests.helpers.messages import asked, refused, released, releases, scores, task_of
+from tests.helpers.models import draw_hypotheses
 from tests.helpers.nodes import ask
+from umbel import models
 from umbel.client.app import app
 from umbel.data import BUNDLED, offsets_of, open_dataset, write_dataset
 from umbel.protocol.arrays import Arrays
@@ -214,3 +216,42 @@ def test_a_site_without_its_data_is_refused(
     gone = tmp_path / "gone"
     grid = InProcessGrid(app, run_config, node_configs=[{"data-path": str(gone), "role": "split"}])
     assert_refused(ask(grid, query(), "query"), f"{gone} is missing", caplog)
+
+
+def a_site(path: Path, run_config: Config, model: str, features: NDArray[Any], lengths: list[int]) -> InProcessGrid:
+    """Return a site whose clients train, and that uses the run's seed."""
+    classes = model.startswith(("softmax", "cnn"))
+    targets = np.arange(len(features)) % 10 if classes else np.linspace(-1, 1, len(features), dtype=np.float32)
+    write_dataset(path / "data", manifest(len(lengths), model=model), features, targets, offsets_of(lengths))
+    site = {
+        "data-path": str(path / "data"), "ledger-path": str(path / "ledger.sqlite"), "role": "train",
+        "insecure-seed": True, "budget": "inf", "clipping": "any", "max-choice-epsilon": "inf",
+    }  # fmt: skip
+    return InProcessGrid(app, run_config | {"dataset": ""}, node_configs=[site])
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "lengths"),
+    [
+        ("mlp", (3,), [1 + c % 11 for c in range(90)]),
+        ("softmax features=4 classes=10", (4,), [3, 70, 9]),
+        ("cnn10", (28, 28), [2, 1, 3]),
+    ],
+)
+def test_a_release_of_a_site_has_the_same_bits_in_any_company(
+    model: str, shape: tuple[int, ...], lengths: list[int], tmp_path: Path, run_config: Config
+) -> None:
+    generator = np.random.default_rng(0)
+    features = generator.standard_normal((sum(lengths), *shape)).astype(np.float32)
+    grid = a_site(tmp_path, run_config, model, features, lengths)
+    hypotheses = draw_hypotheses(models.load(model), 2)
+
+    def release(*clients: int) -> list[bytes]:
+        task = task_of(clients, batch_size=2, clipping="update", noise_multiplier=100.0)
+        found = releases(ask(grid, asked(hypotheses, task))).values()
+        return [b"".join(value[i].tobytes() for value in found) for i in range(len(clients))]
+
+    everyone = release(*range(len(lengths)))
+    some = [len(lengths) - 1, 1, 0]
+    assert release(*some) == [everyone[c] for c in some]
+    assert release(1) == [everyone[1]]

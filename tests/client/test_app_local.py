@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import Site
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.home import disk_error
 from umbel.protocol.plugins import trust
 from umbel.protocol.records import to_array_record
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
@@ -287,6 +290,23 @@ def test_heads_survive_a_nodes_restart_and_other_runs_do_not_see_them(headed_con
     np.testing.assert_allclose(again, first, atol=1e-3)  # on from there, not from a new beginning
     folder = Path(site["ledger-path"] + ".local")
     assert len(list(folder.rglob("*.safetensors"))) == 2
+
+
+def test_a_full_disk_costs_a_head_its_round_and_no_release_that_was_paid_for(
+    headed_config: Config, site: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rather than a charge without a reply."""
+    assert not at_site(headed_config, site, "spring").has_error()
+    first = heads(headed_config, site, "spring")
+
+    def full(path: Path, *_: Any, **__: Any) -> None:
+        raise disk_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path) or AssertionError
+
+    monkeypatch.setattr("umbel.client.local.write_atomically", full)
+    assert not at_site(headed_config, site, "spring", round=2).has_error()
+    assert len(list(Ledger(Path(site["ledger-path"])).rows())) == 4
+    np.testing.assert_array_equal(heads(headed_config, site, "spring"), first)
+    assert "[disk.full]" in caplog.text
 
 
 # --- frozen parameters

@@ -12,7 +12,7 @@ from torch import nn
 import umbel.client.learner
 from tests.helpers.cohorts import CPU, cohort_of, linear, score
 from umbel import models
-from umbel.client.batched import BatchedLearner, _dense_layers
+from umbel.client.batched import BatchedLearner, dense_layers
 from umbel.client.cohort import Cohort
 from umbel.models import LOSSES, METRICS, Model
 
@@ -40,13 +40,13 @@ def half_frozen() -> nn.Module:
         half_frozen,
     ],
 )
-def test_a_chain_of_dense_layers_gives_what_each_network_gives_by_itself(network: Any) -> None:
+def test_a_chain_ofdense_layers_gives_what_each_network_gives_by_itself(network: Any) -> None:
     """But frozen layers, which a chain would not find among a client's own, are left to vmap, and count."""
     model = Model("dense", network, LOSSES["mse"], METRICS["rmse"])
     generator = torch.Generator().manual_seed(0)
     parameters = {name: torch.randn(5, *shape, generator=generator) for name, shape in model.shapes.items()}
     inputs = torch.randn(5, 7, 3, generator=generator)
-    assert _dense_layers(model.module) is not None
+    assert dense_layers(model.module) is not None
     expected = [model.apply({n: v[c] for n, v in parameters.items()}, inputs[c]) for c in range(5)]
     torch.testing.assert_close(BatchedLearner(model, CPU)._forward(parameters, inputs), torch.stack(expected))
 
@@ -65,7 +65,7 @@ def test_other_networks_are_left_to_vmap() -> None:
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 1))
     layered = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
     for module in (Doubling(nn.Linear(3, 1)), Doubled(3, 1), hooked, normed, layered):
-        assert _dense_layers(module) is None
+        assert dense_layers(module) is None
     model = Model("doubling", lambda: Doubling(nn.Linear(3, 1)), LOSSES["mse"], METRICS["rmse"])
     parameters = {name: torch.ones(2, *shape) for name, shape in model.shapes.items()}
     outputs = BatchedLearner(model, CPU)._forward(parameters, torch.ones(2, 1, 3))

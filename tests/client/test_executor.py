@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from tests.helpers.paper import paper_run
 from tests.helpers.sources import ROOT
 from umbel.client import executor
 from umbel.client.executor import WarmProcess, load
+from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol import messages
@@ -245,3 +247,28 @@ def test_the_options_are_those_of_flowers_own_executor(
     assert "--runtime-api-address" in capsys.readouterr().out
     assert executor.__doc__
     assert "--runtime-api-address" in executor.__doc__
+
+
+def test_its_health_tells_whether_the_ledger_beside_it_can_be_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a container of its own, where the SuperNode cannot look."""
+    started: list[Any] = []
+    monkeypatch.setattr(executor, "WarmProcess", lambda: SimpleNamespace(launch=None))
+    monkeypatch.setattr(executor, "run_superexec", lambda *arguments: started.append(arguments[2]))
+    executor.run([])
+    monkeypatch.setenv("UMBEL_LEDGER_PATH", str(tmp_path / "ledger.sqlite"))
+    executor.run([])
+    without, beside_it = started
+    assert without()
+    assert not beside_it()
+    Ledger.create(tmp_path / "ledger.sqlite")
+    assert beside_it()
+
+
+def test_a_task_needs_no_room_for_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(prefix: str) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("umbel.client.executor.tempfile.mkdtemp", full)
+    assert not Path(executor._home()).exists()

@@ -1,4 +1,4 @@
-"""A cohort is scored and trained as its clients would be one by one, by either learner; the loop is the reference."""
+"""A cohort is scored and trained as its clients would be one by one, by each learner; the loop is the reference."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.helpers.cohorts import (
     CPU,
     InOrder,
     Rows,
+    all_engines,
     assert_close,
     cohort_of,
     draw_client,
@@ -52,7 +53,7 @@ from umbel.protocol.errors import ConfigError, ModelError
 TWO_ROWS: Rows = ([[1, 0], [0, 2]], [3.0, 2.0])
 
 
-@engines
+@all_engines
 def test_scores_are_those_of_every_hypothesis_on_every_client(engine: str) -> None:
     # (1, 2) leaves the residuals -2, 2 to the first client and 0 to the second; (3, 1) leaves 0, 0 and 1.
     hypotheses = linear([1, 2], [3, 1])
@@ -70,7 +71,7 @@ def test_a_model_may_be_scored_before_anything_else_is_asked_of_it() -> None:
     assert losses.tolist() == [[2]]
 
 
-@engines
+@all_engines
 def test_loss_and_metric_may_differ(engine: str) -> None:
     # Two classes from one feature; the logits of x are (w0 x, w1 x).
     model = model_of("logistic", lambda: nn.Linear(1, 2, bias=False), LOSSES["cross-entropy"], METRICS["accuracy"])
@@ -145,7 +146,7 @@ def test_a_client_gets_the_same_result_alone(case: Case) -> None:
                 assert_close(mine, alone)
 
 
-@engines
+@all_engines
 @pytest.mark.parametrize("huge", [1e30, np.inf, np.nan])
 @pytest.mark.parametrize("batch_size", [0, 2])
 def test_a_client_never_sees_the_rows_of_another(engine: str, huge: float, batch_size: int) -> None:
@@ -217,7 +218,7 @@ VIEWING = model_of("viewing", Viewing, LOSSES["cross-entropy"], METRICS["accurac
 NETWORKS = [models.load("linear", "mse"), models.load("mlp", "mse"), TINY_CNN, VIEWING]
 
 
-@engines
+@all_engines
 @pytest.mark.parametrize("batch_size", [0, 1, 3])
 @pytest.mark.parametrize("model", NETWORKS, ids=lambda m: m.name)
 def test_two_epochs_are_those_of_plain_pytorch(engine: str, batch_size: int, model: Model) -> None:
@@ -233,7 +234,7 @@ def test_two_epochs_are_those_of_plain_pytorch(engine: str, batch_size: int, mod
 # --- minibatches
 
 
-@engines
+@all_engines
 def test_only_a_client_with_more_rows_than_a_batch_draws(engine: str) -> None:
     lengths = [4, 3, 5, 1]
     ours, fresh = generators(4), generators(4)
@@ -279,7 +280,7 @@ def test_chunks_do_not_change_the_numbers(
     np.testing.assert_allclose(score(model, hypotheses, cohort, engine), whole_scores, **CLOSE)
 
 
-@engines
+@all_engines
 @pytest.mark.parametrize(("bound", "used"), [(0, 2), (1 << 22, 1)])
 def test_a_small_chunk_is_computed_by_one_thread_and_all_are_there_afterwards(
     engine: str, bound: int, used: int, monkeypatch: pytest.MonkeyPatch
@@ -330,7 +331,7 @@ LINEAR = models.load("linear")
 SIX = cohort_of(*[draw_client(LINEAR, rows, np.random.default_rng(rows)) for rows in (4, 7, 3, 5, 1, 6)])
 
 
-@engines
+@all_engines
 @pytest.mark.parametrize("tries", [1, 2])
 def test_a_chunk_for_which_memory_is_not_enough_is_computed_again_in_halves(engine: str, tries: int) -> None:
     """And the shuffles of its clients are those that they would have been."""
@@ -368,7 +369,7 @@ def test_what_was_too_much_once_is_not_tried_again(monkeypatch: pytest.MonkeyPat
     assert parts == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
 
 
-@engines
+@all_engines
 def test_a_client_for_whom_alone_memory_is_not_enough_is_told(engine: str) -> None:
     model, update, chosen = short(Short(99, 0)), LocalUpdate(1, 0.1, 0), np.zeros(6, np.int64)
     learner, start = learner_of(engine, model), draw_hypotheses(model, 2)

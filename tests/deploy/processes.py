@@ -125,6 +125,19 @@ class Member:
         """Whether a message of a run's round has come in."""
         return f"[RUN {run.id}, ROUND {round}, " in self.log  # and how large the answer may be
 
+    def ready(self) -> tuple[int, str]:
+        """Return the status of ``/ready`` at a node, and the code of the reason."""
+        port = self.command[self.command.index("--port") + 1]
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{port}/ready", timeout=30, trust_env=False)
+        except httpx.HTTPError:
+            return 0, ""
+        return answer.status_code, answer.json().get("code", "")
+
+    def fill_disk(self, full: bool = True) -> None:
+        """Let no file of its processes grow, as on a full disk, until `full` is False."""
+        limit_files([psutil.Process(self.process.pid), *self._descendants()], full)
+
     def kill(self) -> None:
         """End it, and all that it started, as a power cut does."""
         _kill([psutil.Process(self.process.pid), *self._descendants()])
@@ -196,7 +209,8 @@ class Deployment:
     """A SuperLink with TLS and node authentication, the SuperNodes that are started on it, and its runs.
 
     It fills an empty folder. The ServerApp can import from `server_path`. With a `database` file, which takes longer,
-    the SuperLink can be started again. Server and nodes run in the environment of `python`.
+    the SuperLink can be started again. Server and nodes run in the environment of `python`. With `soon`, Flower notices
+    after half a minute that a process is gone, which takes it a minute otherwise.
     """
 
     def __init__(
@@ -206,8 +220,10 @@ class Deployment:
         server_path: Sequence[Path] = (),
         database: bool = False,
         python: Path = Path(sys.executable),
+        soon: bool = False,
     ) -> None:
         self.folder = folder
+        self._beats = {"HEARTBEAT_S": "15"} if soon else {}
         self._python = python
         self.nodes: dict[str, Member] = {}
         self._removed: list[Member] = []
@@ -218,7 +234,8 @@ class Deployment:
         self._secret = self._certs / "control.secret"
         self._host, self._port = host, free_port()
         self._database = database
-        self._server_environment = {"PYTHONPATH": os.pathsep.join(map(str, server_path))} if server_path else {}
+        places = [*server_path, *([TAMPERED] if soon else [])]
+        self._server_environment = {"PYTHONPATH": os.pathsep.join(map(str, places))} if places else {}
         self._superlink: Member | None = None
 
     def __enter__(self) -> Self:
@@ -284,18 +301,19 @@ class Deployment:
         tampered: bool = False,
         within: Sequence[str] = (),
         flowers_own: bool = False,
+        ahead: float = 0.0,
         **node_config: Any,
     ) -> Member:
         """Start a SuperNode with a key that the SuperLink knows; its ledger lies in its folder.
 
         The client processes of a `tampered` one do as `Member.tamper` says, and else as the app says. `within` is a
         command that runs the command behind it somewhere else. With `flowers_own`, Flower's own executor runs the
-        server's code.
+        server's code. Its clock is `ahead` by some seconds.
         """
         key = self.write_key(name)
         self.flwr("supernode", "register", f"{key}.pub", CONNECTION, "--name", name)
         options = ["--auth-supernode-private-key", str(key), *self._tls]
-        environment = {"PYTHONPATH": str(TAMPERED)} if tampered else {}
+        environment = {"PYTHONPATH": str(TAMPERED), "AHEAD_S": str(ahead)} if tampered or ahead else {}
         program = [tool("flower-supernode"), "--host", "127.0.0.1"] if flowers_own else [str(self._python), *NODE]
         self.nodes[name] = self._start_node(name, options, node_config, [*within, *program], environment)
         self.nodes[name].tamper({})
@@ -309,17 +327,23 @@ class Deployment:
         return node.node_id
 
     def restart_node(self, name: str) -> None:
-        """Start a SuperNode that was killed again, with its key and as often as it is refused, until it is let in."""
+        """Start a SuperNode that was killed again, with its key, and wait until it is let in."""
         before = self.nodes[name]
         known = len(before.node_ids)
 
         def back() -> bool:
             if self.nodes[name].process.poll() is not None:
-                self.nodes[name] = self._start(name, before.command, before.environment)
+                self.start_again(name)
             return len(self.nodes[name].node_ids) > known
 
         # Each try takes a share of the machine from the run.
         wait_until(f"return of {name}", back, RETURN_S, pause=4.0)
+
+    def start_again(self, name: str) -> Member:
+        """Start a SuperNode that has ended once more, with its key."""
+        before = self.nodes[name]
+        self.nodes[name] = self._start(name, before.command, before.environment)
+        return self.nodes[name]
 
     def start_stranger(self, name: str, key: Path | None = None) -> Member:
         """Start a SuperNode of Flower's with a key that the SuperLink does not know, or none."""
@@ -429,6 +453,12 @@ class Deployment:
                 mine.append(process)
         return mine
 
+    def ready(self) -> tuple[int, str]:
+        """Return the status of ``/ready`` at the SuperLink, and the code of the reason."""
+        trusted = ssl.create_default_context(cafile=self.ca)
+        answer = httpx.get(f"https://{self.address}/ready", verify=trusted, timeout=30)
+        return answer.status_code, answer.json().get("code", "")
+
     @property
     def address(self) -> str:
         """Where the SuperLink listens."""
@@ -476,6 +506,7 @@ class Deployment:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "UMBEL_HOME": str(home / "umbel"),
             "OMP_NUM_THREADS": "1",
+            **self._beats,
             "PATH": os.pathsep.join([str(self._python.parent), os.environ.get("PATH", "")]),
         }
 
@@ -488,6 +519,12 @@ class Deployment:
         _kill(stubborn)
         _kill(self.processes())
         assert not self.processes(), "a process outlives its deployment"
+
+
+def limit_files(processes: Sequence[psutil.Process], full: bool) -> None:
+    """Let no file of some processes, and of those that they start, grow, or let files grow again."""
+    for process in processes:
+        process.rlimit(psutil.RLIMIT_FSIZE, (0 if full else -1, -1))
 
 
 def _kill(processes: list[psutil.Process]) -> None:

@@ -23,7 +23,7 @@ ROUNDS = 4
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with Deployment(tmp_path_factory.mktemp("deployment")) as deployment:
+    with Deployment(tmp_path_factory.mktemp("deployment"), soon=True) as deployment:
         for name in ("north", "south"):
             start_site(deployment, name)
         deployment.wait_until_online()

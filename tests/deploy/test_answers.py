@@ -240,7 +240,7 @@ def true_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the guarded server has it."""
     for name in ("sql_object_store:SqlObjectStore", "in_memory_object_store:InMemoryObjectStore"):
         store = part(f"flwr.supercore.object_store.{name}")
-        for method in ("preregister", "put"):
+        for method in ("preregister", "put", "get_object_tree"):
             monkeypatch.setattr(store, method, getattr(store, method))  # undone after the test
     flower.keep_true_parts()
 
@@ -288,6 +288,38 @@ def test_no_site_says_what_another_sites_answer_is_made_of(server: Server, when:
     assert names_in(store.get_object_tree(honest.object_id)) == names_in(tree_of(honest))
     store.delete_objects_in_run(run)
     assert len(store) == 0, "who refers to what is counted right"
+
+
+@pytest.mark.usefixtures("true_parts")
+def test_a_tree_of_parts_of_parts_is_read_no_further_than_the_parts_of_an_answer(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two answers, one claim more each time: a tree of 2 ** depth objects, which the server would build at a look."""
+    monkeypatch.setattr(flower, "_OBJECTS", 100)
+    run, site = server.run(), Site(server)
+    first, second = (site.reply(server.ask(run, order()), RecordDict()) for _ in range(2))
+
+    def named(depth: int) -> list[str]:
+        return [bytes([depth, side]).hex() * 16 for side in range(2)]
+
+    def claim_parts(reply: Message, depth: int) -> None:
+        below = [ObjectTree(object_id=name) for name in named(depth + 1)]
+        above = [ObjectTree(object_id=name, children=below) for name in named(depth)]
+        site.begin(reply, ObjectTree(object_id=reply.metadata.message_id, children=above))
+
+    claim_parts(first, 0)
+    read, name = server.state.object_store.get_object_tree, first.metadata.message_id
+    for depth in range(1, 4):
+        claim_parts(second, depth)
+        tree = read(name)
+        assert tree.ByteSize() > 66 * 2**depth
+    for depth in range(4, 9):
+        claim_parts(second, depth)
+    missing = part("flwr.supercore.object_store:NoObjectInStoreError")
+    with pytest.raises(missing, match="more than 100 parts"):
+        read(name)
+    with pytest.raises(missing, match="never announced"):
+        read(BOGUS)
 
 
 @pytest.mark.parametrize("took", [math.nan, math.inf, 1e308, -1.0])

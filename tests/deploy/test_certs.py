@@ -163,3 +163,10 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert f"made {tmp_path / 'site-2.pub'}" in made.output
     assert "has all files" in CliRunner().invoke(app, options).output
     assert CliRunner().invoke(app, ["certs", "--node", "a b", "--out", str(tmp_path)]).exit_code == 1
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", Path("/proc/nowhere")):
+        with raises(CertificateError, "certificate.folder", place, "--out"):
+            make(place, ["umbel.example.org"], [])

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from umbel.cli.main import app
 from umbel.deploy import server as guarded
+from umbel.deploy.database import Database
 from umbel.deploy.demo import CONFIG, POLICY, SITES
 from umbel.deploy.guard import Rules, parse_networks
 from umbel.privacy.gate.site import Site
@@ -82,6 +83,8 @@ def start_guarded(command: list[str]) -> tuple[list[str], Rules]:
         # Names and files are there in the container alone.
         patch.setattr(guarded, "look_up", lambda name: frozenset({name}))
         patch.setattr(guarded, "read_secret", lambda file: str(file).encode())
+        patch.setattr(guarded, "_check", lambda *_: None)
+        patch.setattr(Database, "watch", lambda _: None)
         done = CliRunner().invoke(app, command[1:])
     assert done.exit_code == 0, done.output
     options, guard, *_ = started

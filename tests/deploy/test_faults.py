@@ -28,7 +28,7 @@ ROUND_S = 900.0
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with Deployment(tmp_path_factory.mktemp("deployment"), server_path=[OWN], database=True) as deployment:
+    with Deployment(tmp_path_factory.mktemp("deployment"), server_path=[OWN], database=True, soon=True) as deployment:
         for name in ("steady", "struck", "lost"):
             start_site(deployment, name)
         deployment.wait_until_online()

@@ -25,8 +25,8 @@ from tests.helpers.errors import raises
 from umbel.deploy import guard
 from umbel.deploy.certs import app as certs
 from umbel.deploy.connections import LOOP, BoundedConnection, Door
-from umbel.deploy.guard import REFUSAL, Guard, Rules, look_up, parse_networks, read_secret
-from umbel.protocol.errors import GuardError
+from umbel.deploy.guard import REFUSAL, Guard, Rules, look_up, parse_networks, peer_of, read_secret
+from umbel.protocol.errors import DiskError, GuardError
 
 SECRET = b"0123456789abcdef" * 4
 START, ACQUIRE, PULL = "/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/pull-messages"
@@ -60,8 +60,35 @@ GUARDED = Rules(secret=SECRET)
 def test_a_site_gets_to_the_fleet_alone(rules: Rules) -> None:
     assert rules.let(scope(PULL))
     assert rules.let(scope("/health", method="GET"))
+    assert rules.let(scope("/ready", method="GET"))
     assert not rules.let(scope(START))
     assert not rules.let(scope(ACQUIRE))
+
+
+def test_a_reply_that_could_not_be_stored_waits_at_the_site() -> None:
+    """Sites still ask for messages, and the researcher still reads how a run ended."""
+    full = DiskError("the disk is full", code="disk.full")
+    passed: list[str] = []
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(scope["path"])
+
+    async def ask(path: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> list[Any]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await Guard(served, GUARDED, lambda: full)(scope(path, headers=headers), send, send)
+        return sent
+
+    for path in (PART, "/v1/fleet/push-messages"):
+        start, body = asyncio.run(ask(path))
+        assert start["status"] == 503, "which Flower's nodes repeat"
+        assert b"[disk.full]" in body["body"]
+    asyncio.run(ask(PULL))
+    asyncio.run(ask(START, (bearer(SECRET),)))
+    assert passed == [PULL, START]
 
 
 def test_where_there_is_no_secret_this_machine_alone_controls() -> None:
@@ -178,16 +205,17 @@ def test_a_path_is_what_was_sent() -> None:
 
 
 class Listener:
-    """An application behind the guard that notes what reaches it."""
+    """An application behind the guard that notes what reaches it, and answers with so many bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 0) -> None:
         self.reached: list[str] = []
+        self.size = size
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.reached.append(scope.get("path", scope["type"]))
         if scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 204, "headers": []})
-            await send({"type": "http.response.body"})
+            await send({"type": "http.response.start", "status": 200 if self.size else 204, "headers": []})
+            await send({"type": "http.response.body", "body": bytes(self.size)})
 
 
 def ask(rules: Rules, request: dict[str, Any]) -> tuple[list[str], list[Any]]:
@@ -293,6 +321,21 @@ def test_requests_in_flight_share_a_bound_and_so_do_those_of_one_address(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("192.0.2.7", "192.0.2.8", False),
+        ("192.0.2.7", "::ffff:192.0.2.7", True),
+        # Whoever has an address of IPv6 has the 2 ** 64 that begin alike.
+        ("2001:db8:0:1::7", "2001:db8:0:1:ffff::8", True),
+        ("2001:db8:0:1::7", "2001:db8:0:2::7", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+    ],
+)
+def test_limits_count_all_addresses_of_a_host_as_one(one: str, other: str, same: bool) -> None:
+    assert (peer_of((one, 5000)) == peer_of((other, 5001, 0, 0))) is same
+
+
 def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "_BODY_S", 0.0)
     sent: list[Any] = []
@@ -360,6 +403,32 @@ def test_who_connects_and_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPa
                 assert closed(sock)
 
 
+@pytest.mark.parametrize("target", ["POST /nothing", "GET /health"])
+@pytest.mark.parametrize("rest", [b"x", b"xx"], ids=["drips", "ends, and nothing follows"])
+def test_a_body_that_nobody_reads_must_end_soon(monkeypatch: pytest.MonkeyPatch, target: str, rest: bytes) -> None:
+    monkeypatch.setattr(BoundedConnection, "head_seconds", 0.2)
+    with served(GUARDED, BoundedConnection) as (port, _), socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.sendall(f"{target} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n".encode())
+        assert sock.recv(1 << 16)
+        sock.sendall(rest)
+        assert closed(sock)
+
+
+def test_who_takes_nothing_of_a_response_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedConnection, "stalled_seconds", 0.01)
+    size = 100 << 20  # more than sockets hold
+    with served(GUARDED, BoundedConnection, size) as (port, _), socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        try:
+            while True:  # until the server has closed it
+                sock.sendall(b"\r\n")
+        except ConnectionError:
+            pass
+        # A caller that takes it gets all.
+        monkeypatch.setattr(BoundedConnection, "stalled_seconds", 600.0)
+        assert len(httpx.get(f"http://127.0.0.1:{port}/health").content) == size
+
+
 def test_connections_are_bounded_in_all_and_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Door, "most", 6)
     monkeypatch.setattr(Door, "most_of_a_peer", 2)
@@ -418,9 +487,9 @@ def speaks(context: ssl.SSLContext, sock: socket.socket) -> bool:
 
 
 @contextmanager
-def served(rules: Rules, connection: Any, **options: Any) -> Iterator[tuple[int, Listener]]:
+def served(rules: Rules, connection: Any, size: int = 0, **options: Any) -> Iterator[tuple[int, Listener]]:
     """Serve the guard on a port of this machine, as `umbel.protocol.flower.run_superlink` does."""
-    listener = Listener()
+    listener = Listener(size)
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         Guard(listener, rules),
@@ -428,6 +497,7 @@ def served(rules: Rules, connection: Any, **options: Any) -> Iterator[tuple[int,
         loop=LOOP if connection is BoundedConnection else "auto",
         lifespan="off",
         proxy_headers=False,
+        ws="none",
         log_level="error",
         timeout_keep_alive=600,
         **options,
@@ -462,6 +532,26 @@ TRICKS = [
 ]  # fmt: skip
 
 
+UPGRADE = (
+    "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==",
+)  # fmt: skip
+
+
+def test_connections_that_ask_to_be_a_websocket_take_no_room_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Door, "most_of_a_peer", 1)
+    with served(GUARDED, BoundedConnection) as (port, _):
+
+        def refused() -> bool:
+            try:
+                return send_line(port, f"GET {PULL}", *UPGRADE, source="127.0.0.2") == 403
+            except (ConnectionError, http.client.HTTPException):
+                return False  # the last connection is not closed yet
+
+        for number in range(3):
+            wait_until(f"answer {number}", refused, 60)
+
+
 @pytest.mark.parametrize("connection", ["httptools", BoundedConnection])
 def test_tricks_over_a_socket(connection: Any) -> None:
     """Also with the parser that uvicorn would take."""
@@ -470,8 +560,7 @@ def test_tricks_over_a_socket(connection: Any) -> None:
             assert send_line(port, trick, source="127.0.0.2") in (400, 403), trick
         told = ["X-Forwarded-For: 127.0.0.1", "Forwarded: for=127.0.0.1", "X-Real-IP: 127.0.0.1"]
         assert send_line(port, f"POST {START}", *told, source="127.0.0.2") == 403
-        upgrade = ["Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg=="]
-        assert send_line(port, f"GET {PULL}", *upgrade, "Connection: Upgrade", source="127.0.0.2") in (400, 403)
+        assert send_line(port, f"GET {PULL}", *UPGRADE, source="127.0.0.2") in (400, 403)
         rewritten = ["X-Original-URL: /v1/control/start-run", "X-HTTP-Method-Override: POST"]
         assert send_line(port, "GET /health", *rewritten, source="127.0.0.2") == 204
         assert listener.reached == ["/health"]

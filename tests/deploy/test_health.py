@@ -1,4 +1,4 @@
-"""What a container's health check says of processes that answer, and of those that do not."""
+"""What a container's health check says of processes that are ready, and of those that are not."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import grpc
 import pytest
-from flwr.supercore.grpc_health import run_health_server_grpc_no_tls
+from flwr.supercore.grpc_health import health_server, run_health_server_grpc_no_tls
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from umbel.deploy.certs import make
 from umbel.deploy.health import healthy
+from umbel.protocol.flower import _readiness
 from umbel.simulation.superlink import free_port
 
 
 class Health(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/health" else 404)
+        self.send_response({"/health": 200, "/ready": 503}.get(self.path, 404))
         self.end_headers()
+        self.wfile.write(b'{"code": "disk.full"}')
 
     def log_message(self, *_: object) -> None:
         pass
@@ -46,6 +50,13 @@ def test_http() -> None:
     assert not healthy(f"http://localhost:{port}/health")
 
 
+def test_why_a_process_is_not_ready_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Docker keeps it: docker inspect."""
+    with http_server() as port:
+        assert not healthy(f"http://localhost:{port}/ready")
+    assert '{"code": "disk.full"}' in capsys.readouterr().out
+
+
 def test_https_only_from_the_server_of_the_ca(tmp_path: Path) -> None:
     make(tmp_path / "certs", [], [])
     make(tmp_path / "other", [], [])
@@ -59,6 +70,21 @@ def test_the_health_service_of_an_executor() -> None:
     assert not healthy(address)
     server = run_health_server_grpc_no_tls(address)
     assert healthy(address)
+    server.stop(None).wait()
+
+
+def test_an_executor_is_alive_also_while_its_site_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [True]
+    servicer = _readiness(health_server.SimpleHealthServicer, lambda: found[0])
+    monkeypatch.setattr(health_server, "SimpleHealthServicer", servicer)
+    address = f"127.0.0.1:{free_port()}"
+    server = run_health_server_grpc_no_tls(address)
+    assert healthy(address)
+    found[0] = False
+    assert not healthy(address)
+    with grpc.insecure_channel(address) as channel:
+        alive = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    assert alive.status == health_pb2.HealthCheckResponse.SERVING
     server.stop(None).wait()
 
 

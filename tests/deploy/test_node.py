@@ -12,15 +12,9 @@ import pytest
 
 from tests.helpers.errors import raises
 from umbel.deploy import node
+from umbel.deploy.link import Ended
 from umbel.protocol.errors import SiteError
-
-
-@pytest.mark.parametrize(
-    ("arguments", "port"),
-    [([], "9094"), (["--port", "7"], "7"), (["--port=8", "--host", "0.0.0.0"], "8"), (["--port"], "9094")],
-)
-def test_it_reads_where_the_supernode_waits(arguments: list[str], port: str) -> None:
-    assert node._option(arguments, "--port", "9094") == port
+from umbel.simulation.superlink import free_port
 
 
 @pytest.mark.parametrize("option", ["--isolation=subprocess", "--superexec-auth-secret-file"])
@@ -32,8 +26,9 @@ def test_what_would_run_the_servers_code_cannot_be_asked_for(option: str) -> Non
 def test_what_a_site_writes_is_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(os, "fork", lambda: 1)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     os.umask(0)
-    node.start([])
+    node.start(["--port", str(free_port())])
     (tmp_path / "written").touch()
     assert not any(path.stat().st_mode & 0o077 for path in tmp_path.rglob("*"))
 
@@ -43,6 +38,12 @@ def test_the_executor_is_waited_for_and_ends_once_the_supernode_is_gone(command:
     executor = subprocess.Popen([command, "infinity"])
     node._wait(executor, parent=os.getppid() + gone)
     assert executor.returncode == status
+
+
+def test_a_node_whose_executor_breaks_down_does_not_end_gracefully() -> None:
+    with pytest.raises(Ended) as end:
+        node._executor_ended(signal.SIGUSR1, None)
+    assert (end.value.fault.code, end.value.code) == ("site.executor", 2)
 
 
 def test_the_executor_imports_nothing_from_a_working_folder_that_hides_what_is_installed(

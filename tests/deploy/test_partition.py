@@ -33,7 +33,7 @@ def network() -> Iterator[Namespace]:
 @pytest.fixture(scope="module")
 def deployment(network: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Two sites on this machine and one behind a cable."""
-    with Deployment(tmp_path_factory.mktemp("deployment"), network.host) as deployment:
+    with Deployment(tmp_path_factory.mktemp("deployment"), network.host, soon=True) as deployment:
         for name, within in [("north", ()), ("south", ()), ("island", network.within)]:
             data_path = write_site(deployment.folder / "data" / name, len(name))
             deployment.start_node(name, tampered=True, within=within, **ACCEPTED, **{"data-path": data_path})

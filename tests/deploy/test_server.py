@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import math
 import os
+import socket
 import sqlite3
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,16 +20,28 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import HTTPException
-from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    PushMessagesRequest,
+    PushMessagesResponse,
+    RegisterNodeFleetRequest,
+    UnregisterNodeFleetRequest,
+)
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import Metadata, ObjectTree
 from flwr.proto.node_pb2 import Node
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from sqlalchemy import Connection, Engine, event
 from typer.testing import CliRunner
 
 from tests.helpers.errors import ended
 from umbel.cli.main import app as umbel
 from umbel.deploy import guard
+from umbel.deploy.database import Database
+from umbel.protocol.flower import FLOWER_LOGGER, Refusal, refusal_in
 
 SECRET = "0123456789abcdef" * 4
 STATE = SimpleNamespace(get_valid_message_ins=lambda _: {"dst_node_id": 7, "group_id": "3"})
@@ -43,8 +57,10 @@ def secret(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """What uvicorn is asked to serve."""
+    watching, watch = list[Database](), Database.watch
+    monkeypatch.setattr(Database, "watch", lambda self: (watch(self), watching.append(self)))
     command = importlib.import_module("flwr.superlink.cli.flower_superlink")
     asked: dict[str, Any] = {}
     monkeypatch.setattr(uvicorn, "run", lambda **options: asked.update(options))
@@ -52,12 +68,16 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(sys, "argv", ["pytest"])
     monkeypatch.setattr(command, "event", lambda *_: None)
     monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
-    return asked
+    for logger in (FLOWER_LOGGER, logging.getLogger("uvicorn.access")):
+        monkeypatch.setattr(logger, "filters", [])
+    yield asked
+    for database in watching:
+        event.remove(Engine, "handle_error", database._failing)
 
 
 def start(*options: str) -> Any:
     return CliRunner().invoke(
-        umbel, ["server", "start", *options, "--insecure", "--host", "127.0.0.1", "--port", "21999"]
+        umbel, ["server", "start", "--insecure", "--host", "127.0.0.1", "--port", "21999", *options]
     )
 
 
@@ -84,6 +104,7 @@ def test_of_all_that_flower_serves_a_site_gets_to_the_fleet_alone(
     done = start("--control-secret", str(secret))
     assert done.exit_code == 0, done.output
     assert (served["host"], served["port"], served["proxy_headers"]) == ("127.0.0.1", 21999, False)
+    assert served["ws"] == "none", "such a connection would never count as closed"
     assert os.environ["PATH"].startswith(str(Path(sys.executable).parent)), "there its executor is found"
     # Flower would serve the same on other ports.
     assert not any(door in os.environ for door in DOORS)
@@ -174,6 +195,34 @@ def test_an_answer_that_would_stop_the_server_is_refused(
         router.fleet_push_messages(request, STATE)
 
 
+FORGED = "x\n\x1b[92mINFO \x1b[0m:      [Fleet.ActivateNode] Activated node_id=7\n" + "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("logger", "message", "values"),
+    [
+        (FLOWER_LOGGER, "[Fleet.GetFab] Requesting FAB for fab_hash=%s", (FORGED,)),
+        (FLOWER_LOGGER, f"[/v1/fleet/get-fab][ApiError:2009] SuperNode 7, run_id=5, fab_hash={FORGED}", ()),
+        (FLOWER_LOGGER, "Failed to store object %s: %s", ("ab", ValueError(FORGED))),
+        (
+            logging.getLogger("uvicorn.access"),
+            '%s - "%s %s HTTP/%s" %d',
+            ("192.0.2.7:5000", "GET", "/" + FORGED, "1", 403),
+        ),
+    ],
+)
+def test_no_request_writes_lines_of_its_own_into_the_log(
+    served: dict[str, Any], logger: logging.Logger, message: str, values: tuple[Any, ...]
+) -> None:
+    """Flower writes what a site names into its log, a megabyte or more, and with it lines that look like Flower's."""
+    start()
+    record = logger.makeRecord(logger.name, logging.INFO, "file", 1, message, values, None)
+    assert logger.filter(record)
+    assert record.getMessage().isprintable()
+    assert len(record.getMessage()) < 500
+    assert record.getMessage().startswith((message % values)[:20])
+
+
 @pytest.mark.parametrize("more", [(), ("--simulation",)])
 def test_what_a_server_writes_is_its_users_alone(served: dict[str, Any], tmp_path: Path, more: tuple[str, ...]) -> None:
     os.umask(0)
@@ -257,3 +306,114 @@ def test_what_has_been_read_goes_from_the_disk(served: dict[str, Any], secret: P
         connection.execute("DELETE FROM answers")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert file.stat().st_size < 100_000
+
+
+class Directly(httpx.BaseTransport):
+    """Calls an application without a network."""
+
+    def __init__(self, app: Any) -> None:
+        self._transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            answer = await self._transport.handle_async_request(request)
+            return httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
+
+        return asyncio.run(ask())
+
+
+@pytest.fixture
+def site(served: dict[str, Any], tmp_path: Path) -> FleetHttpClient:
+    """A site's client of the server, which has a database."""
+    assert start("--database", str(tmp_path / "state.db")).exit_code == 0
+    client = FleetHttpClient("http://server", interceptors=[NodeAuthHttpInterceptor(*KEYS)])
+    client._client = httpx.Client(transport=Directly(served["app"]))
+    return client
+
+
+KEYS = generate_key_pairs()
+PUBLIC = public_key_to_bytes(KEYS[1])
+ACTIVATE = ActivateNodeRequest(public_key=PUBLIC, heartbeat_interval=30)
+
+
+def status_of(call: Callable[[], object]) -> tuple[int, str]:
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        call()
+    return refused.value.response.status_code, refused.value.response.text
+
+
+def test_a_site_that_is_not_admitted_reads_why(site: FleetHttpClient) -> None:
+    assert refusal_in(status_of(lambda: site.ActivateNode(ACTIVATE))[1]) is Refusal.UNKNOWN
+    site.RegisterNode(RegisterNodeFleetRequest(public_key=PUBLIC))
+    number = site.ActivateNode(ACTIVATE).node_id
+    assert refusal_in(status_of(lambda: site.ActivateNode(ACTIVATE))[1]) is Refusal.ONLINE
+    site.UnregisterNode(UnregisterNodeFleetRequest(node_id=number))
+    assert refusal_in(status_of(lambda: site.ActivateNode(ACTIVATE))[1]) is Refusal.REVOKED
+
+
+def test_a_full_database_is_told_in_a_line_and_sites_try_again_until_there_is_room(
+    site: FleetHttpClient, served: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With SQLite's own limit, since a test cannot fill the disk."""
+    most = [1]
+
+    def limit(connection: Connection) -> None:
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {most[0]}")
+
+    event.listen(Engine, "begin", limit)
+    try:
+        # Names of nodes fill the pages that are there.
+        for _ in range(100):
+            keys = generate_key_pairs()
+            site._interceptors = (NodeAuthHttpInterceptor(*keys),)
+            register = RegisterNodeFleetRequest(public_key=public_key_to_bytes(keys[1]))
+            try:
+                site.RegisterNode(register)
+            except httpx.HTTPStatusError:
+                break
+        status, text = status_of(lambda: site.RegisterNode(register))
+        assert (status, "[disk.full]" in text) == (503, True)
+        assert site._client.get("http://server/health").status_code == 200
+        ready = site._client.get("http://server/ready")
+        assert (ready.status_code, ready.json()) == (503, {"ready": False, "code": "disk.full"})
+        [line] = [line for line in caplog.messages if "[disk.full]" in line]
+        assert str(tmp_path / "state.db") in line
+        assert "MiB free" in line
+        most[0] = 1 << 30
+        assert site.RegisterNode(register).node_id
+    finally:
+        event.remove(Engine, "begin", limit)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "part"),
+    [
+        (["--database", "/nowhere/state.db"], "server.database", "/nowhere"),
+        (["--database", "{tmp}/other.db"], "server.database", "other.db"),
+        (["--ssl-certfile", "/nowhere/server.crt"], "server.file", "umbel certs"),
+    ],
+)
+def test_what_the_server_lacks_is_told_in_one_line(
+    served: dict[str, Any], tmp_path: Path, options: list[str], code: str, part: str
+) -> None:
+    (tmp_path / "other.db").write_text("not a database, and longer than a header of SQLite would be" * 10)
+    done = start(*(option.format(tmp=tmp_path) for option in options))
+    ended(done.exit_code, done.output.splitlines(keepends=True)[-1], code, part)
+    assert not served
+
+
+def test_a_port_that_is_in_use_is_told_in_one_line(served: dict[str, Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        done = start("--port", port)
+    ended(done.exit_code, done.output, "server.port", port)
+    assert not served
+
+
+def test_a_server_whose_disk_is_full_does_not_start(
+    served: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umbel.protocol.home.free_space", lambda _: 1 << 20)
+    done = start("--database", str(tmp_path / "state.db"))
+    ended(done.exit_code, done.output, "disk.full", tmp_path / "state.db", "1.0 MiB free")
+    assert not served

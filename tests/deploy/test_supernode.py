@@ -2,15 +2,67 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
+from typer import Exit
+from typer.testing import CliRunner
+
+from tests.helpers.errors import ended
+from umbel.cli.main import app as umbel
 from umbel.deploy import supernode
+from umbel.protocol.errors import SiteError
+from umbel.simulation.superlink import free_port
 
 
 def test_flower_waits_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr(supernode.time, "sleep", waited.append)
-    monkeypatch.setattr(supernode, "run_supernode", lambda arguments, sleep: [sleep(3.0), sleep(0.5)])
-    with pytest.raises(SystemExit):
+    monkeypatch.setattr(supernode, "run_supernode", lambda arguments, sleep, *_: [sleep(3.0), sleep(0.5)])
+    with pytest.raises(Exit):
         supernode.run(["--insecure"])
     assert waited == [0.5, 0.1]
+
+
+DATA = ["--node-config", 'data-path="/data"']
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "code", "part"),
+    [
+        ("start", [], "site.no-data", "data-path"),
+        ("start", ["--node-config", "nonsense"], "site.bad-pairs", "nonsense"),
+        ("start", ["--node-config", 'data-path="/data" bugdet=1.0'], "site.unknown-key", "bugdet"),
+        ("start", [*DATA, "--auth-supernode-private-key", "/nowhere/key"], "site.key", "/nowhere/key"),
+        ("start", [*DATA, "--root-certificates=/nowhere/ca.crt"], "site.certificate", "/nowhere/ca.crt"),
+        ("start", [*DATA, "--isolation=process"], "site.own-option", "--isolation"),
+        ("start", [*DATA, "--port", "{taken}"], "site.port", "{taken}"),
+        ("supernode", ["--port={taken}"], "site.port", "{taken}"),
+        ("supernode", ["--auth-supernode-private-key", "/nowhere/key"], "site.key", "/nowhere/key"),
+        ("supernode", ["--isolation=subprocess"], "site.own-option", "server's code"),
+    ],
+)
+def test_what_a_site_lacks_is_told_in_one_line_before_anything_starts(
+    command: str, options: list[str], code: str, part: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = str(other.getsockname()[1])
+        told = CliRunner().invoke(umbel, ["site", command, *(word.format(taken=taken) for word in options)])
+    ended(told.exit_code, told.output, code, part.format(taken=taken))
+
+
+def test_a_server_that_is_not_there_is_told_in_one_line_by_a_node_that_gives_up(tmp_path: Path) -> None:
+    """Otherwise it tries for ever."""
+    command = [sys.executable, "-m", "umbel", "site", "supernode", "--insecure", f"--superlink=localhost:{free_port()}"]
+    own = {"FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    done = subprocess.run(
+        [*command, "--max-retries=1", "--port", str(free_port())],
+        env=os.environ | own, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == SiteError.exit_code
+    assert done.stderr.splitlines()[-1].endswith("[site.no-server]")
+    assert "Traceback" not in done.stderr

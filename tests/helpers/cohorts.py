@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.engines import learner_for
+from umbel.client.engines import SITE, learner_for
 from umbel.client.learner import Learner, Scores
 from umbel.models import Model
 from umbel.protocol.arrays import Arrays
@@ -19,6 +19,7 @@ from umbel.protocol.arrays import Arrays
 CPU = torch.device("cpu")
 ENGINES = ("loop", "batched")
 engines = pytest.mark.parametrize("engine", ENGINES)
+all_engines = pytest.mark.parametrize("engine", [*ENGINES, SITE])
 # float32 has 7 digits, of which a few dozen steps and sums in another order cost one or two.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -27,7 +28,7 @@ Rows = tuple[Any, Any]
 
 
 def learner_of(engine: str, model: Model) -> Learner:
-    """Return one of the two learners of a model, on the CPU."""
+    """Return one of the learners of a model, on the CPU."""
     return learner_for(model, "cpu", engine)
 
 

@@ -47,7 +47,9 @@ def test_a_factory_of_ones_own_has_options_too() -> None:
     assert models.load("torch.nn:Linear in_features=4 out_features=2 bias=False", "mse").num_parameters == 8
 
 
-@pytest.mark.parametrize("option", ["pretrained=True", "weights=DEFAULT"])
+@pytest.mark.parametrize(
+    "option", ["pretrained=True", "weights=DEFAULT", "weights_backbone=DEFAULT", "checkpoint_path=sent.pth"]
+)
 def test_weights_come_from_a_file_alone(option: str, timm: list[dict[str, Any]]) -> None:
     with raises(ModelError, "model.download"):
         models.load(f"timm:rose {option}", "mse")

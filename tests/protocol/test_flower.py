@@ -57,6 +57,13 @@ LOOK = {
         "whether a node still waits by `time.sleep` alone, between messages and for a reply, and fetches parts by "
         "`pull_objects`"
     ),
+    "_tell": (
+        "whether all calls to the server still pass `_unary_unary`, a refusal still reaches it as 401 or 412, and a "
+        "node still gives up by `flwr_exit`"
+    ),
+    "refusal_in": "whether a server still tells by these codes that it wants a key, and details by `public_details`",
+    "tell_why": "whether a node that is not admitted still gets this code, after its signature was checked",
+    "_refusal": "whether a removed node still has this status, and no longer a number",
     "keep_beating": "whether a failed heartbeat still ends all of them, and one that returns False is repeated",
     "pull_soon": "whether the server still waits a second for what is missing of a reply",
     "keep_secret": (
@@ -72,6 +79,7 @@ LOOK = {
         "whether both stores still keep the first claim of an object's parts; whether nothing else changes the store "
         "within `_mutation_session` or `lock_store`; whether `ref_count` is how many objects have it as a part"
     ),
+    "_get_object_tree": "whether a reply whose tree cannot be read is still dropped",
     "_preregister": "whether the tree still comes parts first",
     "_parts_named_in": "whether an object's content still begins with the names of its parts",
     "_Answers": (
@@ -92,10 +100,19 @@ PINNED = {
     "flwr.common.constant:SUPERLINK_NODE_ID": "6b86b273ff34",
     "flwr.supercore.auth.typing:AccountAuthCredentials": "94fc6594dee4",
     "flwr.supercore.cli.flower_superexec:flower_superexec": "f0e2725c92a5",
+    "flwr.supercore.constant:NodeStatus.UNREGISTERED": "6de7c0854b9c",
     "flwr.supercore.corestate.sql_corestate:SqlCoreState._cleanup_expired_task_tokens": "4f11fd6575df",
     "flwr.supercore.credential_store:FileCredentialStore": "29106e4af133",
+    "flwr.supercore.error:ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED": "b779aef91ab3",
+    "flwr.supercore.error:ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED": "c70b9f69191c",
+    "flwr.supercore.error:FlowerError": "5791034e4609",
+    "flwr.supercore.error:FlowerError.from_json": "a73157e7f94c",
+    "flwr.supercore.exit.exit_handler:trigger_exit_handlers": "5703e77e3197",
+    "flwr.supercore.grpc_health.health_server:SimpleHealthServicer": "484b8aa7f742",
+    "flwr.supercore.grpc_health.health_server:run_health_server_grpc_no_tls": "e5bc76e5ceee",
     "flwr.supercore.inflatable.inflatable_object:get_object_children_ids_from_object_content": "de77457a9d36",
     "flwr.supercore.inflatable.inflatable_object:iterate_object_tree": "34c0fe845619",
+    "flwr.supercore.object_store:NoObjectInStoreError": "dd414d00e383",
     "flwr.supercore.object_store.in_memory_object_store:InMemoryObjectStore": "f0690484616d",
     "flwr.supercore.object_store.sql_object_store:SqlObjectStore": "4c553d469e5f",
     "flwr.supercore.protobuf.client:ProtobufClient.__init__": "ac3846e60234",
@@ -112,13 +129,19 @@ PINNED = {
     "flwr.superlink.grid.http_grid:HttpGrid.pull_messages": "3e88fb5bcc84",
     "flwr.superlink.grid.http_grid:pull_objects": "31bb2de46b45",
     "flwr.superlink.grid.inmemory_grid:InMemoryGrid": "ed7b7b9af493",
+    "flwr.superlink.routers.fleet.router:fleet_activate_node": "edb39539bc1a",
+    "flwr.superlink.routers.fleet.router:fleet_handlers.activate_node": "0370edbbeb92",
     "flwr.superlink.routers.fleet.router:fleet_handlers.push_messages": "70c2fe927c66",
     "flwr.superlink.routers.fleet.router:fleet_handlers.push_object": "df7e96f1188e",
     "flwr.superlink.routers.fleet.router:fleet_push_messages": "925bc195db09",
     "flwr.superlink.routers.fleet.router:fleet_push_object": "1910dcd9cc2f",
+    "flwr.supernode.cli.flower_supernode:_start_supernode_http_api": "b2832210a0ca",
     "flwr.supernode.cli.flower_supernode:flower_supernode": "e263e1045207",
+    "flwr.supernode.fleet_http_connection:FleetHttpClient": "9f33ca6d39a8",
     "flwr.supernode.fleet_http_connection:HeartbeatSender": "27714c8e3512",
+    "flwr.supernode.fleet_http_connection:flwr_exit": "1445f36e9999",
     "flwr.supernode.fleet_http_connection:http_request_response.__wrapped__": "b80ca36779c2",
+    "flwr.supernode.main:create_app": "28b04dd1c246",
     "flwr.supernode.runtime.run_clientapp:get_load_client_app_fn": "f7790dd641ba",
     "flwr.supernode.runtime.run_clientapp:get_project_dir": "155c70517e73",
     "flwr.supernode.runtime.run_clientapp:install_from_fab": "481bd04cde58",

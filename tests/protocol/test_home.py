@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -141,3 +143,19 @@ def test_other_faults_of_a_disk_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         append(tmp_path / "nowhere" / "file", b"")
     assert disk_error(OSError(errno.EACCES, "no"), "file") is None
+
+
+def test_a_used_up_quota_and_a_limit_of_a_files_size_are_a_full_disk_too(tmp_path: Path) -> None:
+    for number in (errno.EDQUOT, errno.EFBIG):
+        error = disk_error(OSError(number, os.strerror(number)), tmp_path / "nowhere" / "file")
+        assert error
+        assert "MiB free" in error.text
+    with closing(sqlite3.connect(tmp_path / "db")) as connection:
+        connection.execute("CREATE TABLE t (x)")
+        connection.execute("PRAGMA max_page_count = 1")
+        with pytest.raises(sqlite3.OperationalError) as caught:
+            connection.execute("INSERT INTO t VALUES (zeroblob(100000))")
+        assert disk_error(caught.value, "database")
+        with pytest.raises(sqlite3.OperationalError) as caught:
+            connection.execute("SELECT * FROM nothing")
+        assert disk_error(caught.value, "database") is None

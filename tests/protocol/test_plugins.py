@@ -160,3 +160,24 @@ def test_a_users_module_is_found_before_an_installed_one_of_its_name_and_then_af
     assert import_by_name("umbel_test_models:net") == "own"
     assert importlib.import_module("umbel_test_library").net == "installed"
     assert own_path().split(os.pathsep)[:2] == [str(tmp_path / "own"), str(tmp_path / "installed")]
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [("", "umbel_test_garden:net"), ("", "umbel.protocol.tasks:TrainingSpec"), (":", "umbel_test_rose:net")],
+)
+def test_folders_of_the_user_are_not_searched_unless_the_user_names_a_module_in_them(
+    where: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working folder may be one that somebody sent, with modules that libraries would import if they were there."""
+    for file, text in (
+        ("installed/umbel_test_garden.py", "net = 1"),
+        ("installed/umbel_test_rose.py", "net = 1"),
+        ("sent/umbel_test_rose.py", "raise RuntimeError('of the sender')"),
+    ):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "installed"), *sys.path])
+    monkeypatch.setenv(OWN_PATH, f"{where}{tmp_path / 'sent'}")
+    import_by_name(name)
+    assert str(tmp_path / "sent") not in sys.path

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import logging
+import os
 import re
 import textwrap
 from collections import Counter
@@ -34,7 +36,7 @@ from umbel.data import BUNDLED, Manifest, offsets_of, open_dataset, write_datase
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.protocol.arrays import flatten
-from umbel.protocol.errors import ConfigError, FleetError
+from umbel.protocol.errors import ConfigError, DiskError, FleetError
 from umbel.protocol.messages import asks
 from umbel.protocol.records import unpack
 from umbel.server import observers
@@ -481,6 +483,46 @@ def test_a_run_goes_on_as_if_nothing_had_happened_wherever_it_was_stopped(
     for number, (often, _) in whole.ledger.items():
         assert again.ledger[number][0] >= often
     assert (umbel_home / "runs" / "resumed" / "report.html").exists()
+
+
+@pytest.mark.parametrize("file", ["history.jsonl", "hypotheses.safetensors", "latest.safetensors"])
+def test_a_full_disk_ends_a_run_that_says_how_it_goes_on_once_there_is_room(
+    play: Play,
+    whole: AppRun,
+    umbel_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    file: str,
+) -> None:
+    written, sync = count(1), os.fsync
+
+    def full(handle: int) -> None:
+        if file in os.readlink(f"/proc/self/fd/{handle}") and next(written) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(handle)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with raises(DiskError, "disk.full", file, "MiB free"):
+            play(nodes=2)
+    (folder,) = (umbel_home / "runs").iterdir()
+    assert f"resume={folder.name!r}" in caplog.text
+    assert not [one for one in folder.iterdir() if one.name.endswith(".tmp")]
+    again = play(resume=folder.name)
+    for arrays in ("hypotheses", "latest"):
+        np.testing.assert_array_equal(again.arrays(arrays)["weight"], whole.arrays(arrays)["weight"], strict=True)
+    assert [entry["number"] for entry in again.history] == [entry["number"] for entry in whole.history]
+
+
+def test_real_sites_are_not_charged_for_a_round_that_could_not_be_saved(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = tmp_path / "one.sqlite"
+    site = {"data-path": str(plane(tmp_path / "one", (3, -2), train=3, validation=2)), "role": "split"}
+    monkeypatch.setattr("umbel.protocol.home.free_space", lambda _: 1 << 20)
+    with raises(DiskError, "disk.full", "1.0 MiB free"):
+        play(sites=[site | {"ledger-path": str(ledger)}], dataset="", model="linear", clients_per_round=3)
+    assert not ledger.exists() or not Ledger(ledger).accounts()
 
 
 @pytest.mark.parametrize("resumed", [False, True])

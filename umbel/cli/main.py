@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Annotated
@@ -73,8 +72,7 @@ def _server() -> None:
 def _site() -> None:
     """Check a site before it goes online, and start it."""
     # Installed modules come before a site's own: its working folder may hold files from others.
-    if own := os.environ.pop(OWN_PATH, ""):
-        sys.path += [folder for folder in own.split(os.pathsep) if folder not in sys.path]
+    os.environ[OWN_PATH] = os.pathsep + os.environ.get(OWN_PATH, "")
 
 
 COMMANDS: Table = {
@@ -116,6 +114,7 @@ SERVER: Table = {
     "install": ("umbel.deploy.systemd:server", "Write a systemd unit that starts the server."),
     "login": ("umbel.deploy.server:login", "Store the operator's secret for a connection of flwr."),
     "status": ("umbel.cli.commands.sites:status", "Print a run's round, its sites, and the time left."),
+    "metrics": ("umbel.deploy.metrics:app", "Print the metrics of runs and sites for Prometheus, or serve them."),
 }
 SITE: Table = {
     "start": ("umbel.deploy.node:app", "Start a site's node on one machine: a SuperNode, and umbel's executor."),
@@ -123,6 +122,11 @@ SITE: Table = {
     "executor": ("umbel.client.commands:executor", "Start only the executor, which runs the site's own app."),
     "install": ("umbel.deploy.systemd:site", "Write a systemd unit that starts the site's node."),
     "check": ("umbel.client.commands:check", "Explain a site's configuration, and check it."),
+    "metrics": ("umbel.console.metrics:app", "Print a site's metrics for Prometheus, or serve them."),
+    "console": (
+        "umbel.console.app:app",
+        "Open a page on this machine to read the site's books and decide on requests.",
+    ),
 }
 
 app, server, site = _group(COMMANDS, _umbel, whole=True), _group(SERVER, _server), _group(SITE, _site)

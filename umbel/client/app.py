@@ -7,6 +7,7 @@ trains and scores behind it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from logging import ERROR
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,10 @@ from umbel.privacy.gate.own_app import RoundGate, local_report, local_result, no
 from umbel.privacy.gate.randomness import noise, streams
 from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.runs import Runs
-from umbel.privacy.gate.undisclosed import log_failure, time_limit, undisclosed
+from umbel.privacy.gate.undisclosed import Some, log_failure, time_limit, undisclosed
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.errors import ProtocolError, Refused
-from umbel.protocol.flower import with_content
+from umbel.protocol.flower import log, with_content
 from umbel.protocol.messages import (
     assigned_in,
     evaluation_in,
@@ -45,7 +46,7 @@ from umbel.protocol.messages import (
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 
-Compute = Callable[[slice], list[NDArray[Any]]]
+Compute = Callable[[Some], list[NDArray[Any]]]
 
 app = ClientApp()
 
@@ -104,12 +105,13 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
     k, epochs = len(next(iter(hypotheses.values()))), 3 * update.passes
     choosing = k / (k + epochs) if k > 1 else 0.0
 
-    def compute(some: slice) -> list[NDArray[Any]]:
-        cohort = Cohort.gather(node.dataset, clients[some], learner.device)
+    def compute(some: Some) -> list[NDArray[Any]]:
+        asked = np.asarray(clients)[some].tolist()
+        cohort = Cohort.gather(node.dataset, asked, learner.device)
         local = {name: value[some] for name, value in before.items()}
         with progress.part(0, choosing):
             chosen = np.where(assigned[some] == OWN, learner.choose(hypotheses, cohort, local), assigned[some])
-        shuffles = streams(node.seed, "shuffle", task.round, clients[some])
+        shuffles = streams(node.seed, "shuffle", task.round, asked)
         with progress.part(choosing, 1):
             shared, own = learner.train(hypotheses, chosen, cohort, update, shuffles, local)
         return [chosen, *(shared[name] for name in names), *(own[name] for name in before)]
@@ -120,9 +122,18 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
         return [np.maximum(assigned, 0), *(np.full((len(clients), *shape), np.nan, np.float32) for shape in shapes)]
 
     watched = _watched(node, task.round, "clients trained", len(clients), compute)
-    chosen, *found = undisclosed(node.site, len(clients), watched, nothing)
+    chosen, *found = undisclosed(node.site, len(clients), watched, nothing, batches=node.batches(clients))
     trained = dict(zip(names, found, strict=False))
-    kept.write(clients, dict(zip(before, found[len(names) :], strict=True)), trained)
+    try:
+        kept.write(clients, dict(zip(before, found[len(names) :], strict=True)), trained)
+    except OSError as error:
+        # The clients have been charged, and so their releases leave. A full disk says nothing about their data.
+        log(
+            ERROR,
+            "the local parameters of round %d are lost, so clients keep their earlier ones: %s",
+            task.round,
+            error,
+        )
     if task.message_noise:
         sources = noise(node.seed, task.round, clients, "message")
         # Noise only on the changed rows would show which rows those are.
@@ -145,8 +156,8 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
     kept = LocalParameters(node.site, state, node.model, task.run, node.seed)
     learner = node.learner
 
-    def compute(some: slice) -> list[NDArray[Any]]:
-        own = clients[some]
+    def compute(some: Some) -> list[NDArray[Any]]:
+        own = np.asarray(clients)[some].tolist()
         cohort = Cohort.gather(node.dataset, own, learner.device)
         if not node.model.local_shapes:
             scores = learner.score(hypotheses, cohort)
@@ -161,7 +172,8 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
 
     noisy = node.site.policy.report_noise > 0
     watched = _watched(node, task.round, "validation clients scored", len(clients), compute)
-    losses, metrics = (one.T for one in undisclosed(node.site, len(clients), watched, nothing, noisy))
+    found = undisclosed(node.site, len(clients), watched, nothing, noisy, node.batches(clients))
+    losses, metrics = (one.T for one in found)
     best = best_hypothesis(losses), np.arange(len(clients))
     # To the server, NaN means that a client did not reply; here it means a diverged model.
     loss, metric = (np.where(np.isnan(own), np.inf, own) for own in (losses[best], metrics[best]))

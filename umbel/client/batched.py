@@ -19,6 +19,8 @@ from umbel.models.model import Parameters
 from umbel.models.networks import Linear, Units
 from umbel.privacy.gate.undisclosed import check_time
 
+Minibatch = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]
+
 _ELEMENTWISE = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Identity, Units)
 
 
@@ -27,7 +29,7 @@ class BatchedLearner(Learner):
 
     @cached_property
     def _chain(self) -> list[tuple[str, nn.Module]] | None:
-        return _dense_layers(self.model.module)
+        return dense_layers(self.model.module)
 
     @property
     def _alike(self) -> bool:
@@ -60,8 +62,7 @@ class BatchedLearner(Learner):
     def _own_sums(self, stacked: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
         """Return the sums (2, k, clients) where each client has its own parameters."""
         model, m = self.model, len(cohort)
-        schedule = Schedule.draw(cohort, ALL_ROWS, ())
-        rows, weights, _ = next(schedule.minibatches())
+        rows, weights, _ = next(self._minibatches(cohort, Schedule.draw(cohort, ALL_ROWS, ())))
         index, real = torch.from_numpy(rows).to(self.device), torch.from_numpy(weights > 0).to(self.device)
         inputs, targets = cohort.features[index], cohort.targets[index]
         sums = []
@@ -85,7 +86,7 @@ class BatchedLearner(Learner):
         if not update.descent.plain:
             own = [{name: start[name][c] for name in start if name in names} for c in range(len(cohort))]
             steps = Steps(update.descent, update.step_size, own, model.shapes)
-        for rows, weights, counts in schedule.minibatches():
+        for rows, weights, counts in self._minibatches(cohort, schedule):
             check_time()
             index = torch.from_numpy(rows).to(self.device)
             share, padding = (torch.from_numpy(one).to(self.device) for one in (weights, weights == 0))
@@ -116,7 +117,7 @@ class BatchedLearner(Learner):
                 for name, value in trained.items():
                     # Not multiplied by 0, for the same reason.
                     gradient = gradients[name] if still is None else gradients[name].index_fill(0, still, 0.0)
-                    parameters[name] = value.sub(gradient, alpha=update.step_size)
+                    parameters[name] = self._moved(value, gradient, update.step_size)
         return {name: value.detach() for name, value in parameters.items()}
 
     def _forward(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
@@ -132,10 +133,24 @@ class BatchedLearner(Learner):
             if not isinstance(layer, nn.Linear):
                 inputs = layer(inputs)
                 continue
-            inputs = torch.bmm(inputs, parameters[f"{name}weight"].mT)
+            inputs = self._product(inputs, parameters[f"{name}weight"])
             if layer.bias is not None:
                 inputs += parameters[f"{name}bias"][:, None]  # baddbmm spreads it out first, which takes far longer
         return inputs
+
+    # Steps that `umbel.client.invariant` replaces.
+
+    def _minibatches(self, cohort: Cohort, schedule: Schedule) -> Iterator[Minibatch]:
+        """Yield the rows of each step; see `Schedule.minibatches`."""
+        return schedule.minibatches()
+
+    def _product(self, inputs: Tensor, weight: Tensor) -> Tensor:
+        """Return the products (m, b, o) of inputs (m, b, i) and weights (m, o, i)."""
+        return torch.bmm(inputs, weight.mT)
+
+    def _moved(self, value: Tensor, gradient: Tensor, step_size: float) -> Tensor:
+        """Return parameters after a plain step."""
+        return value.sub(gradient, alpha=step_size)
 
 
 @contextmanager
@@ -150,7 +165,7 @@ def _unfused_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def _dense_layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]] | None:
+def dense_layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]] | None:
     """Return the layers of a plain chain of dense layers and activations, by name; None for other networks."""
     if module._forward_hooks or module._forward_pre_hooks:
         return None
@@ -162,7 +177,7 @@ def _dense_layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Mod
         return None
     chain: list[tuple[str, nn.Module]] = []
     for name, child in module._modules.items():  # with layers that are used twice, unlike named_children
-        layers = _dense_layers(child, f"{prefix}{name}.") if child else None
+        layers = dense_layers(child, f"{prefix}{name}.") if child else None
         if layers is None:
             return None
         chain += layers

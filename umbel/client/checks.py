@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import httpx
 from cryptography import x509
@@ -27,8 +28,10 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import SiteLog
-from umbel.privacy.gate.store import beside
+from umbel.privacy.gate.store import beside, may_begin
 from umbel.protocol.errors import SiteError
+from umbel.protocol.flower import parse_config_args
+from umbel.protocol.home import umbel_home
 from umbel.protocol.words import count_of
 
 Check = tuple[str, Callable[[], str]]
@@ -40,12 +43,24 @@ _SOON_DAYS = 14
 _LEAST_FREE = 256 << 20  # bytes on the ledger's disk
 
 
+def entries_of(node_config: str) -> dict[str, Any]:
+    """Return the entries in the text of a node's configuration."""
+    try:
+        entries = dict(parse_config_args([node_config] if node_config else None))
+    except (ValueError, SystemExit):
+        entries = {}
+    if node_config.strip() and not entries:
+        text = f"NODE_CONFIG must be name=value pairs, separated by spaces, got {node_config!r}"
+        raise SiteError(text, code="site.bad-pairs")
+    return entries
+
+
 def own_checks(site: Site) -> Iterator[Check]:
     """Yield the checks of a site's ledger, log, permissions and disk; none in simulation."""
     if site.ledger_path is None:
         return
     ledger, log = site.ledger_path, beside(site.ledger_path)
-    yield "ledger", lambda: _ledger(ledger)
+    yield "ledger", lambda: _ledger(ledger, may_begin(site, ledger))
     yield "log", lambda: _log(SiteLog(log))
     yield "permissions", lambda: _permissions([ledger, log])
     yield "disk", lambda: _disk(ledger)
@@ -63,17 +78,24 @@ def server_checks(address: str, ca: Path | None, key: Path | None) -> Iterator[C
     key : Path, optional
         The node's private key.
     """
-    if key is not None:
-        yield "key", lambda: _key(key)
-    if ca is not None:
-        yield "certificate authority", lambda: _authority(ca)
+    yield from file_checks(ca, key)
     look = cache(lambda: _look(address, ca))  # both checks are of one reply
     yield "server", lambda: _server(address, look())
     yield "clock", lambda: _clock(look())
 
 
-def _ledger(path: Path) -> str:
-    if not path.exists():
+def file_checks(ca: Path | None, key: Path | None) -> Iterator[Check]:
+    """Yield the checks of a site's key and of the certificate authority, if they are named."""
+    if key is not None:
+        yield "key", lambda: _key(key)
+    if ca is not None:
+        yield "certificate authority", lambda: _authority(ca)
+
+
+def _ledger(path: Path, may_begin: bool) -> str:
+    if may_begin and not path.exists():
+        if not (path.parent.is_dir() or path.parent == umbel_home()):
+            raise SiteError(f"there is no folder for the ledger {path}; make it", code="site.no-folder")
         return f"made when it is first needed: {path}"
     Ledger(path, whole=True)
     return f"intact: {path}"
@@ -161,21 +183,24 @@ def _look(address: str, ca: Path | None) -> _Look:
             client.stream("GET", f"{scheme}://{address}/health") as reply,
         ):
             encrypted = reply.extensions["network_stream"].get_extra_info("ssl_object")
-            said, middle = reply.headers.get("date"), (before + time.time()) / 2
-            # The server tells whole seconds.
-            ahead = middle - parsedate_to_datetime(said).timestamp() - 0.5 if said else None
+            ahead = ahead_of(reply, (before + time.time()) / 2)
             return _Look(reply.status_code, encrypted.getpeercert(True) if encrypted else None, ahead)
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-        if isinstance(fault := _cause(error), ssl.SSLCertVerificationError):
-            raise SiteError(
-                f"the server's certificate is refused: {fault.verify_message}; use the operator's ca.crt and a name "
-                "that the certificate has",
-                code="site.certificate",
-            ) from None
-        raise SiteError(
-            f"no server can be reached at {address} ({error}); check HOST:PORT, the firewall, and that the server runs",
-            code="site.no-server",
-        ) from None
+        raise connection_fault(address, error) from None
+
+
+def connection_fault(address: str, error: Exception) -> SiteError:
+    """Return the error for a server that cannot be reached."""
+    if isinstance(cause := _cause(error), ssl.SSLCertVerificationError):
+        return SiteError(
+            f"the server's certificate is refused: {cause.verify_message}; use the operator's ca.crt and a name that "
+            "the certificate has",
+            code="site.certificate",
+        )
+    return SiteError(
+        f"no server can be reached at {address} ({error}); check HOST:PORT, the firewall, and that the server runs",
+        code="site.no-server",
+    )
 
 
 def _context(ca: Path) -> ssl.SSLContext:
@@ -207,11 +232,24 @@ def _server(address: str, look: _Look) -> str:
 def _clock(look: _Look) -> str:
     if look.ahead is None:
         return "the server does not tell its time"
-    if look.ahead > _AHEAD_S or -look.ahead > _BEHIND_S:
-        way = "ahead of" if look.ahead > 0 else "behind"
-        raise SiteError(
-            f"this clock is {abs(look.ahead):.0f} s {way} the server's, and the server refuses such a site; switch NTP "
-            "on",
-            code="site.clock",
-        )
+    if fault := clock_fault(look.ahead):
+        raise fault
     return f"within {max(1, math.ceil(abs(look.ahead)))} s of the server's"
+
+
+def ahead_of(response: httpx.Response, now: float) -> float | None:
+    """Return the seconds by which a clock that says `now` is ahead of the server's; None if the server has no clock."""
+    said = response.headers.get("date")
+    # The server tells whole seconds.
+    return now - parsedate_to_datetime(said).timestamp() - 0.5 if said else None
+
+
+def clock_fault(ahead: float) -> SiteError | None:
+    """Return the error for a clock that is so many seconds ahead of the server's; None if the server accepts it."""
+    if -_BEHIND_S <= ahead <= _AHEAD_S:
+        return None
+    way = "ahead of" if ahead > 0 else "behind"
+    return SiteError(
+        f"this clock is {abs(ahead):.0f} s {way} the server's, and the server refuses such a site; switch NTP on",
+        code="site.clock",
+    )

@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from umbel.protocol.cli import PASSES_ON, command_line, console, errors_in_one_line, printable
-from umbel.protocol.errors import SiteError, UmbelError
-from umbel.protocol.flower import parse_config_args
+from umbel.protocol.errors import UmbelError
 from umbel.protocol.run_config import RunConfig
 
 
@@ -40,21 +39,15 @@ def _check(
     they do for the node.
     """
     with errors_in_one_line():
-        try:
-            entries = parse_config_args([node_config] if node_config else None)
-        except (ValueError, SystemExit):
-            entries = {}
-        if node_config.strip() and not entries:
-            text = f"NODE_CONFIG must be name=value pairs, separated by spaces, got {node_config!r}"
-            raise SiteError(text, code="site.bad-pairs")
         from umbel.client.bundle import Bundle
-        from umbel.client.checks import own_checks, server_checks
+        from umbel.client.checks import entries_of, own_checks, server_checks
         from umbel.client.node import Node
         from umbel.privacy.gate.policy import Policy
         from umbel.privacy.gate.site import Site
         from umbel.privacy.gate.store import VERSION as LEDGERS
         from umbel.protocol.tasks import VERSION as PROTOCOL
 
+        entries = entries_of(node_config)
         site = Site.of(entries)
         # An app that the site installed has its own way to read data.
         node = None if site.policy.app else Node.of(entries, RunConfig(dataset="", model=model, loss=loss).entries())

@@ -21,11 +21,13 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from logging import ERROR, INFO
+from pathlib import Path
 from typing import Any, NoReturn
 
 from flwr.app import Context, Error, Message
@@ -33,9 +35,11 @@ from flwr.clientapp import ClientApp
 
 from umbel.client.app import app
 from umbel.client.bundle import Bundle, reviewed
+from umbel.client.readiness import Readiness
 from umbel.privacy.gate.refusals import refuse
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import record_refusal
+from umbel.protocol import logs
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.flower import (
     CLIENT_TASK,
@@ -51,6 +55,7 @@ from umbel.protocol.plugins import import_by_name
 
 _REQUEST = 1 << 16  # bytes, more than a task needs
 _LOOK_S = 1.0  # seconds between looks for children that have ended
+_LEDGER = "UMBEL_LEDGER_PATH"
 _POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 # Modules that the first message would otherwise import.
 _LATER = ("flwr.supernode.runtime.run_clientapp", "flwr.supercore.tls", "umbel.client.loop", "umbel.client.batched")
@@ -94,7 +99,7 @@ def _serve(requests: socket.socket) -> NoReturn:
         request = requests.recv(_REQUEST)
         if not request:
             break
-        home = tempfile.mkdtemp(prefix="umbel-task-")
+        home = _home()
         child = os.fork()
         if child == 0:
             requests.close()
@@ -104,6 +109,16 @@ def _serve(requests: socket.socket) -> NoReturn:
         select.select([], [], [], _LOOK_S)
         _take_leave(homes)
     os._exit(0)
+
+
+def _home() -> str:
+    """Return an empty folder for a task."""
+    try:
+        return tempfile.mkdtemp(prefix="umbel-task-")
+    except OSError as error:
+        # Nothing is written there, and without an answer the site would be late in every round.
+        log(ERROR, "a task has no folder: %s", error)
+        return os.path.join(tempfile.gettempdir(), f"umbel-task-{os.getpid()}-{time.monotonic_ns()}")
 
 
 def _take_leave(homes: dict[int, str]) -> None:
@@ -173,6 +188,7 @@ def _own_answer(name: str, message: Message, context: Context) -> Message:
 
 def run(arguments: Sequence[str]) -> None:
     """Load everything, then wait for tasks, with the options of ``flower-superexec``."""
+    logs.configure()
     refuse_repeated_parts()
     for module in _LATER:
         import_module(module)
@@ -181,4 +197,7 @@ def run(arguments: Sequence[str]) -> None:
     # Flower's second between looks would be added to every round.
     os.environ.setdefault(_POLL, "0.1")
     os.environ.update(without_proxy())  # before the warm process starts
-    run_superexec(arguments, WarmProcess().launch)
+    # In another container than the SuperNode, only this process can look at the ledger.
+    ledger = os.environ.get(_LEDGER)
+    readiness = Readiness(Path(ledger)) if ledger else None
+    run_superexec(arguments, WarmProcess().launch, lambda: readiness is None or readiness.fault() is None)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -65,9 +65,10 @@ class Learner(ABC):
             sums = self._sums(self._tensors(hypotheses), self._readable(cohort), self._tensors(local or {}))
         means = torch.from_numpy(sums / cohort.lengths)
         loss, metric = self.model.loss, self.model.metric
-        losses = loss.report(means[0]).numpy()
-        same = metric.per_sample is loss.per_sample and metric.report is loss.report
-        return losses, losses if same else metric.report(means[-1]).numpy()
+        with _one_thread():
+            losses = loss.report(means[0]).numpy()
+            same = metric.per_sample is loss.per_sample and metric.report is loss.report
+            return losses, losses if same else metric.report(means[-1]).numpy()
 
     def score_newcomers(self, hypotheses: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Scores:
         """Return loss and metric (k, clients) of clients whose local parameters are still fresh.
@@ -193,6 +194,10 @@ class Learner(ABC):
             trained = self._train_some(hypothesis, chosen, cohort, update, (), fresh, frozenset(fresh))
         return {name: trained[name] for name in fresh}
 
+    def batches(self, lengths: NDArray[np.int64]) -> list[slice | list[int]]:
+        """Return the places of those clients, of so many rows, that a site computes together: each one alone."""
+        return [slice(c, c + 1) for c in range(len(lengths))]
+
     @abstractmethod
     def _sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
         """Return the summed loss and metric (2, k, clients) of every hypothesis over each client's rows.
@@ -220,16 +225,13 @@ class Learner(ABC):
             size = min(limit, self._room)
             fits = int(ends.searchsorted(ends[begin] - sizes[begin] + size, side="right"))
             part, trouble = slice(begin, max(begin + 1, fits)), ""
-            threads = torch.get_num_threads()
+            small = self.device.type == "cpu" and int(sizes[part].sum()) <= ONE_THREAD_BYTES
             try:
-                if self.device.type == "cpu" and int(sizes[part].sum()) <= ONE_THREAD_BYTES:
-                    torch.set_num_threads(1)
-                with progress.part(begin / len(cohort), part.stop / len(cohort)):
+                share = progress.part(begin / len(cohort), part.stop / len(cohort))
+                with share, _one_thread() if small else nullcontext():
                     compute(part)
             except torch.OutOfMemoryError as error:
                 trouble = one_line(error)
-            finally:
-                torch.set_num_threads(threads)
             # Below, the error is gone, and with it all that was computed.
             if not trouble:
                 begin = part.stop
@@ -278,6 +280,16 @@ class Learner(ABC):
     def _tensors(self, arrays: Arrays) -> Parameters:
         # A copy, because what came in a message cannot be written to, and PyTorch has no such tensors.
         return {name: torch.from_numpy(np.array(value)).to(self.device) for name, value in arrays.items()}
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Steps:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from umbel import models
+from umbel.client.engines import SITE
 from umbel.client.learner import Learner
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, check, find_dataset, open_dataset
@@ -101,7 +104,9 @@ class Node:
                 )
             # The file is the site's own; the digest shows whether it is the same.
             run = run.model_copy(update={"pretrained": manifest.pretrained})
-        learner = _try_out(source, models.load_for(run, manifest), run.device, run.engine)
+        # The server does not choose how a site computes its clients.
+        engine = run.engine if site.simulated else SITE
+        learner = _try_out(source, models.load_for(run, manifest), run.device, engine)
         if policy.personalise is not Personal.NO and learner.model.local_shapes:
             raise SiteError(
                 f"personalise would do nothing: model {learner.model.name!r} already has local parameters for each "
@@ -145,6 +150,11 @@ class Node:
     def validation_clients(self, asked: tuple[ClientOnNode, ...]) -> list[ClientInDataset]:
         """Return the dataset's numbers of asked clients, all of which must report here."""
         return self._pick(asked, len(self.training), self.validation, "validation")
+
+    def batches(self, clients: Sequence[ClientInDataset]) -> list[slice | list[int]]:
+        """Return the places of those clients that a site computes together."""
+        offsets, asked = self.dataset.offsets, np.asarray(clients, np.int64)
+        return self.learner.batches(offsets[asked + 1] - offsets[asked])
 
     def check_training(self, hypotheses: Arrays, task: TrainingSpec) -> None:
         """Raise if the node cannot carry out a training task, independently of its data."""

@@ -52,20 +52,23 @@ _part: ContextVar[tuple[_Watch, float, float] | None] = ContextVar("umbel_progre
 
 
 def watched(
-    text: str, clients: int, compute: Callable[[slice], T], clock: Callable[[], float] = time.monotonic
-) -> Callable[[slice], T]:
+    text: str, clients: int, compute: Callable[[slice | list[int]], T], clock: Callable[[], float] = time.monotonic
+) -> Callable[[slice | list[int]], T]:
     """Return `compute`, which takes some of the clients, so that it logs its progress.
 
     `text` is the beginning of each line, with {done} and {clients}.
     """
-    watch = _Watch(text, clients, clock)
+    watch, done = _Watch(text, clients, clock), 0
 
-    def computed(some: slice) -> T:
-        token = _part.set((watch, some.start / max(1, clients), some.stop / max(1, clients)))
+    def computed(some: slice | list[int]) -> T:
+        nonlocal done
+        count = len(some) if isinstance(some, list) else some.stop - some.start
+        token = _part.set((watch, done / max(1, clients), (done + count) / max(1, clients)))
         try:
             return compute(some)
         finally:
             _part.reset(token)
+            done += count
 
     return computed
 

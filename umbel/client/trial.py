@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.engines import learner_for
+from umbel.client.engines import SITE, learner_for
 from umbel.client.learner import Learner
 from umbel.data import Dataset
 from umbel.models import load
@@ -31,6 +31,7 @@ from umbel.protocol.run_config import RunConfig
 
 _LENGTHS = (3, 2)  # rows of the artificial clients; unequal, so that one of them is padded
 _MEASURED = 200  # clients whose first updates give a guess of the clip norm
+_SCORES = ("the loss", "the metric")
 _STEP = LocalUpdate(local_epochs=1, step_size=0.01, batch_size=0)
 _SAME, _ROUNDING = 1e-3, 1e-6  # relative to a step, and to the numbers: far below the effect of another computation
 
@@ -80,6 +81,8 @@ def _tried(
         except Exception as error:
             raise ModelError(f"model {model.name!r} fails when tried: {one_line(error)}", code="model.trial") from error
         reason = "" if picked is loop else _against_batches(picked, cohort, expected)
+        if not reason and engine == SITE and picked is not loop:
+            reason = _against_alone(picked, cohort)
     if reason and engine == "batched":
         raise ModelError(f'model {model.name!r} {reason}; set engine = "auto"', code="model.batches")
     return loop if reason else picked
@@ -200,6 +203,16 @@ def _against_batches(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
     return ""
 
 
+def _against_alone(learner: Learner, cohort: Cohort) -> str:
+    """Return the difference, in any bit, that other clients make to a client; empty if there is none."""
+    together, alone = _step(learner, cohort), _step(learner, cohort.part(slice(0, 1)))
+    for key, value in alone.items():
+        own = together[key][..., :1] if key in _SCORES else together[key][:1]
+        if own.tobytes() != value.tobytes():
+            return f"is computed differently in batches than alone, as seen in {key}"
+    return ""
+
+
 @contextmanager
 def _to_the_last_bits() -> Iterator[None]:
     """Make a GPU compute in 32 bits: by default it convolves in fewer, and rounding would look like an error."""
@@ -224,7 +237,7 @@ def _step(learner: Learner, cohort: Cohort) -> Arrays:
     chosen = np.zeros(len(cohort), np.int64)
     shuffles = [np.random.default_rng(c) for c in range(len(cohort))]
     shared, own = learner.train(hypotheses, chosen, cohort, _STEP, shuffles, local)
-    return {"the loss": loss, "the metric": metric} | shared | own
+    return dict(zip(_SCORES, (loss, metric), strict=True)) | shared | own
 
 
 def _made_up(shape: tuple[int, ...], kind: str, target: tuple[int, ...], model: Model) -> Cohort:

@@ -12,6 +12,7 @@ import ipaddress
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -85,7 +86,12 @@ def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) ->
         if (folder / f"{node}.pub").exists() and not (folder / node).exists():
             text = f"{folder} has only {node}.pub; register it, since its private key is at the site"
             raise CertificateError(text, code="certificate.key-at-site")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        text = f"nothing can be written in {folder}: {error.strerror}; name another folder: --out"
+        raise CertificateError(text, code="certificate.folder") from None
     made: list[Path] = []
 
     def write(name: str, content: bytes, mode: int = 0o644, reader: int | None = None) -> None:

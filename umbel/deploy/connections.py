@@ -1,4 +1,4 @@
-"""Limits for strangers at the server: on open connections, and on the time for a request's head.
+"""Limits for strangers at the server: on open connections, and on the time for a request's head and for a response.
 
 They act before the guard, which sees only requests, and before TLS: a stranger need not shake hands. The parser is
 h11, which limits a request's head; uvicorn's other parser, httptools, keeps everything that is sent. A request's body
@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 import h11
 from uvicorn.loops.auto import auto_loop_factory
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from umbel.deploy.guard import peer_of
 
 LOOP = f"{__name__}:bounded_loop"
 """The event loop's place, for uvicorn."""
@@ -57,7 +59,7 @@ class Door:
     most: ClassVar[int] = 256
     """Maximum simultaneous connections."""
     most_of_a_peer: ClassVar[int] = 16
-    """Maximum simultaneous connections from one address."""
+    """Maximum simultaneous connections from one address; with IPv6 from one /64 network."""
 
     def __init__(
         self,
@@ -90,11 +92,12 @@ class Door:
                 await asyncio.sleep(0.1)
                 continue
             try:
-                peer, own = connection.getpeername()[0], connection.getsockname()[0]
+                other, own = connection.getpeername(), connection.getsockname()
             except OSError:
                 connection.close()
                 continue
-            if self._open.total() >= self.most or (peer != own and self._open[peer] >= self.most_of_a_peer):
+            peer, elsewhere = peer_of(other), other[0] != own[0]
+            if self._open.total() >= self.most or (elsewhere and self._open[peer] >= self.most_of_a_peer):
                 connection.close()
                 continue
             self._open[peer] += 1
@@ -132,9 +135,13 @@ class BoundedConnection(H11Protocol):
     """uvicorn's HTTP connection by h11, closed if it sends no request in time."""
 
     head_seconds: ClassVar[float] = 10.0
-    """Seconds for TLS, and from a connection, or a request's first byte, to the end of its headers."""
+    """Seconds for TLS, from a connection, or a request's first byte, to the end of its headers, and from a response to
+    the end of a body that is not read."""
+    stalled_seconds: ClassVar[float] = 600.0
+    """Seconds for a caller to take a part of a response."""
 
     _waiting: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -149,13 +156,32 @@ class BoundedConnection(H11Protocol):
         if self._waiting is None and self.conn.their_state is h11.IDLE:
             self._wait()
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
+        if self.conn.their_state is not h11.IDLE and not self._sends_more():
             self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        # uvicorn would read the rest of the body for as long as it comes.
+        if self._sends_more() and self._waiting is None:
+            self._wait()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self.stalled_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_stalled()
+        super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost.set()
         self._stop_waiting()
+        self._stop_stalled()
         super().connection_lost(exc)
+
+    def _sends_more(self) -> bool:
+        """Return whether the body of a request that has its response is still coming."""
+        return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
 
     def _wait(self) -> None:
         self._waiting = self.loop.call_later(self.head_seconds, self.transport.abort)
@@ -164,3 +190,8 @@ class BoundedConnection(H11Protocol):
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
+
+    def _stop_stalled(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None

@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import os
 import re
 import socket
 import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
+from umbel.deploy.ready import PATH as READY
+from umbel.deploy.ready import Asgi, Fault, Receive, Scope, Send, reply
 from umbel.protocol.errors import GuardError
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
@@ -36,6 +33,8 @@ REFUSAL = "forbidden by this server's guard (docs/guides/deployment.md, Errors)"
 
 _OBJECT = "/v1/fleet/push-object"
 """The path for the parts of a site's answer."""
+_STORED = ("/v1/fleet/push-messages", _OBJECT)
+"""Paths of requests that need room on the server's disk."""
 _LARGEST_OBJECT, _LARGEST_BODY = 64 << 20, 1 << 20
 """Maximum bytes of a request to the Fleet interface, with a part of an answer and without. Flower sends arrays in
 pieces of 5 MiB, and names 10,000 parts in 680 kB."""
@@ -72,7 +71,7 @@ class Rules:
         # Paths are compared as sent: a path that needs decoding or cutting is unknown.
         if scope.get("root_path") or scope.get("raw_path") != path.encode():
             return False
-        if path == "/health":
+        if path in ("/health", READY):
             return method in ("GET", "HEAD")
         known = _PATH.fullmatch(path)
         if not known or method != "POST":
@@ -95,10 +94,10 @@ class Rules:
 
 
 class Guard:
-    """An ASGI application that passes allowed requests on to another."""
+    """An ASGI application that passes allowed requests on to another; sites' replies only if there is no fault."""
 
-    def __init__(self, app: Asgi, rules: Rules) -> None:
-        self._app, self.rules = app, rules
+    def __init__(self, app: Asgi, rules: Rules, fault: Fault = lambda: None) -> None:
+        self._app, self.rules, self._fault = app, rules, fault
         self._in_flight: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,6 +108,8 @@ class Guard:
         elif kind == "http":
             if not self.rules.let(scope):
                 await _refuse(send, 403, REFUSAL)
+            elif scope["path"] in _STORED and (fault := self._fault()):
+                await _refuse(send, 503, f"the server cannot store a reply now; try again [{fault.code}]")
             elif scope["path"].startswith("/v1/fleet/"):
                 await self._bounded(scope, receive, send)
             else:
@@ -119,7 +120,7 @@ class Guard:
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a site's request on unless it is too large: Flower reads all of it before it checks a key."""
-        peer = str(_address(scope.get("client")))
+        peer = peer_of(scope.get("client"))
         most, each = (_LARGEST_OBJECT, 1) if scope["path"] == _OBJECT else (_LARGEST_BODY, _UNFOLDED)
         taken, refusal, begun = 0, (0, ""), False
         until = asyncio.get_running_loop().time() + _BODY_S
@@ -161,10 +162,7 @@ class Guard:
 
 
 async def _refuse(send: Send, status: int, detail: str) -> None:
-    body = json.dumps({"detail": detail}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await reply(send, status, {"detail": detail})
 
 
 def read_secret(file: Path) -> bytes:
@@ -222,6 +220,13 @@ def _end(text: str) -> tuple[Address | None, int]:
     digits, _, port = text.partition(":")
     words = [int(digits[start : start + 8], 16) for start in range(0, len(digits), 8)]
     return _address([ip_address(struct.pack(f"={len(words)}I", *words))]), int(port, 16)
+
+
+def peer_of(end: Any) -> str:
+    """Return what limits count as one address at a connection's end: with IPv6 a /64 network, since a host has all of
+    it."""
+    address = _address(end)
+    return str(IPv6Network((int(address) >> 64 << 64, 64))) if isinstance(address, IPv6Address) else str(address)
 
 
 def _address(end: Any) -> Address | None:

@@ -1,6 +1,6 @@
-"""Exit with 0 if a process reports that it is healthy, for the containers' health checks.
+"""Exit with 0 if a process reports that it is ready, for the containers' health checks; otherwise print why.
 
-python umbel/deploy/health.py https://localhost:8000/health /run/secrets/ca.crt
+python umbel/deploy/health.py https://localhost:8000/ready /run/secrets/ca.crt
 python umbel/deploy/health.py 127.0.0.1:9095
 """
 
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ssl
 import sys
+import urllib.error
 import urllib.request
 
 _TIMEOUT_S = 5.0
+_LONGEST = 1000  # bytes of a reason
 
 
 def healthy(address: str, ca: str | None = None) -> bool:
-    """Return whether a Flower process is healthy, at a URL or at ``HOST:PORT`` of an executor's gRPC health service.
+    """Return whether a process is ready, at a URL or at ``HOST:PORT`` of an executor's gRPC health service.
 
     The certificate authority in the file `ca` verifies an https URL.
     """
@@ -23,7 +25,8 @@ def healthy(address: str, ca: str | None = None) -> bool:
         try:
             with urllib.request.urlopen(address, timeout=_TIMEOUT_S, context=context) as response:
                 return bool(response.status == 200)
-        except OSError:
+        except OSError as error:
+            print(error, error.read(_LONGEST).decode() if isinstance(error, urllib.error.HTTPError) else "")
             return False
     # Imported only here: a URL does not need it, and is checked every few seconds.
     import grpc
@@ -31,10 +34,16 @@ def healthy(address: str, ca: str | None = None) -> bool:
 
     try:
         with grpc.insecure_channel(address) as channel:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
-    except grpc.RpcError:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service="ready"), timeout=_TIMEOUT_S
+            )
+    except grpc.RpcError as error:
+        print(error.code())
         return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+    if answer.status != health_pb2.HealthCheckResponse.SERVING:
+        print("not ready; the log says why")
+        return False
+    return True
 
 
 if __name__ == "__main__":

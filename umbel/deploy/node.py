@@ -18,44 +18,47 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import typer
 
+from umbel.client.checks import entries_of
+from umbel.client.readiness import Readiness
 from umbel.deploy import supernode
+from umbel.deploy.link import Ended
+from umbel.deploy.listening import option
+from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import SiteError
 from umbel.protocol.project import PACKAGE
 
 _LOOK_S = 1.0
+_LOG_JSON = "--log-json"
+_EXECUTOR_ENDED = signal.SIGUSR1
 _OURS = ("--isolation", "--superexec-auth-secret-file")
-
-
-def _option(arguments: list[str], name: str, default: str) -> str:
-    """Return the value of an option, given as ``--name value`` or ``--name=value``."""
-    for i, word in enumerate(arguments):
-        if word == name and i + 1 < len(arguments):
-            return arguments[i + 1]
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return default
 
 
 def start(arguments: list[str]) -> list[str]:
     """Start an executor beside this process, which then becomes its SuperNode; return the SuperNode's options.
 
     These are `arguments` and additional ones; by default only an executor on this machine reaches the SuperNode.
+    ``--log-json`` is for both processes, and none of Flower's.
     """
     if taken := [name for name in _OURS if any(word.split("=")[0] == name for word in arguments)]:
         raise SiteError(f"this command sets {taken[0]} itself; leave it out", code="site.own-option")
+    if _LOG_JSON in arguments:
+        os.environ[logs.FORM] = logs.JSON
+        arguments = [word for word in arguments if word != _LOG_JSON]
+    supernode.check(arguments)
     os.umask(0o077)
-    host = _option(arguments, "--host", "127.0.0.1")
-    port = _option(arguments, "--port", "9094")
+    host, port = option(arguments, "--host", supernode.HOST), option(arguments, "--port", supernode.PORT)
     # Other users of this machine reach the same port: without the secret they could take the site's messages.
     folder = Path(tempfile.mkdtemp(prefix="umbel-node-"))
     secret = folder / "secret"
     secret.touch(mode=0o600)
     secret.write_bytes(secrets.token_bytes(32))
+    signal.signal(_EXECUTOR_ENDED, _executor_ended)
     own = os.getpid()
     if os.fork() == 0:
         _execute(own, folder, f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", secret)
@@ -69,11 +72,16 @@ def _execute(parent: int, folder: Path, address: str, secret: Path) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)  # the executor gets both signals too, and ends this process
     options = ["--insecure", "--runtime-api-address", address]
     options += ["--superexec-auth-secret-file", str(secret), "--parent-pid", str(parent)]
-    _wait(_executor(options, preexec_fn=_listen), parent)
+    executor = _executor(options, preexec_fn=_listen)
+    _wait(executor, parent)
     shutil.rmtree(folder, ignore_errors=True)
     if os.getppid() == parent:
-        os.kill(parent, signal.SIGTERM)
+        os.kill(parent, _EXECUTOR_ENDED if executor.returncode else signal.SIGTERM)
     os._exit(0)
+
+
+def _executor_ended(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise Ended(SiteError("the executor has ended; the lines above say why", code="site.executor"))
 
 
 def _executor(options: list[str], **how: Any) -> subprocess.Popen[Any]:
@@ -99,10 +107,14 @@ def _listen() -> None:
 
 
 def main(context: typer.Context) -> None:
-    """Start a site's node on one machine: a SuperNode, and umbel's executor. Takes the options of flower-supernode."""
+    """Start a site's node on one machine: a SuperNode, and umbel's executor. Takes the options of flower-supernode.
+
+    With --log-json, both write their log as lines of JSON.
+    """
     with errors_in_one_line():
+        site = Readiness.of(entries_of(option(context.args, "--node-config")))
         arguments = start(context.args)
-    supernode.run(arguments)
+    supernode.run(arguments, site.fault if site else lambda: None)
 
 
 app = command_line(main, **PASSES_ON)

@@ -13,6 +13,7 @@ sign-ins: ``credentials.yaml`` beside ``config.toml``, which no other user can r
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tomllib
@@ -21,12 +22,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.exceptions import HTTPException
 
 from umbel.deploy.connections import LOOP, BoundedConnection
+from umbel.deploy.database import Database
 from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secret
+from umbel.deploy.listening import check_port, option
+from umbel.deploy.ready import Asgi, Ready
+from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
-from umbel.protocol.errors import GuardError
-from umbel.protocol.flower import keep_secret, log, run_superlink
+from umbel.protocol.errors import GuardError, ServerError
+from umbel.protocol.flower import FLOWER_LOGGER, keep_secret, log, run_superlink
+from umbel.server.nodes.words import told
 
 
 def _start(
@@ -54,6 +62,9 @@ def _start(
     largest_answer: Annotated[
         int, typer.Option(min=1, help="Maximum size of a site's reply, for all its clients together, in MiB.")
     ] = 1024,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="Write the log of server and runs as lines of JSON.")
+    ] = False,
 ) -> None:
     """Start Flower's SuperLink behind umbel's guard. Takes the options of flower-superlink."""
     with errors_in_one_line():
@@ -63,11 +74,53 @@ def _start(
             runtime_at=look_up(runtime_at) if runtime_at else frozenset(),
             sites="--simulation" not in context.args,
         )
+        database = Database.of(context.args)
+        _check(context.args, database)
+    if log_json:
+        os.environ[logs.FORM] = logs.JSON
+    logs.configure()
     os.umask(0o077)  # messages in the database, the app's code, runs
     # Flower looks for its executor there, also if this environment is not activated.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     log(INFO, "Runs and registration are allowed for %s", _who(rules))
-    run_superlink(context.args, lambda served: Guard(served, rules), BoundedConnection, LOOP, largest_answer << 20)
+    database.watch()
+    with errors_in_one_line():
+        try:
+            run_superlink(context.args, lambda served: _guarded(served, rules, database), BoundedConnection, LOOP,
+                largest_answer << 20)  # fmt: skip
+        except (SQLAlchemyError, HTTPException) as error:
+            if fault := database.fault():
+                raise fault from None
+            text = f"the server's database {database.path} cannot be used: {error}; restore it, or change --database"
+            raise ServerError(" ".join(text.split()), code="server.database") from None
+
+
+def _guarded(served: Asgi, rules: Rules, database: Database) -> Guard:
+    for logger in (FLOWER_LOGGER, logging.getLogger("uvicorn.access")):
+        logger.addFilter(_in_one_line)
+    return Guard(Ready(served, database.fault), rules, database.fault)
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Make a record of the server's log one short line: Flower puts text of requests into it, of any length."""
+    if isinstance(record.args, tuple) and record.args:
+        record.args = tuple(one if isinstance(one, int | float) else told(one) for one in record.args)
+    else:
+        record.msg = told(record.msg)
+    return True
+
+
+def _check(arguments: list[str], database: Database) -> None:
+    """Raise if the port, the database or a file that options name cannot be used."""
+    for name in ("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--superexec-auth-secret-file"):
+        if file := option(arguments, name):
+            try:
+                Path(file).expanduser().open("rb").close()
+            except OSError as error:
+                text = f"{name} {file} cannot be read: {error.strerror}; make certificates and secrets: umbel certs"
+                raise ServerError(text, code="server.file") from None
+    database.check()
+    check_port(ServerError, option(arguments, "--host", "127.0.0.1"), option(arguments, "--port", "8000"))
 
 
 def _who(rules: Rules) -> str:

@@ -203,13 +203,17 @@ def _sized(kind: str, words: str, loss: Loss | None) -> Model:
     return Model(name, partial(network, *size), loss, loss if loss.by_row else METRICS[metric])
 
 
+_WEIGHTS = {"checkpoint_path", "pretrained", "weights", "weights_backbone"}
+"""Options with which a library downloads weights, or reads a file: old releases of timm run code in it."""
+
+
 def _from_factory(name: str, loss: Loss | None) -> Model:
     path, _, words = name.partition(" ")
     options = {key: _value(value) for key, value in parse_pairs(words, f"model {path!r}: options").items()}
     library = library_of(path)
-    if library and (given := sorted({"weights", "pretrained"} & options.keys())):
+    if library and (given := sorted(_WEIGHTS & options.keys())):
         raise ModelError(
-            f"model {path!r}: {given[0]} would be downloaded; set pretrained to a file instead", code="model.download"
+            f"model {path!r}: {given[0]} would load weights; set pretrained to a file instead", code="model.download"
         )
     factory = library or _factory(path)
     factory = partial(factory, **options) if options else factory

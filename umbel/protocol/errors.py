@@ -19,6 +19,7 @@
     ├── NotApplicableError  an attack does not fit the model
     ├── CertificateError    certificates or keys cannot be made or used
     ├── GuardError          the guard in front of the server cannot be set up
+    ├── ServerError         the server cannot start
     ├── UnitError           a systemd unit cannot be written
     ├── DemoError           the demonstration cannot continue
     ├── DiskError           a file cannot be written, because its disk is full
@@ -137,6 +138,14 @@ class CertificateError(UmbelError, kind="certificate"):
 
 class GuardError(UmbelError, kind="guard"):
     """The guard in front of the server cannot be set up."""
+
+
+class MetricsError(UmbelError, kind="metrics", exit_code=2):
+    """Metrics cannot be collected or served."""
+
+
+class ServerError(UmbelError, kind="server"):
+    """The server cannot start."""
 
 
 class UnitError(UmbelError, kind="unit", exit_code=2):

@@ -17,19 +17,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from types import FunctionType, ModuleType, SimpleNamespace
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.config import parse_config_args
 from flwr.common.constant import ErrorCode, SType
 from flwr.proto.fleet_pb2 import PushMessagesResponse
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore import log
-from flwr.supercore.logger import FLOWER_LOGGER
+from flwr.supercore.logger import FLOWER_LOGGER, update_console_handler
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -39,8 +41,11 @@ from umbel.protocol.polling import pause
 __all__ = [
     "CLIENT_TASK",
     "FLOWER_LOGGER",
+    "READY",
     "Answer",
     "ErrorCode",
+    "Link",
+    "Refusal",
     "Run",
     "SType",
     "TaskIdentity",
@@ -56,11 +61,13 @@ __all__ = [
     "log",
     "parse_config_args",
     "pull_soon",
+    "refusal_in",
     "refuse_repeated_parts",
     "run_superexec",
     "run_superlink",
     "run_supernode",
     "run_task",
+    "tell_why",
     "with_content",
     "without_proxy",
 ]
@@ -80,8 +87,8 @@ _LOCKED_S = 30.0
 """Seconds that a request to a SuperLink waits to write to the database; Flower gives up after 5 seconds."""
 
 _OBJECTS = 10_000
-"""Maximum number of parts of an answer: records, arrays, and each 20 MiB of an array. While the server notes them,
-about a thousand a second, the database is blocked for others."""
+"""Maximum number of parts of a message or answer: records, arrays, and each 20 MiB of an array. While the server notes
+them, about a thousand a second, the database is blocked for others."""
 
 _ANSWERS = 10_000
 """Number of latest answers whose bytes are counted."""
@@ -95,6 +102,9 @@ _LIMIT = re.compile(r", answer up to (\d{1,18}) bytes$")
 
 _IDLE_S = 1.0
 """Longest extra wait, in seconds, of an executor without a task."""
+
+READY = "ready"
+"""The name of readiness in an executor's health service; the empty name is Flower's, and says that it is alive."""
 
 CLIENT_TASK = "flwr-clientapp"
 """The task type of a ClientApp."""
@@ -154,7 +164,9 @@ def _files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def run_superexec(arguments: Sequence[str], launch: Callable[[Any], None]) -> None:
+def run_superexec(
+    arguments: Sequence[str], launch: Callable[[Any], None], ready: Callable[[], bool] = lambda: True
+) -> None:
     """Run Flower's SuperExec with its command-line options.
 
     Every task of any kind goes to `launch`. Flower itself would look for a command on the PATH and start it.
@@ -166,13 +178,36 @@ def run_superexec(arguments: Sequence[str], launch: Callable[[Any], None]) -> No
     launch : callable
         Called with a task: ``task_type``, `CLIENT_TASK` or another, ``runtime_api_address``, ``token``,
         ``insecure``, ``root_certificates_path``.
+    ready : callable
+        Returns whether tasks can be answered; the health service says so under the name `READY`.
     """
     command = import_module("flwr.supercore.cli.flower_superexec")
+    health = import_module("flwr.supercore.grpc_health.health_server")
+    servicer = _readiness(health.SimpleHealthServicer, ready)
+    _replace(health, health.run_health_server_grpc_no_tls, SimpleHealthServicer=servicer)
     superexec = import_module("flwr.supercore.superexec.run_superexec")
     _replace(superexec, superexec.run_superexec, get_executor=lambda *_, **__: _Executor(launch))
     stay_at_server()
     sys.argv = ["flower-superexec", *arguments]
     command.flower_superexec()
+
+
+def plain_console() -> None:
+    """Give the lines of Flower's log a time, and no codes for colours."""
+    update_console_handler(timestamps=True, colored=False)
+
+
+def _readiness(alive: type, ready: Callable[[], bool]) -> type:
+    """Return Flower's health service, extended by readiness."""
+
+    class Health(alive):
+        def Check(self, request: Any, context: Any) -> Any:
+            reply = super().Check(request, context)
+            if request.service == READY and not ready():
+                reply.status = type(reply).NOT_SERVING
+            return reply
+
+    return Health
 
 
 def run_superlink(
@@ -199,7 +234,10 @@ def run_superlink(
 
     def serve(app: Any, **options: Any) -> None:
         # Proxy headers would let a caller claim any address.
-        uvicorn.run(app=guard(app), **options | {"proxy_headers": False, "http": connection, "loop": loop})
+        # A connection that becomes a WebSocket would never count as closed; Flower uses none.
+        uvicorn.run(
+            app=guard(app), **options | {"proxy_headers": False, "ws": "none", "http": connection, "loop": loop}
+        )
 
     _replace(command, command._run_superlink_http_api, uvicorn=SimpleNamespace(run=serve))
     router = import_module("flwr.superlink.routers.fleet.router")
@@ -207,6 +245,7 @@ def run_superlink(
     answers = _Answers(largest_answer, handlers.push_messages, handlers.push_object)
     _replace(handlers, router.fleet_push_messages, push_messages=answers.push_messages)
     _replace(handlers, router.fleet_push_object, push_object=answers.push_object)
+    _replace(handlers, router.fleet_activate_node, activate_node=tell_why(handlers.activate_node))
     keep_true_parts()
     state = import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
     state._cleanup_expired_task_tokens = _seldom(state._cleanup_expired_task_tokens, _EXPIRED_S)
@@ -222,8 +261,23 @@ def run_superlink(
     command.flower_superlink()
 
 
-def run_supernode(arguments: Sequence[str], sleep: Callable[[float], None]) -> None:
-    """Run Flower's SuperNode with its command-line options.
+class Link(Protocol):
+    """A node's reactions to its calls to the server; see `umbel.deploy.link.Link`."""
+
+    def works(self) -> None:
+        """Note a call that the server answered."""
+
+    def fails(self, error: Any) -> bool:
+        """Note an error of httpx; return whether to repeat the call."""
+
+    def gives_up(self, told: str) -> NoReturn:
+        """End the node for lack of a connection."""
+
+
+def run_supernode(
+    arguments: Sequence[str], sleep: Callable[[float], None], link: Link, serve: Callable[[Any], Any]
+) -> None:
+    """Run Flower's SuperNode with its command-line options; it returns only after an error in Flower.
 
     Parameters
     ----------
@@ -231,6 +285,9 @@ def run_supernode(arguments: Sequence[str], sleep: Callable[[float], None]) -> N
         Options of ``flower-supernode``.
     sleep : callable
         Replaces Flower's waiting; gets the seconds that Flower would wait for the next message or reply.
+    link : Link
+    serve : callable
+        Wraps the application that Flower would serve to the executor, and returns the one to serve.
     """
     command = import_module("flwr.supernode.cli.flower_supernode")
     client = import_module("flwr.supernode.start_client_internal")
@@ -238,10 +295,87 @@ def run_supernode(arguments: Sequence[str], sleep: Callable[[float], None]) -> N
         _replace(client, function, time=SimpleNamespace(sleep=sleep))
     _replace(client, client._pull_and_store_message, pull_objects=_soon(client.pull_objects))
     keep_beating()
+    _tell(link)
+    main = import_module("flwr.supernode.main")
+    create = main.create_app
+    _replace(main, command._start_supernode_http_api, create_app=lambda **options: serve(create(**options)))
     stay_at_server()
     os.environ.update(without_proxy())
     sys.argv = ["flower-supernode", *arguments]
-    command.flower_supernode()
+    try:
+        command.flower_supernode()
+    finally:
+        # Flower's application for the executor has a thread, for which the process would wait.
+        import_module("flwr.supercore.exit.exit_handler").trigger_exit_handlers(run_before_force_exit=False)
+
+
+def _tell(link: Link) -> None:
+    """Make a node's calls to its server report to a link, and let the link end the node."""
+    connection = import_module("flwr.supernode.fleet_http_connection")
+    failure = import_module("httpx").HTTPError
+
+    class Client(connection.FleetHttpClient):  # type: ignore[name-defined]
+        def _unary_unary(self, **call: Any) -> Any:
+            while True:
+                try:
+                    reply = super()._unary_unary(**call)
+                except failure as error:
+                    if not link.fails(error):
+                        raise
+                else:
+                    link.works()
+                    return reply
+
+    request_response = connection.http_request_response.__wrapped__
+    _replace(connection, request_response, FleetHttpClient=Client, flwr_exit=lambda _, told: link.gives_up(told))
+
+
+class Refusal(StrEnum):
+    """Why a server does not admit a node."""
+
+    UNKNOWN = "unknown"
+    REVOKED = "revoked"
+    ONLINE = "online"
+    """It counts the node's previous session as online."""
+    NO_KEY = "no key"
+    UNTOLD = ""
+
+
+def refusal_in(reply: str) -> Refusal:
+    """Return why a server does not admit a node, from its reply."""
+    error = import_module("flwr.supercore.error").FlowerError.from_json(reply)
+    codes = import_module("flwr.supercore.error").ApiErrorCode
+    if error is None:
+        return Refusal.UNTOLD
+    if error.code == codes.FLEET_SUPERNODE_REGISTRATION_DISABLED:
+        return Refusal.NO_KEY
+    return next((one for one in Refusal if one == error.public_details), Refusal.UNTOLD)
+
+
+def tell_why(activate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a version of Flower's ``activate_node`` that tells the key's owner why a node is not admitted.
+
+    Flower has checked the request's signature.
+    """
+    errors = import_module("flwr.supercore.error")
+
+    def telling(request: Any, state: Any) -> Any:
+        try:
+            return activate(request=request, state=state)
+        except errors.FlowerError as error:
+            if error.code == errors.ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+                error.public_details = str(_refusal(request.public_key, state))
+            raise
+
+    return telling
+
+
+def _refusal(key: bytes, state: Any) -> Refusal:
+    status = import_module("flwr.supercore.constant").NodeStatus
+    if state.get_node_id_by_public_key(key) is not None:
+        return Refusal.ONLINE
+    removed = state.get_node_info(statuses=[status.UNREGISTERED])
+    return Refusal.REVOKED if any(node.public_key == key for node in removed) else Refusal.UNKNOWN
 
 
 def parse_options(program: str, arguments: Sequence[str]) -> Namespace:
@@ -514,6 +648,31 @@ def keep_true_parts() -> None:
     for store, parts in ((in_file, _SqlParts), (in_memory, _Parts)):
         store.preregister = _preregister(store.preregister, parts)
         store.put = _put(store.put, parts)
+        store.get_object_tree = _get_object_tree(parts)
+
+
+def _get_object_tree(parts: type[_Parts]) -> Callable[..., Any]:
+    """Return a version of Flower's `get_object_tree` that reads at most `_OBJECTS` objects.
+
+    A node could announce parts of parts in several answers: forty claims of two parts each make a tree of 2^40 objects.
+    """
+    failure = import_module("flwr.supercore.object_store").NoObjectInStoreError
+
+    def get_object_tree(store: Any, object_id: str) -> Any:
+        tree = ObjectTree(object_id=object_id)
+        left, number = [tree], 1
+        with parts.seen_in(store) as known:
+            while left:
+                one = left.pop()
+                if (children := known.children(one.object_id)) is None:
+                    raise failure(f"object {object_id} lacks a part, or was never announced")
+                number += len(children)
+                if number > _OBJECTS:
+                    raise failure(f"object {object_id} has more than {_OBJECTS} parts")
+                left += [one.children.add(object_id=child) for child in sorted(children)]
+        return tree
+
+    return get_object_tree
 
 
 def _preregister(flowers: Callable[..., Any], parts: type[_Parts]) -> Callable[..., Any]:
@@ -561,6 +720,9 @@ class _Parts:
         with store.lock_store:
             yield cls(store)
 
+    seen_in = of
+    """The same, to read alone."""
+
     def children(self, name: str) -> set[str] | None:
         """Return the known parts of an object; None for an object that the store does not have."""
         entry = self._store.store.get(name)
@@ -595,6 +757,13 @@ class _SqlParts(_Parts):
     def of(cls, store: Any) -> Iterator[Self]:
         """Yield the objects of a store, locked."""
         with store._mutation_session() as session:
+            yield cls(store, session)
+
+    @classmethod
+    @contextmanager
+    def seen_in(cls, store: Any) -> Iterator[Self]:
+        """Yield the objects of a store, to read alone."""
+        with store.session() as session:
             yield cls(store, session)
 
     def children(self, name: str) -> set[str] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import sqlite3
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +13,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from umbel.protocol.errors import ConfigError, DiskError
+
+LEAST_ROOM, LAST_ROOM = 32 << 20, 16 << 20
+"""Free bytes on a server's disk without which a round does not begin, and without which sites' replies have to wait, so
+that a run can still end with its reason."""
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM_IN_SQLITE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
 
 
 def umbel_home() -> Path:
@@ -39,13 +48,46 @@ def make_home_of(file: Path) -> None:
         make_folder(file.parent)
 
 
-def disk_error(error: OSError, path: object) -> DiskError | None:
-    """Return the error to raise where a file could not be written because its disk is full; None for other reasons."""
+def is_full(error: BaseException) -> bool:
+    """Return whether an error of the operating system or of SQLite says that there is no room on a disk."""
+    if isinstance(error, sqlite3.Error):
+        # SQLite has its own code for a full disk, but not for a used-up quota or too large a file.
+        return getattr(error, "sqlite_errorcode", 0) in _NO_ROOM_IN_SQLITE
     # NumPy tells no number, but how much of an array it could not write.
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT) and "requested and" not in str(error):
+    return isinstance(error, OSError) and (error.errno in _NO_ROOM or "requested and" in str(error))
+
+
+def free_space(path: Path) -> int:
+    """Return the free bytes of the disk of a file or folder, which need not exist."""
+    there = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+    return shutil.disk_usage(there).free
+
+
+def free_text(path: Path) -> str:
+    """Return the free space of a file's or folder's disk as text."""
+    try:
+        return f"{free_space(path) / 2**20:,.1f} MiB free"
+    except OSError:  # the folder has just gone
+        return "free space unknown"
+
+
+def disk_error(error: Exception, path: object) -> DiskError | None:
+    """Return the error to raise where a file could not be written because its disk is full; None for other reasons."""
+    if not is_full(error):
         return None
-    text = f"the disk is full, and {path} cannot be written; make room, or set UMBEL_HOME to a folder on another disk"
+    left = f" ({free_text(path)})" if isinstance(path, Path) else ""
+    text = f"the disk is full{left}, and {path} cannot be written; make room, or set UMBEL_HOME to a folder elsewhere"
     return DiskError(text, code="disk.full")
+
+
+def check_room(path: Path, needed: int) -> None:
+    """Raise `DiskError` if the disk of a file or folder has fewer free bytes than needed."""
+    if free_space(path) < needed:
+        raise DiskError(
+            f"the disk is full ({free_text(path)}, {needed / 2**20:,.0f} MiB needed), so {path} cannot be written; "
+            "make room",
+            code="disk.full",
+        )
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.machinery import PathFinder
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,10 +98,11 @@ def import_by_name(name: str) -> Any:
     if not module_name or module_name.startswith("."):
         raise ConfigError(f"cannot import {module_name!r} of {name!r}: give its full name", code="config.import")
     trusted = _is_trusted(name)
-    with _own_first():
-        module_name = _current(module_name)
-        if not trusted and module_name.partition(".")[0] != PACKAGE.name:
-            raise _untrusted(name)
+    module_name = _current(module_name)
+    if not trusted and module_name.partition(".")[0] != PACKAGE.name:
+        raise _untrusted(name)
+    # Without a module of the user's, their folders stay unread: somebody may have sent the working folder.
+    with _own_found(_folders_of(module_name) if trusted else []):
         try:
             module = importlib.import_module(module_name)
         except Exception as error:  # a user's code may raise anything
@@ -135,21 +137,33 @@ def _own_folders() -> list[str]:
     return list(filter(None, os.environ.get(OWN_PATH, "").split(os.pathsep)))
 
 
+def _own_last() -> bool:
+    return os.environ.get(OWN_PATH, "").startswith(os.pathsep)
+
+
+def _folders_of(module_name: str) -> list[str]:
+    """Return the folders of the user's modules, from the first that has the named one on; none if it is installed."""
+    top = module_name.partition(".")[0]
+    if top == PACKAGE.name or module_name in _LIBRARIES or (_own_last() and PathFinder.find_spec(top)):
+        return []
+    return list(dropwhile(lambda folder: PathFinder.find_spec(top, [folder]) is None, _own_folders()))
+
+
 @contextmanager
-def _own_first() -> Iterator[None]:
-    """Inside, find the user's modules before installed ones of the same name; outside, after them.
+def _own_found(folders: list[str]) -> Iterator[None]:
+    """Inside, find the user's modules before installed ones of the same name, unless `OWN_PATH` says otherwise; later,
+    after them.
 
     The user names the first module; its imports, and those of libraries, mean installed modules.
     """
-    folders = _own_folders()
-    sys.path[:0] = folders
+    first = [] if _own_last() else folders
+    sys.path[:] = [*first, *sys.path, *(folder for folder in folders if folder not in sys.path)]
     try:
         yield
     finally:
-        for folder in folders:
+        for folder in first:
             with suppress(ValueError):  # the user's code may have changed the path
                 sys.path.remove(folder)
-        sys.path += [folder for folder in folders if folder not in sys.path]
 
 
 def _current(module_name: str) -> str:
@@ -165,7 +179,7 @@ def _current(module_name: str) -> str:
 
 def _is_umbels(top: str) -> bool:
     """Return whether a top-level name is not the user's: nothing is there, or a link into umbel in a checkout."""
-    found = PathFinder.find_spec(top)
+    found = PathFinder.find_spec(top, [*_own_folders(), *sys.path])
     places = [found.origin or "", *(found.submodule_search_locations or [])] if found else []
     return not any(place and not Path(place).resolve().is_relative_to(PACKAGE) for place in places)
 

@@ -23,6 +23,8 @@ CONFIGS = APP / "configs"
 OWN_PATH = "PYTHONPATH_UMBEL"
 """Environment variable with the folders of the user's modules, for a run's processes in other working directories.
 
+They come before installed modules of the same name, or, if the first entry is empty, after them.
+
 Its name does not begin with ``UMBEL_``, since such a name would be an entry of a site's policy.
 """
 

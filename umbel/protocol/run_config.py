@@ -296,6 +296,6 @@ def read_saved(text: str) -> dict[str, Any]:
         raise ConfigError("config.toml is nested too deep", code="config.unreadable") from None
     if isinstance(config := saved.get("config"), dict):
         distrust(*config.values())
-        if odd := [one for one in config.values() if isinstance(one, str) and not one.isprintable()]:
+        if odd := [one for one in (*config, *config.values()) if isinstance(one, str) and not one.isprintable()]:
             raise ConfigError(f"config.toml holds {odd[0]!r}, which no terminal can print", code="config.unprintable")
     return saved

@@ -6,13 +6,15 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from logging import INFO, WARNING
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from umbel.protocol import logs
+from umbel.protocol.errors import DiskError
 from umbel.protocol.flower import log, pull_soon
 from umbel.protocol.plugins import trust
 from umbel.protocol.release import Clipping
@@ -70,6 +72,9 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
         if setup.model.local_shapes:
             log(WARNING, "Clients start with new local parameters; those of that run are not reused")
     roster = setup.fleet.roster(grid)
+    if not roster.simulated:
+        logs.configure()
+        logs.about(run=run_id)
     local = roster.simulated and not getattr(grid, "elsewhere", False)
     check_memory(setup, len(roster.nodes), local)
     summary = Summary(setup.model, setup.manifest, setup.release)
@@ -92,7 +97,16 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
         if setup.config.resume:
             observers.append(Resumed())
         run = Run(setup, grid, state, observers, folder.path.name, folder)
-        run_rounds(run)
+        try:
+            run_rounds(run)
+        except DiskError as error:
+            log(ERROR, "%s", error)
+            log(
+                ERROR,
+                "The run ends with its last saved round. Resume it once there is room: resume=%r",
+                folder.path.name,
+            )
+            raise
 
         sections = [section for observer in observers if (section := observer.section()) is not None]
         folder.write_sections(sections)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from logging import ERROR, INFO, WARNING
 from typing import Self
 
@@ -16,6 +17,7 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.durations import in_time
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.flower import log
+from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room
 from umbel.protocol.words import count_of
 from umbel.server.history import State, collapsed, last_rounds
 from umbel.server.observer import Observer, Run, Section, load_observers
@@ -28,6 +30,7 @@ from umbel.server.tracking import TRACKERS, load_tracker
 
 _FIRST = 3  # rounds; a node without a reply in a single round may only be slow
 _LINES = 100
+_COPIES = 3  # of the state, while the new one takes the place of the latest and of the best
 _LARGE = 1 << 24  # bytes of hypotheses and strategy's state; writing fewer takes a few hundredths of a second
 
 
@@ -199,6 +202,10 @@ class Log(Observer):
         log(INFO, line)
 
 
+def _size(state: State, kept: Arrays) -> int:
+    return sum(value.nbytes for value in [*state.hypotheses.values(), *kept.values()])
+
+
 class Checkpoints(Observer):
     """Saves a run after each round, so that a killed run can resume.
 
@@ -229,6 +236,16 @@ class Checkpoints(Observer):
                 raise
             log(ERROR, "the last round could not be saved: %s", failure)
 
+    def begin(self, run: Run) -> None:
+        """Stop a run whose sites wait because the server's disk has no room for their replies."""
+        if run.folder is not None and not run.fleet.roster(run.grid).simulated:
+            run.fleet.exchange_on(run.grid).watch = partial(check_room, run.folder.path, LAST_ROOM)
+
+    def before_round(self, run: Run, number: int) -> None:
+        """Stop a run of real sites before a round that could not be saved: sites would be charged for nothing."""
+        if run.folder is not None and not run.fleet.roster(run.grid).simulated:
+            check_room(run.folder.path, LEAST_ROOM + _COPIES * _size(run.state, run.strategy.state))
+
     def after_round(self, run: Run) -> None:
         """Save the state of the run."""
         self.wait()
@@ -245,7 +262,7 @@ class Checkpoints(Observer):
 
         state, participations, release = run.state, run.fleet.participations, run.setup.release
         kept = run.strategy.state
-        if sum(value.nbytes for value in [*state.hypotheses.values(), *kept.values()]) < _LARGE:
+        if _size(state, kept) < _LARGE:
             write(state, participations, kept)
             return
         # The next round changes these. Hypotheses are new arrays in each round.

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from umbel.models.model import Model
+from umbel.protocol import logs
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.flower import log
 from umbel.protocol.records import to_array_record
@@ -88,6 +89,7 @@ def run_rounds(run: Run) -> None:
         observer.begin(run)
     arrays, task = run.fleet.record(state.hypotheses), run.setup.task(run.name).to_record()
     for number in range(len(state.history) + 1, rounds + 1):
+        logs.about(round=number)
         if run.fleet.used_up:
             most = run.setup.config.max_participations
             done = f"every client has reached max-participations = {most}"

@@ -205,6 +205,8 @@ def _named(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a configuration, or the dataset for a name or a path."""
     if not name:
         return {}
+    if (app := Path(name).expanduser() / "pyproject.toml").is_file():  # a Flower app's folder, as flwr run takes it
+        return _read(app, given)
     if (dataset := _dataset_of(name)) is not None:
         return {"dataset": dataset}
     path = Path(name).expanduser()

@@ -53,6 +53,7 @@ def test_its_settings_are_a_run_with_a_guarantee(project: Path, monkeypatch: pyt
     values = read_values("pyproject.toml")
     assert values.keys() <= RunConfig().entries().keys()
     assert values["model"] == "my_study.model:net"
+    assert read_values(".") == read_values(str(project)) == values, "the folder stands for it, as for flwr run"
     # n = 7 parameters of the linear model, pure epsilon 2 n / nu in one participation
     assert 2 * 7 / values["noise-multiplier"] * values["max-participations"] == 4.0
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from umbel.cli.commands.policy import explained
 from umbel.cli.main import app
+from umbel.console.explained import explained
 from umbel.privacy.gate.policy import Policy
 
 KEY = "AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb"

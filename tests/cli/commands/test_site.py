@@ -194,6 +194,7 @@ def test_the_way_to_the_server_is_checked_before_a_run(
 ) -> None:
     """A clock may be 290 s behind."""
     options = {"superlink": f"localhost:{server.server_port}"}
+    Ledger.create(tmp_path / "ledger.sqlite")
     change(server, certificates, options)
     code, found = lines(
         f'data-path="{data}" ledger-path="{tmp_path}/ledger.sqlite"',

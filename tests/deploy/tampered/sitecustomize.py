@@ -3,6 +3,9 @@
 Python imports a module of this name when it starts, where its folder is on PYTHONPATH; all other processes of the node
 it leaves alone. What is done to which round's replies stands in ``tampering.json`` in the node's folder: the name of
 a kind of `GARBAGE`, `UNREADABLE`, or `HOLD` to wait, with all paid and drawn, until the plan says otherwise.
+
+Of any process, the environment sets how many seconds pass between signs of life (``HEARTBEAT_S``; Flower takes a
+process for dead after two of them without one), and by how many its clock is ahead (``AHEAD_S``).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +83,15 @@ def _tampered(push: Callable[..., None]) -> Callable[..., None]:
 
     return push_message
 
+
+if seconds := os.environ.get("HEARTBEAT_S"):
+    importlib.import_module("flwr.common.constant").HEARTBEAT_DEFAULT_INTERVAL = int(seconds)  # type: ignore[attr-defined]
+
+if ahead := float(os.environ.get("AHEAD_S", 0)):
+    date, clock = importlib.import_module("flwr.supercore.date"), time.time
+    now = date.now
+    date.now = lambda: now() + timedelta(seconds=ahead)  # type: ignore[attr-defined]
+    time.time = lambda: clock() + ahead
 
 if "executor" in sys.orig_argv:
     module = importlib.import_module("flwr.supernode.runtime.run_clientapp")

@@ -15,7 +15,7 @@ from tests.helpers.keys import pair
 from tests.helpers.messages import refused
 from umbel.cli.main import app as command
 from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.runs import SHOWN, Runs, Status
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol.run_config import RunConfig
@@ -63,6 +63,11 @@ def test_a_listed_researchers_run_is_answered_and_every_other_one_waits(
 ) -> None:
     assert answers(of(site, signed(run_config, keys["ann"][0]), 7))
     assert site.waiting == []
+    [request] = Runs(site.ledger).requests()
+    assert (request.person, request.reason) == ("ann", "signed")
+    assert {line["request"] for line in SiteLog(beside(site.ledger)).lines() if line["paid"]} == {
+        request.digest[:SHOWN]
+    }
     assert not answers(of(site, run_config, 8)), "not signed"
     assert len(site.waiting) == 1
     assert not answers(of(site, signed(run_config, keys["bob"][0]), 9)), "signed by a stranger: the same request"
@@ -75,12 +80,24 @@ def test_a_listed_researchers_run_is_answered_and_every_other_one_waits(
     assert answers(of(site, run_config, 8))
 
 
+def test_people_can_stop_a_signed_run(
+    site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
+) -> None:
+    of(site, signed(run_config, keys["ann"][0]))
+    assert not refused(site.train())
+    [request] = Runs(site.ledger).requests()
+    site.run("refuse", request.digest)
+    assert refused(site.train())
+    assert not answers(of(site, signed(run_config, keys["ann"][0], LATER + timedelta(days=1)), 2)), "nor signed again"
+
+
 def test_a_message_that_asks_for_something_else_than_was_signed_waits(
     site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
 ) -> None:
     of(site, signed(run_config, keys["ann"][0]))
     assert refused(site.train(local_steps=7))
     [request] = Runs(site.ledger).requests()
+    assert request.status is Status.WAITING
     assert request.asks["differs"] == {"local_steps": "7"}
     assert request.asks["researcher"] == "ann"
 

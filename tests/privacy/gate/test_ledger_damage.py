@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.helpers.errors import raises
 from tests.helpers.ledgers import spent
 from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
@@ -228,3 +230,19 @@ def test_a_damaged_ledger_is_refused_or_tells_at_least_what_was_spent(
             refused += 1
         shutil.rmtree(folder)
     assert refused > 0
+
+
+def test_a_journal_that_was_sent_deletes_no_file_of_the_person(tmp_path: Path) -> None:
+    """SQLite deletes the journal of several databases that a database's journal names, whatever that file is."""
+    path, precious = Ledger.create(tmp_path / "ledger.sqlite").path, tmp_path / "precious.txt"
+    precious.write_text("mine")
+    magic, name = bytes.fromhex("d9d505f920a163d7"), bytes(precious)
+    header = magic + struct.pack(">IIIII", 0, 1, path.stat().st_size // PAGE, 512, PAGE)
+    named = struct.pack(">I", 2**30 // PAGE + 1) + name + struct.pack(">II", len(name), sum(name)) + magic
+    Path(f"{path}-journal").write_bytes(header.ljust(512, b"\0") + named)
+    link = tmp_path / "link.sqlite"
+    link.symlink_to(path)
+    for one in (path, link):
+        with raises(LedgerError, "ledger.damaged", "ledger.sqlite-journal"):
+            Ledger(one).accounts()
+    assert precious.read_text() == "mine"

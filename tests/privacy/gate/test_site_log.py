@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import multiprocessing
 import os
+import sqlite3
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -494,3 +496,69 @@ def test_a_line_stays_short_and_charges_too_many_clients_rather_than_too_few() -
     text = in_ranges(clients)
     assert len(text) < 32_000
     assert set(from_ranges(text)) >= set(clients)
+
+
+# --- a full disk
+
+
+class Disk:
+    """A disk on which files beside the ledger find no room, but the log does in the place of the reserve."""
+
+    def __init__(self, log: SiteLog, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full, self._reserve, self._write = False, log.reserve.path, os.write
+        monkeypatch.setattr("umbel.privacy.gate.site_log.os.write", self.write)
+        monkeypatch.setattr("umbel.privacy.gate.reserve.free_space", lambda _: 0 if self.full else 1 << 40)
+
+    def write(self, file: int, text: bytes) -> int:
+        if self.full and self._reserve.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._write(file, text)
+
+
+def test_a_disk_that_fills_up_after_the_charge_still_takes_the_line_and_then_no_charge(
+    log: SiteLog, own: dict[str, Any], ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(log, monkeypatch)
+
+    def filled_up(msg: Message, context: Context) -> Message:
+        disk.full = True
+        return handler(msg, context)
+
+    asks = asked(ZEROS, task_of((0, 1)))
+    assert not refused(through_gate(asks, of_node(own), filled_up))
+    charged = list(Ledger(ledger).rows())
+    [line] = log.lines()
+    assert (line["decision"], line["paid"], len(charged)) == ("answered", 2, 2)
+    assert not log.reserve.path.exists(), "the line took its place"
+
+    assert refused(through_gate(asks, of_node(own), handler))
+    assert list(Ledger(ledger).rows()) == charged
+    disk.full = False
+    assert not refused(through_gate(asks, of_node(own), handler))
+    assert len(list(Ledger(ledger).rows())) == 4
+    assert [line["paid"] for line in log.lines()] == [2, 2]
+
+
+def test_a_charge_for_which_there_is_no_room_is_none_and_nothing_is_trained(
+    log: SiteLog, own: dict[str, Any], ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[Message] = []
+
+    def spy(msg: Message, context: Context) -> Message:
+        trained.append(msg)
+        return handler(msg, context)
+
+    connect = sqlite3.connect
+
+    def small(*args: Any, **options: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*args, **options)
+        connection.execute("PRAGMA max_page_count = 1")  # no more than the pages that are there
+        return connection
+
+    with monkeypatch.context() as patched:
+        patched.setattr("umbel.privacy.gate.store.sqlite3.connect", small)
+        assert refused(through_gate(asked(ZEROS, task_of(tuple(range(1000)))), of_node(own), spy))
+    [line] = log.lines()
+    assert (line["decision"], line["paid"], trained) == ("refused", 0, [])
+    assert "[ledger.disk-full]" in line["reason"]
+    assert Ledger(ledger).accounts() == {}

@@ -22,6 +22,7 @@ from tests.helpers.errors import raises
 from tests.helpers.sources import ROOT
 from umbel.data import find_dataset, open_dataset, write_dataset
 from umbel.protocol.errors import SweepError
+from umbel.protocol.home import private_scratch
 from umbel.research.experiments import drift, frontier, synthetic
 from umbel.research.experiments.__main__ import app
 from umbel.research.experiments.runs import Finished, Spec, finish
@@ -191,6 +192,16 @@ def die(config: Mapping[str, Any]) -> Finished:
     if config["seed"] == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return finish(config)
+
+
+def test_workers_import_nothing_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray puts the folder where it starts before all that is installed."""
+    started: list[Path] = []
+    monkeypatch.setattr("ray.init", lambda *_, **__: started.append(Path.cwd()))
+    monkeypatch.chdir(tmp_path)
+    with umbel.research.experiments.sweep._cluster():
+        assert Path.cwd() == tmp_path
+    assert started == [private_scratch()]
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 import umbel.server.nodes.exchange
 import umbel.server.nodes.transport
+from tests.helpers.errors import raises
+from umbel.protocol.errors import DiskError
 from umbel.protocol.flower import ErrorCode
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.transport import SuperLink, transport_of
@@ -423,3 +425,16 @@ def test_a_long_round_tells_how_many_nodes_have_replied(
     with caplog.at_level(logging.INFO, "flwr"):
         exchange_on(Answering([2])).run([to(1), to(2)], 0.1)
     assert not caplog.messages, "a message outside of a round"
+
+
+def test_a_long_round_may_be_ended_by_whoever_watches_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites whose replies find no room on the server's disk would keep it waiting."""
+
+    def full() -> None:
+        raise DiskError("the disk is full", code="disk.full")
+
+    monkeypatch.setattr(umbel.server.nodes.exchange, "_TELL_S", 0.02)
+    exchange = exchange_on(Answering([2]))
+    exchange.watch = full
+    with raises(DiskError, "disk.full"):
+        exchange.run([to(1), to(2)], 60, name="round 7")

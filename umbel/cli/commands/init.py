@@ -103,7 +103,7 @@ _README = """\
 A federated learning project with [Flower](https://flower.ai) and umbel. The model is in `my_project/model.py`, the
 settings are in `pyproject.toml`.
 
-    umbel run pyproject.toml      # in one process
+    umbel run .                   # in one process
     flwr run . --stream           # as a Flower app
     python -m pytest              # pip install pytest
 
@@ -140,7 +140,7 @@ def command(
             filled = text.replace("my_project", package).replace("my-project", folder.name)
             file.write_text(filled.replace(">=VERSION", f">={described()['version']}"), encoding="utf-8")
         typer.echo(f"Wrote {folder}. Next:")
-        for line in (f"cd {folder.name}", "umbel run pyproject.toml", "flwr run . --stream"):
+        for line in (f"cd {folder.name}", "umbel run .", "flwr run . --stream"):
             typer.echo(f"  {line}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -11,13 +12,18 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from umbel.console.books import Books
+from umbel.console.page import render
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words
 from umbel.privacy.gate.charges import paper_spent
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol.cli import command_group, console, csv_cell, errors_in_one_line
 from umbel.protocol.errors import LedgerError
+from umbel.protocol.flower import parse_config_args
+from umbel.protocol.home import write_atomically
 from umbel.protocol.words import count_of
 
 app = command_group("Read a site's ledger.")
@@ -50,7 +56,30 @@ def show(path: _LedgerPath, delta: _Delta = DELTA) -> None:
         )
 
 
-Kept = StrEnum("Kept", ["charges", "clients", "evaluations", "sent", "ended", "requests"])
+@app.command()
+def report(
+    path: _LedgerPath,
+    html: Annotated[Path | None, typer.Option(help="File for one page that needs no other file.")] = None,
+    node_config: Annotated[
+        str, typer.Option(help="The node's configuration, whose limits tell what each client has left.")
+    ] = "",
+    delta: _Delta = DELTA,
+) -> None:
+    """Report what each client spent and has left, and for each run its researcher, its approval and its cost.
+
+    Without --html, print it as JSON.
+    """
+    with errors_in_one_line():
+        site = Site.of(parse_config_args([node_config])) if node_config else None
+        books = Books(path, site, delta)
+        if html is None:
+            typer.echo(json.dumps(books.as_json(), indent=1, default=str))
+            return
+        write_atomically(html, render(books).encode(), private=True)
+    typer.echo(html)
+
+
+Kept = StrEnum("Kept", ["charges", "clients", "evaluations", "sent", "ended", "requests", "signed"])
 """Tables that can be exported."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +34,7 @@ def show_log(
     path: _LogPath = None,
     since: Annotated[datetime | None, typer.Option(help="Only messages from this time on (UTC).")] = None,
     refused: Annotated[bool, typer.Option(help="Only messages that were refused completely or in part.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each line as JSON.")] = False,
 ) -> None:
     """Print a row for each message: its time, its request, the site's decision and the reason."""
     log = SiteLog(_log_path(path))
@@ -41,11 +43,15 @@ def show_log(
     try:
         for line in log.lines():
             late = since is not None and datetime.fromisoformat(line["at"]) < since.replace(tzinfo=UTC)
-            if not (late or (refused and line["decision"] == Decision.ANSWERED)):
+            if late or (refused and line["decision"] == Decision.ANSWERED):
+                continue
+            if as_json:
+                typer.echo(json.dumps(line))
+            else:
                 table.add_row(*_cells(line))
     except LogError as error:
         fault = str(error)
-    if fault is None or table.row_count:
+    if not as_json and (fault is None or table.row_count):
         console().print(table)
     if fault is not None:
         fail(fault)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +10,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from umbel.privacy.accounting.guarantee import amount
-from umbel.privacy.gate.policy import AcceptedRadius, AcceptedRelease, Approval, Policy, Role
+from umbel.console.explained import explained
+from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.policy_file import read_policy
 from umbel.protocol.cli import command_group, console, errors_in_one_line, printable
-from umbel.protocol.words import count_of
 
 app = command_group("Explain a site's policy, and check its file.")
 
@@ -42,100 +39,3 @@ def explain(
     for what, text in rows:
         table.add_row(what, Text(printable(text)))
     console().print(table)
-
-
-def explained(policy: Policy) -> list[tuple[str, str]]:
-    """Return what a policy means, as answers to the questions of the people who are responsible for the data."""
-    return [
-        ("who may ask", " ".join(_who(policy))),
-        ("when", f"In these hours: {policy.hours}." if policy.hours else "At any time."),
-        ("what leaves", " ".join(_what(policy))),
-        ("what it costs a client", " ".join(_cost(policy))),
-        ("what is not covered", " ".join(_gaps(policy)) or "Nothing that this policy allows."),
-        ("work for a message", _work(policy)),
-    ]
-
-
-def _who(policy: Policy) -> Iterator[str]:
-    named = ", ".join(policy.keys)
-    if policy.approve is Approval.ASK:
-        yield "Each run waits until the site's people approve it."
-        if named:
-            yield f"Requests say which of these researchers signed them, if one did: {named}."
-    elif named:
-        yield f"Runs that one of these researchers signed are answered: {named}. Every other run waits for approval."
-    else:
-        yield "The server alone decides which runs ask; the site answers all that this policy allows."
-    if policy.strategies:
-        yield f"The run must name one of these strategies: {policy.strategies}. The server could name a wrong one."
-    yield (
-        "The code is "
-        + ("of these bundles: " + policy.bundle if policy.bundle else "that of the installed umbel")
-        + "."
-    )
-
-
-def _what(policy: Policy) -> Iterator[str]:
-    if policy.role is not Role.VALIDATION:
-        yield {
-            AcceptedRelease.CLIENT: "Models of single clients, each with its own noise.",
-            AcceptedRelease.SITE: f"Sums over at least {policy.min_clients} clients, with noise added once.",
-            AcceptedRelease.ANY: f"Models of single clients with noise, or sums over {policy.min_clients} clients.",
-        }[policy.release]
-        yield (
-            f"The noise is at least {policy.min_noise_multiplier:g} clip norms, drawn by {policy.mechanisms}; the clip "
-            f"norm is at least {policy.clip_norm_floor:g}."
-        )
-        if math.isfinite(policy.max_choice_epsilon):
-            most = f"{policy.max_choice_epsilon:g}"
-            yield f"A client's choice of a hypothesis is random, with an epsilon of at most {most}."
-    if policy.role is not Role.TRAIN:
-        if policy.reports_exactly:
-            yield "Exact losses of validation clients."
-        else:
-            yield f"The mean loss of the validation clients, with noise of {policy.report_noise:g}."
-    elif policy.report_noise > 0:
-        yield f"Losses of training clients, each with noise of {policy.report_noise:g}."
-    yield "The number of clients."
-
-
-def _cost(policy: Policy) -> Iterator[str]:
-    if math.isfinite(policy.budget):
-        at = f" at delta {policy.delta:g}" if policy.delta else ""
-        yield (
-            f"At most an epsilon of {amount(policy.budget)}{at}, over all runs together: between any two data sets of "
-            "the client, so it hides what the client's data are, and not whether the client takes part."
-        )
-    if math.isfinite(policy.max_participations):
-        yield f"At most {count_of(int(policy.max_participations), 'participation')} in all."
-    if policy.approve is Approval.ASK or policy.researchers:
-        yield "In one run at most as many participations as its approved or signed settings say."
-
-
-def _gaps(policy: Policy) -> Iterator[str]:
-    if math.isinf(policy.budget):
-        yield "There is no budget: nothing bounds what a client's releases show together."
-    if policy.clipping is AcceptedRadius.ANY:
-        yield "The paper's clipping depends on the data: such a release has no epsilon."
-    if math.isinf(policy.max_choice_epsilon):
-        yield "The choice of a hypothesis may be open: it shows which group a client fits."
-    if policy.role is not Role.TRAIN and policy.reports_exactly:
-        yield "Validation clients report exact losses, and no budget counts them."
-    if policy.insecure_seed:
-        yield "The server knows the seed of all noise and can subtract it."
-    if others := sorted({*policy.mechanisms.split()} - {"laplace", "gaussian"}):
-        yield f"Other code adds the noise: {', '.join(others)}."
-    if policy.app:
-        yield f"The site's own app answers: {policy.app}."
-
-
-def _work(policy: Policy) -> str:
-    limits = [
-        (policy.max_seconds, "seconds"),
-        (policy.max_local_epochs, "local epochs"),
-        (policy.max_local_steps, "local steps"),
-        (policy.max_examples, "rows of a client"),
-        (policy.max_hypotheses, "hypotheses"),
-    ]
-    said = [f"{most:,.0f} {what}" for most, what in limits if math.isfinite(most)]
-    return f"At most {', '.join(said)}." if said else "There is no limit."

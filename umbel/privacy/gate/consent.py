@@ -29,8 +29,10 @@ Spec = TypeVar("Spec", TrainingSpec, EvaluationSpec)
 
 def check_admitted(
     site: Site, run: str, config: RunConfig, n: int, content: RecordDict | None = None, hypotheses: Arrays | None = None
-) -> None:
+) -> str:
     """Raise `Refused` unless the site answers a run, or the task of one of its messages.
+
+    Return the request that its people approved or a researcher signed; empty if the policy alone decided.
 
     A site that lists researchers answers a run that one of them signed, as long as its messages ask for what was
     signed. Everything else waits for approval there, and at a site that requires it for each run. A run is approved
@@ -39,21 +41,19 @@ def check_admitted(
     """
     policy = site.policy
     if site.simulated:
-        return
+        return ""
     if not is_open(policy.hours, datetime.now().astimezone()):
         raise Refused(f"this site answers in these hours only: {policy.hours}", code="refused.hours")
     if policy.strategies and config.strategy not in policy.strategies.split():
         text = f"the run has strategy {config.strategy!r}; this site accepts {policy.strategies}"
         raise Refused(text, code="refused.strategy")
     if not site.approves:
-        return
+        return ""
     researcher = _researcher(site, run, config)
     # Without its signature, so that an approval covers later runs with the same settings.
     asks: dict[str, Any] = {"config": config.unsigned(), "n": n, "differs": {}}
     if content is not None and hypotheses is not None:
         asks["differs"] = _differences(config, policy, content, hypotheses)
-    if policy.approve is Approval.POLICY and researcher and not asks["differs"]:
-        return
     if researcher:
         asks["researcher"] = researcher
     if policy.release is AcceptedRelease.SITE:
@@ -62,7 +62,8 @@ def check_admitted(
         asks["exact-losses"] = True  # of validation clients; no price covers them
     elif policy.report_noise > 0:
         asks["report-noise"] = policy.report_noise
-    Runs.of(site).check_approved(run, asks, policy.digest)
+    signed = researcher if policy.approve is Approval.POLICY and not asks["differs"] else ""
+    return Runs.of(site).check_approved(run, asks, policy.digest, signed)
 
 
 def decide(ledger: Path, beginning: str, status: Status, person: str, reason: str = "") -> Request:

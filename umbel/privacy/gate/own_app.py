@@ -24,6 +24,7 @@ from umbel.privacy.gate.refusals import answered, explain, refusal
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry
+from umbel.protocol import logs
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import Refused
@@ -91,12 +92,14 @@ class RoundGate:
 
         def answer(site: Site, entry: Entry) -> Message:
             run, run_id = RunConfig.of(context.run_config), str(context.run_id)
+            if (task := training_in(msg.content) or evaluation_in(msg.content)) is not None:
+                logs.about(run=context.run_id, round=task.round)
             hypotheses = hypotheses_in(msg.content)
             handler = _Handler(msg, context, call_next, hypotheses, lambda: self._find(site, run))
             most = most_participations(site, run)
             passage = Passage(site, run_id, site.seed(run), context.state, entry, handler, hypotheses, most)
             n = sum(math.prod(value.shape[1:]) for value in hypotheses.values())
-            check_admitted(site, run_id, run, n, msg.content, hypotheses)
+            entry.request = check_admitted(site, run_id, run, n, msg.content, hypotheses)
             if not site.simulated:
                 # At the end of the run, the site must know the hypotheses that the run can have found.
                 for name in run_names(msg.content):

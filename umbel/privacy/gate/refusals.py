@@ -63,8 +63,8 @@ def refuse(msg: Message, context: Context, error: Exception) -> Message:
 def answered(msg: Message, context: Context, answer: Callable[[Site, Entry], Message]) -> Message:
     """Return the reply that `answer` makes to a message, once it is on record, or "refused" if anything goes wrong.
 
-    `answer` is called once the site's log is known to be writable, so that no client is charged for a release that
-    cannot leave. If the reply cannot be recorded in the log, it does not leave.
+    `answer` is called once the site's log is known to be writable, and its disk to have room. So no client is charged
+    for a release that cannot leave. If the reply cannot be recorded in the log, it does not leave.
     """
     try:
         site = Site.of(context.node_config)
@@ -72,6 +72,7 @@ def answered(msg: Message, context: Context, answer: Callable[[Site, Entry], Mes
         if site_log is not None:
             entry = Entry.of(msg, context)
             site_log.check_end()
+            site_log.reserve.keep()
         try:
             if not site.simulated:
                 check_in_time(msg)

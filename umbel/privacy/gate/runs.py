@@ -27,6 +27,7 @@ _KEPT_RUNS, _KEPT_SENT = 10_000, 20_000
 _MOST_WAITING, _LONGEST_REQUEST = 100, 1 << 16
 SHOWN = 32
 """Hex digits that identify a request: too many to find another request with the same digits."""
+_DECIDED = "UPDATE requests SET status = ?, decided = ?, person = ?, reason = ? WHERE digest = ?"
 _ALL = ""  # stands for all runs together
 
 
@@ -138,8 +139,12 @@ class Runs(Store):
 
     # --- approvals by the site's people
 
-    def check_approved(self, run: str, asks: Mapping[str, Any], policy: str) -> None:
-        """Raise `Refused` unless the request was approved. A new request then waits, under a policy of this digest."""
+    def check_approved(self, run: str, asks: Mapping[str, Any], policy: str, signed_by: str = "") -> str:
+        """Return the beginning of a request's digest; raise `Refused` unless the request was approved.
+
+        A new request waits, under a policy of this digest. One that a listed researcher signed (`signed_by`) is
+        approved at once, unless people have refused it.
+        """
         digest, text = request_of(asks)
         if len(text) > _LONGEST_REQUEST:
             raise Refused(
@@ -152,7 +157,7 @@ class Runs(Store):
             if known is None:
                 [[waiting]] = connection.execute("SELECT count(*) FROM requests WHERE status = ?", (Status.WAITING,))
                 # A waiting request is never dropped for another: a server could send one for that purpose.
-                if waiting >= _MOST_WAITING:
+                if waiting >= _MOST_WAITING and not signed_by:
                     raise Refused(
                         f"{_MOST_WAITING} requests wait for approval, so the site accepts no more: {look}",
                         code="refused.too-many-wait",
@@ -161,7 +166,10 @@ class Runs(Store):
                     "INSERT INTO requests (digest, at, run, status, asks, policy) VALUES (?, ?, ?, ?, ?, ?)",
                     (digest, _now(), run, Status.WAITING, text, policy),
                 )
-        status = Status.WAITING if known is None else Status(known[0])
+            status = Status.WAITING if known is None else Status(known[0])
+            if status is Status.WAITING and signed_by:
+                status = Status.APPROVED
+                connection.execute(_DECIDED, (status, _now(), signed_by, "signed", digest))
         name = digest[:SHOWN]
         if status is Status.REFUSED:
             raise Refused(f"request {name} of run {run} was refused by this site's people", code="refused.by-people")
@@ -170,6 +178,7 @@ class Runs(Store):
                 f"request {name} of run {run} waits for approval: {look}, then approve or refuse {name}",
                 code="refused.waits",
             )
+        return name
 
     def requests(self) -> list[Request]:
         """Return all requests, oldest first."""
@@ -190,10 +199,7 @@ class Runs(Store):
         """Approve or refuse a request; `person` and `reason` say who decided, and why."""
         decided = replace(request, status=status, decided=_now(), person=person, reason=reason)
         with self._transaction(write=True) as connection:
-            connection.execute(
-                "UPDATE requests SET status = ?, decided = ?, person = ?, reason = ? WHERE digest = ?",
-                (status, decided.decided, person, reason, decided.digest),
-            )
+            connection.execute(_DECIDED, (status, decided.decided, person, reason, decided.digest))
         return decided
 
 

@@ -23,6 +23,7 @@ from umbel.privacy.gate.policy_file import POLICY_FILE, policy_of
 from umbel.protocol.clients import ClientInDataset, ClientOnNode, counted
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.home import umbel_home
+from umbel.protocol.logs import FORM
 from umbel.protocol.old_names import SETTINGS
 from umbel.protocol.plugins import TRUST
 from umbel.protocol.release import Release, exact
@@ -35,7 +36,7 @@ DATA_PATH = "data-path"
 _PARTITION = ("partition-id", "num-partitions")
 _PREFIX = "UMBEL_"
 _OURS = re.compile(_PREFIX, re.IGNORECASE).match
-_NO_ENTRIES = ("UMBEL_HOME", TRUST)
+_NO_ENTRIES = ("UMBEL_HOME", TRUST, FORM)
 
 _KNOWN = {*Policy.names(), *(old for old, new in SETTINGS.items() if new in Policy.names())}
 

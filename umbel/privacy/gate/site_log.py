@@ -5,7 +5,8 @@ many clients were charged; it never contains data. Each line has the SHA-256 of 
 that a changed, moved or removed line is detected. There is no key: this detects no forger who can write the file.
 
 Everything that leaves is on record: if a line cannot be written, the site refuses. If a killed process leaves an
-incomplete line, nothing left the site for it: the next line replaces it.
+incomplete line, nothing left the site for it: the next line replaces it. Before a client is charged, the site makes
+sure that the disk has room for the line (`umbel.privacy.gate.reserve`).
 
 Each line also has the ledger's number of charges and the hash of the last one. So a ledger from an older backup, or an
 empty one, is detected before the next message is answered, and `restored` charges again what it has lost.
@@ -13,6 +14,7 @@ empty one, is detected before the next message is answered, and `restored` charg
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -32,14 +34,24 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from umbel.privacy.gate.charges import Charge, read, written
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.reserve import Reserve
 from umbel.privacy.gate.runs import SHOWN, Request, Status
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.store import LOG_SUFFIX, Store, beside
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset
-from umbel.protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, Refused, SiteError, UmbelError
+from umbel.protocol.errors import (
+    ConfigError,
+    DiskError,
+    LedgerError,
+    LogError,
+    ProtocolError,
+    Refused,
+    SiteError,
+    UmbelError,
+)
 from umbel.protocol.flower import log
-from umbel.protocol.home import make_home_of, sync_folder, write_atomically
+from umbel.protocol.home import disk_error, is_full, make_home_of, sync_folder, write_atomically
 from umbel.protocol.messages import PARTS
 from umbel.protocol.records import unpack
 from umbel.protocol.tasks import LONGEST_NAME, EvaluationSpec, TrainingSpec
@@ -56,7 +68,7 @@ _KEYS = {entry.name for kind in (TrainingSpec, EvaluationSpec) for entry in fiel
     *("radius", "radius_mode"),  # of servers before protocol 6: clip_norm and clipping
 }
 # The text of these concerns the message or the site's set-up; the text of other errors may contain data.
-_TOLD = (Refused, ProtocolError, ConfigError, SiteError, LedgerError, LogError)
+_TOLD = (Refused, ProtocolError, ConfigError, SiteError, LedgerError, LogError, DiskError)
 _END = b',"hash":"'
 
 Line = dict[str, Any]
@@ -89,6 +101,8 @@ class Entry:
     paid: int = 0
     reasons: list[str] = field(default_factory=list)
     charged: list[dict[str, Any]] = field(default_factory=list)
+    request: str = ""
+    """The request that people approved, or that a researcher signed."""
 
     @classmethod
     def of(cls, message: Message, context: Context) -> Self:
@@ -127,6 +141,7 @@ class Entry:
             "reason": "; ".join(self.reasons),
             "paid": self.paid,
             "charged": self.charged,
+            **({"request": self.request} if self.request else {}),
         }
 
 
@@ -136,6 +151,7 @@ class SiteLog:
     def __init__(self, path: Path, policy: str = "") -> None:
         self.path, self._policy = path, policy
         self.ledger = path.with_name(path.name.removesuffix(LOG_SUFFIX))
+        self.reserve = Reserve(self.ledger)
 
     @classmethod
     def of(cls, site: Site) -> SiteLog | None:
@@ -295,12 +311,12 @@ class SiteLog:
                 )
                 os.ftruncate(file, size)
             try:
-                if os.write(file, text) != len(text):
-                    raise OSError("the disk is full")
-                os.fsync(file)
-            except OSError:
-                os.ftruncate(file, size)
-                raise
+                _write(file, text, size)
+            except OSError as error:
+                # Its clients have been charged: the line takes the room that was kept for it.
+                if not (is_full(error) and self.reserve.drop()):
+                    raise
+                _write(file, text, size)
 
     def _last(self, file: int) -> tuple[Line | None, int]:
         """Return the last complete line, if there is one, and its end in the file."""
@@ -326,6 +342,8 @@ class SiteLog:
         except FileNotFoundError as error:
             raise LogError(f"there is no log {self.path}, or no folder for it", code="log.missing") from error
         except (OSError, ValueError) as error:
+            if full := disk_error(error, self.path):
+                raise full from error
             raise LogError(f"the log {self.path} cannot be read or written: {error}", code="log.unusable") from error
 
     def _damaged(self, fault: str) -> LogError:
@@ -401,6 +419,26 @@ def from_ranges(text: str) -> list[ClientInDataset]:
     """Return the clients in a text of `in_ranges`."""
     ranges = [one.partition("-")[::2] for one in text.split(",")]
     return [ClientInDataset(one) for first, last in ranges for one in range(int(first), int(last or first) + 1)]
+
+
+def _write(file: int, text: bytes, size: int) -> None:
+    """Append a line to a file of that size, or nothing."""
+    try:
+        if os.write(file, text) != len(text):  # a full disk takes a part without an error
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(file)
+    except OSError:
+        os.ftruncate(file, size)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Sync a folder, so that a new file's name is on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def record_refusal(message: Message, context: Context, what: str, error: Exception) -> None:

@@ -17,16 +17,18 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any, Self
 
+from umbel.privacy.gate.reserve import Reserve
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import LedgerError, UmbelError
 from umbel.protocol.flower import log
-from umbel.protocol.home import make_home_of
+from umbel.protocol.home import free_text, is_full, make_home_of
 from umbel.protocol.old_names import SETTINGS
 from umbel.protocol.run_config import RunConfig
 
 _APPLICATION = 0x554D424C  # "UMBL"
 VERSION = 5
 """The version of the stores that this umbel writes."""
+_NAMED = bytes.fromhex("d9d505f920a163d7")  # the end of an SQLite journal that names a journal of several databases
 _BUSY_S = 60.0
 LOG_SUFFIX = ".log.jsonl"
 # The errors that Python raises for odd values in a damaged file.
@@ -128,8 +130,7 @@ class Store:
         """
         path = site.ledger_path
         assert path is not None, "a site that serves data has a ledger"
-        first = not (site.policy.sets_limits or site.policy.ledger_path or beside(path).exists())
-        if not path.exists() and (first or not site.limits.any):
+        if not path.exists() and may_begin(site, path):
             make_home_of(path)
             log(WARNING, "umbel made a new, empty ledger: %s", path)
             _make(path)
@@ -158,9 +159,13 @@ class Store:
             with _connected(self.path, write) as connection:
                 yield connection
         except (sqlite3.OperationalError, UnicodeEncodeError) as error:
-            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
-                text = f"the disk is full: the ledger {self.path} cannot be written, and nothing was charged; make room"
-                raise LedgerError(text, code="ledger.disk-full") from error
+            if is_full(error):
+                Reserve(self.path).drop()
+                raise LedgerError(
+                    f"the disk is full ({free_text(self.path)}): the ledger {self.path} cannot be written, and nothing "
+                    "was charged; make room",
+                    code="ledger.disk-full",
+                ) from error
             raise LedgerError(f"the ledger {self.path} cannot be used: {error}", code="ledger.unusable") from error
         except (sqlite3.Error, *_FAULTS) as error:
             raise self._damaged(error) from error
@@ -267,6 +272,12 @@ def request_of(asks: Mapping[str, Any]) -> tuple[str, str]:
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), text
 
 
+def may_begin(site: Site, path: Path) -> bool:
+    """Return whether a site without a store gets an empty one (`Store.begin`)."""
+    first = not (site.policy.sets_limits or site.policy.ledger_path or beside(path).exists())
+    return first or not site.limits.any
+
+
 def _make(path: Path) -> None:
     """Make an empty store in one step, so that no process ever opens a partial one."""
     if not path.parent.is_dir():
@@ -305,6 +316,7 @@ def _add_names(connection: sqlite3.Connection, names: Sequence[int | str], first
 @contextmanager
 def _connected(path: Path, write: bool) -> Iterator[sqlite3.Connection]:
     """Open an existing file for one transaction."""
+    _check_journal(Path(f"{os.path.realpath(path)}-journal"))
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_S, isolation_level=None)
     try:
         connection.execute("PRAGMA trusted_schema = OFF")
@@ -316,6 +328,17 @@ def _connected(path: Path, write: bool) -> Iterator[sqlite3.Connection]:
         connection.execute("COMMIT")
     finally:
         connection.close()  # rolls back uncommitted changes
+
+
+def _check_journal(journal: Path) -> None:
+    """Raise if a journal names a journal of several databases.
+
+    Ours never do. SQLite deletes the file that is named: from a ledger that somebody sent, any file of this user.
+    """
+    with suppress(OSError), journal.open("rb") as file:  # there is none, or it is shorter
+        file.seek(-len(_NAMED), os.SEEK_END)
+        if file.read() == _NAMED:
+            raise sqlite3.DatabaseError(f"its journal {journal} names another file")
 
 
 def _header(path: Path) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from logging import ERROR
@@ -24,12 +24,17 @@ _LEAST_S = 1e-6  # the smallest time that a timer can count; 0 would stop it
 _until: ContextVar[float] = ContextVar("umbel_until", default=math.inf)
 
 
+Some = slice | list[int]
+"""The places of some clients."""
+
+
 def undisclosed(
     site: Site,
     clients: int,
-    compute: Callable[[slice], list[NDArray[Any]]],
+    compute: Callable[[Some], list[NDArray[Any]]],
     nothing: Callable[[], list[NDArray[Any]]],
     needed: bool = True,
+    batches: Sequence[Some] = (),
 ) -> list[NDArray[Any]]:
     """Compute on clients' data within the site's time limit; only the site learns of failures.
 
@@ -37,30 +42,52 @@ def undisclosed(
     clients are charged and answered as if nothing had gone wrong, and the gate treats missing numbers like those of
     diverged training.
 
-    Each client is computed separately, in its share of the time. If clients are computed together, one's rows change
-    the last digits of another's update. Training that a server makes chaotic turns last digits into first ones. Then
-    one client's release would reveal something about another.
-
     `compute` returns arrays of some of the clients, one a row, and `nothing` the rows of all clients that failed.
-    Clients that report their loss without noise do not need this protection (`needed`). In simulation there is none:
-    errors are raised.
+
+    A client's rows must not change even the last digits of another's update: training that a server makes chaotic turns
+    last digits into first ones. So `compute` is only called for the clients of one of the `batches`, or for a single
+    client, and must give each client what it would give that client alone. Each gets an equal share of the time. If a
+    batch fails in half of its clients' time, they are computed one by one, each in half of its share: one client's
+    failure is no other's.
+
+    Clients that report their loss without noise do not need all this (`needed`): errors are raised. In simulation all
+    clients are computed together.
     """
     seconds = site.policy.max_seconds
-    if site.simulated or not needed:
+    if site.simulated:
         with time_limit(seconds):
             return compute(slice(0, clients))
-    found = nothing()
-    for client in range(clients):
+    found, share = nothing(), seconds / clients
+    batches = batches or [slice(c, c + 1) for c in range(clients)]
+
+    def fill(some: Some) -> None:
+        for rows, own in zip(found, compute(some), strict=True):
+            rows[some] = own
+
+    def failure(some: Some, limit: float) -> BaseException | None:
         try:
-            with time_limit(seconds / clients):
-                own = compute(slice(client, client + 1))
+            with time_limit(limit):
+                fill(some)
         except (KeyboardInterrupt, SystemExit):  # a user ends the node
             raise
         except BaseException as error:  # a Rust library raises this when it panics
-            log_failure("for a client, and answers as if it had no update", error)
-            continue
-        for rows, row in zip(found, own, strict=True):
-            rows[client] = row[0]
+            return error
+        return None
+
+    if not needed:
+        with time_limit(seconds):
+            for batch in batches:
+                fill(batch)
+        return found
+    for batch in batches:
+        ones, limit = [batch], share
+        if isinstance(batch, list):
+            if failure(batch, len(batch) * share / 2) is None:
+                continue
+            ones, limit = [slice(c, c + 1) for c in batch], share / 2
+        for one in ones:
+            if (error := failure(one, limit)) is not None:
+                log_failure("for a client, and answers as if it had no update", error)
     return found
 
 

@@ -13,7 +13,7 @@ import tempfile
 import traceback
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -204,8 +204,10 @@ def _cluster(workers: int | None = None) -> Iterator[bool]:
     environment = _WORKER | {"PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), *sys.path[1:]])}
     options: Any = {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False}
     with cluster.private():
-        # "local": not a cluster that happens to run here, which may be busy or have another version.
-        ray.init("local", num_cpus=workers, runtime_env={"env_vars": environment}, **options)
+        # Ray's workers import first of all from the folder where it starts. Somebody may have sent the working folder.
+        with chdir(private_scratch()):
+            # "local": not a cluster that happens to run here, which may be busy or have another version.
+            ray.init("local", num_cpus=workers, runtime_env={"env_vars": environment}, **options)
         try:
             yield False
         finally:

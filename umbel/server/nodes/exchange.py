@@ -64,11 +64,14 @@ class Exchange:
         Nodes whose reply in the last round is missing or unreadable, or whose message could not be sent.
     names : Names
         Each node's name in the log.
+    watch : callable
+        Called each minute of a round; it may raise, to end the run.
     """
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.names = Names()
+        self.watch: Callable[[], None] = lambda: None
         self.dropped = 0
         self.silent: set[int] = set()
         self._overdue: dict[str, _Sent] = {}
@@ -157,6 +160,7 @@ class Exchange:
                 told, asked = time.monotonic(), [one for one in data if one.message_type not in keep_late]
                 there = sum(answer.kind not in keep_late for answer in answers)
                 log(INFO, "%s: %d of %d nodes have replied, after %s", name, there, len(asked), in_time(waited))
+                self.watch()
             time.sleep(max(0.001, min(pause(waited), timeout - waited)))
         self.silent = unsent | {sent.node for sent in [*needed, *spoilt]}
         self._overdue |= waiting

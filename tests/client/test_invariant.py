@@ -1,0 +1,310 @@
+"""A site's client has, bit for bit, the numbers that it has alone, whoever else is asked with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests.helpers.cohorts import CLOSE, CPU, Rows, assert_close, cohort_of
+from tests.helpers.datasets import manifest, save_plane
+from tests.helpers.models import TINY_CNN, draw_hypotheses, model_of
+from tests.helpers.strangers import Recurrent, Words
+from umbel import models
+from umbel.client import engines, trial
+from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.engines import SITE, learner_for
+from umbel.client.invariant import SLOTS, InvariantLearner
+from umbel.client.learner import Learner
+from umbel.client.loop import LoopLearner
+from umbel.client.trial import try_out
+from umbel.data import open_dataset, write_dataset
+from umbel.models import LOSSES, METRICS, Model
+from umbel.models.optimizers import Adam, LocalOptimizer, Momentum
+from umbel.protocol.arrays import Arrays
+
+# --- which models
+
+
+def lstm() -> nn.Module:
+    return Recurrent("LSTM")
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "linear inputs=9 outputs=1", "mlp inputs=5 hidden=7,4 outputs=3"])
+@pytest.mark.parametrize("loss", ["mse", "rmse"])
+def test_dense_networks_are_computed_together(name: str, loss: str) -> None:
+    assert type(learner_for(models.load(name, loss), "cpu", SITE)) is InvariantLearner
+
+
+@pytest.mark.parametrize("loss", ["log", "hinge", "margin"])
+def test_dense_networks_of_labels_are_computed_together(loss: str) -> None:
+    assert type(learner_for(models.load("linear inputs=4 outputs=1", loss), "cpu", SITE)) is InvariantLearner
+
+
+def test_softmax_regression_is_computed_together() -> None:
+    assert type(learner_for(models.load("softmax features=20 classes=10"), "cpu", SITE)) is InvariantLearner
+
+
+OTHERS = ("factors items=9 size=2", "biased-factors items=9 size=2")
+
+
+@pytest.mark.parametrize("name", [*(set(models.MODELS) - {"linear", "mlp"}), *OTHERS])
+def test_all_other_models_of_umbels_are_computed_one_by_one(name: str) -> None:
+    assert type(learner_for(models.load(name), "cpu", SITE)) is LoopLearner
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model("lstm", lstm, LOSSES["cross-entropy"], METRICS["accuracy"]),
+        Model("words", Words, LOSSES["cross-entropy"], METRICS["accuracy"]),
+        models.load("mlp", "torch.nn.functional:mse_loss"),
+        Model(
+            "own loss",
+            nn.Flatten,
+            replace(LOSSES["mse"], per_sample=lambda outputs, _: outputs[..., 0]),
+            METRICS["rmse"],
+        ),
+        replace(models.load("mlp"), frozen=("0.*",)),
+    ],
+    ids=lambda model: model.name,
+)
+def test_models_of_other_operations_are_computed_one_by_one(model: Model) -> None:
+    assert type(learner_for(model, "cpu", SITE)) is LoopLearner
+
+
+def test_rows_that_are_no_vectors_are_computed_one_by_one(tmp_path: Path) -> None:
+    """A dense layer takes them, but a chunk has no place for another axis."""
+    model = model_of("planes", lambda: nn.Linear(3, 3), LOSSES["mse"], METRICS["rmse"])
+    for shape, kind in (((3,), InvariantLearner), ((2, 3), LoopLearner)):
+        rows = np.zeros((2, *shape), np.float32)
+        path = tmp_path / str(len(shape))
+        write_dataset(path, manifest(1), rows, rows, np.array([0, 2]))
+        assert type(try_out(model, open_dataset(path), "cpu", SITE)) is kind
+
+
+class Mixing(InvariantLearner):
+    """Computes a client's step from the gradients of all."""
+
+    def _moved(self, value: Tensor, gradient: Tensor, step_size: float) -> Tensor:
+        return super()._moved(value, gradient + 1e-4 * gradient.sum(0), step_size)
+
+
+def test_a_site_looks_whether_others_change_a_clients_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch may compute otherwise on another processor; then the site computes one by one."""
+    monkeypatch.setitem(engines._ENGINES, "invariant", Mixing)
+    engines._make.cache_clear()
+    trial._tried.cache_clear()
+    try:
+        dataset = open_dataset(save_plane(tmp_path / "plane", 2))
+        assert type(try_out(models.load("linear"), dataset, "cpu", SITE)) is LoopLearner
+    finally:
+        engines._make.cache_clear()
+        trial._tried.cache_clear()
+
+
+# --- whoever else is there
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model, and what draws the targets of its rows."""
+
+    model: Model
+    inputs: tuple[int, ...]
+    targets: Callable[[np.random.Generator, int], Any]
+    most: int = 40
+
+    def client(self, seed: tuple[int, int], rows: int) -> Rows:
+        """Draw a client, of numbers of many sizes."""
+        generator = np.random.default_rng(seed)
+        features = generator.standard_normal((rows, *self.inputs)) * np.exp(
+            generator.standard_normal((rows, *self.inputs))
+        )
+        return features, self.targets(generator, rows)
+
+
+def numbers(generator: np.random.Generator, rows: int) -> Any:
+    return generator.standard_normal(rows)
+
+
+def labels(generator: np.random.Generator, rows: int) -> Any:
+    return generator.choice([-1.0, 1.0], rows)
+
+
+def classes(count: int) -> Callable[[np.random.Generator, int], Any]:
+    return lambda generator, rows: generator.integers(0, count, rows)
+
+
+def activated() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 5), nn.Sigmoid(), nn.Linear(5, 4))
+
+
+KINDS = {
+    "linear": Kind(models.load("linear"), (2,), numbers),
+    "mlp": Kind(models.load("mlp"), (3,), numbers),
+    "units": Kind(models.load("mlp inputs=3 hidden=9 outputs=1 offset=1,2,3 scale=4,5,6"), (3,), numbers),
+    "log": Kind(models.load("linear inputs=4 outputs=1", "log"), (4,), labels),
+    "hinge": Kind(models.load("mlp inputs=4 hidden=3 outputs=1", "hinge"), (4,), labels),
+    "softmax": Kind(models.load("softmax features=20 classes=10"), (20,), classes(10)),
+    "activated": Kind(model_of("activated", activated, LOSSES["cross-entropy"], METRICS["accuracy"]), (3,), classes(4)),
+    "head": Kind(replace(models.load("mlp"), local=("2.*",)), (3,), numbers),
+    "convolution": Kind(TINY_CNN, (1, 6, 6), classes(3), 4),
+    "lstm": Kind(model_of("lstm", lstm, LOSSES["cross-entropy"], METRICS["accuracy"]), (5, 2), classes(3), 3),
+}  # fmt: skip
+
+OPTIMIZERS = (LocalOptimizer(), LocalOptimizer(Momentum(), 0.5, 0.1), LocalOptimizer(Adam()))
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Clients of a kind, by number, and what they are asked."""
+
+    kind: Kind
+    seed: int
+    k: int
+    lengths: tuple[int, ...]
+    update: LocalUpdate
+
+    @property
+    def hypotheses(self) -> Arrays:
+        return draw_hypotheses(self.kind.model, self.k, self.seed)
+
+    def results(self, learner: Learner, clients: list[int]) -> list[tuple[bytes, ...]]:
+        """Return the scores, the choice and all parameters of some clients, as bits."""
+        model, found = self.kind.model, {}
+        for some in learner.batches(np.array([self.lengths[c] for c in clients])):
+            asked = np.array(clients)[some].tolist()
+            cohort, local = self.cohort(asked), self.local(asked)
+            losses, metrics = learner.score(self.hypotheses, cohort, local)
+            chosen = learner.choose(self.hypotheses, cohort, local)
+            shuffles = [np.random.default_rng([self.seed, c]) for c in asked]
+            shared, own = learner.train(self.hypotheses, chosen, cohort, self.update, shuffles, local)
+            for i, c in enumerate(asked):
+                values = losses[:, i], metrics[:, i], chosen[i], *(one[i] for one in (shared | own).values())
+                found[c] = tuple(np.asarray(value).tobytes() for value in values)
+        assert model.shapes
+        return [found[c] for c in clients]
+
+    def cohort(self, clients: list[int]) -> Cohort:
+        return cohort_of(*(self.kind.client((self.seed, c), self.lengths[c]) for c in clients))
+
+    def local(self, clients: list[int]) -> Arrays:
+        return self.kind.model.initial_local([np.random.default_rng([self.seed, c, 1]) for c in clients])
+
+
+@st.composite
+def crowds(draw: st.DrawFn, kind: str) -> tuple[Crowd, list[list[int]]]:
+    """Draw clients, and some of them in any order, a few times."""
+    own = KINDS[kind]
+    most = 2 * SLOTS if own.most > 4 else 4
+    lengths = draw(st.lists(st.integers(1, own.most), min_size=1, max_size=most))
+    epochs, size, steps = draw(st.integers(0, 2)), draw(st.integers(0, 17)), draw(st.integers(0, 2))
+    update = LocalUpdate(epochs, 0.3, size, steps, descent=draw(st.sampled_from(OPTIMIZERS)))
+    crowd = Crowd(own, draw(st.integers(0, 2**32 - 1)), draw(st.integers(1, 3)), tuple(lengths), update)
+    everyone = st.permutations(range(len(lengths)))
+    asked = [draw(everyone)[: draw(st.integers(1, len(lengths)))] for _ in range(2)]
+    return crowd, asked
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=8)
+@given(st.data())
+def test_a_client_has_the_same_bits_in_any_company(kind: str, data: st.DataObject) -> None:
+    crowd, asked = data.draw(crowds(kind))
+    learner = learner_for(crowd.kind.model, "cpu", SITE)
+    expected = crowd.results(learner, list(range(len(crowd.lengths))))
+    for clients in asked:
+        assert crowd.results(learner, clients) == [expected[c] for c in clients]
+    alone = asked[0][0]
+    assert crowd.results(learner, [alone]) == [expected[alone]]
+
+
+MLP = Crowd(KINDS["mlp"], 7, 2, tuple(1 + c % 8 for c in range(SLOTS)), LocalUpdate(2, 0.3, 3))
+
+
+def test_every_slot_gives_the_same_bits() -> None:
+    learner, one = learner_for(MLP.kind.model, "cpu", SITE), 5
+    (expected,) = MLP.results(learner, [one])
+    others = [c for c in range(SLOTS) if c != one]
+    for slot in range(SLOTS):
+        clients = [*others[:slot], one, *others[slot:]]
+        assert MLP.results(learner, clients)[slot] == expected
+
+
+@pytest.mark.parametrize("kind", ["mlp", "softmax", "activated"])
+def test_threads_change_no_bit(kind: str) -> None:
+    crowd, threads = replace(MLP, kind=KINDS[kind]), torch.get_num_threads()
+    learner, clients = learner_for(crowd.kind.model, "cpu", SITE), list(range(SLOTS))
+    found = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(crowd.results(learner, clients))
+    finally:
+        torch.set_num_threads(threads)
+    assert found[1:] == found[:1] * 2
+
+
+def test_other_clients_numbers_may_be_anything() -> None:
+    """One client's infinite rows, or steps that diverge, are its own."""
+    learner = learner_for(MLP.kind.model, "cpu", SITE)
+    cohort, shuffles = MLP.cohort([0, 1, 2]), partial(map, np.random.default_rng)
+    chosen = np.zeros(3, np.int64)
+    expected, _ = learner.train(MLP.hypotheses, chosen, cohort, MLP.update, [*shuffles(range(3))])
+    first = int(cohort.starts[1])
+    cohort.features[first : first + int(cohort.lengths[1])] = torch.inf
+    found, _ = learner.train(MLP.hypotheses, chosen, cohort, MLP.update, [*shuffles(range(3))])
+    for name, value in found.items():
+        assert np.isnan(value[1]).any() or name.startswith("0")
+        assert value[[0, 2]].tobytes() == expected[name][[0, 2]].tobytes()
+
+
+def test_one_call_for_many_clients_gives_each_its_bits() -> None:
+    """Where they have different widths, a learner cuts them itself."""
+    crowd = replace(MLP, lengths=(3, 9, 30, 4, 4, 17, 2000, 3, 5000), update=LocalUpdate(1, 0.3, 0))
+    learner, clients = learner_for(crowd.kind.model, "cpu", SITE), list(range(9))
+    losses, metrics = learner.score(crowd.hypotheses, crowd.cohort(clients))
+    for c, (loss, metric, *_) in enumerate(crowd.results(learner, clients)):
+        assert (losses[:, c].tobytes(), metrics[:, c].tobytes()) == (loss, metric)
+
+
+def test_the_numbers_are_those_of_the_loop_up_to_rounding() -> None:
+    crowd = replace(MLP, lengths=(3, 9, 30, 4, 4, 17, 60), update=LocalUpdate(2, 0.05, 5))
+    cohort, clients = crowd.cohort(list(range(7))), range(7)
+    scores, trained = [], []
+    for engine in (SITE, "loop"):
+        learner = learner_for(crowd.kind.model, "cpu", engine)
+        scores.append(learner.score(crowd.hypotheses, cohort))
+        chosen, shuffles = np.arange(7) % 2, [np.random.default_rng(c) for c in clients]
+        trained.append(learner.train(crowd.hypotheses, chosen, cohort, crowd.update, shuffles)[0])
+    np.testing.assert_allclose(scores[0], scores[1], **CLOSE)
+    assert_close(*trained, rtol=1e-4)
+
+
+# --- which clients
+
+
+def test_clients_of_similar_numbers_of_rows_are_computed_together() -> None:
+    """Rows are padded to 8, 16, 32 and so on; clients beyond 2,048 rows, with six products a row, are alone."""
+    learner = InvariantLearner(models.load("mlp"), CPU)
+    assert learner.batches(np.array([1, 9, 8, 16, 2049, 2048, 17])) == [
+        [0, 2], [1, 3], [5], [6], slice(4, 5)
+    ]  # fmt: skip
+    assert [len(batch) for batch in learner.batches(np.full(150, 3))] == [64, 64, 22]
+
+
+def test_networks_whose_products_fill_a_chunk_are_computed_one_by_one() -> None:
+    """With 784 x 10 products a row, eight rows of 64 clients take 16 MB."""
+    learner = InvariantLearner(models.load("softmax features=784 classes=10"), CPU)
+    assert learner.batches(np.array([1, 2])) == [slice(0, 1), slice(1, 2)]
+    assert LoopLearner(TINY_CNN, CPU).batches(np.array([1, 2])) == [slice(0, 1), slice(1, 2)]

@@ -1,0 +1,68 @@
+"""A site that could answer nothing says so before a message comes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from umbel.client.readiness import Readiness
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.reserve import Reserve
+from umbel.privacy.gate.site_log import Entry, SiteLog
+from umbel.privacy.gate.store import beside
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return Ledger.create(tmp_path / "ledger.sqlite").path
+
+
+def code(readiness: Readiness) -> str:
+    fault = readiness.fault()
+    return fault.code if fault else ""
+
+
+def test_it_is_ready_while_its_files_are_whole_and_again_once_they_are(
+    ledger: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    readiness = Readiness(ledger)
+    assert code(readiness) == ""
+    whole = ledger.read_bytes()
+    ledger.write_bytes(b"SQLite format 3\0")
+    assert [code(readiness), code(readiness)] == ["ledger.another-file"] * 2
+    ledger.unlink()
+    assert code(readiness) == "ledger.missing"
+    ledger.write_bytes(whole)
+    assert code(readiness) == ""
+    SiteLog(beside(ledger)).answered(Entry("7", "train"), True)
+    with beside(ledger).open("ab") as log:
+        log.write(b"something else\n")
+    assert code(readiness) == "log.broken-chain"
+    told = [line for line in caplog.messages if "ready" in line]
+    assert [line.rpartition("[")[2].rstrip("]") for line in told] == [
+        "ledger.another-file", "ledger.missing", "This site is ready again", "log.broken-chain",
+    ]  # fmt: skip
+
+
+def test_a_full_disk_is_a_reason_until_there_is_room(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readiness, free = Readiness(ledger), [1 << 40]
+    monkeypatch.setattr("umbel.privacy.gate.reserve.free_space", lambda _: free[0])
+    assert code(readiness) == ""
+    assert Reserve(ledger).path.stat().st_size == 1 << 20
+    free[0] = 0
+    assert code(readiness) == "disk.full"
+    free[0] = 1 << 40
+    assert code(readiness) == ""
+
+
+def test_a_site_that_makes_its_ledger_itself_needs_none_before_the_first_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"data-path": str(tmp_path)}
+    first = Readiness.of(own)
+    assert first
+    assert code(first) == ""
+    named = Readiness.of(own | {"ledger-path": str(tmp_path / "ledger.sqlite"), "budget": 1.0})
+    assert named
+    assert code(named) == "ledger.missing"

@@ -1,0 +1,111 @@
+"""The console: on loopback, by an address with a secret, and closed to other pages of the same browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from tests.cli.commands.test_approvals import Site
+from umbel.cli.main import app
+from umbel.console.app import console
+from umbel.privacy.gate.runs import Runs, Status
+from umbel.privacy.gate.site import Site as GateSite
+
+PORT, TOKEN = 8321, "s" * 43
+AT = f"http://127.0.0.1:{PORT}"
+
+
+@pytest.fixture
+def site(tmp_path: Path, run_config: dict[str, Any]) -> Site:
+    site = Site(tmp_path, run_config)
+    site.query()
+    return site
+
+
+@pytest.fixture
+def client(site: Site) -> TestClient:
+    [config] = [context.node_config for context in site.grid.contexts.values()]
+    return TestClient(console(GateSite.of(config), site.ledger, PORT, TOKEN), base_url=AT, follow_redirects=False)
+
+
+def form(site: Site, **changes: str) -> dict[str, str]:
+    digest = Runs(site.ledger).requests()[0].digest
+    return {"request": digest, "decision": "approve", "person": "Dr. Day", "reason": "trial 7"} | changes
+
+
+def test_a_person_approves_and_refuses_on_record(client: TestClient, site: Site) -> None:
+    for decision, status in (("approve", Status.APPROVED), ("refuse", Status.REFUSED)):
+        done = client.post(f"/{TOKEN}/decide", data=form(site, decision=decision))
+        assert done.status_code == 303
+        assert f"is {status}" in client.get(done.headers["location"]).text
+        [request] = Runs(site.ledger).requests()
+        assert (request.status, request.person, request.reason) == (status, "Dr. Day", "trial 7")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"token": "x" * 43},
+        {"token": TOKEN[:-1]},
+        {"headers": {"host": f"evil.example:{PORT}"}},  # a name that its owner points to 127.0.0.1
+        {"headers": {"host": "127.0.0.1"}},
+        {"headers": {"origin": "http://127.0.0.1:9999"}},  # another port of this machine
+        {"headers": {"origin": "https://evil.example"}},
+        {"headers": {"origin": "null"}},
+    ],
+)
+def test_nothing_is_shown_or_decided_for_strangers(client: TestClient, site: Site, how: dict[str, Any]) -> None:
+    token, headers = how.get("token", TOKEN), how.get("headers", {})
+    shown = client.get(f"/{token}/", headers=headers)
+    done = client.post(f"/{token}/decide", data=form(site), headers=headers)
+    assert (shown.status_code, shown.text) == (done.status_code, done.text) == (404, "not found")
+    assert Runs(site.ledger).requests()[0].status is Status.WAITING
+
+
+@pytest.mark.parametrize(
+    ("path", "method"), [("/", "GET"), ("", "GET"), (f"/{TOKEN}/decide", "GET"), (f"/{TOKEN}/", "POST")]
+)
+def test_there_are_no_other_doors(client: TestClient, path: str, method: str) -> None:
+    done = client.request(method, path)
+    assert (done.status_code, done.text) == (404, "not found")
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [({"person": " "}, 400), ({"decision": "perhaps"}, 400), ({"reason": "x" * 20_000}, 413)],
+)
+def test_a_form_that_says_too_little_or_too_much_decides_nothing(
+    client: TestClient, site: Site, changes: dict[str, str], status: int
+) -> None:
+    assert client.post(f"/{TOKEN}/decide", data=form(site, **changes)).status_code == status
+    assert Runs(site.ledger).requests()[0].status is Status.WAITING
+
+
+def test_a_request_that_is_not_there_is_told(client: TestClient, site: Site) -> None:
+    done = client.post(f"/{TOKEN}/decide", data=form(site, request="f" * 64))
+    assert "ledger.no-request" in client.get(done.headers["location"]).text
+
+
+def test_a_page_leaves_no_trace_and_runs_no_script(client: TestClient) -> None:
+    shown = client.get(f"/{TOKEN}/")
+    assert shown.headers["cache-control"] == "no-store"
+    assert "default-src 'none'" in shown.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in shown.headers["content-security-policy"]
+    assert "set-cookie" not in shown.headers, "another port of this machine would be sent it too"
+    assert "<script" not in shown.text
+
+
+def test_a_damaged_log_is_told_and_not_hidden(client: TestClient, site: Site) -> None:
+    log = site.ledger.with_name(f"{site.ledger.name}.log.jsonl")
+    log.write_bytes(log.read_bytes().replace(b"refused", b"granted"))
+    shown = client.get(f"/{TOKEN}/")
+    assert (shown.status_code, "[log.broken-chain]" in shown.text) == (503, True)
+
+
+def test_a_site_without_data_has_no_console() -> None:
+    done = CliRunner().invoke(app, ["site", "console", "budget=3.0"])
+    assert (done.exit_code, "[site.no-data]" in done.output) == (2, True)

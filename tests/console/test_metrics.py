@@ -1,0 +1,97 @@
+"""A site's metrics: what was asked, decided and charged, and nothing that depends on a client's data."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.cli.commands.test_approvals import Site
+from tests.console.test_books import books, site  # noqa: F401
+from umbel.cli.main import app
+from umbel.console.metrics import series
+from umbel.privacy.gate.ledger import Ledger
+from umbel.protocol.metrics import Series, exposition
+
+WHY_PUBLIC = {
+    "umbel_site_ready": "depends on the ledger's and the log's files",
+    "umbel_site_messages_total": "the server sent them, and read the decisions",
+    "umbel_site_refusals_total": "codes of messages, policy and participations, which the server reads too",
+    "umbel_site_releases_total": "the server asked for them and got them",
+    "umbel_site_clients": "the server chose them",
+    "umbel_site_requests": "the site's people decided them",
+    "umbel_site_runs_total": "the server started them",
+    "umbel_site_budget_left_ratio": "follows from the participations that the server chose",
+    "umbel_site_last_message_timestamp_seconds": "the server sent it",
+    "umbel_site_disk_free_bytes": "depends on the machine",
+    "umbel_site_memory_bytes": "depends on the machine, and is read on it",
+    "umbel_site_certificate_days_left": "certificates are public",
+}
+
+
+def of(site: Site) -> dict[str, Series]:  # noqa: F811
+    gate = books(site).site
+    assert gate is not None
+    return {one.name: one for one in series(gate, site.ledger, {})}
+
+
+def test_every_series_is_public_for_a_reason(site: Site) -> None:  # noqa: F811
+    assert of(site).keys() == WHY_PUBLIC.keys()
+
+
+def test_they_count_what_the_log_and_the_ledger_hold(site: Site) -> None:  # noqa: F811
+    found = of(site)
+    assert found["umbel_site_releases_total"].values == {(): 3}
+    assert found["umbel_site_clients"].values == {(): 2}
+    assert found["umbel_site_messages_total"].values[("message", "train"), ("decision", "answered")] == 2
+    assert found["umbel_site_refusals_total"].values == {(("code", "refused.waits"),): 2}
+    assert found["umbel_site_requests"].values[(("status", "waiting"),)] == 1
+    # Of a budget of 8, client 0 spent 3.6 and client 1 spent 1.8.
+    assert found["umbel_site_budget_left_ratio"].values[(("quantile", "0"),)] == pytest.approx(1 - 3.6 / 8)
+    assert found["umbel_site_budget_left_ratio"].values[(("quantile", "1"),)] == pytest.approx(1 - 1.8 / 8)
+
+
+def test_two_sites_with_other_data_have_the_same_metrics(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """Whatever the data are: only what was asked, decided and charged counts."""
+    import numpy as np
+
+    texts = []
+    for seed in (1, 2):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        Ledger.create(folder / "ledger.sqlite")
+        own = Site(folder, run_config, approve="policy")
+        file = folder / "own" / "targets.npy"
+        np.save(file, np.random.default_rng(seed).normal(size=np.load(file).shape).astype(np.float32) * 10**seed)
+        own.train()
+        own.evaluate()
+        found = [one for name, one in of(own).items() if not re.search("bytes|timestamp", name)]
+        texts.append(exposition(found))
+    assert texts[0] == texts[1]
+
+
+def test_a_code_that_may_depend_on_data_is_not_told(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    own = Site(tmp_path, run_config, approve="policy")
+    own.train()
+    (tmp_path / "own" / "features.npy").write_bytes(b"broken")
+    own.train()
+    assert of(own)["umbel_site_refusals_total"].values == {(("code", "other"),): 1}
+
+
+def test_a_damaged_log_makes_the_site_not_ready(site: Site) -> None:  # noqa: F811
+    log = site.ledger.with_name(f"{site.ledger.name}.log.jsonl")
+    log.write_bytes(log.read_bytes().replace(b"trial 7", b"trial 8"))
+    log.write_bytes(log.read_bytes()[:-3] + b"x\n")
+    assert of(site)["umbel_site_ready"].values == {(): 0}
+
+
+def test_the_command_prints_them(site: Site) -> None:  # noqa: F811
+    words = f'data-path="{site.ledger.parent / "own"}" ledger-path="{site.ledger}" role="split"'
+    done = CliRunner().invoke(app, ["site", "metrics", words])
+    assert done.exit_code == 0, done.output
+    assert "\numbel_site_releases_total 3\n" in done.output
+    done = CliRunner().invoke(app, ["site", "metrics", words, "--listen", "nowhere"])
+    assert (done.exit_code, "[metrics.address]" in done.output) == (2, True)

@@ -1,0 +1,72 @@
+"""Full disks at the server and at a site, as real processes meet them.
+
+A limit on the size of their files stands for the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.deploy.conftest import CLIENTS, SHORT, write_site
+from tests.deploy.processes import RUN_S, Deployment, limit_files, wait_until
+from tests.deploy.tampered.sitecustomize import HOLD
+from tests.helpers.paper import ACCEPTED
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.faults_short, pytest.mark.timeout(5400)]
+
+CONFIG: dict[str, Any] = SHORT | {"min_nodes": 2, "rounds": 3, "clients_per_round": 2 * CLIENTS, "round_timeout": 900.0}
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with Deployment(tmp_path_factory.mktemp("deployment"), database=True, soon=True) as deployment:
+        for name in ("north", "south"):
+            data_path = write_site(deployment.folder / "data" / name, len(name))
+            deployment.start_node(name, tampered=True, **ACCEPTED, **{"data-path": data_path})
+        deployment.wait_until_online()
+        yield deployment
+
+
+def test_a_site_without_room_charges_nobody_and_a_server_without_room_ends_the_run_which_then_goes_on(
+    deployment: Deployment,
+) -> None:
+    """The north holds its reply back while the south's disk is full in round 3, and then the server's."""
+    north, south = deployment.nodes.values()
+    north.tamper({2: HOLD})
+    run = deployment.submit(**CONFIG)
+    wait_until("round 2", lambda: 2 in north.rounds_paid(run) and south.log.count("Sent successfully") == 3, RUN_S)
+    south.fill_disk()
+    north.tamper({3: HOLD})
+    wait_until("refusal", lambda: south.ready() == (503, "disk.full"), RUN_S)
+    south.fill_disk(False)
+    wait_until("readiness", lambda: south.ready() == (200, ""), RUN_S)
+    assert south.rounds_paid(run) == [1, 2]
+
+    wait_until("round 3", lambda: 3 in north.rounds_paid(run), RUN_S)
+    limit_files(deployment.superlink.server_apps, full=True)
+    north.tamper({})
+    assert deployment.wait(run) == "finished:failed"
+    told = deployment.server_log(run)
+    assert "[disk.full]" in told
+    assert "MiB free" in told
+    assert f"resume={run.folder.name!r}" in told
+    assert run.rounds == 2, "the last whole round"
+
+    deployment.resume(run, **CONFIG)
+    assert deployment.wait(run) == "finished:completed"
+    assert [entry["releases"] for entry in run.history][:3] == [2 * CLIENTS] * 3
+    assert [north.rounds_paid(run), south.rounds_paid(run)] == [[1, 2, 3]] * 2
+    # What was charged in round 3 before the server's disk was full stays charged.
+    assert [len(north.charges), len(south.charges)] == [4 * CLIENTS, 3 * CLIENTS]
+
+
+def test_a_server_whose_database_finds_no_room_is_not_ready_and_loses_no_site(deployment: Deployment) -> None:
+    deployment.superlink.fill_disk()
+    wait_until("fault", lambda: deployment.ready() == (503, "disk.full"), RUN_S)
+    deployment.superlink.fill_disk(False)
+    run = deployment.submit(**CONFIG | {"rounds": 1})
+    assert deployment.wait(run) == "finished:completed"
+    assert run.history[0]["releases"] == 2 * CLIENTS

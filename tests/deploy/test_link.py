@@ -1,0 +1,163 @@
+"""What a site's node makes of the server's replies: it tries again, or ends with the reason and the remedy."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from email.utils import formatdate
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from flwr.supercore.error import ApiErrorCode, FlowerError
+
+from umbel.deploy.link import Ended, Link
+from umbel.protocol.errors import SiteError
+from umbel.protocol.flower import tell_why
+
+NOW = 1_800_000_000.0
+KEY = b"key"
+
+
+class Time:
+    """A clock that only waiting moves."""
+
+    def __init__(self) -> None:
+        self.now, self.waits = 100.0, list[float]()
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def link(time: Time) -> Link:
+    return Link("umbel.example.org:8000", lambda: time.now, lambda: NOW, time.sleep)
+
+
+def refused(path: str, status: int, content: dict[str, Any] | None = None, behind: float = 0.0) -> httpx.HTTPError:
+    """Return the error of a call to which the server, whose clock is ahead by `behind`, replied with a status."""
+    request = httpx.Request("POST", f"https://umbel.example.org:8000/v1/fleet/{path}")
+    date = {"Date": formatdate(NOW + behind, usegmt=True)}
+    response = httpx.Response(status, headers=date, content=json.dumps(content or {}), request=request)
+    return httpx.HTTPStatusError("refused", request=request, response=response)
+
+
+def keep_calling(link: Link, error: httpx.HTTPError) -> None:
+    while link.fails(error):
+        pass
+
+
+def not_admitted(state: Any) -> httpx.HTTPError:
+    """Return the error of a node that a server with that state does not admit."""
+
+    def activate(request: Any, state: Any) -> None:
+        raise FlowerError(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, "for the server's log")
+
+    with pytest.raises(FlowerError) as told:
+        tell_why(activate)(request=SimpleNamespace(public_key=KEY), state=state)
+    return refused("activate-node", 412, told.value.to_json("Failed to activate SuperNode."))
+
+
+def server(number: int | None, removed: bytes = b"") -> SimpleNamespace:
+    """Return a server's state that has a node's key under a number, or that of a removed node."""
+    nodes = [SimpleNamespace(public_key=removed)]
+    return SimpleNamespace(get_node_id_by_public_key=lambda key: number, get_node_info=lambda statuses: nodes)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "part"),
+    [
+        (not_admitted(server(None)), "site.key-unknown", "register"),
+        (not_admitted(server(None, removed=KEY)), "site.key-revoked", "make another key"),
+        (refused("register-node", 412, {"code": 2001, "detail": "…"}), "site.no-key", "--auth-supernode-private-key"),
+        (refused("pull-messages", 401), "site.key-refused", "operator"),
+        (refused("send-node-heartbeat", 401, behind=-60), "site.clock", "60 s ahead"),
+        (refused("activate-node", 401, behind=600), "site.clock", "600 s behind"),
+        (refused("activate-node", 401, behind=60), "site.key-refused", "operator"),
+    ],
+)
+def test_a_node_ends_at_once_where_time_does_not_help(
+    link: Link, time: Time, error: httpx.HTTPError, code: str, part: str
+) -> None:
+    with pytest.raises(Ended) as end:
+        link.fails(error)
+    assert (end.value.fault.code, end.value.code, time.waits) == (code, SiteError.exit_code, [])
+    assert part in end.value.fault.text
+
+
+def test_a_killed_nodes_session_is_waited_for_with_growing_pauses_and_not_for_ever(
+    link: Link, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = not_admitted(server(7))
+    for _ in range(6):
+        assert link.fails(error)
+        fault = link.fault()
+        assert fault
+        assert fault.code == "site.still-online"
+    assert time.waits == [2, 4, 8, 10, 10, 10]
+    link.works()
+    assert link.fault() is None
+    assert caplog.text.count("[site.still-online]") == 1, "once for each outage"
+    time.waits.clear()
+    with pytest.raises(Ended):
+        keep_calling(link, error)
+    assert 90 < sum(time.waits) < 110
+
+
+def test_flowers_own_server_does_not_say_why_so_it_may_be_the_session(link: Link, time: Time) -> None:
+    error = refused("activate-node", 412, {"code": ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, "detail": "no"})
+    with pytest.raises(Ended) as end:
+        keep_calling(link, error)
+    assert end.value.fault.code == "site.key-refused"
+    assert sum(time.waits) > 60
+
+
+def test_a_server_that_is_not_there_is_told_once_and_again_after_it_was_there(
+    link: Link, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flower itself waits and tries again."""
+    for _ in range(2):
+        for _ in range(3):
+            assert not link.fails(httpx.ConnectError("Connection refused"))
+            fault = link.fault()
+            assert fault
+            assert fault.code == "site.no-server"
+        link.works()
+        assert link.fault() is None
+    assert caplog.text.count("[site.no-server]") == 2
+    assert caplog.text.count("answers again") == 2
+    with pytest.raises(Ended):
+        link.gives_up("told by Flower")
+
+
+def test_a_certificate_that_is_refused_is_told_as_such(link: Link) -> None:
+    error = httpx.ConnectError("failed")
+    error.__cause__ = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.__cause__.verify_message = "unable to get local issuer certificate"
+    assert not link.fails(error)
+    with pytest.raises(Ended) as end:
+        link.gives_up("")
+    assert end.value.fault.code == "site.certificate"
+    assert "local issuer" in end.value.fault.text
+
+
+@pytest.mark.parametrize(("path", "again"), [("pull-messages", True), ("push-messages", False)])
+def test_a_fault_of_the_servers_does_not_stop_the_looking_for_messages(link: Link, path: str, again: bool) -> None:
+    """Flower's node would look no more, and stay in memory."""
+    assert link.fails(refused(path, 500)) is again
+    fault = link.fault()
+    assert fault
+    assert fault.code == "site.server-fault"
+
+
+def test_a_node_is_not_ready_before_it_is_connected(link: Link) -> None:
+    fault = link.fault()
+    assert fault
+    assert fault.code == "site.connecting"

@@ -1,0 +1,93 @@
+"""A server's metrics, and the alerts and the dashboard that read them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tests.console.test_metrics import WHY_PUBLIC as OF_SITES
+from tests.helpers.sources import ROOT
+from umbel.cli.main import app
+from umbel.deploy.metrics import series
+from umbel.protocol.run_config import RunConfig
+from umbel.server.nodes.presence import Presence
+from umbel.server.run_folder import RunFolder
+from umbel.server.status import SiteStatus, Status
+
+WHY_PUBLIC = {
+    "umbel_run_round": "every site sees it in each message",
+    "umbel_run_rounds": "every site sees it in the run config",
+    "umbel_run_round_seconds": "sites see when messages come",
+    "umbel_run_paused": "depends on the sites that are there",
+    "umbel_run_written_timestamp_seconds": "a time",
+    "umbel_run_sites": "the sites that are there",
+    "umbel_run_releases_total": "the server asked for them and got them",
+    "umbel_run_refusals_total": "codes of messages, policy and participations alone",
+    "umbel_server_database_bytes": "depends on the machine",
+    "umbel_server_disk_free_bytes": "depends on the machine",
+    "umbel_server_memory_bytes": "depends on the machine",
+    "umbel_server_certificate_days_left": "certificates are public",
+}
+MONITORING = ROOT / "deploy" / "monitoring"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("UMBEL_HOME", str(tmp_path))
+    sites = [
+        SiteStatus(name=name, presence=state, since=0, seen=0, training=5, validation=0, releases=n, refusals=codes)
+        for name, state, n, codes in (
+            ("north", Presence.ONLINE, 7, {"refused.waits": 2}), ("south", Presence.OFFLINE, 3, {}),
+        )
+    ]  # fmt: skip
+    for name, written in (("now", time.time()), ("long-ago", time.time() - 1e6)):
+        folder = RunFolder.make(tmp_path / "runs", name)
+        folder.write_config(RunConfig().entries())
+        folder.write_status(
+            Status(round=4, rounds=20, pause_below=2, written=written, paused=written, sites=tuple(sites))
+        )
+    return tmp_path
+
+
+def test_every_series_is_public_for_a_reason(home: Path) -> None:
+    database = home / "state.db"
+    database.write_bytes(b"x" * 10)
+    (home / "state.db-wal").write_bytes(b"x" * 5)
+    found = {one.name: one.values for one in series(database, {})}
+    assert found.keys() == WHY_PUBLIC.keys()
+    run = ("run", "now")
+    assert found["umbel_run_round"] == {(run,): 4}, "a run that ended long ago is left out"
+    assert found["umbel_run_paused"] == {(run,): 1}
+    assert found["umbel_run_sites"][run, ("state", "offline")] == 1
+    assert found["umbel_run_releases_total"][run, ("site", "north")] == 7
+    assert found["umbel_run_refusals_total"] == {(run, ("site", "north"), ("code", "refused.waits")): 2}
+    assert found["umbel_server_database_bytes"] == {(): 15}
+
+
+def test_the_command_prints_them(home: Path) -> None:
+    done = CliRunner().invoke(app, ["server", "metrics"])
+    assert done.exit_code == 0, done.output
+    assert 'umbel_run_round{run="now"} 4' in done.output
+
+
+def test_alerts_and_dashboard_read_series_that_exist() -> None:
+    known = {*WHY_PUBLIC, *OF_SITES}
+    alerts = yaml.safe_load((MONITORING / "alerts.yml").read_text())
+    asked = [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    board = json.loads((MONITORING / "dashboard.json").read_text())
+    asked += [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    named = [name for expression in asked for name in re.findall(r"umbel_\w+", expression)]
+    assert len(asked) > 20
+    assert {*named} <= known
+    assert known - {*named} <= {
+        "umbel_site_releases_total", "umbel_site_clients", "umbel_site_runs_total",
+        "umbel_site_last_message_timestamp_seconds", "umbel_site_memory_bytes",
+    }  # fmt: skip
+    states = {value for name in re.findall(r'state!?="(\w+)"', " ".join(asked)) for value in [name]}
+    assert states <= {str(state) for state in Presence}

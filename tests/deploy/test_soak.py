@@ -1,0 +1,227 @@
+"""A year of a federation in minutes: sites come, go, fill their disks and restore old backups, and no charge is lost.
+
+Time is simulated where the sites read it. Every day the server does a signed run over the sites that are there.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from flwr.app import Error, Message
+
+import umbel.privacy.gate.consent
+import umbel.privacy.gate.ledger
+import umbel.privacy.gate.site_log
+from tests.helpers.datasets import manifest
+from tests.helpers.keys import pair
+from tests.helpers.runs import run_app
+from umbel.client.app import app
+from umbel.data import offsets_of, write_dataset
+from umbel.privacy.accounting.guarantee import pure_spent
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.site_log import SiteLog
+from umbel.privacy.gate.store import beside
+from umbel.protocol.errors import FleetError
+from umbel.protocol.release import Kind
+from umbel.protocol.run_config import RunConfig
+from umbel.protocol.signatures import sign
+from umbel.simulation.grid import InProcessGrid
+
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(7200)]
+
+DAYS, SITES, CLIENTS, SEED = int(os.environ.get("SOAK_DAYS", 400)), 20, 6, 7
+BUDGET = 40.0
+START = datetime(2026, 1, 1, 22, tzinfo=UTC)
+RUN: dict[str, Any] = {
+    "dataset": "", "model": "linear", "loss": "mse", "rounds": 2, "clients-per-round": 20, "min-releases": 1,
+    "noise-multiplier": 10.0, "clip-norm": 1.0, "choice-epsilon": 0.2, "restarts": 1, "node-wait": 3.0,
+    "device": "cpu", "engine": "loop", "max-participations": 2, "local-epochs": 1,
+}  # fmt: skip
+GROWTH, EARLY = 1.05, 20
+"""Most growth of memory after the first days."""
+
+
+@dataclass
+class Year:
+    """The state of the simulated world."""
+
+    now: datetime = START
+    gone: dict[int, int] = field(default_factory=dict)  # site -> the day of its return
+    full: set[int] = field(default_factory=set)  # sites whose disk is full
+    behind: set[int] = field(default_factory=set)  # sites that restored an old backup
+    answered: dict[int, int] = field(default_factory=dict)  # site -> the last day of a release
+    events: Counter[str] = field(default_factory=Counter)
+
+
+class Sites(InProcessGrid):
+    """The sites that are there; one whose disk is full writes nothing more."""
+
+    def __init__(self, configs: list[dict[str, Any]], run_config: dict[str, Any], year: Year) -> None:
+        super().__init__(app, run_config, node_configs=configs)
+        self.year = year
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node in self.node_configs if node - 100 not in self.year.gone]
+
+    def _answer(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id - 100
+        if node in self.year.gone:  # it left during the run
+            reply = Message(Error(3, "gone"), reply_to=message)
+            self.numbered(reply)
+            return reply
+        with full_disk() if node in self.year.full else unchanged():
+            return super()._answer(message)
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let neither ledger nor log be written, as on a full disk."""
+
+    def no_room(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refuse(connection: sqlite3.Connection, *words: Any) -> Any:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", no_room)
+        patch.setattr(umbel.privacy.gate.ledger, "_append", refuse)
+        yield
+
+
+def test_a_year_loses_no_charge_and_leaves_no_site_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMBEL_HOME", str(tmp_path / "server"))
+    rng, year = np.random.default_rng(SEED), Year()
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Clock:
+            return cls.fromtimestamp(year.now.timestamp(), tz)
+
+    for module in (umbel.privacy.gate.consent, umbel.privacy.gate.site_log):
+        monkeypatch.setattr(module, "datetime", Clock)
+    key, public = pair(tmp_path / "ann")
+    configs = [_site(tmp_path / f"site-{i}", i, public, year) for i in range(SITES)]
+    ledgers = [Path(config["ledger-path"]) for config in configs]
+    grid = Sites(configs, RUN, year)
+    released: Counter[str] = Counter()
+    memory = 0
+    for day in range(DAYS):
+        year.now = START + timedelta(days=day)
+        _events(day, rng, year, ledgers)
+        config = RunConfig.parse(RUN | {"seed": day}).unsigned()
+        config["signature"] = sign(config, key, year.now + timedelta(days=1))
+        for context in grid.contexts.values():
+            context.run_config, context.run_id = config, 1000 + day
+        before = [Ledger(ledger).hash_of()[0] for ledger in ledgers]
+        try:
+            run = run_app(config, grid)
+            released[str(1000 + day)] = sum(entry["releases"] for entry in run.history)
+            shutil.rmtree(run.folder)
+        except FleetError:
+            year.events["days without a round"] += 1
+            shutil.rmtree(tmp_path / "server" / "runs", ignore_errors=True)
+        for i, ledger in enumerate(ledgers):
+            charges = Ledger(ledger).hash_of()[0]
+            assert i not in year.full | year.behind or charges == before[i], "no charge without an answer"
+            if charges > before[i]:
+                year.answered[i] = day
+        if day == EARLY:
+            gc.collect()
+            memory = psutil.Process().memory_info().rss
+        if day % 50 == 49:
+            _check(ledgers, year)
+    _check(ledgers, year)
+    gc.collect()
+    now = psutil.Process().memory_info().rss
+    told = f"{DAYS} days: {dict(year.events)}; {sum(released.values())} releases"
+    print(f"\n{told}; memory {memory >> 20} -> {now >> 20} MiB")
+    # Each release that the server counted was charged in the run that asked for it.
+    charged: Counter[str] = Counter()
+    for ledger in ledgers:
+        charged.update(row["run"] for row in Ledger(ledger, whole=True).rows() if row["kind"] is Kind.TRAIN)
+    for name, number in released.items():
+        assert charged[name] >= number, f"run {name}: {number} releases, {charged[name]} charges"
+    assert sum(charged.values()) >= sum(released.values()) > 10 * DAYS
+    assert DAYS <= EARLY or now < GROWTH * memory
+
+
+def _site(folder: Path, i: int, public: str, year: Year) -> dict[str, Any]:
+    rng = np.random.default_rng(i)
+    features = rng.uniform(-1, 1, (3 * CLIENTS, 2)).astype(np.float32)
+    targets = (features @ np.array([1, 2])).astype(np.float32)
+    write_dataset(
+        folder / "own", manifest(CLIENTS - 1, 1, model="linear"), features, targets, offsets_of([3] * CLIENTS)
+    )
+    Ledger.create(folder / "ledger.sqlite")
+    policy = folder / "policy.toml"
+    policy.write_text(f'''
+        data-path = "{folder / "own"}"
+        ledger-path = "{folder / "ledger.sqlite"}"
+        role = "split"
+        budget = {BUDGET}
+        hours = "20:00-06:00"
+        [researchers]
+        ann = "{public}"
+    ''')
+    policy.chmod(0o600)
+    return {"policy-file": str(policy), "ledger-path": str(folder / "ledger.sqlite"), "data-path": str(folder / "own")}
+
+
+def _events(day: int, rng: np.random.Generator, year: Year, ledgers: list[Path]) -> None:
+    """Let a day's accidents happen, and the operators mend those of the days before."""
+    year.gone = {site: back for site, back in year.gone.items() if back > day}
+    year.full.clear()
+    for site in list(year.behind):
+        SiteLog(beside(ledgers[site])).restored()
+        year.behind.discard(site)
+        year.events["ledgers restored from the log"] += 1
+    for site in range(SITES):
+        if rng.random() < 0.02 and site not in year.gone:
+            year.gone[site] = day + int(rng.integers(1, 20))
+            year.events["sites that left"] += 1
+        if rng.random() < 0.01:
+            year.full.add(site)
+            year.events["full disks"] += 1
+        backup = ledgers[site].with_suffix(".backup")
+        if day % 30 == site:
+            shutil.copy(ledgers[site], backup)
+        if rng.random() < 0.01 and backup.exists():
+            old, now = Ledger(backup).hash_of()[0], Ledger(ledgers[site]).hash_of()[0]
+            shutil.copy(backup, ledgers[site])
+            if old < now:
+                year.behind.add(site)
+            year.events["old backups"] += 1
+
+
+def _check(ledgers: list[Path], year: Year) -> None:
+    """Every ledger is intact and agrees with its log, and no client is above its budget."""
+    for i, ledger in enumerate(ledgers):
+        if i in year.behind:
+            continue
+        accounts = Ledger(ledger, whole=True).accounts()
+        assert all(pure_spent(account) <= Fraction(BUDGET) for account in accounts.values())
+        log = SiteLog(beside(ledger))
+        if log.path.exists():
+            assert log.lost() == []
+            assert sum(line["paid"] for line in log.lines()) >= Ledger(ledger).hash_of()[0]

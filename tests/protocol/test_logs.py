@@ -1,0 +1,46 @@
+"""A log is lines of JSON where that is asked for, and has no codes for colours where no terminal is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+LOGS = """
+import sys
+from logging import ERROR, INFO
+from umbel.protocol import logs
+from umbel.protocol.flower import log
+logs.configure()
+logs.about(run=7, round=3)
+log(INFO, "round %d of\\nmany", 3)
+try:
+    1 / 0
+except ZeroDivisionError as error:
+    log(ERROR, "it failed", exc_info=error)
+"""
+
+
+def written(form: str) -> str:
+    environment = os.environ | {"UMBEL_LOG": form}
+    done = subprocess.run([sys.executable, "-c", LOGS], capture_output=True, text=True, check=True, env=environment)
+    return done.stderr
+
+
+def test_a_line_of_json_says_when_where_and_about_which_run() -> None:
+    first, second = map(json.loads, written("json").splitlines())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", first.pop("time"))
+    host = os.uname().nodename
+    assert first == {"level": "INFO", "host": host, "run": 7, "round": 3, "message": "round 3 of\nmany"}
+    assert "ZeroDivisionError" in second["trace"]
+
+
+@pytest.mark.parametrize("form", ["", "plain"])
+def test_without_a_terminal_a_line_has_a_time_and_no_colours(form: str) -> None:
+    text = written(form)
+    assert re.match(r"INFO \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}:", text)
+    assert "\x1b" not in text

@@ -1,0 +1,84 @@
+"""The disk of a server's database: whether it has room, and what the server does without.
+
+On a full disk no reply can be stored. Then the server answers 503, so that sites and the ServerApp try again, and the
+log says why, once. As long as a little room is left, only sites have to wait: a run can still end with its reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from logging import ERROR, INFO
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, event
+
+from umbel.deploy.listening import option
+from umbel.protocol.errors import DiskError, ServerError
+from umbel.protocol.flower import log
+from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room, disk_error
+
+_RECENT_S = 60.0
+"""Seconds after a failed write for which the disk counts as full: some limits do not show in its free space."""
+
+_URL = "sqlite:///"
+
+
+class Database:
+    """A server's database file; None for a database in memory."""
+
+    def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path, self._clock = path, clock
+        self._failed: tuple[float, DiskError] | None = None
+        self._told = False
+
+    @classmethod
+    def of(cls, arguments: Sequence[str]) -> Database:
+        """Return the database that options of Flower's SuperLink name."""
+        name = option(arguments, "--database").removeprefix(_URL)
+        return cls(Path(name).absolute() if name and not name.startswith(":") else None)
+
+    def check(self) -> None:
+        """Raise unless the file can be made and written."""
+        if self.path is None:
+            return
+        if not self.path.parent.is_dir():
+            text = f"there is no folder {self.path.parent} for the server's database; make it, or change --database"
+            raise ServerError(text, code="server.database")
+        check_room(self.path, LEAST_ROOM)
+
+    def fault(self) -> DiskError | None:
+        """Return the error of a full disk; the log tells when that changes."""
+        fault = self._fault()
+        if (fault is not None) != self._told:
+            if fault:
+                log(ERROR, "%s", fault)
+                log(ERROR, "Until there is room, sites wait. Runs that end meanwhile can be resumed.")
+            else:
+                log(INFO, "The server's disk has room again")
+            self._told = fault is not None
+        return fault
+
+    def watch(self) -> None:
+        """From here on, answer requests for which there is no room with 503."""
+        event.listen(Engine, "handle_error", self._failing)
+
+    def _fault(self) -> DiskError | None:
+        if self.path is None:
+            return None
+        try:
+            check_room(self.path, LAST_ROOM)
+        except DiskError as error:
+            return error
+        if self._failed and self._clock() < self._failed[0] + _RECENT_S:
+            return self._failed[1]
+        return None
+
+    def _failing(self, context: Any) -> None:
+        from fastapi import HTTPException  # as Flower has done by now
+
+        if error := disk_error(context.original_exception, self.path or "the database"):
+            self._failed = self._clock(), error
+            self.fault()
+            raise HTTPException(503, f"the server's disk is full; it tries again [{error.code}]")

@@ -1,0 +1,168 @@
+"""A site's link to its server: the meaning of the server's replies, in words and with a remedy.
+
+Flower ends a node whose key or clock the server refuses as "terminated gracefully", or with exit code 305. Here the
+reason goes to the site's log. If time helps, the node tries again: the server counts a killed node as online for up to
+a minute. If it does not help, as with a removed key or a wrong clock, the node ends, and the error's code says why.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from logging import ERROR, INFO, WARNING
+from threading import Lock
+from typing import NoReturn
+
+import httpx
+
+from umbel.client.checks import ahead_of, clock_fault, connection_fault
+from umbel.protocol.durations import in_time
+from umbel.protocol.errors import SiteError
+from umbel.protocol.flower import Refusal, log, refusal_in
+
+_PATIENCE_S = 90.0
+"""Seconds for which the server may count a node's previous session as online; Flower's server takes 60."""
+_FIRST_S, _LONGEST_S = 2.0, 10.0
+"""The shortest and the longest pause between two tries; each is twice the one before."""
+
+_BY_REASON = {
+    Refusal.REVOKED: (
+        "site.key-revoked",
+        "the server's operator has removed this site, and its key cannot be used again; make another key "
+        "(umbel certs --node NAME), and let the operator register it",
+    ),
+    Refusal.UNKNOWN: (
+        "site.key-unknown",
+        "the server does not know this site's key; let its operator register the key's .pub file, then start again",
+    ),
+    Refusal.ONLINE: (
+        "site.still-online",
+        "the server counts this site as online: another process uses its key, or its last process has just been "
+        "killed; end the other process, or wait a minute",
+    ),
+    Refusal.NO_KEY: (
+        "site.no-key",
+        "the server admits only sites with a registered key; name it: --auth-supernode-private-key FILE",
+    ),
+}
+_REFUSED = (
+    "site.key-refused",
+    "the server refuses this site's key: it is not registered, has been removed, or another process uses it; ask the "
+    "server's operator",
+)
+_FORGOTTEN = (
+    "site.key-refused",
+    "the server no longer accepts this site's key: its operator has removed the site, or the server has lost its "
+    "database; ask the operator, and make another key if the site was removed (umbel certs --node NAME)",
+)
+
+
+class Ended(SystemExit):
+    """The end of a node, with the reason; it passes Flower's own handling of errors."""
+
+    def __init__(self, fault: SiteError) -> None:
+        super().__init__(fault.exit_code)
+        self.fault = fault
+
+
+class Link:
+    """The link of a node; Flower's calls to the server report to it (`umbel.protocol.flower.run_supernode`).
+
+    Parameters
+    ----------
+    address : str
+        ``HOST:PORT`` of the server.
+    clock, wall, sleep : callable
+        Seconds of a steady clock and since 1970; waits for some seconds.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._address, self._clock, self._wall, self._sleep = address, clock, wall, sleep
+        self._fault: SiteError | None = SiteError(f"not connected to {address} yet", code="site.connecting")
+        self._since: float | None = None  # of an outage
+        self._pause = _FIRST_S
+        self._lock = Lock()  # heartbeats have a thread
+
+    def fault(self) -> SiteError | None:
+        """Return why no message can arrive now."""
+        return self._fault
+
+    def works(self) -> None:
+        """Note a call that the server answered."""
+        with self._lock:
+            if self._since is not None:
+                log(INFO, "The server answers again, after %s", in_time(self._clock() - self._since))
+            self._fault, self._since, self._pause = None, None, _FIRST_S
+
+    def fails(self, error: httpx.HTTPError) -> bool:
+        """Note a call that failed; return whether to repeat it, after a pause.
+
+        Raises
+        ------
+        Ended
+            If no later call can succeed either.
+        """
+        if not isinstance(error, httpx.HTTPStatusError):
+            self._note(connection_fault(self._address, error))
+            return False
+        response, path = error.response, error.request.url.path
+        if response.status_code == HTTPStatus.UNAUTHORIZED:
+            ahead = ahead_of(response, self._wall())
+            raise Ended((None if ahead is None else clock_fault(ahead)) or _fault(_FORGOTTEN))
+        if path.endswith("/activate-node") or path.endswith("/register-node"):
+            return self._not_admitted(response)
+        self._note(SiteError(f"the server at {self._address} replied {_told(response)}", code="site.server-fault"))
+        if response.is_server_error and path.endswith("/pull-messages"):
+            self._wait()  # Flower's node would stop, but stay in memory
+            return True
+        return False
+
+    def gives_up(self, told: str) -> NoReturn:
+        """End the node, as Flower would for lack of a connection."""
+        raise Ended(self._fault or SiteError(told, code="site.no-server"))
+
+    def _not_admitted(self, response: httpx.Response) -> bool:
+        """Wait if the server may admit the node later."""
+        if response.status_code != HTTPStatus.PRECONDITION_FAILED:
+            self._note(SiteError(f"the server at {self._address} replied {_told(response)}", code="site.server-fault"))
+            return False
+        reason = refusal_in(response.text)
+        fault = _fault(_BY_REASON.get(reason, _REFUSED))
+        if reason not in (Refusal.ONLINE, Refusal.UNTOLD):
+            raise Ended(fault)
+        self._note(fault)
+        if self._clock() - (self._since or 0.0) > _PATIENCE_S:
+            raise Ended(fault)
+        self._wait()
+        return True
+
+    def _note(self, fault: SiteError) -> None:
+        """Log a fault when it begins."""
+        with self._lock:
+            if self._since is None:
+                self._since = self._clock()
+            if self._fault is None or self._fault.code != fault.code:
+                log(ERROR, "%s", fault)
+                log(WARNING, "This site tries again by itself")
+            self._fault = fault
+
+    def _wait(self) -> None:
+        self._sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_S)
+
+
+def _fault(told: tuple[str, str]) -> SiteError:
+    code, text = told
+    return SiteError(text, code=code)
+
+
+def _told(response: httpx.Response) -> str:
+    """Return a reply's status and the first words of its text."""
+    return f"{response.status_code} ({' '.join(response.text.split())[:200]})"

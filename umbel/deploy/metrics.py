@@ -1,0 +1,98 @@
+"""``umbel server metrics``: runs and their sites for Prometheus, read off the status of each run.
+
+No series depends on a client's data, choice or loss. Rounds, releases and refusals are what any site's log tells, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from umbel.protocol.cli import command_line, errors_in_one_line
+from umbel.protocol.errors import UmbelError
+from umbel.protocol.metrics import Labels, Series, machine, publish
+from umbel.server.history import Round
+from umbel.server.nodes.presence import Presence
+from umbel.server.run_folder import RunFolder
+from umbel.server.runs import all_runs, home_of_runs
+
+_PROCESSES = ("umbel server start", "flower-superlink", "flwr-serverapp")
+_RECENT_S = 86_400.0
+"""Runs that have written nothing for a day are left out: each would stay a series for ever."""
+
+
+def series(database: Path | None, certificates: dict[str, Path]) -> list[Series]:
+    """Return all series of a server."""
+    rounds: dict[Labels, float] = {}
+    most: dict[Labels, float] = {}
+    seconds: dict[Labels, float] = {}
+    paused: dict[Labels, float] = {}
+    written: dict[Labels, float] = {}
+    sites: dict[Labels, float] = {}
+    releases: dict[Labels, float] = {}
+    refusals: Counter[Labels] = Counter()
+    for path in all_runs():
+        folder = RunFolder(path)
+        try:
+            status = folder.read_status()
+        except (UmbelError, OSError):  # a simulation, or another server's folder
+            continue
+        if time.time() - status.written > _RECENT_S:
+            continue
+        run: Labels = (("run", path.name),)
+        rounds[run], most[run], written[run] = status.round, status.rounds, status.written
+        paused[run] = float(status.paused > 0)
+        states = Counter(site.presence for site in status.sites)
+        sites |= {(*run, ("state", str(state))): states[state] for state in Presence}
+        for site in status.sites:
+            own: Labels = (*run, ("site", site.name))
+            releases[own] = site.releases
+            for code, many in site.refusals.items():
+                refusals[(*own, ("code", code))] += many
+        if history := _history(folder):
+            seconds[run] = history[-1].seconds
+    found = [
+        Series("umbel_run_round", "The round that is next or under way.", rounds),
+        Series("umbel_run_rounds", "Maximum rounds.", most),
+        Series("umbel_run_round_seconds", "Seconds of the last round.", seconds),
+        Series("umbel_run_paused", "1 while a run waits for sites.", paused),
+        Series("umbel_run_written_timestamp_seconds", "Time of a run's last status.", written),
+        Series("umbel_run_sites", "Sites of a run, by state.", sites),
+        Series("umbel_run_releases_total", "Releases of a site's clients in a run.", releases),
+        Series("umbel_run_refusals_total", "Messages that a site refused, by code.", refusals),
+    ]
+    if database is not None:
+        size = sum(path.stat().st_size for path in database.parent.glob(f"{database.name}*"))
+        found.append(Series.of("umbel_server_database_bytes", "Size of the SuperLink's database on disk.", size))
+    return [*found, *machine(home_of_runs(), certificates, _PROCESSES, "umbel_server")]
+
+
+def _history(folder: RunFolder) -> list[Round]:
+    try:
+        return folder.read_history()
+    except (UmbelError, OSError):  # before the first round
+        return []
+
+
+def main(
+    database: Annotated[Path | None, typer.Option(help="The SuperLink's database.")] = None,
+    certificate: Annotated[list[Path], typer.Option(help="A certificate to watch. May be repeated.")] = [],  # noqa: B006
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Serve the metrics at this address.", show_default="print them")
+    ] = "",
+) -> None:
+    """Print the metrics of this server's runs for Prometheus, or serve them. Run it where the ServerApp's runs are."""
+    with errors_in_one_line():
+
+        def collect() -> Sequence[Series]:
+            return series(database, {path.name: path for path in certificate})
+
+        publish(collect, listen)
+
+
+app = command_line(main)

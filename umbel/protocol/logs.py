@@ -1,0 +1,48 @@
+"""The form of Flower's log: JSON lines if ``UMBEL_LOG=json``, and where no terminal is, times in place of colours."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from umbel.protocol.flower import plain_console
+
+FORM = "UMBEL_LOG"
+"""Environment variable with the form, for a process and those that it starts."""
+JSON, PLAIN = "json", "plain"
+
+_about: dict[str, Any] = {}
+
+
+def configure() -> None:
+    """Set the form of this process's log."""
+    form = os.environ.get(FORM, "")
+    if form == JSON:
+        for handler in logging.getLogger("flwr").handlers:
+            handler.format = line  # type: ignore[method-assign]
+    elif form == PLAIN or not sys.stderr.isatty():
+        plain_console()
+
+
+def about(**what: Any) -> None:
+    """Say what the next lines are about, such as a run and its round."""
+    _about.update(what)
+
+
+def line(record: logging.LogRecord) -> str:
+    """Return a record as one line of JSON: time, level, host, message; and run and round where they are known."""
+    at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    said = {
+        "time": at,
+        "level": record.levelname,
+        "host": os.uname().nodename,
+        **_about,
+        "message": record.getMessage(),
+    }
+    if record.exc_info:
+        said["trace"] = logging.Formatter().formatException(record.exc_info)
+    return json.dumps(said, default=str)
