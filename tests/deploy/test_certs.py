@@ -50,7 +50,7 @@ def shake_hands(folder: Path, name: str) -> None:
                 continue
 
 
-@pytest.mark.parametrize("name", ["umbel.example.org", "203.0.113.7", "localhost", "superlink"])
+@pytest.mark.parametrize("name", ["umbel.example.org", "203.0.113.7", "localhost", "127.0.0.1", "superlink"])
 def test_a_client_that_trusts_the_ca_accepts_every_name_of_the_server(folder: Path, name: str) -> None:
     shake_hands(folder, name)
 

@@ -32,7 +32,8 @@ from umbel.protocol.errors import CertificateError
 
 T = TypeVar("T")
 CA_DAYS, SERVER_DAYS, RENEW_DAYS = 3650, 365, 30
-OWN_NAMES = ("localhost", "superlink")  # names for the server's own machine and the executor beside it
+# Of the server's own machine and the executor beside it, which Flower starts with the address 127.0.0.1.
+OWN_NAMES = ("localhost", "127.0.0.1", "superlink")
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 

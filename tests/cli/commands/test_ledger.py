@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord, RecordDict
 from typer.testing import CliRunner
 
 from tests.helpers.errors import ended, raises
@@ -18,7 +19,7 @@ from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.runs import Runs
-from umbel.privacy.gate.site_log import Entry, SiteLog
+from umbel.privacy.gate.site_log import Entry, SiteLog, outline
 from umbel.privacy.gate.store import Names, beside
 from umbel.protocol.errors import LogError, Refused
 from umbel.protocol.release import Clipping, Kind, Release
@@ -224,6 +225,14 @@ def test_log_show_prints_what_was_asked_decided_and_why(tmp_path: Path) -> None:
     for text in ("round 4", "clients 2", "answered", "refused", "partly", "cannot pay any more"):
         assert text in output
     assert "\x1b" not in output, "what a server wrote does nothing to a terminal"
+
+
+def test_log_show_counts_the_parts_of_a_message_that_umbel_does_not_know(tmp_path: Path) -> None:
+    log = SiteLog(beside(ledger(tmp_path)))
+    log.answered(Entry("7", "query", outline(RecordDict({"strange": ConfigRecord({"a": 1})}))), True)
+    code, output = run("log show", str(log.path))
+    assert code == 0
+    assert "others: 1" in output
 
 
 def test_log_show_leaves_out_what_is_not_asked_for(tmp_path: Path) -> None:

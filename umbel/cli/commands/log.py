@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -88,12 +88,17 @@ def _log_path(path: Path | None) -> Path:
     return path if path.suffix == ".jsonl" else beside(path)
 
 
+def _part(name: str, values: Any) -> str:
+    """Return a part of a message in words: its entries, or the number of parts that umbel does not know."""
+    if not isinstance(values, dict):
+        return f"{name}: {values}"
+    told = (f"{key.replace('_', '-')} {value}" for key, value in values.items() if value != "")
+    return f"{name}: {', '.join(told)}"
+
+
 def _cells(line: Line) -> list[Text]:
     """Return the cells of a line."""
-    asked = "; ".join(
-        f"{name}: " + ", ".join(f"{key.replace('_', '-')} {value}" for key, value in values.items() if value != "")
-        for name, values in line["asked"].items()
-    )
+    asked = "; ".join(_part(name, values) for name, values in line["asked"].items())
     cells = (line["number"], line["at"], line["run"], line["message"], asked, line["decision"], line["paid"])
     texts = [*map(str, cells), line["reason"]]
     return [Text(printable(text)) for text in texts]
