@@ -193,7 +193,7 @@ def _parse(command: click.Command, words: Sequence[str], parent: click.Context |
 
 
 _DATASETS = ("stays", "wards", "mine", "hospital-services")  # that the docs' commands make, and that umbel brings
-_FILES = ("private.toml",)  # that they write
+_FILES = ("private.toml", ".")  # that they write, and the folder of an app
 
 
 @cache
