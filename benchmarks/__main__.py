@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from benchmarks import bare, scale
+from benchmarks import bare, scale, sites
 from benchmarks.measure import Out, Ratio, benchmark, console, table_of
 from benchmarks.peers import plain_flower
 from umbel.protocol.home import write_atomically
@@ -31,6 +31,7 @@ BARE = {
     "CNN: umbel / bare loop": lambda: bare.measure("cnn", times=2, rounds=2),
 }
 FLOWER = "hospital in Ray: umbel / plain Flower"
+SITE = "hospitals at a site: together / one after the other"
 MANY, LATE = "a million clients / a thousand", "rounds 450 to 500 / rounds 1 to 50"
 
 
@@ -55,6 +56,7 @@ def main(
 def measured() -> dict[str, Ratio]:
     """Return the ratios of this machine, now."""
     ratios = {name: measure() for name, measure in BARE.items()}
+    ratios[SITE] = sites.measure("mlp", clients=600, k=5, times=3)
     ratios[FLOWER] = plain_flower.compare(rounds=2, times=1).turned
     ratios[MANY], ratios[LATE] = scale.measure([1_000, 1_000_000], rounds=500, times=2)
     return ratios

@@ -3,8 +3,7 @@
     python -m benchmarks.sites [--clients N] [--images N] [--times N] [--out FILE]
 
 A site answers a round's message: policy, ledger on disk, choice among hypotheses, training, noise. Both contestants
-have all of PyTorch's threads, as a site has; the loop is the site's engine without batches and without threads of its
-own.
+have all of PyTorch's threads, as a site has. The loop gives all of them to one client after the other.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ import typer
 from flwr.app import Message
 from numpy.typing import NDArray
 
-import umbel
+import umbel.client.app
 from benchmarks.measure import Out, Ratio, Reading, benchmark, interleave, show
 from umbel import models
 from umbel.client import crew, engines, trial
-from umbel.client.app import app
 from umbel.client.invariant import InvariantLearner
+from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack
 from umbel.protocol.release import Clipping
@@ -82,13 +81,13 @@ def answered(scratch: Path, model: str, clients: int, k: int, rounds: count[int]
     drawn = [models.load(model).initial(seed) for seed in range(k)]
     hypotheses = pack({name: np.stack([one[name] for one in drawn]) for name in drawn[0]})
     task = TrainingSpec(
-        round=next(rounds), clients=tuple(range(clients)), local_epochs=1, step_size=0.1, batch_size=20,
-        noise_multiplier=5.0, clipping=Clipping.UPDATE, clip_norm=0.1, choice_epsilon=0.0,
+        round=next(rounds), clients=tuple(map(ClientOnNode, range(clients))), local_epochs=1, step_size=0.1,
+        batch_size=20, noise_multiplier=5.0, clipping=Clipping.UPDATE, clip_norm=0.1, choice_epsilon=0.0,
     )  # fmt: skip
     content = round_request(hypotheses)
     content["training"] = task.to_record()
     site = {"data-path": str(scratch / "data"), "ledger-path": str(scratch / "ledger.sqlite"), **OPEN}
-    grid = InProcessGrid(app, {}, node_configs=[site])
+    grid = InProcessGrid(umbel.client.app.app, {}, node_configs=[site])
     (node,) = grid.get_node_ids()
     message = Message(content, node, "train", group_id="1")
     began = time.perf_counter()

@@ -138,8 +138,6 @@ class BatchedLearner(Learner):
                 inputs += parameters[f"{name}bias"][:, None]  # baddbmm spreads it out first, which takes far longer
         return inputs
 
-    # Steps that `umbel.client.invariant` replaces.
-
     def _minibatches(self, cohort: Cohort, schedule: Schedule) -> Iterator[Minibatch]:
         """Yield the rows of each step; see `Schedule.minibatches`."""
         return schedule.minibatches()

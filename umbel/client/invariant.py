@@ -80,7 +80,7 @@ class InvariantLearner(BatchedLearner):
         """Compute runs of clients of one width, at most a chunk."""
         for part in self._runs(cohort):
             rows = cohort.part(part)
-            # One thread computes small clients at once.
+            # A small chunk is computed at once, by one thread.
             own = np.zeros(len(rows), np.int64) if self._together(rows) else sizes[part]
             with progress.part(part.start / len(cohort), part.stop / len(cohort)):
                 super()._in_chunks(rows, own, partial(_whole, compute, part))

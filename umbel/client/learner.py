@@ -1,7 +1,8 @@
 """A learner: choose, train and score for a model on a device.
 
-Two learners give the same numbers up to rounding. `umbel.client.loop` computes one client after the other and is the
-reference; `umbel.client.batched` computes the clients of a cohort together. `umbel.client.engines` picks one.
+The learners give the same numbers up to rounding. `umbel.client.loop` computes one client after the other and is the
+reference. `umbel.client.batched` computes the clients of a cohort together, and `umbel.client.invariant` does so at a
+site, where a client's numbers depend on no other client. `umbel.client.engines` picks one.
 """
 
 from __future__ import annotations

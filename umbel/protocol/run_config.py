@@ -143,7 +143,7 @@ class RunConfig(Settings):
     proximal: Number = Field(0.0, ge=0, description="mu of FedProx, which keeps clients near the round's hypotheses")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="cpu, cuda, or auto: the GPU if there is one")
     engine: Literal["auto", "loop", "batched"] = Field(
-        "auto", description="how a node computes its clients; loop and batched are for debugging"
+        "auto", description="how a simulated node computes its clients; loop and batched are for debugging"
     )
 
     noise_multiplier: Number = Field(

@@ -11,11 +11,12 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import best_hypothesis
+from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
 from umbel.client.personal.make import make_own
 from umbel.client.personal.own import Own
+from umbel.client.trial import try_out
 from umbel.models.prior import Prior
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
@@ -36,32 +37,37 @@ def keep(node: Node, hypotheses: Arrays, kept: LocalParameters, folder: Path, pr
         The differences of clients around each hypothesis, from the server.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    clients = sorted({*node.training, *node.validation})
+    clients, learner = sorted({*node.training, *node.validation}), _learner(node)
     if not node.model.local_shapes:
-        own = _made(node, hypotheses, clients, prior)
+        own = _made(node, learner, hypotheses, clients, prior)
         return _write(folder, clients, [own.arrays(i) for i in range(len(clients))])
     trained = kept.known(clients)
     new = sorted({*clients} - {*trained})
     if trained:
         local = kept.read(trained)
-        cohort = Cohort.gather(node.dataset, trained, node.learner.device)
-        best = of_each(hypotheses, node.learner.choose(hypotheses, cohort, local))
+        cohort = Cohort.gather(node.dataset, trained, learner.device)
+        best = of_each(hypotheses, learner.choose(hypotheses, cohort, local))
         _write(folder, trained, _by_client(best | local, len(trained)))
     if new:
-        cohort = Cohort.gather(node.dataset, new, node.learner.device)
-        losses, _ = node.learner.score_newcomers(hypotheses, cohort, kept.fresh(new), node.run.step_size)
+        cohort = Cohort.gather(node.dataset, new, learner.device)
+        losses, _ = learner.score_newcomers(hypotheses, cohort, kept.fresh(new), node.run.step_size)
         _write(folder, new, _by_client(of_each(hypotheses, best_hypothesis(losses)), len(new)))
 
 
-def _made(node: Node, hypotheses: Arrays, clients: Sequence[int], prior: Prior | None) -> Own:
+def _learner(node: Node) -> Learner:
+    """Return the learner of these files, which are computed together, since they do not leave the node."""
+    return node.learner if node.site.simulated else try_out(node.model, node.dataset, node.run.device)
+
+
+def _made(node: Node, learner: Learner, hypotheses: Arrays, clients: Sequence[int], prior: Prior | None) -> Own:
     policy, run = node.site.policy, node.run
     update = LocalUpdate(
         policy.personalise_epochs, run.step_size, run.batch_size, max_examples=policy.max_examples, descent=node.descent
     )
-    cohort = Cohort.gather(node.dataset, clients, node.learner.device)
+    cohort = Cohort.gather(node.dataset, clients, learner.device)
     # Round 0, since training rounds count from 1.
     draws = partial(streams, node.seed, "shuffle", 0, clients)
-    return make_own(policy.personalise, node.learner, hypotheses, cohort, update, draws, prior)
+    return make_own(policy.personalise, learner, hypotheses, cohort, update, draws, prior)
 
 
 def of_each(hypotheses: Arrays, best: NDArray[np.int64]) -> Arrays:

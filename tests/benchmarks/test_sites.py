@@ -1,0 +1,34 @@
+"""A site and the loop answer the same message, and the loop computes one client after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import sites
+from benchmarks.measure import Reading, console
+from umbel.client.learner import Learner
+from umbel.client.loop import LoopLearner
+
+
+@pytest.mark.parametrize(
+    ("model", "kinds"), [("mlp", ["InvariantLearner", "LoopLearner"]), ("lenet10", ["LoopLearner"])]
+)
+def test_both_answer(model: str, kinds: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    original = sites.answered
+
+    def answered(*arguments: Any) -> Reading:
+        with monkeypatch.context() as patch:
+            train = Learner.train
+            patch.setattr(Learner, "train", lambda self, *rest: seen.append(type(self).__name__) or train(self, *rest))
+            return original(*arguments)
+
+    monkeypatch.setattr(sites, "answered", answered)
+    with console.capture() as printed:
+        ratio = sites.measure(model, 2, 2, 1)
+    assert ratio.median > 0
+    assert f"{model}: 2 clients train, k = 2" in printed.get()
+    assert {*seen} == {*kinds}
+    assert LoopLearner.__name__ in seen
