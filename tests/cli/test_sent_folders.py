@@ -10,7 +10,9 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
 import tomli_w
 from typer.testing import CliRunner
 
@@ -233,6 +235,7 @@ def test_a_device_in_a_dataset_is_not_read(tmp_path: Path) -> None:
 
 
 DEEP = "[" * 100_000
+NO_NUMBERS = safetensors.numpy.save({"weight": np.zeros((2, 0), np.float32)})
 DAMAGED = {
     "a header of 9 EB": ("hypotheses.safetensors", b"\xff" * 7 + b"\x7f{}"),
     "a deep config": ("config.toml", f"x = {DEEP}".encode()),
@@ -240,6 +243,7 @@ DAMAGED = {
     "a reason that is a list": ("outcome.json", b"[]"),
     "a deep reason": ("outcome.json", DEEP.encode()),
     "clients without end": ("participations.jsonl", b'{"4000000000": 1}\n{}\n'),
+    "hypotheses without numbers": ("hypotheses.safetensors", NO_NUMBERS),
     "a client too far": ("participations.jsonl", b'{"4000": 1}\n{}\n'),
     "deep sections": ("sections.json", DEEP.encode()),
     "sections of another kind": ("sections.json", b'[{"title": 3}]'),
@@ -262,6 +266,16 @@ def test_a_damaged_run_is_told_in_one_line(what: str, kept: Path, umbel_home: Pa
         assert output.endswith("]\n"), output
         assert output.count("\n") == 1, output
     assert umbel("runs", "list")[0] == 0
+
+
+def test_a_guarantee_is_told_only_for_the_releases_of_a_runs_rounds(kept: Path, tmp_path: Path) -> None:
+    run = tmp_path / "sent"
+    shutil.copytree(kept, run)
+    (run / "participations.jsonl").write_text('{"0": 1}\n{}\n')
+    ended(*umbel("report", str(run)), "config.run-damaged", "1 releases", "history.jsonl")
+    (run / "participations.jsonl").write_text('{"0": 100}\n{}\n')
+    for words in (("report",), ("runs", "show")):
+        ended(*umbel(*words, str(run)), "config.run-damaged", "100", "history.jsonl")
 
 
 def test_why_a_run_ended_is_only_text(kept: Path, tmp_path: Path) -> None:

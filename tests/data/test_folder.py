@@ -55,6 +55,18 @@ def test_a_dataset_that_fails_its_check_leaves_the_old_one(folder: Path) -> None
     assert list(folder.parent.iterdir()) == [folder]
 
 
+@pytest.mark.parametrize(
+    ("entries", "names"),
+    [({"name": "a\x1b[2J"}, ()), ({}, [f"{client}\x1b[2J" for client in range(MANIFEST.clients)])],
+)
+def test_what_no_terminal_can_print_is_refused_before_it_is_written(
+    entries: dict[str, str], names: list[str], tmp_path: Path
+) -> None:
+    with raises(DatasetError, "data.unprintable", "x1b"):
+        write_dataset(tmp_path / "data", MANIFEST.model_copy(update=entries), FEATURES, TARGETS, OFFSETS, names)
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     for path in (tmp_path, tmp_path / "thesis.tex"):

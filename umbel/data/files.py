@@ -108,6 +108,8 @@ def write_dataset(
     parts = {".": whole} if test is None else {".": whole, "test": test}
     for part, dataset in parts.items():
         check(dataset, folder / part)
+        # As on reading, but before the data are in place.
+        check_printable([dataset.manifest.entries(), list(dataset.names)], folder / part)
     if _foreign(folder) or (folder.exists() and not folder.is_dir()):
         raise DatasetError(f"{folder} exists and is not a dataset; give another folder", code="data.exists")
     make_folder(folder.parent)

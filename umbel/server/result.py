@@ -18,9 +18,10 @@ from umbel.data import Dataset
 from umbel.models.model import Model
 from umbel.models.prior import Prior
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.run_config import MAX_HYPOTHESES
 from umbel.server.history import shares_of
 from umbel.server.run_folder import RunFolder
-from umbel.server.setup import Setup
+from umbel.server.setup import Setup, check_hypotheses
 from umbel.server.summary import Summary
 from umbel.server.worth import Worth
 from umbel.strategies.differences import prior_of
@@ -153,7 +154,11 @@ class Result:
     def _often(self) -> tuple[float, int, int]:
         last = self.history.iloc[-1]
         exact = int(self.history["exact_reports"].max())
-        return float(last["median_participations"]), int(last["max_participations"]), exact
+        folder, most = RunFolder(self.path), int(last["max_participations"])
+        spent = folder.read_participations() if (self.path / "participations.jsonl").exists() else {}
+        if (more := max(spent.values(), default=0)) > most:
+            raise ValueError(f"a client released {more} times by participations.jsonl, and {most} by history.jsonl")
+        return float(last["median_participations"]), most, exact
 
     @property
     def parameters(self) -> dict[str, NDArray[np.float32]]:
@@ -167,7 +172,9 @@ class Result:
 
     def _read(self, file: str) -> dict[str, NDArray[np.float32]]:
         stored = safetensors.numpy.load_file(self.path / f"{file}.safetensors")
-        return {name: stored[name] for name in self.model.shapes}
+        found = {name: stored[name] for name in self.model.shapes}
+        check_hypotheses(found, self.model.shapes, MAX_HYPOTHESES)
+        return found
 
     @cached_property
     def hypotheses(self) -> list[torch.nn.Module]:

@@ -145,8 +145,12 @@ def _check_participations(
     for client, times in spent.items():
         if not 0 <= client < clients or times < 1:
             raise ValueError(f"participations.jsonl says that client {client} of {clients} released {times} times")
-    released = sum(entry.releases for entry in history)
-    most = max(spent.values(), default=0)
+    check_releases(spent, history, newest)
+
+
+def check_releases(spent: Mapping[ClientInRun, int], history: Sequence[Round], newest: Round) -> None:
+    """Raise `ValueError` unless participations fit the rounds: the guarantee follows from them; see above."""
+    released, most = sum(entry.releases for entry in history), max(spent.values(), default=0)
     # A run that was killed twice in a round may have counted less the first time than the second time's history says.
     if sum(spent.values()) < released or not history[-1].max_participations <= most <= newest.max_participations:
         raise ValueError(

@@ -103,7 +103,13 @@ def test_runs_of_earlier_code_are_kept_when_asked_and_the_tables_tell(
     assert ("Code" in said) == (kept[0].code == first.code) == (other in ("code", "new setting"))
 
 
-@pytest.mark.parametrize("line", ['{"name": "../out", "history": []}', '{"name": "", "history": []}', "[]", "{}", "{"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"name": "../out", "history": []}', '{"name": "", "history": []}', "[]", "{}", "{", "[" * 100_000,
+        '{"name": "a", "history": 3}', r'{"name": "a\u0000", "history": []}', r'{"name": "a\u001b[2J", "history": []}',
+    ],
+)  # fmt: skip
 def test_packed_runs_of_somebody_else_stay_in_the_folder(line: str, tmp_path: Path) -> None:
     with raises(SweepError, "sweep.not-packed"):
         unpack(['{"name": "good", "history": []}', line], tmp_path / "sweep")

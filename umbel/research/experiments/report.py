@@ -14,12 +14,14 @@ from umbel.client.learner import best_hypothesis
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import ConfigError, DatasetError
+from umbel.protocol.run_config import MAX_HYPOTHESES
 from umbel.research.experiments.runs import LOCAL_ONLY
 from umbel.server.report import HeldOut, Measured, View, check, render
 from umbel.server.report.compare import MAX_KINDS, runs_of
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import DAMAGE, find_run, reading
-from umbel.server.setup import Setup
+from umbel.server.saved import check_releases
+from umbel.server.setup import Setup, check_hypotheses
 from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
 from umbel.simulation.baselines import local_only, measure, validation_cohort
@@ -83,6 +85,10 @@ def _open(run: str | Path) -> tuple[RunFolder, Setup, View, Arrays]:
     if spent and (last := max(spent)) >= clients:
         text = f"participations.jsonl names client {last}, and the dataset has {clients:,} training clients"
         raise ConfigError(f"{path} is damaged: {text}; restore an intact copy", code="config.run-damaged")
+    with reading(path):
+        for arrays in (state.hypotheses, state.best):
+            check_hypotheses(arrays, setup.model.shapes, MAX_HYPOTHESES)
+        check_releases(spent, state.history, folder.read_history(len(state.history))[-1])
     participations = np.zeros(clients, np.int64)
     participations[list(spent)] = list(spent.values())
     releases = path / "releases.safetensors"

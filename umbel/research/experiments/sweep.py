@@ -140,9 +140,9 @@ def unpack(lines: Iterable[str], folder: Path) -> list[str]:
     """Put runs from `pack` where a sweep finds them, unless they are there; return their names."""
     names = []
     try:
-        runs = [(doc.pop("name"), doc.pop("history"), doc) for doc in map(json.loads, lines)]
-        outside = [name for name, *_ in runs if not name or "/" in name or name.startswith(".")]
-    except (ValueError, KeyError, AttributeError, TypeError) as broken:
+        runs = [(doc.pop("name"), list(doc.pop("history")), doc) for doc in map(json.loads, lines)]
+        outside = [name for name, *_ in runs if not name.isprintable() or not name or "/" in name or name[0] == "."]
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as broken:
         raise SweepError(f"no runs that umbel experiment pack wrote: {broken!r}", code="sweep.not-packed") from broken
     if outside:
         text = f"{outside[0]!r} is not the name of a run; unpack only files that umbel experiment pack wrote"
