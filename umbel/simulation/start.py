@@ -201,12 +201,16 @@ def _dataset_of(name: str) -> str | None:
     return None
 
 
+# In a folder with one of these, "." is a dataset or a run, whose names are not trusted, and no Flower app.
+_SENT = ("manifest.json", "config.toml")
+
+
 def _named(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a configuration, or the dataset for a name or a path."""
     if not name:
         return {}
-    if (app := Path(name).expanduser() / "pyproject.toml").is_file():  # a Flower app's folder, as flwr run takes it
-        return _read(app, given)
+    if name == "." and Path("pyproject.toml").is_file() and not any(map(os.path.exists, _SENT)):
+        return _read(Path("pyproject.toml"), given)
     if (dataset := _dataset_of(name)) is not None:
         return {"dataset": dataset}
     path = Path(name).expanduser()

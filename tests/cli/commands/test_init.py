@@ -53,7 +53,13 @@ def test_its_settings_are_a_run_with_a_guarantee(project: Path, monkeypatch: pyt
     values = read_values("pyproject.toml")
     assert values.keys() <= RunConfig().entries().keys()
     assert values["model"] == "my_study.model:net"
-    assert read_values(".") == read_values(str(project)) == values, "the folder stands for it, as for flwr run"
+    assert read_values(".") == values, "the folder stands for it, as for flwr run"
+    (project / "manifest.json").touch()
+    assert read_values(".") == {"dataset": str(project)}, "a dataset that was sent is no app"
+    (project / "config.toml").touch()
+    (project / "manifest.json").unlink()
+    with raises(ConfigError, "config.is-a-run"):
+        read_values(".")
     # n = 7 parameters of the linear model, pure epsilon 2 n / nu in one participation
     assert 2 * 7 / values["noise-multiplier"] * values["max-participations"] == 4.0
 
