@@ -28,11 +28,12 @@ from torch import Tensor, nn
 from umbel.client import progress
 from umbel.client.batched import BatchedLearner, Minibatch, dense_layers
 from umbel.client.cohort import Cohort, Schedule
-from umbel.client.learner import ONE_THREAD_BYTES
+from umbel.client.learner import ONE_THREAD_BYTES, one_thread
 from umbel.client.loop import LoopLearner
 from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model, Parameters
 from umbel.models.networks import Softmax
+from umbel.privacy.gate.undisclosed import check_time
 
 SLOTS = 64  # clients of a chunk: a multiple of the numbers that any processor computes at once
 _NARROWEST = 8  # rows to which a client is padded at least, so that few widths occur
@@ -80,10 +81,14 @@ class InvariantLearner(BatchedLearner):
         """Compute runs of clients of one width, at most a chunk."""
         for part in self._runs(cohort):
             rows = cohort.part(part)
-            # A small chunk is computed at once, by one thread.
-            own = np.zeros(len(rows), np.int64) if self._together(rows) else sizes[part]
             with progress.part(part.start / len(cohort), part.stop / len(cohort)):
-                super()._in_chunks(rows, own, partial(_whole, compute, part))
+                if not self._together(rows):
+                    super()._in_chunks(rows, sizes[part], partial(_whole, compute, part))
+                    continue
+                check_time()
+                with one_thread():
+                    compute(part)
+                progress.at(1)
 
     def _runs(self, cohort: Cohort) -> Iterator[slice]:
         widths, begin = [_width(int(length)) for length in cohort.lengths], 0

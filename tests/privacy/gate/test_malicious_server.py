@@ -26,8 +26,8 @@ from tests.helpers.messages import asked, refused, released, scores, sent, task_
 from tests.helpers.messages import releases as arrays_of
 from umbel.client import node as client_node
 from umbel.client.app import app
-from umbel.client.batched import BatchedLearner
 from umbel.client.cohort import Cohort
+from umbel.client.invariant import InvariantLearner
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate import randomness
 from umbel.privacy.gate.ledger import Ledger
@@ -331,7 +331,7 @@ def test_a_client_whose_rows_need_too_much_memory_changes_nobody_elses_release(
     tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, on_gpu: bool
 ) -> None:
     """A server that saw all updates vanish would know that some client has many rows."""
-    gather, sums, last = Cohort.gather, BatchedLearner._sums, []
+    gather, sums, last = Cohort.gather, InvariantLearner._sums, []
 
     def too_many(dataset: Any, clients: list[int], device: Any) -> Any:
         last[:] = clients
@@ -351,7 +351,7 @@ def test_a_client_whose_rows_need_too_much_memory_changes_nobody_elses_release(
     site, other = (Site(tmp_path / name, run_config, **seeded) for name in ("one", "other"))
     usual = releases(site.ask(task))
     monkeypatch.setattr(Cohort, "gather", too_many)
-    monkeypatch.setattr(BatchedLearner, "_sums", too_many_on_gpu)
+    monkeypatch.setattr(InvariantLearner, "_sums", too_many_on_gpu)
     now = releases(other.ask(task))
     np.testing.assert_array_equal(usual[1], now[1])
     assert (usual[0] != now[0]).any(), "the one that could not be computed releases no update"
