@@ -56,7 +56,7 @@ def fill_other_tables(path: Path, number: int, clients: int) -> None:
     for hypothesis in range(3):
         runs.note_sent(str(number), "", {"weight": np.full(2, hypothesis, np.float32)})
     with suppress(Refused):
-        runs.check_approved(str(number), {"rounds": number, "text": "x" * 10 * clients})
+        runs.check_approved(str(number), {"rounds": number, "text": "x" * 10 * clients}, "")
     connection = sqlite3.connect(path)
     connection.execute("DELETE FROM sent WHERE id % 3 = 0")  # which frees pages
     connection.commit()
