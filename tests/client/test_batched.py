@@ -40,7 +40,7 @@ def half_frozen() -> nn.Module:
         half_frozen,
     ],
 )
-def test_a_chain_ofdense_layers_gives_what_each_network_gives_by_itself(network: Any) -> None:
+def test_a_chain_of_dense_layers_gives_what_each_network_gives_by_itself(network: Any) -> None:
     """But frozen layers, which a chain would not find among a client's own, are left to vmap, and count."""
     model = Model("dense", network, LOSSES["mse"], METRICS["rmse"])
     generator = torch.Generator().manual_seed(0)
