@@ -107,4 +107,4 @@ def test_slower_is_what_even_its_best_turn_shows() -> None:
 
 
 def test_there_are_saved_ratios_of_all_that_is_measured() -> None:
-    assert set(bench.read(bench.SAVED)) == {*bench.BARE, bench.FLOWER, bench.MANY, bench.LATE}
+    assert set(bench.read(bench.SAVED)) == {*bench.BARE, bench.FLOWER, bench.MANY, bench.LATE, bench.SITE}

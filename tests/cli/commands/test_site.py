@@ -181,7 +181,7 @@ def expire(certificates: Path) -> None:
         (lambda server, *_: setattr(server.RequestHandlerClass, "status", 503), ["site.no-server"]),
         (lambda *_: _[2].update(superlink="localhost:1"), ["site.no-server"]),
         (lambda *_: _[2].update(superlink="nonsense"), ["site.no-server"]),
-        (lambda *_: _[2].update(superlink=_[2]["superlink"].replace("localhost", "127.0.0.1")), ["site.certificate"]),
+        (lambda *_: _[2].update(superlink=_[2]["superlink"].replace("localhost", "0.0.0.0")), ["site.certificate"]),
         (lambda _, certs, __: expire(certs), ["site.certificate"] * 2),
         (lambda _, certs, __: (certs / "ca.crt").write_text("x"), ["site.certificate"]),
         (lambda _, certs, __: (certs / "site-1").chmod(0o644), ["site.permissions"]),
