@@ -92,8 +92,7 @@ class RoundGate:
 
         def answer(site: Site, entry: Entry) -> Message:
             run, run_id = RunConfig.of(context.run_config), str(context.run_id)
-            if (task := training_in(msg.content) or evaluation_in(msg.content)) is not None:
-                logs.about(run=context.run_id, round=task.round)
+            logs.about(run=context.run_id)
             hypotheses = hypotheses_in(msg.content)
             handler = _Handler(msg, context, call_next, hypotheses, lambda: self._find(site, run))
             most = most_participations(site, run)
@@ -127,6 +126,7 @@ def _train(passage: Passage, content: RecordDict) -> RecordDict:
     task = training_in(content)
     if task is None:
         return RecordDict()
+    logs.about(round=task.round)
     found = passage.train(task)
     paid = found.paid.astype(int).tolist()
     if isinstance(found, SanitisedSums):
