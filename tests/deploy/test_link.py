@@ -12,8 +12,7 @@ import httpx
 import pytest
 from flwr.supercore.error import ApiErrorCode, FlowerError
 
-from umbel.deploy.link import Ended, Link
-from umbel.protocol.errors import SiteError
+from umbel.deploy.link import Link
 from umbel.protocol.flower import tell_why
 
 NOW = 1_800_000_000.0
@@ -86,10 +85,10 @@ def server(number: int | None, removed: bytes = b"") -> SimpleNamespace:
 def test_a_node_ends_at_once_where_time_does_not_help(
     link: Link, time: Time, error: httpx.HTTPError, code: str, part: str
 ) -> None:
-    with pytest.raises(Ended) as end:
+    with pytest.raises(SystemExit) as end:
         link.fails(error)
-    assert (end.value.fault.code, end.value.code, time.waits) == (code, SiteError.exit_code, [])
-    assert part in end.value.fault.text
+    assert (end.value.code.code, end.value.code.exit_code, time.waits) == (code, 2, [])
+    assert part in end.value.code.text
 
 
 def test_a_killed_nodes_session_is_waited_for_with_growing_pauses_and_not_for_ever(
@@ -106,16 +105,16 @@ def test_a_killed_nodes_session_is_waited_for_with_growing_pauses_and_not_for_ev
     assert link.fault() is None
     assert caplog.text.count("[site.still-online]") == 1, "once for each outage"
     time.waits.clear()
-    with pytest.raises(Ended):
+    with pytest.raises(SystemExit):
         keep_calling(link, error)
     assert 90 < sum(time.waits) < 110
 
 
 def test_flowers_own_server_does_not_say_why_so_it_may_be_the_session(link: Link, time: Time) -> None:
     error = refused("activate-node", 412, {"code": ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, "detail": "no"})
-    with pytest.raises(Ended) as end:
+    with pytest.raises(SystemExit) as end:
         keep_calling(link, error)
-    assert end.value.fault.code == "site.key-refused"
+    assert end.value.code.code == "site.key-refused"
     assert sum(time.waits) > 60
 
 
@@ -133,7 +132,7 @@ def test_a_server_that_is_not_there_is_told_once_and_again_after_it_was_there(
         assert link.fault() is None
     assert caplog.text.count("[site.no-server]") == 2
     assert caplog.text.count("answers again") == 2
-    with pytest.raises(Ended):
+    with pytest.raises(SystemExit):
         link.gives_up("told by Flower")
 
 
@@ -142,10 +141,10 @@ def test_a_certificate_that_is_refused_is_told_as_such(link: Link) -> None:
     error.__cause__ = ssl.SSLCertVerificationError(1, "certificate verify failed")
     error.__cause__.verify_message = "unable to get local issuer certificate"
     assert not link.fails(error)
-    with pytest.raises(Ended) as end:
+    with pytest.raises(SystemExit) as end:
         link.gives_up("")
-    assert end.value.fault.code == "site.certificate"
-    assert "local issuer" in end.value.fault.text
+    assert end.value.code.code == "site.certificate"
+    assert "local issuer" in end.value.code.text
 
 
 @pytest.mark.parametrize(("path", "again"), [("pull-messages", True), ("push-messages", False)])

@@ -12,7 +12,6 @@ import pytest
 
 from tests.helpers.errors import raises
 from umbel.deploy import node
-from umbel.deploy.link import Ended
 from umbel.protocol.errors import SiteError
 from umbel.simulation.superlink import free_port
 
@@ -41,9 +40,9 @@ def test_the_executor_is_waited_for_and_ends_once_the_supernode_is_gone(command:
 
 
 def test_a_node_whose_executor_breaks_down_does_not_end_gracefully() -> None:
-    with pytest.raises(Ended) as end:
+    with pytest.raises(SystemExit) as end:
         node._executor_ended(signal.SIGUSR1, None)
-    assert (end.value.fault.code, end.value.code) == ("site.executor", 2)
+    assert (end.value.code.code, end.value.code.exit_code) == ("site.executor", 2)
 
 
 def test_the_executor_imports_nothing_from_a_working_folder_that_hides_what_is_installed(

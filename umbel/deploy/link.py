@@ -27,43 +27,40 @@ _FIRST_S, _LONGEST_S = 2.0, 10.0
 """The shortest and the longest pause between two tries; each is twice the one before."""
 
 _BY_REASON = {
-    Refusal.REVOKED: (
-        "site.key-revoked",
+    Refusal.REVOKED: SiteError(
         "the server's operator has removed this site, and its key cannot be used again; make another key "
         "(umbel certs --node NAME), and let the operator register it",
+        code="site.key-revoked",
     ),
-    Refusal.UNKNOWN: (
-        "site.key-unknown",
+    Refusal.UNKNOWN: SiteError(
         "the server does not know this site's key; let its operator register the key's .pub file, then start again",
+        code="site.key-unknown",
     ),
-    Refusal.ONLINE: (
-        "site.still-online",
+    Refusal.ONLINE: SiteError(
         "the server counts this site as online: another process uses its key, or its last process has just been "
         "killed; end the other process, or wait a minute",
+        code="site.still-online",
     ),
-    Refusal.NO_KEY: (
-        "site.no-key",
+    Refusal.NO_KEY: SiteError(
         "the server admits only sites with a registered key; name it: --auth-supernode-private-key FILE",
+        code="site.no-key",
     ),
 }
-_REFUSED = (
-    "site.key-refused",
+_REFUSED = SiteError(
     "the server refuses this site's key: it is not registered, has been removed, or another process uses it; ask the "
     "server's operator",
+    code="site.key-refused",
 )
-_FORGOTTEN = (
-    "site.key-refused",
+_FORGOTTEN = SiteError(
     "the server no longer accepts this site's key: its operator has removed the site, or the server has lost its "
     "database; ask the operator, and make another key if the site was removed (umbel certs --node NAME)",
+    code="site.key-refused",
 )
 
 
-class Ended(SystemExit):
-    """The end of a node, with the reason; it passes Flower's own handling of errors."""
-
-    def __init__(self, fault: SiteError) -> None:
-        super().__init__(fault.exit_code)
-        self.fault = fault
+def ended(fault: SiteError) -> SystemExit:
+    """Return the end of a node, with the reason as its code; it passes Flower's own handling of errors."""
+    return SystemExit(fault)
 
 
 class Link:
@@ -106,7 +103,7 @@ class Link:
 
         Raises
         ------
-        Ended
+        SystemExit
             If no later call can succeed either.
         """
         if not isinstance(error, httpx.HTTPStatusError):
@@ -115,7 +112,7 @@ class Link:
         response, path = error.response, error.request.url.path
         if response.status_code == HTTPStatus.UNAUTHORIZED:
             ahead = ahead_of(response, self._wall())
-            raise Ended((None if ahead is None else clock_fault(ahead)) or _fault(_FORGOTTEN))
+            raise ended((None if ahead is None else clock_fault(ahead)) or _FORGOTTEN)
         if path.endswith("/activate-node") or path.endswith("/register-node"):
             return self._not_admitted(response)
         self._note(SiteError(f"the server at {self._address} replied {_told(response)}", code="site.server-fault"))
@@ -126,7 +123,7 @@ class Link:
 
     def gives_up(self, told: str) -> NoReturn:
         """End the node, as Flower would for lack of a connection."""
-        raise Ended(self._fault or SiteError(told, code="site.no-server"))
+        raise ended(self._fault or SiteError(told, code="site.no-server"))
 
     def _not_admitted(self, response: httpx.Response) -> bool:
         """Wait if the server may admit the node later."""
@@ -134,12 +131,12 @@ class Link:
             self._note(SiteError(f"the server at {self._address} replied {_told(response)}", code="site.server-fault"))
             return False
         reason = refusal_in(response.text)
-        fault = _fault(_BY_REASON.get(reason, _REFUSED))
+        fault = _BY_REASON.get(reason, _REFUSED)
         if reason not in (Refusal.ONLINE, Refusal.UNTOLD):
-            raise Ended(fault)
+            raise ended(fault)
         self._note(fault)
         if self._clock() - (self._since or 0.0) > _PATIENCE_S:
-            raise Ended(fault)
+            raise ended(fault)
         self._wait()
         return True
 
@@ -156,11 +153,6 @@ class Link:
     def _wait(self) -> None:
         self._sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_S)
-
-
-def _fault(told: tuple[str, str]) -> SiteError:
-    code, text = told
-    return SiteError(text, code=code)
 
 
 def _told(response: httpx.Response) -> str:

@@ -26,7 +26,7 @@ import typer
 from umbel.client.checks import entries_of
 from umbel.client.readiness import Readiness
 from umbel.deploy import supernode
-from umbel.deploy.link import Ended
+from umbel.deploy.link import ended
 from umbel.deploy.listening import option
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
@@ -81,7 +81,7 @@ def _execute(parent: int, folder: Path, address: str, secret: Path) -> NoReturn:
 
 
 def _executor_ended(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise Ended(SiteError("the executor has ended; the lines above say why", code="site.executor"))
+    raise ended(SiteError("the executor has ended; the lines above say why", code="site.executor"))
 
 
 def _executor(options: list[str], **how: Any) -> subprocess.Popen[Any]:

@@ -21,7 +21,7 @@ from typing import NoReturn
 import typer
 
 from umbel.client.checks import file_checks
-from umbel.deploy.link import Ended, Link
+from umbel.deploy.link import Link
 from umbel.deploy.listening import check_port, option
 from umbel.deploy.ready import Fault, Ready
 from umbel.protocol import logs
@@ -64,8 +64,10 @@ def run(arguments: Sequence[str], site: Fault = lambda: None) -> NoReturn:
     try:
         run_supernode(arguments, wait, link, lambda app: Ready(app, lambda: link.fault() or site()))
         fault = SiteError("the SuperNode has stopped; the lines above say why", code="site.stopped")
-    except Ended as end:
-        fault = end.fault
+    except SystemExit as end:
+        if not isinstance(end.code, SiteError):
+            raise
+        fault = end.code
     fail(str(fault), fault.exit_code)
 
 

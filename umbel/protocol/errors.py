@@ -19,6 +19,7 @@
     ├── NotApplicableError  an attack does not fit the model
     ├── CertificateError    certificates or keys cannot be made or used
     ├── GuardError          the guard in front of the server cannot be set up
+    ├── MetricsError        metrics cannot be collected or served
     ├── ServerError         the server cannot start
     ├── UnitError           a systemd unit cannot be written
     ├── DemoError           the demonstration cannot continue

@@ -242,7 +242,7 @@ HEEDED = {
     "allow-unsanitised", "app", "app-keys", "budget", "bundle", "data-path", "delta", "ledger-path",
     "max-choice-epsilon", "max-evaluations", "max-evaluations-in-all", "max-hypotheses", "max-participations",
     "max-seconds", "mechanisms", "min-clients", "min-noise-multiplier", "paper-budget", "clip-norm-floor", "clipping",
-    "release", "report-bound", "report-noise-multiplier", "role", "tripwire", "exact-losses",
+    "release", "report-bound", "report-noise-multiplier", "role", "tripwire", "exact-losses", "policy-file",
 }  # fmt: skip
 
 
