@@ -18,6 +18,7 @@ import os
 import sys
 import tomllib
 from logging import INFO
+from numbers import Real
 from pathlib import Path
 from typing import Annotated
 
@@ -104,7 +105,7 @@ def _guarded(served: Asgi, rules: Rules, database: Database) -> Guard:
 def _in_one_line(record: logging.LogRecord) -> bool:
     """Make a record of the server's log one short line: Flower puts text of requests into it, of any length."""
     if isinstance(record.args, tuple) and record.args:
-        record.args = tuple(one if isinstance(one, int | float) else told(one) for one in record.args)
+        record.args = tuple(one if isinstance(one, Real) else told(one) for one in record.args)
     else:
         record.msg = told(record.msg)
     return True
