@@ -28,7 +28,7 @@ EVERYONE = [ClientInDataset(c) for c in range(CLIENTS)]
 
 @pytest.fixture(autouse=True)
 def two_threads() -> Iterator[None]:
-    """PyTorch has two threads, whatever the machine has."""
+    """Give PyTorch two threads on every machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

@@ -252,7 +252,7 @@ def test_the_options_are_those_of_flowers_own_executor(
 def test_its_health_tells_whether_the_ledger_beside_it_can_be_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In a container of its own, where the SuperNode cannot look."""
+    """In a separate container, where the SuperNode cannot look."""
     started: list[Any] = []
     monkeypatch.setattr(executor, "WarmProcess", lambda: SimpleNamespace(launch=None))
     monkeypatch.setattr(executor, "run_superexec", lambda *arguments: started.append(arguments[2]))

@@ -233,7 +233,7 @@ def test_a_damaged_ledger_is_refused_or_tells_at_least_what_was_spent(
 
 
 def test_a_journal_that_was_sent_deletes_no_file_of_the_person(tmp_path: Path) -> None:
-    """SQLite deletes the journal of several databases that a database's journal names, whatever that file is."""
+    """A journal may name a second file, and SQLite deletes that file without a look at it."""
     path, precious = Ledger.create(tmp_path / "ledger.sqlite").path, tmp_path / "precious.txt"
     precious.write_text("mine")
     magic, name = bytes.fromhex("d9d505f920a163d7"), bytes(precious)

@@ -309,7 +309,7 @@ def test_a_ledger_of_version_4_keeps_all_that_it_held(four: Path) -> None:
     assert Names(four).read() == ["anna", "bert", 7]
     after = rows_of(four)
     assert after.pop("signed") == []
-    assert [row[6:] for row in after["requests"]] == [("", "", "", "")] * 3, "nobody knows who decided"
+    assert [row[6:] for row in after["requests"]] == [("", "", "", "")] * 3, "version 4 did not record who decided"
     after["requests"] = [row[:6] for row in after["requests"]]
     assert after == before
 
