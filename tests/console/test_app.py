@@ -10,10 +10,10 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from tests.cli.commands.test_approvals import Site
+from tests.console.conftest import books
 from umbel.cli.main import app
 from umbel.console.app import console
 from umbel.privacy.gate.runs import Runs, Status
-from umbel.privacy.gate.site import Site as GateSite
 
 PORT, TOKEN = 8321, "s" * 43
 AT = f"http://127.0.0.1:{PORT}"
@@ -28,8 +28,7 @@ def site(tmp_path: Path, run_config: dict[str, Any]) -> Site:
 
 @pytest.fixture
 def client(site: Site) -> TestClient:
-    [config] = [context.node_config for context in site.grid.contexts.values()]
-    return TestClient(console(GateSite.of(config), site.ledger, PORT, TOKEN), base_url=AT, follow_redirects=False)
+    return TestClient(console(books(site), PORT, TOKEN), base_url=AT, follow_redirects=False)
 
 
 def form(site: Site, **changes: str) -> dict[str, str]:

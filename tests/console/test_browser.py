@@ -15,6 +15,7 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from tests.cli.commands.test_approvals import Site
+from tests.console.conftest import books
 from tests.server.report.test_browser import CHROMIUM, CONTRAST, SMALLEST_TEXT, measure
 from umbel.console.page import render
 from umbel.privacy.gate.runs import Runs, Status
@@ -28,8 +29,6 @@ pytestmark = [
 
 @pytest.mark.parametrize(("width", "theme"), [(390, "light"), (1440, "dark")])
 def test_everything_can_be_read(tmp_path: Path, run_config: dict[str, Any], width: int, theme: str) -> None:
-    from tests.console.test_books import books
-
     site = Site(tmp_path, run_config)
     site.query()
     site.run("approve", site.waiting[0], "--by", "long name " * 9, "--reason", "w" * 90)

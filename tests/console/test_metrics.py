@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cli.commands.test_approvals import Site
-from tests.console.test_books import books, site  # noqa: F401
+from tests.console.conftest import books
 from umbel.cli.main import app
 from umbel.console.metrics import series
 from umbel.privacy.gate.ledger import Ledger
@@ -32,17 +32,15 @@ WHY_PUBLIC = {
 }
 
 
-def of(site: Site) -> dict[str, Series]:  # noqa: F811
-    gate = books(site).site
-    assert gate is not None
-    return {one.name: one for one in series(gate, site.ledger, {})}
+def of(site: Site) -> dict[str, Series]:
+    return {one.name: one for one in series(books(site), {})}
 
 
-def test_every_series_is_public_for_a_reason(site: Site) -> None:  # noqa: F811
+def test_every_series_is_public_for_a_reason(site: Site) -> None:
     assert of(site).keys() == WHY_PUBLIC.keys()
 
 
-def test_they_count_what_the_log_and_the_ledger_hold(site: Site) -> None:  # noqa: F811
+def test_they_count_what_the_log_and_the_ledger_hold(site: Site) -> None:
     found = of(site)
     assert found["umbel_site_releases_total"].values == {(): 3}
     assert found["umbel_site_clients"].values == {(): 2}
@@ -55,7 +53,7 @@ def test_they_count_what_the_log_and_the_ledger_hold(site: Site) -> None:  # noq
 
 
 def test_two_sites_with_other_data_have_the_same_metrics(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    """Whatever the data are: only what was asked, decided and charged counts."""
+    """Only requests, decisions and charges count, and the data do not."""
     import numpy as np
 
     texts = []
@@ -81,14 +79,14 @@ def test_a_code_that_may_depend_on_data_is_not_told(tmp_path: Path, run_config: 
     assert of(own)["umbel_site_refusals_total"].values == {(("code", "other"),): 1}
 
 
-def test_a_damaged_log_makes_the_site_not_ready(site: Site) -> None:  # noqa: F811
+def test_a_damaged_log_makes_the_site_not_ready(site: Site) -> None:
     log = site.ledger.with_name(f"{site.ledger.name}.log.jsonl")
     log.write_bytes(log.read_bytes().replace(b"trial 7", b"trial 8"))
     log.write_bytes(log.read_bytes()[:-3] + b"x\n")
     assert of(site)["umbel_site_ready"].values == {(): 0}
 
 
-def test_the_command_prints_them(site: Site) -> None:  # noqa: F811
+def test_the_command_prints_them(site: Site) -> None:
     words = f'data-path="{site.ledger.parent / "own"}" ledger-path="{site.ledger}" role="split"'
     done = CliRunner().invoke(app, ["site", "metrics", words])
     assert done.exit_code == 0, done.output

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from pathlib import Path
+from dataclasses import replace
 from typing import Annotated
 from urllib.parse import parse_qsl
 
@@ -23,10 +23,8 @@ from umbel.console.books import Books
 from umbel.console.page import Chosen, render
 from umbel.privacy.gate.consent import decide
 from umbel.privacy.gate.runs import Status
-from umbel.privacy.gate.site import Site
 from umbel.protocol.cli import command_line, errors_in_one_line
-from umbel.protocol.errors import SiteError, UmbelError
-from umbel.protocol.flower import parse_config_args
+from umbel.protocol.errors import UmbelError
 
 _HOST = "127.0.0.1"
 _VERBS = {"approve": Status.APPROVED, "refuse": Status.REFUSED}
@@ -42,8 +40,8 @@ _HEADERS = {
 }
 
 
-def console(site: Site, ledger: Path, port: int, token: str) -> Starlette:
-    """Return the app that serves the page of a site under its secret `token`."""
+def console(books: Books, port: int, token: str) -> Starlette:
+    """Return the app that serves the page of a site, with its books as they are then, under its secret `token`."""
     hosts = {f"{_HOST}:{port}", f"localhost:{port}"}
 
     def known(request: Request) -> bool:
@@ -61,7 +59,7 @@ def console(site: Site, ledger: Path, port: int, token: str) -> Starlette:
             return nothing()
         chosen = Chosen(request.query_params.get("run", ""), request.query_params.get("decision", ""))
         try:
-            page = render(Books(ledger, site), token, request.query_params.get("told", "")[:300], chosen)
+            page = render(replace(books), token, request.query_params.get("told", "")[:300], chosen)
         except UmbelError as error:
             return PlainTextResponse(f"Error: {error}", 503, _HEADERS)
         return HTMLResponse(page, headers=_HEADERS)
@@ -79,7 +77,7 @@ def console(site: Site, ledger: Path, port: int, token: str) -> Starlette:
         if verb is None or not person:
             return PlainTextResponse("say who decides, and approve or refuse", 400, _HEADERS)
         try:
-            decided = decide(ledger, form.get("request", ""), verb, person[:100], form.get("reason", "")[:200])
+            decided = decide(books.ledger, form.get("request", ""), verb, person[:100], form.get("reason", "")[:200])
             told = f"Request {decided.digest[:8]} is {decided.status}."
         except UmbelError as error:
             told = f"Error: {error}"
@@ -103,15 +101,11 @@ def main(
     Only this machine reaches it, by an address with a secret, which is printed. It ends with Ctrl-C.
     """
     with errors_in_one_line():
-        site = Site.of(parse_config_args([node_config]) if node_config else {})
-        ledger = site.ledger_path
-        if ledger is None:
-            raise SiteError("a simulated site has no ledger; name the site's data", code="site.no-data")
-        books = Books(ledger, site)
+        books = Books.of(node_config)
         _ = books.clients, books.lines  # a damaged ledger or log is named here
         token = secrets.token_urlsafe(32)
         typer.echo(f"http://{_HOST}:{port}/{token}/")
-        uvicorn.run(console(site, ledger, port, token), host=_HOST, port=port, http="h11", log_level="error")
+        uvicorn.run(console(books, port, token), host=_HOST, port=port, http="h11", log_level="error")
 
 
 app = command_line(main)

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from umbel.client.checks import entries_of
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words, pure_spent, site_release
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Limits, paper_spent, priced, read
 from umbel.privacy.gate.ledger import Ledger
@@ -19,6 +20,7 @@ from umbel.privacy.gate.site_log import Line, SiteLog, from_ranges
 from umbel.privacy.gate.store import Names, beside
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.clients import ClientInDataset
+from umbel.protocol.errors import SiteError
 from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
@@ -84,6 +86,14 @@ class Books:
     site: Site | None = None
     delta: float = DELTA
 
+    @classmethod
+    def of(cls, node_config: str) -> Self:
+        """Return the books of the site that the text of a node's configuration describes."""
+        site = Site.of(entries_of(node_config))
+        if site.ledger_path is None:
+            raise SiteError("a simulated site has no ledger; name the site's data", code="site.no-data")
+        return cls(site.ledger_path, site)
+
     @cached_property
     def limits(self) -> Limits:
         """The limits of a client."""
@@ -92,7 +102,7 @@ class Books:
     @cached_property
     def accounts(self) -> Mapping[ClientInDataset, Account]:
         """The releases of each client."""
-        return Ledger(self.ledger, whole=True).accounts()
+        return self._opened.accounts()
 
     @cached_property
     def requests(self) -> list[Request]:
@@ -109,8 +119,8 @@ class Books:
     def clients(self) -> list[Client]:
         """Every client that has released something, by number."""
         names = dict(enumerate(Names(self.ledger).read()))
-        last = {row["client"]: row["release"] for row in Ledger(self.ledger).table("charges")}
-        kinds = {row["id"]: read(row["what"]) for row in Ledger(self.ledger).table("releases")}
+        last = {row["client"]: row["release"] for row in self._opened.table("charges")}
+        kinds = {row["id"]: read(row["what"]) for row in self._opened.table("releases")}
         shared: dict[Any, tuple[str, str, float | None, int | None]] = {}
         found = []
         for number, account in self.accounts.items():
@@ -150,15 +160,18 @@ class Books:
 
     def as_json(self) -> dict[str, Any]:
         """Return clients, runs and requests as plain values."""
-        requests = [asdict(one) | {"prices": dict(prices(one))} for one in self.requests]
         return {
             "ledger": str(self.ledger),
             "policy": self.site.policy.digest if self.site else "",
             "delta": self.delta,
             "clients": [asdict(one) for one in self.clients],
             "runs": [asdict(one) for one in self.runs],
-            "requests": requests,
+            "requests": [with_prices(one) for one in self.requests],
         }
+
+    @cached_property
+    def _opened(self) -> Ledger:
+        return Ledger(self.ledger, whole=True)
 
     def _run(self, run: str, lines: list[Line], charged: Mapping[int, Counter[Release]]) -> Run:
         costs = [guarantee(account, self.delta) for account in charged.values()]
@@ -203,6 +216,11 @@ class Books:
             middle = (low + high) // 2
             low, high = (middle, high) if allowed(middle) else (low, middle)
         return low
+
+
+def with_prices(request: Request) -> dict[str, Any]:
+    """Return a request and its prices as plain values."""
+    return asdict(request) | {"prices": dict(prices(request))}
 
 
 def prices(request: Request) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -18,12 +19,10 @@ import typer
 from umbel.console.books import Books
 from umbel.privacy.gate.refusals import PUBLIC
 from umbel.privacy.gate.runs import Status
-from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Decision, SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol.cli import command_line, errors_in_one_line
-from umbel.protocol.errors import SiteError, UmbelError
-from umbel.protocol.flower import parse_config_args
+from umbel.protocol.errors import UmbelError
 from umbel.protocol.metrics import Series, machine, publish
 
 _OTHER = "other"
@@ -32,17 +31,17 @@ _CODE = re.compile(r"\[([a-z]+\.[a-z0-9-]+)\]")
 _PROCESSES = ("umbel site executor", "umbel site start", "umbel site supernode")
 
 
-def series(site: Site, ledger: Path, certificates: dict[str, Path]) -> list[Series]:
-    """Return all series of a site; if its ledger or log is refused, only that and the machine's."""
+def series(books: Books, certificates: dict[str, Path]) -> list[Series]:
+    """Return all series of a site as it is now; if its ledger or log is refused, only that and the machine's."""
     try:
-        SiteLog(beside(ledger)).check_end()
-        known, ready = _known(Books(ledger, site)), 1.0
+        SiteLog(beside(books.ledger)).check_end()
+        known, ready = _known(replace(books)), 1.0
     except UmbelError:
         known, ready = [], 0.0
     return [
         Series.of("umbel_site_ready", "1 if ledger and log are usable, so that the site can answer.", ready),
         *known,
-        *machine(ledger.parent, certificates, _PROCESSES, "umbel_site"),
+        *machine(books.ledger.parent, certificates, _PROCESSES, "umbel_site"),
     ]
 
 
@@ -90,13 +89,10 @@ def main(
 ) -> None:
     """Print a site's metrics for Prometheus, or serve them."""
     with errors_in_one_line():
-        site = Site.of(parse_config_args([node_config]) if node_config else {})
-        ledger = site.ledger_path
-        if ledger is None:
-            raise SiteError("a simulated site has no ledger; name the site's data", code="site.no-data")
+        books = Books.of(node_config)
 
         def collect() -> Sequence[Series]:
-            return series(site, ledger, {path.name: path for path in certificate})
+            return series(books, {path.name: path for path in certificate})
 
         publish(collect, listen)
 

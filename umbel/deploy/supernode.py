@@ -60,7 +60,10 @@ def run(arguments: Sequence[str], site: Fault = lambda: None) -> NoReturn:
     """
     logs.configure()
     pace, link = Pace(), Link(option(arguments, "--superlink", "the server's address"))
-    wait = lambda seconds: time.sleep(pace.seconds(seconds))  # noqa: E731
+
+    def wait(seconds: float) -> None:
+        time.sleep(pace.seconds(seconds))
+
     try:
         run_supernode(arguments, wait, link, lambda app: Ready(app, lambda: link.fault() or site()))
         fault = SiteError("the SuperNode has stopped; the lines above say why", code="site.stopped")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ import typer
 from cryptography import x509
 
 from umbel.protocol.errors import MetricsError
+from umbel.protocol.home import free_space
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PATH = "/metrics"
@@ -98,11 +98,9 @@ def machine(folder: Path, certificates: Mapping[str, Path], words: Sequence[str]
     words : sequence of str
         A process belongs to this side if its command line has one of them.
     """
-    # An existing folder above one that is made later is on the same disk.
-    there = next(path for path in (folder, *folder.parents) if path.exists())
     days = {name: _days_left(path) for name, path in certificates.items()}
     return [
-        Series.of(f"{prefix}_disk_free_bytes", "Free space where this side writes.", shutil.disk_usage(there).free),
+        Series.of(f"{prefix}_disk_free_bytes", "Free space where this side writes.", free_space(folder)),
         Series.of(f"{prefix}_memory_bytes", "Resident memory of this side's processes.", _memory(words)),
         Series.of(f"{prefix}_certificate_days_left", "Days until a certificate expires.", days, "certificate"),
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from umbel.console.books import plan, prices
+from umbel.console.books import plan, prices, with_prices
 from umbel.privacy.gate.consent import decide
 from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
 from umbel.protocol.cli import command_group, console, errors_in_one_line, printable
@@ -42,8 +41,7 @@ def list_requests(
     with errors_in_one_line():
         found = [one for one in _runs(ledger).requests() if decided or one.status is Status.WAITING]
         if as_json:
-            rows = [asdict(one) | {"prices": dict(prices(one))} for one in found]
-            typer.echo(json.dumps(rows, indent=1, default=str))
+            typer.echo(json.dumps([with_prices(one) for one in found], indent=1, default=str))
             return
         terminal = console()
         for request in found:

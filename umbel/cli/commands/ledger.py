@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from umbel.client.checks import entries_of
 from umbel.console.books import Books
 from umbel.console.page import render
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words
@@ -22,7 +23,6 @@ from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol.cli import command_group, console, csv_cell, errors_in_one_line
 from umbel.protocol.errors import LedgerError
-from umbel.protocol.flower import parse_config_args
 from umbel.protocol.home import write_atomically
 from umbel.protocol.words import count_of
 
@@ -70,7 +70,7 @@ def report(
     Without --html, print it as JSON.
     """
     with errors_in_one_line():
-        site = Site.of(parse_config_args([node_config])) if node_config else None
+        site = Site.of(entries_of(node_config)) if node_config else None
         books = Books(path, site, delta)
         if html is None:
             typer.echo(json.dumps(books.as_json(), indent=1, default=str))
