@@ -32,10 +32,21 @@ def test_what_a_site_writes_is_its_users_alone(tmp_path: Path, monkeypatch: pyte
     assert not any(path.stat().st_mode & 0o077 for path in tmp_path.rglob("*"))
 
 
-@pytest.mark.parametrize(("command", "gone", "status"), [("sleep", True, -signal.SIGTERM), ("true", False, 0)])
-def test_the_executor_is_waited_for_and_ends_once_the_supernode_is_gone(command: str, gone: bool, status: int) -> None:
-    executor = subprocess.Popen([command, "infinity"])
+@pytest.mark.parametrize(("command", "gone"), [("true", False), ("sleep 0.5", True)])
+def test_an_executor_that_ends_by_itself_gets_no_signal(command: str, gone: bool) -> None:
+    """Flower's executor sees that its SuperNode is gone; a second signal makes it write a traceback."""
+    executor = subprocess.Popen(command.split())
     node._wait(executor, parent=os.getppid() + gone)
+    assert executor.returncode == 0
+
+
+@pytest.mark.parametrize(("ignored", "status"), [("", -signal.SIGTERM), ("trap '' TERM;", -signal.SIGKILL)])
+def test_an_executor_that_stays_when_its_supernode_is_gone_is_ended(
+    ignored: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "_ENDS_S", 0.5)
+    executor = subprocess.Popen(["sh", "-c", f"{ignored} exec sleep infinity"])
+    node._wait(executor, parent=os.getppid() + 1)
     assert executor.returncode == status
 
 

@@ -34,6 +34,7 @@ from umbel.protocol.errors import SiteError
 from umbel.protocol.project import PACKAGE
 
 _LOOK_S = 1.0
+_ENDS_S = 10.0
 _LOG_JSON = "--log-json"
 _EXECUTOR_ENDED = signal.SIGUSR1
 _OURS = ("--isolation", "--superexec-auth-secret-file")
@@ -94,11 +95,15 @@ def _executor(options: list[str], **how: Any) -> subprocess.Popen[Any]:
 
 def _wait(executor: subprocess.Popen[bytes], parent: int) -> None:
     """Wait until the executor ends; end it if this process's parent is no longer the SuperNode."""
-    while executor.poll() is None:
-        if os.getppid() != parent:
-            executor.terminate()
+    while executor.poll() is None and os.getppid() == parent:
         with suppress(subprocess.TimeoutExpired):
             executor.wait(_LOOK_S)
+    # It ends by itself, unless its SuperNode is a zombie. Two signals at once would write a traceback.
+    for end in (executor.terminate, executor.kill):
+        with suppress(subprocess.TimeoutExpired):
+            executor.wait(_ENDS_S)
+        end()
+    executor.wait()
 
 
 def _listen() -> None:
