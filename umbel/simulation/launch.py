@@ -9,7 +9,6 @@ in an empty directory on a free port, and stops it afterwards. It raises an erro
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 import tomli_w
 
+from umbel.protocol.cores import cores
 from umbel.protocol.errors import LaunchError, told
 from umbel.protocol.flower import build_bundle
 from umbel.protocol.project import APP as APP
@@ -129,12 +129,11 @@ def federation_config(nodes: int = 0, cpus: int = 2) -> str:
 
     On two cores this is Flower's default, two nodes of two CPUs. The nodes share the GPUs.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    gpus = _gpus()
-    nodes = nodes or max(2, min(8, gpus or cores // 2))
-    config = f"num-supernodes={nodes} client-resources-num-cpus={min(cpus, cores)}"
+    gpus, most = _gpus(), cores()
+    nodes = nodes or max(2, min(8, gpus or most // 2))
+    config = f"num-supernodes={nodes} client-resources-num-cpus={min(cpus, most)}"
     if gpus:
-        workers = min(nodes, max(1, cores // 2))
+        workers = min(nodes, max(1, most // 2))
         config += f" client-resources-num-gpus={min(1.0, gpus / workers):g}"
     return config
 

@@ -132,13 +132,26 @@ def test_the_ends_of_the_range_of_random_numbers(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_tails_of_normals_are_as_fine_as_their_middle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A word of 64 zeros is followed by 64 more bits: 13 deviations are reached, and every cell before them."""
+    """A word of zeros is followed by 63 more bits: 13 deviations are reached, and every cell before them."""
     generator = SecureGenerator()
     words = iter([np.zeros(4, np.uint64), np.array([0, 2**20, 2**40, 2**63], np.uint64), np.zeros(4, np.uint64)])
-    monkeypatch.setattr(generator, "_words", lambda count: next(words))
+    monkeypatch.setattr(generator, "bytes", lambda length: next(words).tobytes())
     normals = generator.standard_normal(8)[:4]
-    expected = [np.sqrt(2 * np.log(2) * bits) for bits in (129, 108 - np.log2(1 + 2.0**-21), 88, 65)]
+    expected = [np.sqrt(2 * np.log(2) * bits) for bits in (127, 107 - np.log2(1 + 2.0**-20), 87, 64)]
     assert normals == pytest.approx(expected, rel=1e-9)
+
+
+def test_normals_are_the_cosine_and_sine_of_an_angle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are computed from the tangent of half of it."""
+    words = np.random.default_rng(3).integers(0, 2**64, (3, 1000), np.uint64)
+    words[2, :4] = [0, 2**62, 2**63, 2**64 - 1]
+    left = iter(words)
+    generator = SecureGenerator()
+    monkeypatch.setattr(generator, "bytes", lambda length: next(left).tobytes())
+    radius = np.sqrt(-2 * np.log((words[0] + 0.5) * 2.0**-64))
+    angle = 2 * np.pi * ((words[2] >> np.uint64(11)) + 1.0) * 2.0**-53
+    expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    assert generator.standard_normal(2000) == pytest.approx(expected, rel=1e-9, abs=1e-14)
 
 
 def test_normals_are_normal(fixed_keys: None) -> None:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 import pytest
@@ -23,10 +25,12 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from tests.helpers.errors import raises
+from tests.helpers.messages import stacked, task_of
 from tests.helpers.noise import sanitise
-from umbel.privacy.gate.releases import check_noise, min_radius, resolution, round_to_grid
+from tests.helpers.sites import simulated
+from umbel.privacy.gate.releases import Sanitiser, check_noise, min_radius, resolution, round_to_grid
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from umbel.privacy.mechanisms.base import Matrix, clip
+from umbel.privacy.mechanisms.base import Matrix, NoiseSource, clip
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import NOISE_STEPS
 
@@ -416,3 +420,47 @@ def test_releases_under_a_public_radius_stay_within_the_claim() -> None:
     """
     difference = told_apart("public", lambda x: x[:, 0] < 0.75)
     assert SLACK < difference < np.tanh(0.2 / 2) + SLACK < CLAIMED
+
+
+# --- threads
+
+
+class Waiting:
+    """Sources that wait until two of them draw at the same time."""
+
+    def __init__(self) -> None:
+        self.pair = threading.Barrier(2)
+
+    def of(self, client: int) -> NoiseSource:
+        generator = np.random.default_rng(client)
+
+        class Source:
+            def standard_normal(_, size: int) -> Matrix:
+                self.pair.wait()
+                return generator.standard_normal(size)
+
+        return cast(NoiseSource, Source())
+
+
+def released(sources: Iterator[NoiseSource], threads: int) -> NDArray[np.float32]:
+    """Return the releases of four clients with three numbers each."""
+    layout = {"weight": (3,)}
+    task = task_of(tuple(range(4)), clipping="public", clip_norm=1.0, noise_multiplier=1.0, mechanism="gaussian")
+    sanitiser = Sanitiser.of(simulated(), stacked(np.zeros((1, 3)), layout), task)
+    trained = stacked(np.arange(12).reshape(4, 3), layout)
+    return sanitiser.sanitised(trained, np.zeros(4, np.int64), sources, threads).matrix
+
+
+def test_threads_sanitise_clients_at_the_same_time_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.privacy.gate.releases._BLOCK", 3)
+    one_by_one = released(map(np.random.default_rng, range(4)), 1)
+    assert released(map(Waiting().of, range(4)), 2).tolist() == one_by_one.tolist()
+
+
+def test_large_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread needs several times the memory of a client's release."""
+    monkeypatch.setattr("umbel.privacy.gate.releases._BLOCK", 3)
+    monkeypatch.setattr("umbel.privacy.gate.releases._AT_ONCE", 5)
+    shared = np.random.default_rng(0)  # only one may draw
+    monkeypatch.setattr("umbel.privacy.gate.releases.ThreadPoolExecutor", None)
+    released(iter([shared] * 4), 8)

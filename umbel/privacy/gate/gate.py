@@ -36,6 +36,7 @@ from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
+from umbel.protocol.cores import cores
 from umbel.protocol.errors import Refused
 from umbel.protocol.flower import log
 from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy
@@ -170,7 +171,8 @@ class Passage:
             assigned = choice.draw(sanitiser.release.choice_epsilon, k, sources)
         trained, chosen = self._trained(task, paying, assigned)
         sources = randomness.noise(seed, task.round, site.client_ids(paying))
-        releases = sanitiser.sanitised(trained, chosen, sources)
+        # A seed's sources share one generator, so only one client at a time can draw.
+        releases = sanitiser.sanitised(trained, chosen, sources, threads=cores() if seed is None else 1)
         choices = chosen.tolist() if task.disclose_choice else None
         # Quantise only when the release crosses a network.
         step = 0.0 if site.simulated else sanitiser.step

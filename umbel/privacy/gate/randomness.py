@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from umbel.privacy.mechanisms.base import Matrix, NoiseSource
 
-# Normals are drawn in blocks of this size, which bounds the memory for a large model.
-_BLOCK = 1 << 16
+# Normals are drawn in blocks of this size, which bounds the memory for a large model and fits a cache.
+_BLOCK = 1 << 15
 
 
 def noise(seed: int | None, round: int, clients: Iterable[int], purpose: str = "noise") -> Iterator[NoiseSource]:
@@ -63,37 +63,46 @@ class SecureGenerator:
 
     def _uniform(self, count: int) -> Matrix:
         """Return numbers from (0, 1], multiples of 2**-53."""
-        return ((self._words(count) >> np.uint64(11)).astype(np.float64) + 1) * 2.0**-53
+        return (self._words(count, 53) + 1) * 2.0**-53
 
-    def _words(self, count: int) -> NDArray[np.uint64]:
-        return np.frombuffer(self.bytes(8 * count), np.uint64)
+    def _words(self, count: int, bits: int) -> Matrix:
+        """Return whole numbers of at most 63 random bits."""
+        words = np.frombuffer(self.bytes(8 * count), np.uint64) >> np.uint64(64 - bits)
+        return words.view(np.int64).astype(np.float64)  # ten times as fast as from unsigned numbers
 
     def _near_zero(self, count: int) -> Matrix:
         """Return numbers from (0, 1] with 53 significant bits, also next to 0: the tails of normals depend on them."""
-        high, low = (self._words(count).astype(np.float64) for _ in range(2))
-        return (high + (low + 0.5) * 2.0**-64) * 2.0**-64
+        high, low = (self._words(count, 63) for _ in range(2))
+        return (high + (low + 0.5) * 2.0**-63) * 2.0**-63
 
     def standard_normal(self, size: int) -> Matrix:
-        """Return `size` independent standard normals, by the Box-Muller transform."""
+        """Return `size` independent standard normals, by the Box-Muller transform.
+
+        The cosine and sine of an angle come from the tangent of its half, the fastest of the three.
+        """
         normals = np.empty(size + size % 2)
         for begin in range(0, len(normals), _BLOCK):
             pairs = (min(begin + _BLOCK, len(normals)) - begin) // 2
             radius = np.sqrt(-2 * np.log(self._near_zero(pairs)))
-            angle = 2 * np.pi * self._uniform(pairs)
-            normals[begin : begin + pairs] = radius * np.cos(angle)
-            normals[begin + pairs : begin + 2 * pairs] = radius * np.sin(angle)
+            tangent = np.tan(np.pi * self._uniform(pairs))
+            square = tangent * tangent
+            radius /= 1 + square
+            normals[begin : begin + pairs] = radius * (1 - square)
+            normals[begin + pairs : begin + 2 * pairs] = radius * (2 * tangent)
         return normals[:size]
 
     def standard_gamma(self, shape: float) -> float:
-        """Return a gamma variate whose shape is a multiple of 1/2: half a sum of squared normals."""
-        count = round(2 * shape)
-        if count != 2 * shape or count < 1:
+        """Return a gamma variate whose shape is a multiple of 1/2.
+
+        It is a sum of exponentials, and of half a squared normal for what is left.
+        """
+        halves = round(2 * shape)
+        if halves != 2 * shape or halves < 1:
             raise ValueError(f"the shape must be a positive multiple of 1/2, got {shape}")
-        total = 0.0
-        for begin in range(0, count, _BLOCK):
-            normals = self.standard_normal(min(_BLOCK, count - begin))
-            total += float(normals @ normals)
-        return total / 2
+        whole, total = halves // 2, 0.0
+        for begin in range(0, whole, _BLOCK):
+            total -= float(np.log(self._near_zero(min(_BLOCK, whole - begin))).sum())
+        return total + float(self.standard_normal(1)[0]) ** 2 / 2 if halves % 2 else total
 
 
 def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) -> Sequence[np.random.Generator]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
@@ -28,6 +29,7 @@ from umbel.protocol.tasks import TrainingSpec
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number that travels."""
 _BLOCK = 1 << 17  # numbers that are sanitised together
+_AT_ONCE = 1 << 24  # numbers that threads sanitise at the same time, which bounds the memory
 _FAR = 40.0  # in standard deviations; a number is farther away with a probability below 10^-20
 
 
@@ -215,26 +217,44 @@ class Sanitiser:
         """The release with which clients are charged."""
         return train_release(self.task, self.hypotheses, self.radius)
 
-    def sanitised(self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]) -> Packed:
+    def sanitised(
+        self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource], threads: int = 1
+    ) -> Packed:
         r"""Return the releases of charged clients, from what each trained, (clients, \*shape), and chose.
 
-        `sources` has one for each client.
+        `sources` has one for each client. With several threads, each must stay valid when the next is taken.
         """
-        n, mode = self.hypotheses.shape[1], self.task.clipping
+        n = self.hypotheses.shape[1]
         shapes = {name: value.shape[1:] for name, value in trained.items()}
         releases = Packed(np.empty((len(chosen), n), np.float32), shapes)
-        for block in blocks(len(chosen), n):
-            mine = chosen[block]
-            # For large models a block is one client, and its hypothesis need not be copied.
-            start = self.hypotheses[mine[0] : mine[0] + 1] if len(mine) == 1 else self.hypotheses[mine]
-            noisy = updates_in(trained, block, start)
-            sanitise_in_place(self.mechanism, noisy, self.radius, mode, islice(sources, len(noisy)), self.parts)
-            noisy += start
-            if self.mechanism is not None:
-                noisy = round_to_grid(noisy, self.mechanism.deviation(n) * self.radius, self.finest)
-            np.clip(noisy, -LARGEST, LARGEST, out=noisy)
-            releases.matrix[block] = noisy
+
+        def fill(block: slice, own: Iterator[NoiseSource]) -> None:
+            releases.matrix[block] = self._noisy(trained, block, chosen[block], own)
+
+        parts, most = list(blocks(len(chosen), n)), _AT_ONCE // n
+        own = (islice(sources, len(chosen[block])) for block in parts)
+        if min(threads, len(parts), most) <= 1 or self.task.mechanism not in mechanisms.MECHANISMS:
+            for block, some in zip(parts, own, strict=True):
+                fill(block, some)
+            return releases
+        with ThreadPoolExecutor(min(threads, most)) as pool:
+            # An iterator of sources may be advanced by one thread only.
+            list(pool.map(fill, parts, [iter(list(some)) for some in own]))
         return releases
+
+    def _noisy(
+        self, trained: Arrays, block: slice, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]
+    ) -> Matrix:
+        """Return the releases (m, n) of a block of clients."""
+        # For large models a block is one client, and its hypothesis need not be copied.
+        start = self.hypotheses[chosen[0] : chosen[0] + 1] if len(chosen) == 1 else self.hypotheses[chosen]
+        noisy = updates_in(trained, block, start)
+        sanitise_in_place(self.mechanism, noisy, self.radius, self.task.clipping, sources, self.parts)
+        noisy += start
+        if self.mechanism is not None:
+            deviation = self.mechanism.deviation(self.hypotheses.shape[1])
+            noisy = round_to_grid(noisy, deviation * self.radius, self.finest)
+        return np.clip(noisy, -LARGEST, LARGEST, out=noisy)
 
 
 def train_release(task: TrainingSpec, hypotheses: Matrix, radius: float) -> Release:
