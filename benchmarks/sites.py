@@ -3,7 +3,8 @@
     python -m benchmarks.sites [--clients N] [--images N] [--times N] [--out FILE]
 
 A site answers a round's message: policy, ledger on disk, choice among hypotheses, training, noise. Both contestants
-have all of PyTorch's threads, as a site has. The loop gives all of them to one client after the other.
+have all of PyTorch's threads, as a site has. The loop gives all of them to one client after the other, and draws one
+client's noise after the other.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from benchmarks.measure import Out, Ratio, Reading, benchmark, interleave, show
 from umbel import models
 from umbel.client import crew, engines, trial
 from umbel.client.invariant import InvariantLearner
+from umbel.privacy.gate import gate
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack
@@ -99,7 +101,8 @@ def answered(scratch: Path, model: str, clients: int, k: int, rounds: count[int]
 
 def in_a_loop(answer: Callable[[], Reading]) -> Reading:
     """Return the same of a site that computes one client after the other."""
-    with without(InvariantLearner, "takes"), without(crew, "_one_thread_each"):
+    one_thread = mock.patch.object(gate, "cores", return_value=1)
+    with without(InvariantLearner, "takes"), without(crew, "_one_thread_each"), one_thread:
         forget()
         try:
             return answer()
