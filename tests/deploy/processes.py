@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -359,8 +360,13 @@ class Deployment:
     def wait_until_online(self, *names: str) -> None:
         """Wait until these nodes, or else all that were started, are there."""
         nodes = [self.nodes[name] for name in names or self.nodes]
+
+        def known(node: Member) -> str:
+            assert node.process.poll() is None, f"{node.name} has ended:\n{node.log}"
+            return node.node_id
+
         for node in nodes:
-            wait_until(f"connection of {node.name}", lambda node=node: node.node_id, START_S)  # type: ignore[misc]
+            wait_until(f"connection of {node.name}", partial(known, node), START_S)
         wanted = {node.node_id for node in nodes}
 
         def online() -> bool:

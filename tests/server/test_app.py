@@ -732,7 +732,11 @@ def test_sites_that_allow_the_runs_seed_give_what_a_simulation_gives(play: Play,
     deployed = play(sites=sites(tmp_path, 3, insecure_seed="true"))
     for name in ("hypotheses", "latest"):
         np.testing.assert_array_equal(deployed.arrays(name)["weight"], whole.arrays(name)["weight"], strict=True)
-    assert deployed.history == whole.history
+    # Grids absorb the rounding in which a site's engine and a simulation's differ; exact losses do not.
+    for one, other in zip(deployed.history, whole.history, strict=True):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert value == pytest.approx(other[key], rel=1e-6), key
 
 
 def test_a_site_may_be_set_up_by_its_environment(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -749,7 +753,8 @@ def test_a_site_may_be_set_up_by_its_environment(play: Play, tmp_path: Path, mon
 
 def test_sites_that_do_not_draw_noise_that_nobody_knows(play: Play, tmp_path: Path) -> None:
     simulated, deployed = play(rounds=1), play(rounds=1, sites=sites(tmp_path, 3))
-    assert deployed.history[0]["loss"] == simulated.history[0]["loss"], "the same initial hypotheses"
+    loss = simulated.history[0]["loss"]
+    assert deployed.history[0]["loss"] == pytest.approx(loss, rel=1e-6), "the same initial hypotheses"
     assert (deployed.arrays("latest")["weight"] != simulated.arrays("latest")["weight"]).all()
 
 

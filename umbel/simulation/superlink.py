@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -24,6 +24,7 @@ Wait = Callable[[], dict[str, str]]
 """Waits until a SuperLink is ready, and returns the environment in which ``flwr`` finds it."""
 
 _START_S = 300.0
+_PORTS = range(20000, 32768)
 
 
 @contextmanager
@@ -126,7 +127,14 @@ def _wait_until_up(process: subprocess.Popen[bytes], port: int, log_file: Path) 
 
 
 def free_port() -> int:
-    """Return a port that is free now."""
+    """Return a port that is free now.
+
+    Connections to other programs take their ports from 32768 on, at any time; so it is a lower one, if one is free.
+    """
     with socket.socket() as sock:
+        for _ in range(64):
+            with suppress(OSError):
+                sock.bind(("127.0.0.1", secrets.choice(_PORTS)))
+                return int(sock.getsockname()[1])
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
