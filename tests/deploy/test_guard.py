@@ -593,6 +593,23 @@ def test_another_user_of_this_machine_is_no_executor(
         assert not GUARDED.let(request), "of a closed connection the system says that it is root's"
 
 
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the system does not tell whose a connection is")
+def test_whose_a_connection_is_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    owns = guard._owns
+    monkeypatch.setattr(guard, "_owns", lambda scope: looked.append(scope) or owns(scope))
+    with served(GUARDED, BoundedConnection) as (port, _):
+        for known in (1, 2):
+            connection = http.client.HTTPConnection("127.0.0.1", port)
+            for _ in range(3):
+                connection.request("POST", ACQUIRE)
+                answer = connection.getresponse()
+                assert answer.status == 204
+                answer.read()
+            connection.close()
+            assert len(looked) == known
+
+
 def test_the_second_request_of_a_connection_is_looked_at_as_well() -> None:
     with served(GUARDED, BoundedConnection) as (port, listener):
         connection = http.client.HTTPConnection("127.0.0.1", port)

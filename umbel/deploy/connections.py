@@ -20,7 +20,7 @@ import h11
 from uvicorn.loops.auto import auto_loop_factory
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from umbel.deploy.guard import peer_of
+from umbel.deploy.guard import OF_CONNECTION, peer_of
 
 LOOP = f"{__name__}:bounded_loop"
 """The event loop's place, for uvicorn."""
@@ -147,6 +147,7 @@ class BoundedConnection(H11Protocol):
         super().__init__(*arguments, **options)
         self.conn = _WithoutPieces(h11.SERVER)
         self.lost = asyncio.Event()
+        self.app_state = {**self.app_state, OF_CONNECTION: {}}  # each request gets a shallow copy
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

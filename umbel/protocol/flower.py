@@ -86,6 +86,10 @@ _EXPIRED_S = 1.0
 _LOCKED_S = 30.0
 """Seconds that a request to a SuperLink waits to write to the database; Flower gives up after 5 seconds."""
 
+_CONNECTIONS = 40
+"""Connections to the database that a SuperLink keeps open, one for each of its threads. Flower keeps five, and opens
+and closes others for single requests."""
+
 _OBJECTS = 10_000
 """Maximum number of parts of a message or answer: records, arrays, and each 20 MiB of an array. While the server notes
 them, about a thousand a second, the database is blocked for others."""
@@ -235,6 +239,7 @@ def run_superlink(
     def serve(app: Any, **options: Any) -> None:
         # Proxy headers would let a caller claim any address.
         # A connection that becomes a WebSocket would never count as closed; Flower uses none.
+        lighten(app)
         uvicorn.run(
             app=guard(app), **options | {"proxy_headers": False, "ws": "none", "http": connection, "loop": loop}
         )
@@ -253,12 +258,96 @@ def run_superlink(
     # In a new database, content that has been read is removed from the disk too.
     pragmas = {"auto_vacuum": "FULL"} | dict(sql.SQLITE_PRAGMAS) | {"busy_timeout": f"{1000 * _LOCKED_S:.0f}"}
     _replace(sql, sql._set_sqlite_pragmas, SQLITE_PRAGMAS=tuple(pragmas.items()))
+    sql.SqlMixin.initialize = _pooled(sql.SqlMixin.initialize)
     for second_door in (command.FLWR_INTERNAL_GRPC_CONTROL_API, command.FLWR_INTERNAL_GRPC_FLEET_API):
         # With these, Flower would serve the same application again on unguarded ports.
         os.environ.pop(second_door, None)
     os.environ.update(without_proxy())
     sys.argv = ["flower-superlink", *arguments]
     command.flower_superlink()
+
+
+def _pooled(initialize: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a version of the function that opens a database, which keeps more connections to a file."""
+
+    def pooled(self: Any, log_queries: bool = False, **options: Any) -> Any:
+        kept = {} if self._is_in_memory_sqlite else {"pool_size": _CONNECTIONS}
+        return initialize(self, log_queries, **kept | options)
+
+    return pooled
+
+
+def lighten(app: Any) -> None:
+    """Make a server of Flower's spend less on each request, with the same effect.
+
+    Its layers start tasks for each request and stream its response through them, which takes half of the server's time.
+    Here requests pass by the layers that would only hand them on; the others keep a response as a whole, unless it may
+    be a stream.
+    """
+    control = import_module("flwr.superlink.routers.control.middlewares")
+    fleet = import_module("flwr.superlink.routers.fleet.middlewares")
+    acting: dict[type, Callable[[Any], bool]] = {
+        control.ControlSensitiveResponseMiddleware: _of_control,
+        import_module("starlette.middleware.base").BaseHTTPMiddleware: lambda _: True,
+        control.ControlAuthenticationMiddleware: _of_control,
+        control.ControlLicenseMiddleware: _of_control,
+        import_module("flwr.supercore.protobuf.translation").ProtobufTranslationMiddleware: lambda _: True,
+        import_module("flwr.supercore.routers.runtime.tracing").RuntimeTracingMiddleware: _traced,
+        control.ControlEventLogMiddleware: _of_control,
+        import_module("flwr.superlink.routers.fleet.node_auth").NodeAuthMiddleware: _of_fleet,
+        fleet.FleetEventLogMiddleware: _logged,
+    }
+    layers = [layer for layer in app.user_middleware if layer.cls in acting]
+    if [layer.cls for layer in layers] != [*acting]:
+        raise RuntimeError("Flower's server has other layers than it had; use Flower 1.41")
+    for layer in layers:
+        layer.cls = partial(_Layer, layer.cls, acting[layer.cls])
+
+
+def _of_control(scope: Any) -> bool:
+    return bool(scope["path"].startswith("/v1/control/"))
+
+
+def _of_fleet(scope: Any) -> bool:
+    return bool(scope["path"].startswith("/v1/fleet/"))
+
+
+def _logged(scope: Any) -> bool:
+    return _of_fleet(scope) and getattr(scope["app"].state, "fleet_event_log_plugin", None) is not None
+
+
+def _traced(_scope: Any) -> bool:
+    return os.environ.get("FLWR_TRACING_ENABLED") == "1"
+
+
+class _Layer:
+    """A layer of Flower's server; see `lighten`."""
+
+    def __init__(self, layer: Callable[..., Any], acts: Callable[[Any], bool], app: Any, **options: Any) -> None:
+        self._app, self._layer, self._acts = app, layer(app, **options), acts
+        requests = import_module("starlette.requests")
+        self._request, self._response = requests.Request, import_module("starlette.responses").Response
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or _of_control(scope):
+            await self._layer(scope, receive, send)
+        elif self._acts(scope):
+            response = await self._layer.dispatch_func(self._request(scope, receive), self._next)
+            await response(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _next(self, request: Any) -> Any:
+        """Return the response of the layers below."""
+        sent: list[Any] = []
+
+        async def keep(message: Any) -> None:
+            sent.append(message)
+
+        await self._app(request.scope, request.receive, keep)
+        response = self._response(b"".join(message.get("body", b"") for message in sent), sent[0]["status"])
+        response.raw_headers = sent[0]["headers"]
+        return response
 
 
 class Link(Protocol):
