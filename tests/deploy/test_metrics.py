@@ -12,6 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.console.test_metrics import WHY_PUBLIC as OF_SITES
+from tests.helpers.history import a_round
 from tests.helpers.sources import ROOT
 from umbel.cli.main import app
 from umbel.deploy.metrics import series
@@ -24,6 +25,7 @@ WHY_PUBLIC = {
     "umbel_run_round": "every site sees it in each message",
     "umbel_run_rounds": "every site sees it in the run config",
     "umbel_run_round_seconds": "sites see when messages come",
+    "umbel_run_stage_seconds": "sites see when messages come, and the server computes on what they sent",
     "umbel_run_paused": "depends on the sites that are there",
     "umbel_run_written_timestamp_seconds": "a time",
     "umbel_run_sites": "the sites that are there",
@@ -49,6 +51,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, written in (("now", time.time()), ("long-ago", time.time() - 1e6)):
         folder = RunFolder.make(tmp_path / "runs", name)
         folder.write_config(RunConfig().entries())
+        (folder.path / "history.jsonl").write_text(a_round(1, stages={"pause": 0.5, "sites": 2.0}).line + "\n")
         folder.write_status(
             Status(round=4, rounds=20, pause_below=2, written=written, paused=written, sites=tuple(sites))
         )
@@ -63,6 +66,8 @@ def test_every_series_is_public_for_a_reason(home: Path) -> None:
     assert found.keys() == WHY_PUBLIC.keys()
     run = ("run", "now")
     assert found["umbel_run_round"] == {(run,): 4}, "a run that ended long ago is left out"
+    stages = {(run, ("stage", "pause")): 0.5, (run, ("stage", "sites")): 2.0}
+    assert found["umbel_run_stage_seconds"] == stages
     assert found["umbel_run_paused"] == {(run,): 1}
     assert found["umbel_run_sites"][run, ("state", "offline")] == 1
     assert found["umbel_run_releases_total"][run, ("site", "north")] == 7

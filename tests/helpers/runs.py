@@ -33,7 +33,7 @@ class AppRun(NamedTuple):
     def history(self) -> list[dict[str, Any]]:
         """The rounds, without the time they took."""
         rounds = [json.loads(line) for line in (self.folder / "history.jsonl").read_text().splitlines()]
-        return [{key: value for key, value in entry.items() if key != "seconds"} for entry in rounds]
+        return [{key: value for key, value in entry.items() if key not in ("seconds", "stages")} for entry in rounds]
 
     @property
     def trained(self) -> list[dict[str, Any]]:

@@ -228,7 +228,7 @@ def saved(folder: RunFolder, *observers: Observer, patch: pytest.MonkeyPatch, **
     with Checkpoints(Snapshots(run.state)) as checkpoints:
         run.observers, run.folder = [Stepping(), checkpoints, *observers], folder
         run_rounds(run)
-    seconds = re.compile(rb'"seconds": [^,]+')
+    seconds = re.compile(rb'"seconds": [^,]+|"stages": \{[^}]*\}')
     return {file.name: seconds.sub(b"", file.read_bytes()) for file in folder.path.iterdir()}
 
 

@@ -84,14 +84,16 @@ def test_a_round_is_told_what_the_run_asks_of_all_clients() -> None:
 
 def test_the_history_holds_what_came_out() -> None:
     state, _ = play(Scripted([9, 8, 7]), rounds=2)
-    first, second, last = (replace(entry, seconds=0.0) for entry in state.history)
+    first, second, last = (replace(entry, seconds=0.0, stages={}) for entry in state.history)
     assert first == Round(
         number=1, loss=9.0, metric=18.0, asked=3, releases=2, lost_nodes=1, groups=[2, 0], nearest=[0.0, 0.0],
         moved=True, best_round=1, median_participations=1.0, max_participations=1, seconds=0.0,
     )  # fmt: skip
     assert (second.number, second.best_round, second.max_participations) == (2, 2, 2)
     assert (last.number, last.asked, last.releases, last.groups, last.moved) == (3, 0, 0, [], False)
-    assert all(entry.seconds >= 0 for entry in state.history)
+    for entry in state.history:
+        assert [*entry.stages] == ["pause", "sites", "validation", "aggregation"]
+        assert entry.seconds == pytest.approx(sum(entry.stages.values()), abs=0.003), "rounded to a millisecond each"
 
 
 def test_each_round_is_told_when_it_is_over() -> None:

@@ -31,6 +31,7 @@ def series(database: Path | None, certificates: dict[str, Path]) -> list[Series]
     rounds: dict[Labels, float] = {}
     most: dict[Labels, float] = {}
     seconds: dict[Labels, float] = {}
+    stages: dict[Labels, float] = {}
     paused: dict[Labels, float] = {}
     written: dict[Labels, float] = {}
     sites: dict[Labels, float] = {}
@@ -56,10 +57,12 @@ def series(database: Path | None, certificates: dict[str, Path]) -> list[Series]
                 refusals[(*own, ("code", code))] += many
         if history := _history(folder):
             seconds[run] = history[-1].seconds
+            stages |= {(*run, ("stage", stage)): value for stage, value in history[-1].stages.items()}
     found = [
         Series("umbel_run_round", "The round that is next or under way.", rounds),
         Series("umbel_run_rounds", "Maximum rounds.", most),
         Series("umbel_run_round_seconds", "Seconds of the last round.", seconds),
+        Series("umbel_run_stage_seconds", "Seconds of the last round, by stage.", stages),
         Series("umbel_run_paused", "1 while a run waits for sites.", paused),
         Series("umbel_run_written_timestamp_seconds", "Time of a run's last status.", written),
         Series("umbel_run_sites", "Sites of a run, by state.", sites),

@@ -55,6 +55,9 @@ class Round:
         releases; empty for k = 1, and if releases were not assigned.
     exact_reports : int
         Number of validation clients that reported without noise. No guarantee covers these.
+    stages : dict of str to float
+        Seconds of each stage: ``pause`` for lack of sites, ``sites`` from the first message to the last reply,
+        ``validation`` and ``aggregation``.
     """
 
     number: int
@@ -75,6 +78,7 @@ class Round:
     metric_spread: list[float] = field(default_factory=list)
     ratio: list[float] = field(default_factory=list)
     exact_reports: int = 0
+    stages: dict[str, float] = field(default_factory=dict)
 
     @property
     def line(self) -> str:

@@ -116,16 +116,18 @@ def run_rounds(run: Run) -> None:
 
 def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, train: bool) -> ArrayRecord:
     """Do a round from the hypotheses in `arrays`; return those of the next."""
-    began = time.perf_counter()
+    clock = _Clock()
     setup, state, grid, strategy = run.setup, run.state, run.grid, run.strategy
     fleet, k = run.fleet, len(next(iter(state.hypotheses.values())))
     nearest = distances(flatten(state.hypotheses)) if k > 1 else []
     validates = not train or (number - 1) % setup.config.validate_every == 0
     while True:
         fleet.wait(number, grid, partial(_in_pause, run, number))
+        clock.ends("pause")
         messages = strategy.configure_train(number, arrays, task, grid) if train else []
         evaluations = strategy.configure_evaluate(number, arrays, task, grid) if validates else []
         replies = fleet.exchange(number, grid, [*messages, *evaluations], setup.config.round_timeout)
+        clock.ends("sites")
         # A round that no node answered is repeated, once nodes can be asked again.
         if not (fleet.unanswered and fleet.waits(grid)):
             break
@@ -137,6 +139,7 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
         log(
             WARNING, "round %d: no validation client reported; their sites refuse, or their budgets are used up", number
         )
+    clock.ends("validation")
     run.outcome = outcome = strategy.train(number, replies) if train else None
     following = outcome.following if outcome else None
     if following is not None:
@@ -147,6 +150,7 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
     if not state.best_round:
         state.best = state.hypotheses  # no validation: use the latest hypotheses
     spent = fleet.participations
+    clock.ends("aggregation")
     state.history.append(
         Round(
             number=number,
@@ -161,15 +165,30 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
             best_round=state.best_round,
             median_participations=_median(spent),
             max_participations=int(spent.max()),
-            seconds=round(time.perf_counter() - began, 3),
+            seconds=round(sum(clock.stages.values()), 3),
             dropped=fleet.dropped,
             loss_spread=scores.loss_spread if scores else [],
             metric_spread=scores.metric_spread if scores else [],
             exact_reports=scores.exact if scores else 0,
             ratio=ratios(outcome.longest, nearest) if outcome and outcome.longest is not None else [],
+            stages={stage: round(seconds, 3) for stage, seconds in clock.stages.items()},
         )
     )
     return arrays
+
+
+class _Clock:
+    """The seconds of a round's stages."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def ends(self, stage: str) -> None:
+        """Count the seconds since the end of another stage."""
+        now = time.perf_counter()
+        self.stages[stage] = self.stages.get(stage, 0.0) + now - self._last
+        self._last = now
 
 
 def _in_pause(run: Run, number: int, since: float, ends: float) -> None:

@@ -53,7 +53,7 @@ def leaks_of(config: Config, nodes: int = 1, policy: Mapping[str, Any] = {}) -> 
 
 def rounds_of(state: State) -> list[Round]:
     """The rounds, without the time they took."""
-    return [replace(entry, seconds=0.0) for entry in state.history]
+    return [replace(entry, seconds=0.0, stages={}) for entry in state.history]
 
 
 # --- the run
