@@ -116,7 +116,7 @@ def test_systemd_reads_a_word_back(word: str) -> None:
         (["--root-certificates", "/home/ann/ca.crt"], "unit.in-home", "/home/ann/ca.crt"),
         (["--name", "../x"], "unit.bad-name", "../x"),
         (["--node-config", 'data-path="/srv/hospital" budget=4.0'], "unit.no-policy-file", "policy-file"),
-        (["--node-config", "nonsense"], "unit.no-policy-file", "policy-file"),
+        (["--node-config", "nonsense"], "site.bad-pairs", "nonsense"),
         (["--node-config", 'policy-file="/etc/umbel/none.toml"'], "site.policy-file", "/etc/umbel/none.toml"),
     ],
 )

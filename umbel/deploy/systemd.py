@@ -17,16 +17,17 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from umbel.client.checks import entries_of
 from umbel.deploy import server as guarded
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.policy_file import POLICY_FILE, policy_of
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import UnitError
-from umbel.protocol.flower import parse_config_args, parse_options
+from umbel.protocol.flower import parse_options
 from umbel.protocol.home import write_atomically
 from umbel.protocol.project import PACKAGE
 
@@ -226,7 +227,7 @@ def site_unit(arguments: Sequence[str], name: str, memory: int, gpu: bool = Fals
     if options.node_config is None:
         arguments += ["--node-config", f'{POLICY_FILE}="{POLICY}"']
         options = parse_options("flower-supernode", arguments)
-    entries = _entries(options.node_config)
+    entries = entries_of(options.node_config)
     if not entries.get(POLICY_FILE):
         # Whoever starts units may change what stands in one.
         text = f"a unit's policy stands in a file: write --node-config '{POLICY_FILE}=\"{POLICY}\"'"
@@ -247,13 +248,6 @@ def site_unit(arguments: Sequence[str], name: str, memory: int, gpu: bool = Fals
     command = ["site", "start", *arguments]
     unit = _unit(name, "umbel: a site of federated learning", command, options, writes, reads, memory)
     return replace(unit, gpu=gpu, ledger=ledger)
-
-
-def _entries(node_config: str) -> dict[str, Any]:
-    try:
-        return {**parse_config_args([node_config])}
-    except (ValueError, SystemExit):
-        return {}
 
 
 def server_unit(arguments: Sequence[str], name: str, memory: int) -> Unit:

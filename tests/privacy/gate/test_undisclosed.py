@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, as_completed
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -105,8 +107,15 @@ def test_a_failure_in_a_thread_is_one_clients(caplog: pytest.LogCaptureFixture) 
     assert len(caplog.messages) == 1
 
 
-def test_a_client_that_never_ends_costs_no_other_client_its_result() -> None:
+def test_a_client_that_never_ends_costs_no_other_client_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
     end = threading.Event()
+
+    def until_time_is_over(results: Sequence[Future[Any]], seconds: float) -> Iterator[Future[Any]]:
+        assert seconds == 3600
+        yield from islice(as_completed(results), CLIENTS - 1)
+        raise TimeoutError
+
+    monkeypatch.setattr("umbel.privacy.gate.undisclosed.as_completed", until_time_is_over)
 
     def compute(some: Some) -> list[NDArray[Any]]:
         if some == slice(0, 1):
@@ -114,7 +123,7 @@ def test_a_client_that_never_ends_costs_no_other_client_its_result() -> None:
         return [10 * np.arange(CLIENTS)[some]]
 
     try:
-        (found,) = undisclosed(own(max_seconds=0.5), CLIENTS, compute, nothing, apart=THREADS)
+        (found,) = undisclosed(own(max_seconds=3600), CLIENTS, compute, nothing, apart=THREADS)
     finally:
         end.set()
     assert found.tolist() == [-1, 10, 20, 30, 40]
