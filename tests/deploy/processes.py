@@ -273,8 +273,11 @@ class Deployment:
         assert self._superlink
         return self._superlink
 
-    def start_superlink(self) -> None:
-        """Start the SuperLink, or start it again with the database that it left, if it has one."""
+    def start_superlink(self, verified: bool = True) -> None:
+        """Start the SuperLink, or start it again with the database that it left, if it has one.
+
+        Its certificate must be valid, unless it is not to be `verified`.
+        """
         folder = self.folder / "superlink"
         # What lies in its working directory would be imported ahead of the app.
         (folder / "empty").mkdir(parents=True, exist_ok=True)
@@ -286,6 +289,8 @@ class Deployment:
         command += ["--ssl-certfile", str(self._certs / "server.crt"), "--ssl-keyfile", str(self._certs / "server.key")]
         self._superlink = self._start("superlink", command, self._server_environment)
         trusted = ssl.create_default_context(cafile=self.ca)
+        if not verified:
+            trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
 
         def healthy() -> bool:
             assert self.superlink.process.poll() is None, self.superlink.log
@@ -351,6 +356,10 @@ class Deployment:
         options = [*self._tls, "--max-retries", "3"]
         options += ["--auth-supernode-private-key", str(key)] if key else []
         return self._start_node(name, options, {}, [tool("flower-supernode")])
+
+    def write_certificate(self) -> None:
+        """Have `umbel certs` renew the server's certificate if it is about to expire."""
+        certs.make(self._certs, [self._host], [], os.getuid())
 
     def write_key(self, name: str) -> Path:
         """Make a key that the SuperLink does not know yet."""

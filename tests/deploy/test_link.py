@@ -136,11 +136,31 @@ def test_a_server_that_is_not_there_is_told_once_and_again_after_it_was_there(
         link.gives_up("told by Flower")
 
 
-def test_a_certificate_that_is_refused_is_told_as_such(link: Link) -> None:
+def untrusted(code: int, message: str) -> httpx.HTTPError:
     error = httpx.ConnectError("failed")
     error.__cause__ = ssl.SSLCertVerificationError(1, "certificate verify failed")
-    error.__cause__.verify_message = "unable to get local issuer certificate"
-    assert not link.fails(error)
+    error.__cause__.verify_code, error.__cause__.verify_message = code, message
+    return error
+
+
+def test_a_certificate_that_expires_while_a_site_is_connected_is_waited_for(link: Link, time: Time) -> None:
+    """Flower's node would end for good."""
+    expired = untrusted(10, "certificate has expired")
+    assert not link.fails(expired), "a site that starts with it ends, and its supervisor tries again"
+    link.works()
+    for _ in range(100):
+        assert link.fails(expired)
+    assert sum(time.waits) > 600
+    fault = link.fault()
+    assert fault
+    assert fault.code == "site.certificate"
+    assert "umbel certs" in fault.text
+    link.works()
+    assert link.fault() is None
+
+
+def test_a_certificate_that_is_refused_is_told_as_such(link: Link) -> None:
+    assert not link.fails(untrusted(20, "unable to get local issuer certificate"))
     with pytest.raises(SystemExit) as end:
         link.gives_up("")
     assert end.value.code.code == "site.certificate"

@@ -40,6 +40,7 @@ Check = tuple[str, Callable[[], str]]
 _TIMEOUT_S = 10.0
 _AHEAD_S, _BEHIND_S = 4.0, 290.0  # Flower refuses a clock that is more than 5 s ahead or 305 s behind
 _SOON_DAYS = 14
+_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
 _LEAST_FREE = 256 << 20  # bytes on the ledger's disk
 
 
@@ -192,11 +193,11 @@ def _look(address: str, ca: Path | None) -> _Look:
 def connection_fault(address: str, error: Exception) -> SiteError:
     """Return the error for a server that cannot be reached."""
     if isinstance(cause := _cause(error), ssl.SSLCertVerificationError):
-        return SiteError(
-            f"the server's certificate is refused: {cause.verify_message}; use the operator's ca.crt and a name that "
-            "the certificate has",
-            code="site.certificate",
-        )
+        remedy = "use the operator's ca.crt and a name that the certificate has"
+        if cause.verify_code == _EXPIRED:
+            remedy = "check this machine's clock, and have the operator renew it: umbel certs, then restart the server"
+        text = f"the server's certificate is refused: {cause.verify_message}; {remedy}"
+        return SiteError(text, code="site.certificate")
     return SiteError(
         f"no server can be reached at {address} ({error}); check HOST:PORT, the firewall, and that the server runs",
         code="site.no-server",

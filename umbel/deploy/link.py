@@ -85,6 +85,7 @@ class Link:
         self._fault: SiteError | None = SiteError(f"not connected to {address} yet", code="site.connecting")
         self._since: float | None = None  # of an outage
         self._pause = _FIRST_S
+        self._worked = False
         self._lock = Lock()  # heartbeats have a thread
 
     def fault(self) -> SiteError | None:
@@ -96,7 +97,7 @@ class Link:
         with self._lock:
             if self._since is not None:
                 log(INFO, "The server answers again, after %s", in_time(self._clock() - self._since))
-            self._fault, self._since, self._pause = None, None, _FIRST_S
+            self._fault, self._since, self._pause, self._worked = None, None, _FIRST_S, True
 
     def fails(self, error: httpx.HTTPError) -> bool:
         """Note a call that failed; return whether to repeat it, after a pause.
@@ -107,8 +108,13 @@ class Link:
             If no later call can succeed either.
         """
         if not isinstance(error, httpx.HTTPStatusError):
-            self._note(connection_fault(self._address, error))
-            return False
+            fault = connection_fault(self._address, error)
+            self._note(fault)
+            if fault.code != "site.certificate" or not self._worked:
+                return False
+            # Flower's node would end. This site's own files have worked: the certificate has expired or changed.
+            self._wait()
+            return True
         response, path = error.response, error.request.url.path
         if response.status_code == HTTPStatus.UNAUTHORIZED:
             ahead = ahead_of(response, self._wall())
