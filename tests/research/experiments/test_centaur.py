@@ -58,4 +58,7 @@ def test_the_command(users: Path) -> None:
     assert done.exit_code == 0, done.output
     rows = read_csv(users / "experiments" / "centaur-quick")
     assert len(rows) == len(centaur.specs(users, seeds=1))
+    ditto = [row for row in rows if row["ditto"]]
+    assert {row["who"] for row in ditto} == {"fine-tuned"}
+    assert all(0 <= float(row["ditto"]) <= 1 for row in ditto)
     assert {row["parameters"] for row in rows} == {"", "235146", "233856", "25450", "25120", "100"}

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from umbel.client.trial import try_out
@@ -91,7 +92,10 @@ def _size(model: str) -> str:
 
 
 def play(config: Mapping[str, Any]) -> Finished:
-    """Do a run; add what users get on held-out images who make its last hypothesis their own, as ``own``."""
+    """Do a run; add what users get on held-out images who make its last hypothesis their own: ``own``.
+
+    ``ditto`` is the same by Ditto's proximal term in place of plain fine-tuning, where whole models are trained.
+    """
     done = finish(config)
     if done.state is None:
         return replace(done, measures={**done.measures, "own": done.measures["last"]["held_out"]["mean"]})
@@ -100,14 +104,15 @@ def play(config: Mapping[str, Any]) -> Finished:
     assert dataset is not None, "its training read it"
     model, run, last = setup.model, setup.config, done.state.hypotheses
     if not model.local_shapes:
-        own = personalised(model, dataset, last, run, Personal.FINE_TUNE)["mean"]
+        ways = {"own": Personal.FINE_TUNE, "ditto": Personal.DITTO}
+        own = {name: personalised(model, dataset, last, run, way)["mean"] for name, way in ways.items()}
     else:
         learner = try_out(model, dataset)
         support, query = halves(validation_cohort(dataset, learner), run.seed)
         fresh = model.initial_local(streams(run.seed, "local", 0, range(len(support))))
         local = learner.fit_local(last, support, fresh, run.step_size)
-        own = float(learner.score(last, query, local)[1].mean())
-    return replace(done, measures={**done.measures, "own": own})
+        own = {"own": float(learner.score(last, query, local)[1].mean())}
+    return replace(done, measures={**done.measures, **own})
 
 
 def tables(results: Sequence[Result], folder: Path) -> None:
@@ -126,6 +131,7 @@ def tables(results: Sequence[Result], folder: Path) -> None:
         "numbers released": "parameters",
         "epsilon": lambda row: "none" if row["epsilon"] is None else f"{row['epsilon']:.2g}",
         "accuracy": lambda row: spread(row, "own", 3),
+        "by Ditto": lambda row: "" if row["ditto"] is None else f"{row['ditto']:.3f}",
         "not made one's own": lambda row: "" if row["plain"] is None else f"{row['plain']:.3f}",
         "CENTAUR": lambda row: "" if row["printed"] is None else f"{row['printed']:.3f}",
     }
@@ -144,6 +150,7 @@ def _row(arm: tuple[str, str, float | None], runs: Sequence[Result]) -> dict[str
         "epsilon": None if alone else measures["epsilon"],
         "runs": len(runs),
         **numbers("own", (run.measures["own"] for run in runs)),
-        "plain": None if alone or config["local"] else sum(run.measures["last"]["mean"] for run in runs) / len(runs),
+        "ditto": None if alone or config["local"] else fmean(run.measures["ditto"] for run in runs),
+        "plain": None if alone or config["local"] else fmean(run.measures["last"]["mean"] for run in runs),
         "printed": PRINTED.get((who, epsilon)) if what == "images, large" else None,
     }
