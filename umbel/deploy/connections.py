@@ -56,8 +56,8 @@ class Door:
     Connections from this machine count only in the total.
     """
 
-    most: ClassVar[int] = 256
-    """Maximum simultaneous connections."""
+    most: ClassVar[int] = 512
+    """Maximum simultaneous connections. A site has two; a process may usually have 1,024 files and connections."""
     most_of_a_peer: ClassVar[int] = 16
     """Maximum simultaneous connections from one address; with IPv6 from one /64 network."""
 
