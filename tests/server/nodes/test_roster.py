@@ -352,6 +352,29 @@ def test_a_node_that_refuses_is_left_out_where_nodes_serve_their_own_data() -> N
     assert grid.queried == [5, 6, 7], "it is asked once"
 
 
+WAITS = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused [refused.waits]")
+
+
+def test_a_site_whose_people_have_not_approved_yet_is_asked_again(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = PaperGrid({5: [WAITS, WAITS, Hosting(2, 0)]})
+    assert gather(grid, min_nodes=1, wait_s=300).train == 2
+    assert grid.queried == [5, 5, 5]
+    assert 1010 <= clock.now < 1015, "after 5 seconds each"
+    told = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert len(told) == 1
+    assert "approve" in told[0]
+
+
+def test_a_site_is_asked_the_more_rarely_the_longer_it_waits(clock: Clock) -> None:
+    day = 86_400
+    grid = PaperGrid({5: [WAITS] * day})
+    with raises(FleetError, "nodes.missing"):
+        gather(grid, min_nodes=1, wait_s=day)
+    assert len(grid.queried) < 1.1 * day / 60
+
+
 def test_a_simulation_cannot_do_without_a_part_of_its_dataset(clock: Clock) -> None:
     with raises(FleetError, "nodes.refused", "1"):
         gather(PaperGrid({5: EVEN, 6: REFUSED}), min_nodes=1, wait_s=60)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from logging import INFO, WARNING
+from logging import DEBUG, INFO, WARNING
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -24,11 +25,12 @@ from umbel.protocol.tasks import Hosting
 from umbel.protocol.words import count_of
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.presence import Absence, NodeState, Presence
-from umbel.server.nodes.words import Names, moves, told
+from umbel.server.nodes.words import PASSING, Names, code_in, moves, told
 
 TRAIN, VALIDATION = "training", "validation"
 NO_REFUSALS: Mapping[int, str] = {}
 _POLL_S = 1.0  # maximum seconds of one look for replies
+_AGAIN_S, _SELDOM_S = 5.0, 60.0  # shortest and longest pause before a node that refused is asked again
 _CODES = 50  # of one node: more than umbel has
 
 
@@ -296,7 +298,8 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
     dataset, since the first look may show only some of the nodes. A node with an invalid reply is left out.
 
     A node starts a process and imports PyTorch before its first reply, which takes minutes on a slow machine. So a
-    query lives as long as the run waits, and a node is asked again only after Flower reports that its query is lost.
+    query lives as long as the run waits, and a node is asked again only after Flower reports that its query is lost, or
+    after a refusal that may pass (`umbel.server.nodes.words.PASSING`).
 
     Parameters
     ----------
@@ -310,19 +313,24 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
     """
     began, together = time.monotonic(), exchange.transport.together
     nodes: dict[int, Hosting] = {}
-    refused: set[int] = set()
+    refused: dict[int, float] = {}  # when to ask again
     waiting = False
     while True:
         left = max(_POLL_S, began + run.node_wait - time.monotonic())
-        asked = {*nodes, *refused, *exchange.awaited("query")}
+        refusing = {node for node, again in refused.items() if time.monotonic() < again}
+        asked = {*nodes, *refusing, *exchange.awaited("query")}
         new = [node for node in sorted(exchange.connected()) if node not in asked]
         queries = [Message(query(), node, "query", group_id="query", ttl=left) for node in new]
         for answer in exchange.run(queries, _POLL_S, keep_late=("query",)):
-            hosting = hosting_of(answer, run.max_clients_per_node, together, exchange.names)
+            known = answer.node in refused
+            hosting = hosting_of(answer, run.max_clients_per_node, together, exchange.names, quietly=known)
             if hosting is not None:
                 nodes[answer.node] = hosting
+                refused.pop(answer.node, None)
             elif not answer.gone:
-                refused.add(answer.node)
+                passes = answer.reply.has_error() and code_in(str(answer.reply.error.reason)) in PASSING
+                rest = pause(time.monotonic() - began, _AGAIN_S, _SELDOM_S) if passes else math.inf
+                refused[answer.node] = time.monotonic() + rest
         fitting = fellows(nodes)
         parts = max(1, next((hosting.step for hosting in fitting.values()), 1))
         waited = time.monotonic() - began
@@ -356,9 +364,14 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
 
 
 def hosting_of(
-    answer: Answer, max_clients: int, together: bool, names: Names, roster: Roster | None = None
+    answer: Answer,
+    max_clients: int,
+    together: bool,
+    names: Names,
+    roster: Roster | None = None,
+    quietly: bool = False,
 ) -> Hosting | None:
-    """Return a node's account, if it may join; None, and a line in the log, if it may not."""
+    """Return a node's account, if it may join; None, and a line in the log unless `quietly`, if it may not."""
     try:
         if answer.reply.has_error():
             reason = str(answer.reply.error.reason)
@@ -370,7 +383,7 @@ def hosting_of(
             raise ProtocolError("says that it is simulated", code="protocol.hosting")
         return hosting
     except Exception as error:  # keep running: one bad node must not stop the run
-        log(WARNING, "%s cannot take part: it %s", names[answer.node], told(error))
+        log(DEBUG if quietly else WARNING, "%s cannot take part: it %s", names[answer.node], told(error))
         return None
 
 

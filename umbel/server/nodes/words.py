@@ -28,7 +28,7 @@ def code_in(reason: str) -> str:
 
 
 def moves(reason: str) -> str:
-    """Return which side must move, if a node refuses because it has another umbel than this run; otherwise empty."""
+    """Return what has to happen before a node that refuses can take part, if that is known; otherwise empty."""
     if (code := code_in(reason)) in _MOVES:
         return f": {_MOVES[code]}"
     found = re.match(r"this site runs umbel ([0-9][\w.+-]{0,30}), bundle", reason)
@@ -44,7 +44,16 @@ def moves(reason: str) -> str:
     return f". This run has umbel {own}: {fix}"
 
 
-_MOVES = {"refused.old-site": "upgrade umbel at the site", "refused.old-run": "start the run with a newer umbel"}
+PASSING = {
+    "refused.waits": "its people have to approve the run",
+    "refused.hours": "it answers at other hours",
+    "refused.too-many-wait": "its people have to decide on other requests first",
+}
+"""Refusals that end by themselves or by the site's people."""
+_MOVES = PASSING | {
+    "refused.old-site": "upgrade umbel at the site",
+    "refused.old-run": "start the run with a newer umbel",
+}
 
 
 def _ordered(version: str) -> list[int]:
