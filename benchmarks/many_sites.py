@@ -40,6 +40,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from rich.markup import escape
 from rich.table import Table
 
 import umbel
@@ -113,7 +114,7 @@ def main(
         try:
             for number, is_real in wanted:
                 reading = measure(number, rounds, parameters, database == "sqlite", is_real)
-                table.add_row(*reading.cells)
+                table.add_row(*map(escape, reading.cells))
                 failed |= len(reading.rounds) < rounds - 1
                 print("  ".join(reading.cells), file=sys.stderr)  # the next takes minutes
         finally:

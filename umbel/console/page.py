@@ -18,6 +18,7 @@ from umbel.protocol.cli import printable
 from umbel.protocol.words import count_of
 
 _MOST_LINES = 500
+_MOST_CLIENTS = 20  # shown at once: those who have spent most
 _STOPPING = (
     "To stop a run now, refuse the request that allowed it. If the policy alone allowed it, stop the site's node, or "
     'set approve = "ask" and start the node again.'
@@ -50,6 +51,7 @@ def render(books: Books, token: str = "", told: str = "", chosen: Chosen = Chose
         decided=[one for one in reversed(books.requests) if one.status is not Status.WAITING],
         people={one.digest[:SHOWN]: _allowed(one) for one in books.requests},
         lines=lines[:_MOST_LINES],
+        most=_MOST_CLIENTS,
         stopping=_STOPPING,
     )
     return printable(page)
