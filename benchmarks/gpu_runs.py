@@ -65,13 +65,10 @@ def main(
         if device == "cuda":
             console.print(torch.cuda.get_device_name(), highlight=False)
         console.print(f"flwr run . --federation-config '{federation_config(nodes)}'", highlight=False)
-        table = table_of(
-            "Seconds of a round",
-            ("", "parameters", "bare loop", "flwr run", "times bare", "% GPU bare", "% GPU", "MiB GPU bare", "MiB GPU"),
-        )
+        headings = "parameters", "bare loop", "flwr run", "times bare", "% GPU bare", "% GPU", "MiB GPU bare", "MiB GPU"
         for name in model.split(","):
-            table.add_row(name, *measured(TASKS[name], rounds, times, nodes, device))
-        console.print(table)
+            row = measured(TASKS[name], rounds, times, nodes, device)
+            console.print(table_of("Seconds of a round", ("", *headings), [[name, *row]]))
 
 
 def measured(task: big.Task, rounds: int, times: int, nodes: int, device: str, ray: bool = True) -> list[str]:

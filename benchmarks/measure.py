@@ -35,7 +35,8 @@ Out = Annotated[Path | None, typer.Option("--out", help="File for what is printe
 def benchmark(out: Path | None, *packages: str, threads: int = 1) -> Iterator[None]:
     """Do a benchmark on so many threads, and print first where it runs, with versions of packages.
 
-    Its output goes to the file `out` as well. A signal to end leaves no process behind.
+    Its output goes to the file `out` as well, also if it is stopped, which the last line then says. A signal to end
+    leaves no process behind.
     """
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     level, threads_before = FLOWER_LOGGER.level, torch.get_num_threads()
@@ -49,14 +50,23 @@ def benchmark(out: Path | None, *packages: str, threads: int = 1) -> Iterator[No
                 raise ConfigError(f"{out} is a folder; name a file in it", code="config.no-file")
             torch.set_num_threads(threads)
             console.print(machine(*packages), highlight=False)
-            yield
-            if out is not None:
-                command = " ".join(["python", *sys.orig_argv[1:]])
-                write_atomically(out, f"$ {command}\n\n{console.export_text()}".encode())
+            try:
+                yield
+            except (KeyboardInterrupt, SystemExit):
+                console.print("stopped before its end")
+                _write(out)
+                raise
+            _write(out)
     finally:
         signal.signal(signal.SIGTERM, before)
         FLOWER_LOGGER.setLevel(level)
         torch.set_num_threads(threads_before)
+
+
+def _write(out: Path | None) -> None:
+    if out is not None:
+        command = " ".join(["python", *sys.orig_argv[1:]])
+        write_atomically(out, f"$ {command}\n\n{console.export_text()}".encode())
 
 
 @dataclass(frozen=True)

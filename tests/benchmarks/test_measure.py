@@ -44,6 +44,13 @@ def test_what_is_printed_goes_to_the_file_with_the_command(tmp_path: Path) -> No
     assert "3 threads of PyTorch" in " ".join(where)
 
 
+def test_a_benchmark_that_is_stopped_keeps_what_it_measured(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), benchmark(tmp_path / "out.txt"):
+        console.print("12 ms")
+        raise KeyboardInterrupt
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()[-2:] == ["12 ms", "stopped before its end"]
+
+
 def test_what_goes_wrong_is_one_line_and_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit), benchmark(tmp_path / "out.txt"):
         raise ConfigError("there are no data")
