@@ -45,9 +45,13 @@ def test_what_is_printed_goes_to_the_file_with_the_command(tmp_path: Path) -> No
 
 
 def test_a_benchmark_that_is_stopped_keeps_what_it_measured(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), benchmark(tmp_path / "out.txt"):
-        console.print("12 ms")
-        raise KeyboardInterrupt
+    def stopped() -> None:
+        with benchmark(tmp_path / "out.txt"):
+            console.print("12 ms")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
     assert (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()[-2:] == ["12 ms", "stopped before its end"]
 
 
