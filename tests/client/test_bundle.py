@@ -71,3 +71,12 @@ def test_the_command_prints_the_whole_sum() -> None:
     app = typer.Typer()
     app.command()(module.main)
     assert CliRunner().invoke(app).output == f"umbel 0.1.0, bundle {SHA256}\n"
+
+
+def test_a_bundle_is_written_into_a_new_folder_only(tmp_path: Path) -> None:
+    assert CliRunner().invoke(module.app, ["--out", str(tmp_path / "new" / "bundle")]).exit_code == 0
+    assert (tmp_path / "new" / "bundle" / "pyproject.toml").exists()
+    (tmp_path / "own.txt").write_text("mine")
+    again = CliRunner().invoke(module.app, ["--out", str(tmp_path)])
+    assert again.exit_code == 2
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["own.txt"]

@@ -21,7 +21,7 @@ import typer
 
 from umbel.privacy.gate.site import Site
 from umbel.protocol.cli import command_line, errors_in_one_line
-from umbel.protocol.errors import SiteError
+from umbel.protocol.errors import ConfigError, SiteError
 from umbel.protocol.flower import build_bundle
 from umbel.protocol.project import APP, described
 
@@ -65,6 +65,8 @@ def main(
         if (own := Bundle.installed()) is None:
             raise SiteError(f"no pyproject.toml in {APP}; install a wheel or a checkout", code="site.no-project")
         if out is not None:
+            if out.exists():
+                raise ConfigError(f"{out} exists already; give a new folder", code="config.project-exists")
             out.mkdir(parents=True)
             with zipfile.ZipFile(BytesIO(build_bundle(APP))) as archive:
                 archive.extractall(out)
