@@ -34,20 +34,23 @@ def sign(entries: Mapping[str, Any], key: Path, until: datetime) -> str:
     CertificateError
         If `key` holds no private SSH key without a passphrase, of the kind Ed25519 or ECDSA.
     """
+    last = until.astimezone(UTC).strftime(_TIME)
+    return f"{last} {urlsafe_b64encode(signed(_text(entries, last), key)).decode()}"
+
+
+def signed(text: bytes, key: Path) -> bytes:
+    """Return the signature of a text by a private SSH key; errors as for `sign`."""
     try:
         private = load_ssh_private_key(key.read_bytes(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        text = f"{key} is no private SSH key without a passphrase: {error}"
-        raise CertificateError(text, code="certificate.no-key") from None
-    last = until.astimezone(UTC).strftime(_TIME)
+        told = f"{key} is no private SSH key without a passphrase: {error}"
+        raise CertificateError(told, code="certificate.no-key") from None
     match private:
         case ed25519.Ed25519PrivateKey():
-            signed = private.sign(_text(entries, last))
+            return private.sign(text)
         case ec.EllipticCurvePrivateKey():
-            signed = private.sign(_text(entries, last), ec.ECDSA(hashes.SHA256()))
-        case _:
-            raise CertificateError(f"{key} is neither Ed25519 nor ECDSA; make another", code="certificate.no-key")
-    return f"{last} {urlsafe_b64encode(signed).decode()}"
+            return private.sign(text, ec.ECDSA(hashes.SHA256()))
+    raise CertificateError(f"{key} is neither Ed25519 nor ECDSA; make another", code="certificate.no-key")
 
 
 def signer(entries: Mapping[str, Any], signature: str, keys: Mapping[str, str]) -> tuple[str, datetime | None]:
@@ -57,11 +60,11 @@ def signer(entries: Mapping[str, Any], signature: str, keys: Mapping[str, str]) 
     """
     last, _, coded = signature.partition(" ")
     try:
-        until, signed = datetime.strptime(last, _TIME).replace(tzinfo=UTC), urlsafe_b64decode(coded)
+        until, code = datetime.strptime(last, _TIME).replace(tzinfo=UTC), urlsafe_b64decode(coded)
     except ValueError:
         return "", None
     for name, text in keys.items():
-        if _verifies(public_key(name, text), signed, _text(entries, last)):
+        if verifies(public_key(name, text), code, _text(entries, last)):
             return name, until
     return "", None
 
@@ -85,7 +88,8 @@ def public_key(name: str, text: str) -> PublicKey:
     return key
 
 
-def _verifies(key: PublicKey, signed: bytes, text: bytes) -> bool:
+def verifies(key: PublicKey, signed: bytes, text: bytes) -> bool:
+    """Return whether a signature of a text is by a key."""
     try:
         if isinstance(key, ed25519.Ed25519PublicKey):
             key.verify(signed, text)

@@ -29,7 +29,14 @@ from umbel.protocol.errors import Refused
 Matrix = NDArray[np.float64]
 
 
-class NoiseSource(Protocol):
+class ByteSource(Protocol):
+    """A source of random bytes."""
+
+    def bytes(self, length: int, /) -> bytes:
+        """Return random bytes."""
+
+
+class NoiseSource(ByteSource, Protocol):
     """The part of ``numpy.random.Generator`` that mechanisms draw from."""
 
     def standard_normal(self, size: int, /) -> Matrix:
@@ -40,9 +47,6 @@ class NoiseSource(Protocol):
 
     def random(self, size: int, /) -> Matrix:
         """Return independent numbers, uniform in [0, 1)."""
-
-    def bytes(self, length: int, /) -> bytes:
-        """Return random bytes."""
 
 
 class Loss(ABC):

@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, clip, each, of_any_sign
+from umbel.privacy.mechanisms.base import ByteSource, Loss, Matrix, Mechanism, NoiseSource, clip, each, of_any_sign
 from umbel.protocol.errors import Refused
 
 _STEPS = 256  # minimum steps of the grid in a standard deviation
@@ -84,7 +84,7 @@ class DiscreteGaussian(Mechanism):
         return ConcentratedLoss((distance / self.noise_multiplier) ** 2 / 2)
 
 
-def draw(scale: float, count: int, source: NoiseSource) -> NDArray[np.int64]:
+def draw(scale: float, count: int, source: ByteSource) -> NDArray[np.int64]:
     """Return independent integers, x with a probability proportional to exp(-x^2/(2 scale^2)), exactly.
 
     This is the smallest x with U < P(X <= x), U uniform in [0, 1). 64 bits of U nearly always decide; otherwise more
@@ -102,7 +102,7 @@ def draw(scale: float, count: int, source: NoiseSource) -> NDArray[np.int64]:
     return values
 
 
-def _decide(scale: float, word: int, source: NoiseSource) -> int:
+def _decide(scale: float, word: int, source: ByteSource) -> int:
     """Return the number for an undecided word, drawing as many more words as it takes."""
     bits = _WORD
     while True:
