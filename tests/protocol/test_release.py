@@ -73,9 +73,9 @@ def test_a_guarantee_takes_noise_a_public_radius_and_a_private_choice() -> None:
 
 def test_names_are_those_that_travel_and_stand_in_ledgers() -> None:
     assert [*Clipping] == ["update", "public"]
-    assert [*Kind] == ["train", "site", "report"]
+    assert [*Kind] == ["train", "site", "secure", "report"]
     assert [*NoisePer] == ["vector", "layer", "row"]
-    assert [*ReleaseBy] == ["client", "site"]
+    assert [*ReleaseBy] == ["client", "site", "secure"]
 
 
 # --- schedule

@@ -18,6 +18,7 @@ from umbel.strategies.group_privacy import GroupPrivacy
 from umbel.strategies.ifca import IFCA
 from umbel.strategies.recommender import Recommender
 from umbel.strategies.robust import GeometricMedian, TrimmedMean
+from umbel.strategies.secure_average import SecureAverage
 from umbel.strategies.server_step import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from umbel.strategies.site_average import SiteAverage
 
@@ -34,6 +35,7 @@ def test_the_built_in_strategies_have_names() -> None:
         "group-privacy": GroupPrivacy, "trimmed-mean": TrimmedMean, "geometric-median": GeometricMedian,
         "fedavg": FedAvg, "fedavgm": FedAvgM, "fedadam": FedAdam, "fedyogi": FedYogi, "fedadagrad": FedAdagrad,
         "ifca": IFCA, "cfl": ClusteredFL, "recommender": Recommender, "site-average": SiteAverage,
+        "secure-average": SecureAverage,
     }  # fmt: skip
     assert kinds == strategies.STRATEGIES
     assert {name: strategies.load(name) for name in kinds} == kinds

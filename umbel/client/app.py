@@ -24,6 +24,7 @@ from umbel.client.node import Node
 from umbel.client.noisy_messages import noisy_messages
 from umbel.client.personal.keep import keep
 from umbel.models.prior import Prior
+from umbel.privacy.gate import secure_sums
 from umbel.privacy.gate.consent import check_admitted
 from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.own_app import RoundGate, local_report, local_result, node_in
@@ -32,9 +33,11 @@ from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.undisclosed import Some, log_failure, time_limit, undisclosed
 from umbel.privacy.mechanisms.choice import OWN
+from umbel.privacy.secure.wire import Request
 from umbel.protocol.errors import ProtocolError, Refused
 from umbel.protocol.flower import log, with_content
 from umbel.protocol.messages import (
+    SECURE,
     assigned_in,
     evaluation_in,
     hosting_reply,
@@ -190,6 +193,15 @@ def _watched(node: Node, round: int, what: str, clients: int, compute: Compute) 
     when = f"round {round}" if round else "before round 1"
     which = f", node {node.site.first + 1} of {node.site.step}" if node.site.simulated and node.site.step > 1 else ""
     return progress.watched(f"{when}{which}: {{done}} of {{clients}} {what}", clients, compute)
+
+
+@app.query("secure", mods=[guard])
+def add_securely(msg: Message, context: Context) -> Message:
+    """Do this site's part of a secure sum in which nothing is trained."""
+    node, run = Node.of(context.node_config, context.run_config), RunConfig.of(context.run_config)
+    check_admitted(node.site, str(context.run_id), run, node.model.num_parameters)
+    found = secure_sums.reply(node.site, node.site.seed(run), context.state, Request.read(msg.content))
+    return Message(RecordDict({SECURE: found}), reply_to=msg)
 
 
 @app.query("keep", mods=[guard])

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from umbel.client.checks import entries_of
-from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words, pure_spent, site_release
+from umbel.privacy.accounting.guarantee import (
+    DELTA,
+    amount,
+    guarantee,
+    in_words,
+    pure_spent,
+    secure_release,
+    site_release,
+)
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Limits, paper_spent, priced, read
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import Request, Runs
@@ -267,8 +275,11 @@ def _release(request: Request) -> tuple[Release, int] | None:
     if run.mechanism not in MECHANISMS:
         return None
     release = run.release(int(asks["n"]), run.most_hypotheses)
-    if ReleaseBy.SITE in (asks.get("release"), asks["differs"].get("release_by")):
+    by = asks.get("release"), asks["differs"].get("release_by")
+    if ReleaseBy.SITE in by:
         release = site_release(release)
+    elif ReleaseBy.SECURE in by:
+        release = secure_release(release)
     return release, min(run.rounds, run.max_participations or run.rounds)
 
 

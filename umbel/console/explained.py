@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from umbel.privacy.accounting.guarantee import amount
 from umbel.privacy.gate.policy import AcceptedRadius, AcceptedRelease, Approval, Policy, Role
 from umbel.privacy.gate.runs import Request
+from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.words import count_of
 
 
@@ -47,6 +48,7 @@ def _what(policy: Policy) -> Iterator[str]:
         yield {
             AcceptedRelease.CLIENT: "Models of single clients, each with its own noise.",
             AcceptedRelease.SITE: f"Sums over at least {policy.min_clients} clients, with noise added once.",
+            AcceptedRelease.SECURE: f"Sums over at least {policy.least_parties} sites, each with a share of the noise.",
             AcceptedRelease.ANY: f"Models of single clients with noise, or sums over {policy.min_clients} clients.",
         }[policy.release]
         yield (
@@ -90,7 +92,10 @@ def _gaps(policy: Policy) -> Iterator[str]:
         yield "Validation clients report exact losses, and no budget counts them."
     if policy.insecure_seed:
         yield "The server knows the seed of all noise and can subtract it."
-    if others := sorted({*policy.mechanisms.split()} - {"laplace", "gaussian"}):
+    if policy.parties and policy.release in (AcceptedRelease.SECURE, AcceptedRelease.ANY):
+        most = count_of(policy.colluding_parties, "site")
+        yield f"The noise of a secure sum is that of all its sites: at most {most} may tell the server everything."
+    if others := sorted({*policy.mechanisms.split()} - {*MECHANISMS}):
         yield f"Other code adds the noise: {', '.join(others)}."
     if policy.app:
         yield f"The site's own app answers: {policy.app}."

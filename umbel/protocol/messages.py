@@ -1,15 +1,17 @@
 """The messages between server and clients: one message a node and round, not one a client.
 
-==========  ==============================================================================
-query       both ways the protocol version; back, how many clients the node hosts
-train       the hypotheses, and the tasks of the node's clients for a round: `TrainingSpec`,
-            `EvaluationSpec`, or both. Back, releases with public flags of who released, or the site's
-            sums and counts with flags of the clients in them, and loss and metric of each client
-            that reports. Releases on a public grid may travel as 16-bit multiples of its step
-evaluate    the same for a round that only evaluates
-query.keep  the best hypotheses at the end of a run, and how clients differ around each, as far as
-            the server has estimated it from releases; back, nothing
-==========  ==============================================================================
+============  ============================================================================
+query         both ways the protocol version; back, how many clients the node hosts
+train         the hypotheses, and the tasks of the node's clients for a round: `TrainingSpec`,
+              `EvaluationSpec`, or both. Back, releases with public flags of who released, or the
+              site's sums and counts with flags of the clients in them, and loss and metric of each
+              client that reports. Releases on a public grid may travel as 16-bit multiples of its
+              step
+evaluate      the same for a round that only evaluates
+query.secure  what a secure sum needs besides a round's training (`umbel.privacy.secure.wire`)
+query.keep    the best hypotheses at the end of a run, and how clients differ around each, as far
+              as the server has estimated it from releases; back, nothing
+============  ============================================================================
 
 The records are Flower's. Arrays are a model's shared parameters with an extra leading axis: the hypotheses in the
 server's message; in a node's reply the clients that released, or the hypotheses where it releases sums. They travel
@@ -56,10 +58,12 @@ _SCORES = "scores"
 _NOISE = "noise-multiplier"
 _HOSTING = "hosting"
 _RUN = "run"
+SECURE = "secure"
+"""The record of a message about secure sums (`umbel.privacy.secure.wire`)."""
 # Bytes of an answer without its parameters: Flower's description of records, arrays or an error; and for each client
 # whether it released, its choice, its loss and its metric.
 _OF_FLOWER, _OF_A_CLIENT = 1 << 16, 32
-PARTS = (_HYPOTHESES, _TRAINING, _EVALUATION, _VERSION, _RUN)
+PARTS = (_HYPOTHESES, _TRAINING, _EVALUATION, _VERSION, _RUN, SECURE)
 """The records that a message to a node may have; a node ignores all others."""
 
 
@@ -104,9 +108,14 @@ def largest_answer(content: RecordDict) -> int:
     if isinstance(training, ConfigRecord) and isinstance(hypotheses, ArrayRecord):
         for name, matrix in hypotheses.items():
             k, *columns = matrix.shape
-            rows = k if training.get("release_by") == ReleaseBy.SITE else _number_asked(training)
+            rows = _number_asked(training) if training.get("release_by") == ReleaseBy.CLIENT else k
             # The name is JSON within JSON, and Flower names each 5 MiB of the array.
             size += 2 * len(name) + math.ceil(4 * rows * math.prod(columns) * (1 + 2**-10))
+    if isinstance(secure := content.get(SECURE), ConfigRecord):
+        names, length, bits = (secure.get(name) for name in ("names", "length", "bits"))
+        if isinstance(names, list) and isinstance(length, int) and isinstance(bits, int):
+            # Numbers of a sum, and a share and a proof for each pair of parties.
+            size += length * bits // 8 + 128 * (len(names) + 1) ** 2
     return size
 
 
@@ -244,6 +253,11 @@ def site_reply(sums: Arrays, counts: Sequence[float], released: Sequence[int]) -
     return RecordDict({_ARRAYS: pack(sums), _RELEASED: record})
 
 
+def share_reply(masked: ConfigRecord, released: Sequence[int]) -> RecordDict:
+    """Return the part of a round's reply that holds a site's part of a secure sum; `released` as in `site_reply`."""
+    return RecordDict({SECURE: masked, _RELEASED: MetricRecord({"clients": list(released)})})
+
+
 def evaluation_reply(losses: NDArray[Any], metrics: NDArray[Any], noise_multiplier: float = 0.0) -> RecordDict:
     """Return the part of a round's reply that holds loss and metric of each asked client, in order, and their nu."""
     both = {"loss": np.asarray(losses, float).tolist(), "metric": np.asarray(metrics, float).tolist()}
@@ -287,6 +301,11 @@ def site_sums_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.fl
     return arrays, counts, flags
 
 
+def shared_in(content: RecordDict, asked: int) -> NDArray[np.bool_]:
+    """Check and return a flag for each asked client: whether it is in the site's part of a secure sum."""
+    return _flags(record_in(content, _RELEASED, MetricRecord), asked)
+
+
 def _flags(record: MetricRecord, asked: int) -> NDArray[np.bool_]:
     flags = np.asarray(record.get("clients", ()))
     if flags.shape != (asked,) or not ((flags == 0) | (flags == 1)).all():
@@ -304,6 +323,8 @@ def number_released(content: RecordDict, asked: int, rows: int | None = None) ->
     if not isinstance(flags, list) or len(flags) != asked or not set(flags) <= {0, 1}:
         return 0
     arrays, released = content.get(_ARRAYS), sum(flag == 1 for flag in flags)
+    if SECURE in content:
+        return released
     shape = (released if rows is None else rows,)
     there = isinstance(arrays, ArrayRecord) and [value.shape[:1] for value in arrays.values()] == [shape]
     return released if there else 0

@@ -38,6 +38,8 @@ class Kind(StrEnum):
     """A trained model."""
     SITE = "site"
     """A site's sums over its clients' updates, and over their choices of hypotheses."""
+    SECURE = "secure"
+    """The same sums over the clients of several sites, which only the sites together can read."""
     REPORT = "report"
     """Loss and metric of a client that also trains, or of a client in a site's mean."""
 
@@ -49,6 +51,8 @@ class ReleaseBy(StrEnum):
     """Each client, to its own model. Others see the model only with noise."""
     SITE = "site"
     """A site, once, to the sums of its clients' updates: the clients trust it."""
+    SECURE = "secure"
+    """Several sites together, each a share, to a sum that the server reads only as a whole (`umbel.privacy.secure`)."""
 
 
 class NoisePer(StrEnum):
@@ -135,9 +139,9 @@ class Release:
         """Whether the release has a guarantee between any two data sets of the client: clip norm and choice are
         covered.
 
-        A site's release always covers the choice.
+        Sums always cover the choice.
         """
-        covered = self.choice_epsilon > 0 or not self.chooses or self.kind is Kind.SITE
+        covered = self.choice_epsilon > 0 or not self.chooses or self.kind in (Kind.SITE, Kind.SECURE)
         return self.clipping is Clipping.PUBLIC and self.noise_multiplier > 0 and covered
 
     def paper_spend(self, times: float) -> float:

@@ -16,7 +16,12 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 
 from umbel.protocol.errors import CertificateError, SiteError
 
@@ -40,17 +45,26 @@ def sign(entries: Mapping[str, Any], key: Path, until: datetime) -> str:
 
 def signed(text: bytes, key: Path) -> bytes:
     """Return the signature of a text by a private SSH key; errors as for `sign`."""
+    private = _private(key)
+    if isinstance(private, ed25519.Ed25519PrivateKey):
+        return private.sign(text)
+    return private.sign(text, ec.ECDSA(hashes.SHA256()))
+
+
+def public_half(key: Path) -> PublicKey:
+    """Return the public key that belongs to a private SSH key; errors as for `sign`."""
+    return _private(key).public_key()
+
+
+def _private(key: Path) -> ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey:
     try:
         private = load_ssh_private_key(key.read_bytes(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        told = f"{key} is no private SSH key without a passphrase: {error}"
-        raise CertificateError(told, code="certificate.no-key") from None
-    match private:
-        case ed25519.Ed25519PrivateKey():
-            return private.sign(text)
-        case ec.EllipticCurvePrivateKey():
-            return private.sign(text, ec.ECDSA(hashes.SHA256()))
-    raise CertificateError(f"{key} is neither Ed25519 nor ECDSA; make another", code="certificate.no-key")
+        text = f"{key} is no private SSH key without a passphrase: {error}"
+        raise CertificateError(text, code="certificate.no-key") from None
+    if not isinstance(private, ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey):
+        raise CertificateError(f"{key} is neither Ed25519 nor ECDSA; make another", code="certificate.no-key")
+    return private
 
 
 def signer(entries: Mapping[str, Any], signature: str, keys: Mapping[str, str]) -> tuple[str, datetime | None]:
@@ -84,8 +98,13 @@ def public_key(name: str, text: str) -> PublicKey:
     except (StopIteration, ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, PublicKey):
-        raise SiteError(f"the key of researcher {name!r} is no Ed25519 or ECDSA key of SSH", code="site.bad-key")
+        raise SiteError(f"the key of {name!r} is no Ed25519 or ECDSA key of SSH", code="site.bad-key")
     return key
+
+
+def line_of(key: PublicKey) -> str:
+    """Return a public key as a line of a public key file."""
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
 def verifies(key: PublicKey, signed: bytes, text: bytes) -> bool:

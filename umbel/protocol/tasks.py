@@ -180,7 +180,7 @@ class TrainingSpec(_Spec):
             raise ProtocolError(text, code="protocol.noise-per-clipping")
         if not 0 <= self.explore <= 1:
             raise _range(f"explore must be between 0 and 1, got {self.explore}")
-        if self.release_by is ReleaseBy.SITE:
+        if self.release_by is not ReleaseBy.CLIENT:
             _check_site_release(self)
         _short("the run's name", self.run)
         _short("the mechanism's name", self.mechanism)

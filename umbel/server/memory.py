@@ -65,7 +65,7 @@ def estimate(setup: Setup, clients: int, nodes: int, local: bool) -> Estimate:
     run, k = setup.config, setup.strategy.hypotheses
     vector = 4 * setup.model.num_parameters
     of_a_node, training = -(-clients // nodes), 0
-    released = nodes * k if setup.strategy.release_by is ReleaseBy.SITE else clients
+    released = nodes * k if setup.strategy.release_by is not ReleaseBy.CLIENT else clients
     # Of a single node the server keeps the releases as they came; of several it makes one matrix.
     copies = released + (of_a_node if local else released if nodes > 1 else 0)
     if local:

@@ -16,7 +16,7 @@ from umbel.models.fit import misfit
 from umbel.models.model import Model
 from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy import mechanisms
-from umbel.privacy.accounting.guarantee import site_release
+from umbel.privacy.accounting.guarantee import secure_release, site_release
 from umbel.protocol.arrays import Arrays, all_finite, flatten
 from umbel.protocol.errors import ConfigError, Refused
 from umbel.protocol.release import Release, ReleaseBy
@@ -171,7 +171,12 @@ class Setup:
     def release(self) -> Release:
         """A training client's release in each participation."""
         release = self.config.release(self.model.num_parameters, self.strategy.hypotheses)
-        return site_release(release) if self.strategy.release_by is ReleaseBy.SITE else release
+        match self.strategy.release_by:
+            case ReleaseBy.CLIENT:
+                return release
+            case ReleaseBy.SITE:
+                return site_release(release)
+        return secure_release(release)
 
     def task(self, name: str = "") -> TrainingSpec:
         """Return the template of the task that the run called `name` gives clients in a round."""

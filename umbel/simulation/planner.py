@@ -24,7 +24,7 @@ from umbel.client.loop import LoopLearner
 from umbel.data import Dataset
 from umbel.models.model import Model
 from umbel.models.optimizers import LocalOptimizer
-from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, amount, gap, guarantee, site_release
+from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, amount, gap, guarantee, secure_release, site_release
 from umbel.privacy.accounting.plan import Task, plan_for
 from umbel.privacy.mechanisms import load as load_mechanism
 from umbel.protocol.errors import ConfigError
@@ -232,7 +232,7 @@ def _without_noise(
         "rounds": 50,
         "clients-per-round": train if train <= 100 else min(max(100, train // 10), 1000),
     }
-    if setup.strategy.release_by is ReleaseBy.SITE:
+    if setup.strategy.release_by is not ReleaseBy.CLIENT:
         entries |= {"clipping": str(Clipping.PUBLIC), "clip-norm": 1e6, "clip-norm-decay": 1.0}
     if manifest.split["validation"]:
         entries["patience"] = 15
@@ -276,7 +276,9 @@ class _Search:
         self.epsilon, self.delta, self.nodes = epsilon, delta, max(1, sites)
         self.run, self.model, self.k = setup.config, setup.model, setup.strategy.hypotheses
         self.n, self.train = self.model.num_parameters, dataset.manifest.train
-        self.sites = self.nodes if setup.strategy.release_by is ReleaseBy.SITE else 0
+        # A secure sum has the noise of one site.
+        by = setup.strategy.release_by
+        self.sites = 0 if by is ReleaseBy.CLIENT else self.nodes if by is ReleaseBy.SITE else 1
         self._noises: dict[int, _Noise] = {}
         self._paths: Sequence[float] = _PATHS
         self._lasts: Sequence[float] = _LAST
@@ -493,7 +495,10 @@ class _Search:
 
     def _released(self, run: RunConfig) -> tuple[Release, int]:
         release = run.release(self.n, self.k)
-        return site_release(release) if self.sites else release, min(run.max_participations or run.rounds, run.rounds)
+        by = self.setup.strategy.release_by
+        if by is not ReleaseBy.CLIENT:
+            release = site_release(release) if by is ReleaseBy.SITE else secure_release(release)
+        return release, min(run.max_participations or run.rounds, run.rounds)
 
     def _check_guarantee(self, found: Mapping[str, Any]) -> None:
         release, times = self._released(RunConfig.parse(found))

@@ -13,6 +13,7 @@ from umbel.strategies.how_many import HowMany
 from umbel.strategies.ifca import IFCA
 from umbel.strategies.recommender import Recommender
 from umbel.strategies.robust import GeometricMedian, TrimmedMean
+from umbel.strategies.secure_average import SecureAverage
 from umbel.strategies.server_step import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from umbel.strategies.site_average import SiteAverage
 from umbel.strategies.stock import PREFIX, Stock, adapted
@@ -30,6 +31,7 @@ __all__ = [
     "GroupPrivacy",
     "HypothesisStrategy",
     "Recommender",
+    "SecureAverage",
     "SiteAverage",
     "Stock",
     "TrimmedMean",
@@ -50,6 +52,7 @@ STRATEGIES: dict[str, type[HypothesisStrategy]] = {
     "cfl": ClusteredFL,
     "recommender": Recommender,
     "site-average": SiteAverage,
+    "secure-average": SecureAverage,
 }
 
 

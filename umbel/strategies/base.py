@@ -73,6 +73,12 @@ class Clients(Protocol):
     def sums(self, replies: Iterable[Message]) -> Sums:
         """Return the sums in the replies, if sites were asked for sums."""
 
+    def together(self, round: int, messages: list[Message], colluding: int, least: int) -> list[Message]:
+        """Return those of a round's messages whose nodes can add their sums securely."""
+
+    def secure_sum(self, round: int, replies: Iterable[Message]) -> Sums:
+        """Return the sum over all sites that replied, which the server cannot read singly."""
+
     def scores(self, replies: Iterable[Message]) -> Scores | None:
         """Return the scores in the replies to the last `ask_evaluation`; None without valid replies."""
 

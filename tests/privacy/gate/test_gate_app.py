@@ -43,7 +43,9 @@ def evaluation(clients: tuple[int, ...]) -> RecordDict:
 
 
 def test_the_app_has_no_door_but_these() -> None:
-    assert set(app._registered_funcs) == {"query.default", "query.keep", "train.default", "evaluate.default"}
+    assert set(app._registered_funcs) == {
+        "query.default", "query.keep", "query.secure", "train.default", "evaluate.default",
+    }  # fmt: skip
 
 
 def test_the_app_tells_how_many_clients_a_node_has_and_no_more(run_config: dict[str, Any]) -> None:

@@ -277,6 +277,7 @@ SET: dict[str, tuple[str, Any]] = {
     "max-evaluations": ("12", 12.0), "max-evaluations-in-all": ("13", 13.0), "report-noise-multiplier": ("4", 4.0),
     "report-bound": ("3", 3.0), "personalise-epochs": ("3", 3), "tripwire": ("true", True),
     "noise-all-items": ("TRUE", True), "balanced-batches": ("True", True), "insecure-seed": ("true", True),
+    "least-parties": ("4", 4), "colluding-parties": ("1", 1),
 }  # fmt: skip
 TEXTS = {
     "researchers": "ann=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb",
@@ -285,6 +286,7 @@ TEXTS = {
     "place": "1/3", "clipping": "any", "release": "site", "mechanisms": "laplace gaussian",
     "ledger-path": "/ledger/umbel.sqlite", "approve": "ask", "app": "hospital.client_app:app",
     "app-keys": "device workers", "bundle": "ab" * 32, "keep-model": "/models", "personalise": "interpolate",
+    "parties": "north=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb", "party-key": "/keys/north",
 }  # fmt: skip
 SET |= {key: (text, text) for key, text in TEXTS.items()}
 # What a key is of no use without.
@@ -292,6 +294,8 @@ WITH: dict[str, dict[str, str]] = {
     "place": {"role": "split"},
     "min-clients": {"release": "site"},
     "insecure-seed": {"budget": "inf"},
+    "parties": {"party-key": "/keys/own"},
+    "party-key": {"parties": "north=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb"},
     "delta": {"budget": "8"},
     "personalise": {"keep-model": "/models"},
     "personalise-epochs": {"keep-model": "/models", "personalise": "fine-tune"},

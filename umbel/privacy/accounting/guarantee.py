@@ -35,7 +35,7 @@ MEANINGFUL = 20
 """Above this epsilon a guarantee says nothing: e**epsilon bounds the ratio of the probabilities under two data sets."""
 
 # How far another data set of one client can move the value that gets noise, in radii.
-DISTANCE = {Kind.TRAIN: 2, Kind.SITE: 2, Kind.REPORT: 1}
+DISTANCE = {Kind.TRAIN: 2, Kind.SITE: 2, Kind.SECURE: 2, Kind.REPORT: 1}
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,15 @@ def site_release(release: Release) -> Release:
     if not (release.noise_multiplier > 0 and release.chooses):
         return alike
     return alike if _own_pure(alike) is not None else replace(alike, choice_epsilon=0.0)
+
+
+def secure_release(release: Release) -> Release:
+    """Return the release with which a secure sum charges each client that would otherwise make `release`.
+
+    A count weighs one radius. So a client that chooses another hypothesis moves two sums and two counts by one radius
+    each, which is a distance of two radii, as if it moved one sum by two. The choice costs nothing extra.
+    """
+    return replace(release, kind=Kind.SECURE, choice_epsilon=0.0)
 
 
 def pure_cost(release: Release) -> Fraction | float:
@@ -209,7 +218,7 @@ def losses(release: Release) -> list[Loss]:
         elsewhere = Together(((_known(mechanism.loss(release.n, 1)), 2), (count, 2)))
         return [Either((_known(mechanism.loss(release.n, 2)), elsewhere))]
     found = [_known(mechanism.loss(release.n, DISTANCE[release.kind]))]
-    if release.chooses and not _counts(release):
+    if release.chooses and release.kind not in (Kind.SITE, Kind.SECURE):
         found.append(RandomisedResponse(release.choice_epsilon, release.hypotheses))
     return found
 

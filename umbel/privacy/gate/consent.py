@@ -56,7 +56,7 @@ def check_admitted(
         asks["differs"] = _differences(config, policy, content, hypotheses)
     if researcher:
         asks["researcher"] = researcher
-    if policy.release is AcceptedRelease.SITE:
+    if policy.release in (AcceptedRelease.SITE, AcceptedRelease.SECURE):
         asks["release"] = str(policy.release)  # the price depends on it
     if policy.reports_exactly and policy.role is not Role.TRAIN:
         asks["exact-losses"] = True  # of validation clients; no price covers them
@@ -101,8 +101,8 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             config.training(round),
             round=round,
             clients=training.clients[: config.clients_per_round],
-            # A run config does not say who adds the noise; a site that accepts only sums has decided it.
-            release_by=ReleaseBy.SITE if policy.release is AcceptedRelease.SITE else ReleaseBy.CLIENT,
+            # A run config does not say who adds the noise; a site that accepts one has decided it.
+            release_by=ReleaseBy.CLIENT if policy.release is AcceptedRelease.ANY else ReleaseBy(policy.release.value),
             # These do not change the price: the run's models, and a strategy's own option.
             run=training.run,
             frozen_digest=training.frozen_digest,

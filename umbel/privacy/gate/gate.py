@@ -29,11 +29,14 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.releases import Sanitiser, check_noise, round_to_grid, sanitise
 from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.secure_sums import SecureSanitiser, party_of, remember
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry
 from umbel.privacy.gate.site_releases import SiteSanitiser
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.privacy.secure.party import Masked
+from umbel.privacy.secure.wire import Request, Stage
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.cores import cores
@@ -114,6 +117,14 @@ class SanitisedSums:
 
 
 @dataclass(frozen=True)
+class SanitisedShare:
+    """A site's part of a secure sum, with its share of the noise and masks, and a flag for each client."""
+
+    masked: Masked
+    paid: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
 class Passage:
     r"""One message's way through the gate of its site.
 
@@ -151,13 +162,21 @@ class Passage:
         if self.hypotheses:
             check_hypotheses(self.hypotheses, self.site.policy)
 
-    def train(self, task: TrainingSpec) -> Sanitised | SanitisedSums:
-        """Return the releases of the asked training clients, or their site's release."""
+    def train(self, task: TrainingSpec, asked: Request | None = None) -> Sanitised | SanitisedSums | SanitisedShare:
+        """Return the releases of the asked training clients, their site's release, or its part of a secure sum.
+
+        `asked` is what a message says about a secure sum.
+        """
         site, k = self.site, len(next(iter(self.hypotheses.values())))
         site.policy.check(task, k)
         if site.policy.tripwire:
             check_honest(self.hypotheses, self.state)
-        return self._by_site(task) if task.release_by is ReleaseBy.SITE else self._by_client(task, k)
+        match task.release_by:
+            case ReleaseBy.CLIENT:
+                return self._by_client(task, k)
+            case ReleaseBy.SITE:
+                return self._by_site(task)
+        return self._by_sites_together(task, asked)
 
     def _by_client(self, task: TrainingSpec, k: int) -> Sanitised:
         """Return the release of each client within its budget."""
@@ -189,6 +208,32 @@ class Passage:
         trained, chosen = self._trained(task, paying, assigned)
         sources = randomness.noise(self.seed, task.round, [site.first], "site")
         return SanitisedSums(*sanitiser.sanitised(trained, chosen, sources), paid)
+
+    def _by_sites_together(self, task: TrainingSpec, asked: Request | None) -> SanitisedShare:
+        """Return the site's part of a secure sum; each client within its budget is charged, also if the sum fails."""
+        site = self.site
+        if asked is None or asked.stage is not Stage.MASK or asked.round != task.round:
+            raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
+        sanitiser = SecureSanitiser.of(site, self.hypotheses, task, asked.terms)
+        party = party_of(site, self.seed, self.state, asked.terms)
+        # No client is charged for a sum that the party would not enter.
+        party.check(task.round, asked.announced)
+        paid, paying = self._charge_for_training(task, sanitiser.release)
+        sources = randomness.noise(self.seed, task.round, site.client_ids(paying), "choice")
+        assigned = choice.at_random(task.explore, len(sanitiser.hypotheses), sources)
+        trained, chosen = self._trained(task, paying, assigned)
+        masked = party.mask(task.round, asked.announced, sanitiser.summed(trained, chosen))
+        remember(self.state, party)
+        return SanitisedShare(masked, paid)
+
+    def join(self, asked: Request) -> Masked:
+        """Return the site's part of a secure sum to which its clients add nothing: noise and masks alone."""
+        if asked.stage is not Stage.MASK:
+            raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
+        party = party_of(self.site, self.seed, self.state, asked.terms)
+        masked = party.mask(asked.round, asked.announced, np.zeros(asked.terms.length, np.int64))
+        remember(self.state, party)
+        return masked
 
     def evaluate(self, task: EvaluationSpec) -> NDArray[np.float64]:
         """Return loss and metric (2, clients) of the asked clients, with noise unless the site reports exactly."""

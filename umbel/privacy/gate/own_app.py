@@ -19,22 +19,25 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from umbel.privacy.gate.consent import check_admitted, most_participations
-from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, SanitisedSums
+from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, SanitisedShare, SanitisedSums
 from umbel.privacy.gate.refusals import answered, explain, refusal
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry
+from umbel.privacy.secure.wire import Request, masked_record
 from umbel.protocol import logs
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import Refused
 from umbel.protocol.flower import filled, with_content
 from umbel.protocol.messages import (
+    SECURE,
     evaluation_in,
     evaluation_only,
     evaluation_reply,
     hypotheses_in,
     run_names,
+    share_reply,
     site_reply,
     training_in,
     training_only,
@@ -122,13 +125,15 @@ def _reply(passage: Passage, msg: Message) -> Message:
 
 
 def _train(passage: Passage, content: RecordDict) -> RecordDict:
-    """Return the releases of the asked training clients, if there are any."""
-    task = training_in(content)
+    """Return the releases of the asked training clients, if there are any, or the site's part of a secure sum."""
+    task, asked = training_in(content), Request.read(content) if SECURE in content else None
     if task is None:
-        return RecordDict()
+        return RecordDict() if asked is None else share_reply(masked_record(passage.join(asked)), [])
     logs.about(round=task.round)
-    found = passage.train(task)
+    found = passage.train(task, asked)
     paid = found.paid.astype(int).tolist()
+    if isinstance(found, SanitisedShare):
+        return share_reply(masked_record(found.masked), paid)
     if isinstance(found, SanitisedSums):
         return site_reply(found.sums, found.counts, paid)
     return training_reply(found.releases, paid, found.choices, found.step)

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from umbel.privacy.gate.hours import windows
 from umbel.privacy.mechanisms import MECHANISMS
+from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.plugins import parse_pairs
 from umbel.protocol.release import LAPLACE, Clipping, ClipSchedule, ReleaseBy
@@ -35,10 +36,12 @@ class Role(StrEnum):
 
 
 class AcceptedRelease(StrEnum):
-    """The party that may add the noise: each client to its release, the site once for all clients, or either."""
+    """The party that may add the noise: each client to its release, the site once for all clients, listed sites
+    together, or any of them."""
 
     CLIENT = "client"
     SITE = "site"
+    SECURE = "secure"
     ANY = "any"
 
 
@@ -148,7 +151,17 @@ class Policy(Settings):
     release: Annotated[AcceptedRelease, Field(strict=False)] = Field(
         AcceptedRelease.CLIENT,
         description="client: each client's model, with separate noise; site: only sums over the site's clients, with "
-        "noise added once, if the clients trust the site; any: as the run asks",
+        "noise added once, if the clients trust the site; secure: only sums over the sites in parties, to which each "
+        "adds a share of the noise; any: as the run asks",
+    )
+    parties: Text = Field(
+        "",
+        description='public keys of the sites for secure sums, this one included, as "name=key name=key"; none without',
+    )
+    party_key: Text = Field("", description="absolute path of this site's private SSH key for secure sums")
+    least_parties: Whole = Field(3, ge=2, description="fewest sites in a secure sum")
+    colluding_parties: Whole = Field(
+        0, ge=0, description="sites that may tell the server everything: a secure sum has enough noise without theirs"
     )
     min_clients: Whole = Field(
         10, ge=1, description="fewest clients in a site's sums; a round with fewer is refused, and none is charged"
@@ -271,6 +284,11 @@ class Policy(Settings):
         return parse_pairs(self.researchers, "researchers")
 
     @property
+    def party_keys(self) -> dict[str, str]:
+        """The public keys of the sites for secure sums, by name."""
+        return parse_pairs(self.parties, "parties")
+
+    @property
     def bundles(self) -> list[str]:
         """The bundles that the site names; none if it accepts its own umbel's."""
         return self.bundle.lower().split()
@@ -293,8 +311,14 @@ class Policy(Settings):
         if not self.mechanisms.split():
             raise ValueError("mechanisms must name at least one")
         windows(self.hours)
-        for name, key in self.keys.items():
+        for name, key in [*self.keys.items(), *self.party_keys.items()]:
             public_key(name, key)
+        if self.release is AcceptedRelease.SECURE and not (self.parties and self.party_key):
+            raise ValueError(
+                'release = "secure" needs the sites to add with, and this one\'s key: set parties, party-key'
+            )
+        if self.colluding_parties > self.least_parties - 2:
+            raise ValueError(f"colluding-parties = {self.colluding_parties} needs least-parties of at least two more")
         if self.delta > 0 and math.isinf(self.budget):
             raise ValueError("delta needs a budget: set budget, or leave delta out")
         if self.personalise is not Personal.NO and not self.keep_model:
@@ -372,24 +396,39 @@ class Policy(Settings):
         if task.disclose_choice and not self.allow_unsanitised:
             raise Refused("the server asks which hypothesis each client chose", code="refused.disclose-choice")
 
+    def check_terms(self, terms: Terms) -> None:
+        """Raise `Refused` if secure sums on these terms may have too few sites, or too little noise without some."""
+        for name, asked, least in (
+            ("least-parties", terms.least, self.least_parties),
+            ("colluding-parties", terms.colluding, self.colluding_parties),
+        ):
+            if asked < least:
+                raise Refused(
+                    f"the server asks for a secure sum with {name} = {asked}; this site accepts no less than {least}",
+                    code="refused.secure-terms",
+                )
+
     def _check_release(self, task: TrainingSpec) -> None:
         """Raise `Refused` if the task's party may not add the noise here, or too few clients are asked."""
-        if task.release_by is ReleaseBy.CLIENT:
-            if self.release is AcceptedRelease.SITE:
-                raise Refused(
-                    "the server asks for each client's own model; this site releases only sums over its clients "
-                    '(release = "site"): use strategy site-average',
-                    code="refused.release",
-                )
-        elif self.release is AcceptedRelease.CLIENT:
-            raise Refused(
-                "the server asks for sums over this site's clients; here each client releases its own model: set "
-                'release = "site", or "any", if clients trust the site',
-                code="refused.release",
-            )
-        elif len(task.clients) < self.min_clients:
+        accepted = {AcceptedRelease.ANY, AcceptedRelease(task.release_by.value)}
+        if self.release not in accepted:
+            asked = {
+                ReleaseBy.CLIENT: "each client's own model",
+                ReleaseBy.SITE: "sums over this site's clients",
+                ReleaseBy.SECURE: "sums over several sites",
+            }[task.release_by]
+            text = f'the server asks for {asked}; this site has release = "{self.release}"'
+            raise Refused(f"{text}: {_INSTEAD[self.release]}", code="refused.release")
+        if task.release_by is ReleaseBy.SITE and len(task.clients) < self.min_clients:
             raise Refused(
                 f"the server asks for the sums of {len(task.clients)} clients; this site's sums need at least "
                 f"{self.min_clients} (min-clients): ask for more clients a round",
                 code="refused.min-clients",
             )
+
+
+_INSTEAD = {
+    AcceptedRelease.CLIENT: 'set release = "site", or "any", if clients trust the site',
+    AcceptedRelease.SITE: "use strategy site-average",
+    AcceptedRelease.SECURE: "use strategy secure-average",
+}

@@ -18,7 +18,7 @@ from umbel.protocol.errors import SiteError
 from umbel.protocol.rules import shown
 
 POLICY_FILE = "policy-file"
-_RESEARCHERS = "researchers"
+_KEYS = ("researchers", "parties")
 
 # Whether an entry's value is as strict as the file's, or stricter.
 _NARROWER: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -30,7 +30,8 @@ _NARROWER: Mapping[str, Callable[[Any, Any], bool]] = {
         ),
         lambda own, file: own <= file,
     ),
-    **dict.fromkeys(("min-noise-multiplier", "clip-norm-floor", "min-clients"), lambda own, file: own >= file),
+    **dict.fromkeys(("min-noise-multiplier", "clip-norm-floor", "min-clients", "least-parties", "colluding-parties"),
+        lambda own, file: own >= file),
     "exact-losses": lambda own, file: own <= file,
     "tripwire": lambda own, file: own >= file,
     "clipping": lambda own, file: own is AcceptedRadius.PUBLIC,
@@ -43,7 +44,7 @@ _NARROWER: Mapping[str, Callable[[Any, Any], bool]] = {
 _FREE = frozenset(
     (
         "data-path", "reader", "reader-options", "place", "ledger-path", "keep-model", "personalise",
-        "personalise-epochs", "app-keys", "balanced-batches",
+        "personalise-epochs", "app-keys", "balanced-batches", "party-key",
     )
 )  # fmt: skip
 
@@ -75,7 +76,7 @@ def policy_of(entries: Mapping[str, Any]) -> Policy:
 
 
 def read_policy(path: Path) -> dict[str, Any]:
-    """Return the entries of a policy file; lists become words, and the table of researchers name=key pairs."""
+    """Return the entries of a policy file; lists become words, and a table of public keys name=key pairs."""
     if not path.is_absolute():
         raise SiteError(f"{POLICY_FILE} must be an absolute path, got {str(path)!r}", code="site.relative-path")
     try:
@@ -92,7 +93,7 @@ def read_policy(path: Path) -> dict[str, Any]:
 
 
 def _entry(path: Path, name: str, value: Any) -> Any:
-    if name == _RESEARCHERS and isinstance(value, dict):
+    if name in _KEYS and isinstance(value, dict):
         return " ".join(f"{who}={_middle(path, who, key)}" for who, key in value.items())
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
         return " ".join(value)
@@ -104,7 +105,7 @@ def _middle(path: Path, who: str, key: Any) -> str:
     words = [word for word in str(key).split() if word.startswith("AAAA")]
     if len(words) != 1 or len(who.split()) != 1 or "=" in who:
         raise SiteError(
-            f'{path}: write a researcher as name = "ssh-ed25519 AAAA…", the line of a public key file, got {who!r}',
+            f'{path}: write a public key as name = "ssh-ed25519 AAAA…", the line of a public key file, got {who!r}',
             code="site.bad-key",
         )
     return words[0]

@@ -29,7 +29,8 @@ _MOST_STEPS = 1 << 14
 _WORD = 64
 _GUARD = 160  # extra bits in a table
 _LOST = 1 << 80  # a generous bound, in units of these bits, on the error of a sum by rounding and by the table's ends
-_SHORTER = 1 - 2.0**-20  # factor on a radius: more than the rounding of a norm of 2**32 numbers can add
+SHORTER = 1 - 2.0**-20
+"""Factor on a radius: more than the rounding of a norm of 2**32 numbers can add."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class DiscreteGaussian(Mechanism):
 
     def constrain(self, updates: Matrix, radius: float) -> Matrix:
         step, _ = self._grid(radius)
-        inside: Matrix = np.trunc(clip(updates, radius * _SHORTER) / step) * step
+        inside: Matrix = np.trunc(clip(updates, radius * SHORTER) / step) * step
         return inside
 
     def noise(self, sizes: Sequence[int], radii: Matrix, generators: Iterator[NoiseSource]) -> Matrix:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from numpy.typing import NDArray
 
 from umbel.privacy.mechanisms.discrete_gaussian import draw
@@ -17,7 +16,7 @@ from umbel.privacy.secure.seeds import SEED, derived, text_of
 from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused
 from umbel.protocol.flower import shares_of
-from umbel.protocol.signatures import PublicKey, verifies
+from umbel.protocol.signatures import PublicKey, line_of, verifies
 
 OWN = ""
 """In place of a party's name: the seed of the mask that a party shares with no other."""
@@ -123,9 +122,7 @@ class Party:
     random: Callable[[int], bytes] = secrets.token_bytes
 
     def __post_init__(self) -> None:
-        if len({key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) for key in self.keys.values()}) < len(
-            self.keys
-        ):
+        if len({line_of(key) for key in self.keys.values()}) < len(self.keys):
             raise Refused(
                 "two parties for secure sums have the same key; list each once", code="refused.secure-parties"
             )
@@ -153,7 +150,7 @@ class Party:
         Refused
             If the round is not a new one, or the parties are too few, not listed, or not who they say they are.
         """
-        members = self._check_members(round, announced)
+        members = self.check(round, announced)
         if values.shape != (self.terms.length,):
             raise ValueError(f"a sum has {self.terms.length} numbers, not {values.shape}")
         pairs = self._pairs(announced, members)
@@ -170,8 +167,8 @@ class Party:
         numbers = seeds.packed(hidden & np.uint64((1 << self.terms.bits) - 1), self.terms.bits)
         return Masked(numbers, boxes, proofs, [proof(seed) for seed in layers])
 
-    def _check_members(self, round: int, announced: Mapping[str, Announcement]) -> tuple[str, ...]:
-        """Return the names of the parties of a new sum, in order."""
+    def check(self, round: int, announced: Mapping[str, Announcement]) -> tuple[str, ...]:
+        """Return the names of the parties of a new sum, in order; raise `Refused` as `mask` does."""
         if round <= self.turn.round:
             text = f"round {round} of a secure sum is not after round {self.turn.round}, in which this party took part"
             raise Refused(text, code="refused.secure-round")

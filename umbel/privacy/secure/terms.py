@@ -15,6 +15,8 @@ FINEST = 8
 """The deviation of each layer of noise, in steps, is at least this: then sums of layers are as good as normal."""
 STEPS = 256
 """Minimum of the steps in the deviation of a whole sum's noise."""
+WITHOUT_NOISE = 1 << 16
+"""Steps in a clip norm, where there is no noise."""
 _FAR = 14.0
 """Deviations that noise exceeds with a probability below 1e-40."""
 
@@ -97,6 +99,34 @@ class Terms:
         honest = [parties - gone - self.colluding for gone in range(parties - self.threshold(parties) + 1)]
         variances = [1 / honest[0], *(1 / fewer - 1 / more for more, fewer in pairwise(honest))]
         return [self.deviation * math.sqrt(variance) for variance in variances]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The whole numbers of a sum.
+
+    Attributes
+    ----------
+    step : float
+        The size of a step, in the model's numbers.
+    weight : int
+        Steps that a client adds to a count: one clip norm.
+    """
+
+    step: float
+    weight: int
+
+    @classmethod
+    def of(cls, clip_norm: float, noise_multiplier: float, deviation: float) -> Grid:
+        r"""Return the grid on which noise of \nu clip norms has a deviation of so many steps.
+
+        Without noise a clip norm has `WITHOUT_NOISE` steps.
+        """
+        weight = deviation / noise_multiplier if noise_multiplier > 0 else float(WITHOUT_NOISE)
+        if not weight >= 1:
+            text = f"noise of {noise_multiplier:g} clip norms leaves no step in a clip norm; make the grid finer"
+            raise Refused(text, code="refused.secure-terms")
+        return cls(clip_norm / weight, math.floor(weight))
 
 
 def finest_deviation(parties: int, colluding: int = 0) -> float:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from umbel.privacy import mechanisms
 from umbel.privacy.mechanisms import Mechanism
 from umbel.protocol.arrays import Vectors, in_blocks
-from umbel.protocol.release import NOISE_STEPS, Clipping, ClipSchedule, NoisePer
+from umbel.protocol.release import NOISE_STEPS, Clipping, ClipSchedule, NoisePer, ReleaseBy
 from umbel.protocol.tasks import TrainingSpec
 
 LARGEST_UPDATE = 1e6
@@ -79,8 +79,10 @@ def furthest_sum(task: TrainingSpec, k: int, n: int, clients: int, most: float =
 
 
 def count_deviation(task: TrainingSpec) -> float:
-    """Return the standard deviation of the noise on each count of a site's sums."""
+    """Return the standard deviation of the noise on each count of a site's sums, or of a secure sum."""
     mechanism = _mechanism(task)
+    if task.release_by is ReleaseBy.SECURE:
+        return task.noise_multiplier  # a count weighs a clip norm
     return 0.0 if mechanism is None else mechanism.deviation(1) * mechanism.count_radius(task.choice_epsilon)
 
 

@@ -45,6 +45,7 @@ from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.presence import Absence
 from umbel.server.nodes.replies import Asked, read_releases, read_scores, read_sums
 from umbel.server.nodes.roster import TRAIN, VALIDATION, Roster, check_enough, gather, hosting_of
+from umbel.server.nodes.secure import Together, summed, terms_of
 from umbel.server.nodes.transport import transport_of
 from umbel.server.nodes.words import Names, code_in, told
 
@@ -94,6 +95,7 @@ class Fleet:
         """The task of the last `ask_training` for all clients, without round and clients."""
         self._furthest = 0.0
         self._outside = 0
+        self._together: Together | None = None
 
     def roster(self, grid: Grid) -> Roster:
         """Return the nodes and their clients, asking them the first time."""
@@ -152,7 +154,7 @@ class Fleet:
             clients = self._draw(roster, round)
         placed, self.task = roster.place(TRAIN, clients), task
         self.sent, packed = self._open(hypotheses)
-        rows = len(next(iter(self.sent.values()))) if task.release_by is ReleaseBy.SITE else None
+        rows = None if task.release_by is ReleaseBy.CLIENT else len(next(iter(self.sent.values())))
         self._training = _asked(clients, placed, roster.names, task.disclose_choice, rows)
         self._furthest = furthest(task, as_matrix(self.sent), self.run.max_update_norm)
         asked = {node: task.asking(round, locals_) for node, (_, locals_) in placed.items()}
@@ -160,6 +162,37 @@ class Fleet:
             Message(round_request(packed, training=one), node, "train", group_id=str(round))
             for node, one in asked.items()
         ]
+
+    def together(self, round: int, messages: Sequence[Message], colluding: int, least: int) -> list[Message]:
+        """Return the messages of the last `ask_training` to nodes that add their sums securely.
+
+        If clients of too few nodes were drawn, others take part with noise and masks alone.
+
+        Parameters
+        ----------
+        colluding, least : int
+            See `umbel.privacy.secure.terms.Terms`.
+
+        Raises
+        ------
+        FleetError
+            If a run has fewer nodes than `least`.
+        """
+        exchange, task, asked = self._exchange, self.task, self._training
+        assert exchange is not None
+        assert asked is not None
+        assert self._roster is not None
+        if len(self._roster) < least:
+            text = f"a secure sum needs at least {least} sites, and there are {len(self._roster)}; start more"
+            raise FleetError(f"{text}, in simulation with --nodes", code="nodes.too-few-parties")
+        terms = terms_of(task, self.sent, self.clients_per_round, len(self._roster), colluding, least)
+        if self._together is None or self._together.terms != terms:
+            self._together = Together(terms, exchange, self.run.round_timeout)
+        idle = self._roster.idle(asked.positions, round)[: max(0, least - len(messages))]
+        asked.positions.update((node, np.zeros(0, np.int64)) for node in idle)
+        packed = self._opened[2]
+        joining = [Message(round_request(packed), node, "train", group_id=str(round)) for node in idle]
+        return self._together.invite([*messages, *joining], round)
 
     def ask_evaluation(
         self, round: int, hypotheses: ArrayRecord, task: EvaluationSpec, grid: Grid, group: str = ""
@@ -354,6 +387,17 @@ class Fleet:
         k, n = as_matrix(self.sent).shape
         most = partial(furthest_sum, self.task, k, n, most=self.run.max_update_norm)
         found = read_sums(answers, asked, self.sent, most)
+        self._note(found.clients, found.outside)
+        return found
+
+    def secure_sum(self, round: int, replies: Iterable[Message]) -> Sums:
+        """Return the secure sum over the nodes that replied to the last `ask_training`; count as above.
+
+        A sum that fails has no clients, and those that were charged for it are outside.
+        """
+        asked, answers = self._answers(replies)
+        assert self._together is not None, "together comes first"
+        found = summed(self._together, round, self.task, self.sent, asked, answers)
         self._note(found.clients, found.outside)
         return found
 

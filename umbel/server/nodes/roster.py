@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import DEBUG, INFO, WARNING
 
@@ -188,6 +188,11 @@ class Roster:
     def left_out(self, round: int) -> int:
         """Return how many nodes are left out of a round, because they failed to reply or are away."""
         return len(self._gone(round))
+
+    def idle(self, asked: Container[int], round: int) -> list[int]:
+        """Return the nodes that can be asked in a round, and are not."""
+        gone = self._gone(round)
+        return [node for node, _ in self.nodes if node not in gone and node not in asked]
 
     def present(self, role: str, round: int) -> NDArray[np.int64]:
         """Return the clients of a role whose nodes are not left out in a round, in increasing order."""

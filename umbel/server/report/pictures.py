@@ -24,6 +24,7 @@ _RELEASED = {
     "hypothesis are noisy too.",
     (True, False): "A release is one client's part in the sums of its site.",
 }
+_TOGETHER = "A release is one client's part in the sum over all sites. Counts of clients have the sum's noise too."
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,8 @@ def hypotheses(view: View) -> Iterator[Picture]:
         totals = view.groups.sum(axis=0)
         went = ", ".join(f"hypothesis {j} {totals[j]:,}" for j in view.shown)
         alt = f"Releases a round for each hypothesis. In total: {went}."
-        caption = (
-            f"{_RELEASED[view.by_site, view.sanitised]} An empty strip is a hypothesis that no client trains any more."
-        )
+        what = _TOGETHER if view.together else _RELEASED[view.by_site, view.sanitised]
+        caption = f"{what} An empty strip is a hypothesis that no client trains any more."
         svg = figures.releases("releases", alt, _numbers(view.trained), view.groups, view.shown)
         yield Picture("Releases of each hypothesis", svg, caption)
     if view.k > 1 and view.steady:

@@ -112,7 +112,9 @@ class View:
         self.exact_reports = max((entry.exact_reports for entry in state.history), default=0)
         """Number of validation clients that reported without noise."""
         self.sanitised = release.noise_multiplier > 0
-        self.by_site = release.kind is Kind.SITE
+        self.together = release.kind is Kind.SECURE
+        """Whether sites added their sums securely, so that the server read the sum of all."""
+        self.by_site = release.kind is Kind.SITE or self.together
         self.gap = gap(release)
         """Why there is no guarantee; empty if there is one."""
         self.took_part = int((self.participations > 0).sum())

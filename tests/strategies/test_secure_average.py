@@ -1,0 +1,239 @@
+"""Whole runs in which the server reads only the sum over all sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from flwr.app import Error, Message
+
+from tests.helpers.errors import raises
+from tests.helpers.ledgers import ledger_of
+from tests.helpers.paper import ACCEPTED
+from tests.helpers.sources import ROOT
+from umbel.privacy.gate.ledger import Ledger
+from umbel.protocol.arrays import flatten
+from umbel.protocol.errors import ConfigError, FleetError
+from umbel.protocol.flower import ErrorCode
+from umbel.protocol.release import Kind
+from umbel.protocol.signatures import line_of
+from umbel.server.observer import Run
+from umbel.simulation import in_process
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import play, run_config
+
+CONFIG: dict[str, Any] = {
+    "strategy": "secure-average", "strategy_options": "", "clipping": "public", "mechanism": "discrete-gaussian",
+    "noise_multiplier": 1.0, "choice_epsilon": 0.0, "restarts": 1, "rounds": 5, "clients_per_round": 60,
+    "clip_norm": 10.0,
+}  # fmt: skip
+
+
+def played(nodes: int = 4, **changes: Any) -> Run:
+    return play(run_config("synthetic", **CONFIG | changes), nodes=nodes)
+
+
+def moved(run: Run) -> Any:
+    return flatten(run.state.hypotheses)
+
+
+# --- in simulation
+
+
+def test_without_noise_it_learns_what_one_trusted_sum_does() -> None:
+    """Updates are rounded to 2^-16 of the clip norm."""
+    together = moved(played(noise_multiplier=0.0))
+    trusted = moved(played(nodes=1, noise_multiplier=0.0, strategy="site-average"))
+    assert np.allclose(together, trusted, atol=5 * 10 * 2.0**-16)
+    assert not np.array_equal(together, trusted)
+
+
+def test_the_number_of_sites_does_not_change_the_noise() -> None:
+    """A step of size 0 leaves the noise alone: nu clip norms a sum, over the clients of each hypothesis.
+
+    Over 30 rounds of 20 sites within five standard errors: a false alarm in 1.7 million runs.
+    """
+    config = {"hypotheses": 1, "step_size": 1e-12, "rounds": 30, "clip_norm_decay": 1.0, "noise_multiplier": 2.0}
+    for nodes in (3, 20):
+        found: list[Any] = []
+
+        class Watch(in_process.Observer):
+            def after_round(self, run: Run, found: list[Any] = found) -> None:
+                found.append(flatten(run.state.hypotheses)[0])
+
+        play(run_config("synthetic", **CONFIG | config), nodes=nodes, observers=[Watch()])
+        steps = np.diff(found[:30], axis=0)
+        deviation = 2.0 * 10.0 / 60
+        assert steps.size == 60 - 2
+        assert abs(steps.std() / deviation - 1) < 5 / np.sqrt(2 * steps.size)
+
+
+def test_the_same_seed_gives_the_same_result() -> None:
+    assert np.array_equal(moved(played(rounds=2)), moved(played(rounds=2)))
+
+
+def test_a_hundred_clients_at_four_sites_find_both_models() -> None:
+    run = played(rounds=30, clients_per_round=80, clip_norm_decay=0.9)
+    first, last = run.state.history[0], run.state.history[-1]
+    assert first.loss is not None
+    assert last.loss is not None
+    assert last.loss < 0.4 * first.loss
+    assert run.setup.release.kind is Kind.SECURE
+
+
+def test_sites_without_clients_in_a_round_add_noise_and_masks() -> None:
+    """One client a round, so that two of three sites have none; nobody else is charged."""
+    run = played(nodes=3, clients_per_round=1, rounds=4)
+    assert [entry.releases for entry in run.state.history if entry.asked] == [1] * 4
+    assert run.fleet.participations.sum() == 4
+    assert not any(entry.lost_nodes for entry in run.state.history)
+
+
+def test_fewer_sites_than_a_sum_needs_are_told_before_any_client_trains() -> None:
+    with raises(FleetError, "nodes.too-few-parties"):
+        played(nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"mechanism": "gaussian"}, "config.mechanism"), ({"clipping": "update"}, "config.conflict"),
+     ({"strategy_options": "colluding=2"}, "config.least")],
+)  # fmt: skip
+def test_settings_that_cannot_be_added_securely_are_refused(changes: dict[str, Any], code: str) -> None:
+    with raises(ConfigError, code):
+        played(**changes)
+
+
+# --- sites that fall silent
+
+
+def dropping(monkeypatch: pytest.MonkeyPatch, drops: Callable[[Message, int], bool]) -> None:
+    """Let messages come to nothing, which `drops` chooses by message and number of the node, from 0."""
+
+    class Grid(InProcessGrid):
+        def _answer(self, message: Message) -> Message:
+            place = sorted(self.contexts).index(message.metadata.dst_node_id)
+            reply = super()._answer(message)
+            if not drops(message, place):
+                return reply
+            reply = Message(Error(ErrorCode.CLIENT_APP_CRASHED, "gone"), reply_to=message)
+            self.numbered(reply)
+            return reply
+
+    monkeypatch.setattr(in_process, "InProcessGrid", Grid)
+
+
+def stage_of(message: Message) -> str:
+    record = message.content.get("secure")
+    return "" if record is None else str(record["stage"])
+
+
+@pytest.mark.parametrize("stage", ["announce", "mask", "agree", "open"])
+def test_a_round_survives_a_third_of_its_sites_at_any_stage(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    """Ten sites, of which seven have to answer; three fall silent in round 1, or never say who they are."""
+    dropping(monkeypatch, lambda message, place: stage_of(message) == stage and place < 3)
+    run = play(run_config("synthetic", **CONFIG | {"rounds": 1}), nodes=10, strict=False)
+    entry = run.state.history[0]
+    assert entry.moved
+    there = [client for client in range(100) if client % 10 >= 3]
+    taken = run.fleet.participations.nonzero()[0].tolist()
+    if stage in ("agree", "open"):
+        assert entry.releases == 60
+    else:
+        assert entry.releases == sum(client in there for client in taken) < 60
+
+
+@pytest.mark.parametrize("stage", ["mask", "agree", "open"])
+def test_a_sum_of_too_few_fails_and_charges_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    rounds: list[int] = []
+
+    def drops(message: Message, place: int) -> bool:
+        if stage_of(message) == "mask" and place == 0:
+            rounds.append(1)
+        return stage_of(message) == stage and place < 3 and len(rounds) == 1
+
+    dropping(monkeypatch, drops)
+    run = play(run_config("synthetic", **CONFIG | {"rounds": 2}), nodes=4, strict=False)
+    first, second = run.state.history[:2]
+    assert (first.moved, first.releases) == (False, 0)
+    assert second.moved
+    spent = [ledger_of(context) for context in run.grid.contexts.values()]  # type: ignore[attr-defined]
+    charged = sum(
+        sum(ledger.account(client).values()) for place, ledger in enumerate(spent) for client in range(place, 100, 4)
+    )
+    assert charged == 120
+
+
+# --- sites with data of their own
+
+
+def keys(folder: Path, *names: str) -> tuple[dict[str, str], str]:
+    """Write private keys; return their paths by name, and the sites' list of public ones."""
+    folder.mkdir(exist_ok=True)
+    paths, listed = {}, []
+    for name in names:
+        key, path = Ed25519PrivateKey.generate(), folder / name
+        path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        paths[name] = str(path)
+        listed.append(f"{name}={line_of(key.public_key()).split()[1]}")
+    return paths, " ".join(listed)
+
+
+def sites(home: Path, **changes: Any) -> list[dict[str, Any]]:
+    """Return three sites of one dataset, each with a ledger and a key of its own."""
+    home.mkdir(exist_ok=True)
+    paths, listed = keys(home / "keys", "north", "south", "west")
+    common = {
+        "data-path": str(ROOT / "datasets" / "synthetic.json"), "role": "split", "release": "secure", **ACCEPTED,
+        "mechanisms": "discrete-gaussian", "parties": listed,
+    }  # fmt: skip
+    return [
+        common | {"place": f"{i}/3", "ledger-path": str(home / f"{i}.sqlite"), "party-key": path}
+        | {name.replace("_", "-"): value for name, value in changes.items()}
+        for i, path in enumerate(paths.values())
+    ]  # fmt: skip
+
+
+OWN = {"dataset": "", "min_nodes": 3, "rounds": 3, "noise_multiplier": 2.0}
+
+
+def at_sites(nodes: list[dict[str, Any]], **changes: Any) -> Run:
+    config = run_config("synthetic", **CONFIG | OWN | changes, model="linear")
+    return play(config, node_configs=nodes, strict=False)
+
+
+def test_sites_that_list_each_other_add_their_sums(umbel_home: Path) -> None:
+    run = at_sites(sites(umbel_home))
+    trained = [entry for entry in run.state.history if entry.asked]
+    assert [entry.releases for entry in trained] == [60] * 3
+    assert all(entry.moved for entry in trained)
+    accounts = [Ledger(umbel_home / "0.sqlite").account(client) for client in range(0, 100, 3)]
+    assert {release.kind for account in accounts for release in account} == {Kind.SECURE}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"parties": "", "party_key": "", "release": "any"}, {"least_parties": 4}, {"colluding_parties": 1},
+     {"release": "site"}, {"clip_norm_floor": 20.0}, {"mechanisms": "laplace"}, {"min_noise_multiplier": 3.0}],
+    ids=lambda changes: next(iter(changes)),
+)  # fmt: skip
+def test_sites_whose_policy_asks_for_more_add_nothing(umbel_home: Path, changes: dict[str, Any]) -> None:
+    run = at_sites(sites(umbel_home, **changes), rounds=1)
+    assert not any(entry.moved for entry in run.state.history)
+    for place in range(3):
+        assert not any(Ledger(umbel_home / f"{place}.sqlite").account(client) for client in range(100))
+
+
+def test_a_site_that_is_not_in_the_others_lists_is_left_out(umbel_home: Path) -> None:
+    """It lists itself and the others; the others list a key of another site in its place."""
+    nodes = sites(umbel_home)
+    paths, listed = keys(umbel_home / "other", "west")
+    north, south, _ = nodes[0]["parties"].split()
+    nodes[2] |= {"parties": f"{north} {south} {listed}", "party-key": paths["west"]}
+    run = at_sites(nodes, rounds=1)
+    assert not any(entry.moved for entry in run.state.history)

@@ -1,0 +1,198 @@
+"""Secure sums over a run's nodes: who takes part, and the two exchanges that follow a round's training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from logging import WARNING
+from typing import TypeVar
+
+import numpy as np
+from flwr.app import Message, RecordDict
+from numpy.typing import NDArray
+
+from umbel.privacy.secure.party import Announcement, Masked
+from umbel.privacy.secure.sums import Sum
+from umbel.privacy.secure.terms import Grid, Terms, bits_for, finest_deviation
+from umbel.privacy.secure.wire import Introduction, Request, Stage, masked_in, opened_in, signature_in
+from umbel.protocol.arrays import Arrays, as_matrix
+from umbel.protocol.errors import ProtocolError
+from umbel.protocol.flower import filled, log
+from umbel.protocol.messages import SECURE, shared_in
+from umbel.protocol.releases import Sums
+from umbel.protocol.signatures import PublicKey, public_key
+from umbel.protocol.tasks import TrainingSpec
+from umbel.server.nodes.exchange import Answer, Exchange
+from umbel.server.nodes.replies import Asked
+from umbel.server.nodes.words import told
+
+_KIND = "query.secure"
+_LEEWAY_S = 5.0
+"""Once enough parties have replied, the others have as long again and this much more."""
+
+T = TypeVar("T")
+
+
+@dataclass
+class Together:
+    """The parties of a run's secure sums, as the server knows them.
+
+    Attributes
+    ----------
+    names : dict
+        The name of each node as a party.
+    announced : dict
+        By name.
+    keys : dict
+        The keys that identify the parties, as they say. A party does not rely on this; the server needs them to see
+        which signatures others will accept.
+    """
+
+    terms: Terms
+    exchange: Exchange
+    timeout: float
+    names: dict[int, str] = field(default_factory=dict)
+    announced: dict[str, Announcement] = field(default_factory=dict)
+    keys: dict[str, PublicKey] = field(default_factory=dict)
+
+    def invite(self, messages: Sequence[Message], round: int) -> list[Message]:
+        """Return those of a round's messages whose nodes are parties, each with the announcements of all.
+
+        Nodes that are new introduce themselves first.
+        """
+        nodes = [message.metadata.dst_node_id for message in messages]
+        self._introduce([node for node in nodes if node not in self.names])
+        parties = [node for node in nodes if node in self.names]
+        announced = {name: self.announced[name] for name in sorted(self.names[node] for node in parties)}
+        record = Request(Stage.MASK, self.terms, round, announced).to_record()
+        invited = [message for message in messages if message.metadata.dst_node_id in self.names]
+        for message in invited:
+            filled(message.content, {SECURE: record})
+        return invited
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        """Forget nodes that did not take part: one that was started anew has another key."""
+        for node in nodes:
+            name = self.names.pop(node, "")
+            self.announced.pop(name, None)
+            self.keys.pop(name, None)
+
+    def add(self, round: int, asked: Iterable[int], masked: Mapping[int, Masked]) -> tuple[Sum, list[int]]:
+        """Return the sum of a round after its first exchange, and the nodes whose numbers are in it.
+
+        Raises
+        ------
+        ProtocolError
+            If there are too few.
+        """
+        members = tuple(sorted(self.names[node] for node in asked if node in self.names))
+        total, inside = Sum(self.terms, round, members, self.keys), []
+        for node, one in masked.items():
+            try:
+                total.add(self.names[node], one)
+                inside.append(node)
+            except ProtocolError as error:
+                log(WARNING, "dropped the reply of %s: %s", self.exchange.names[node], told(error))
+        total.close()
+        return total, inside
+
+    def finish(self, total: Sum) -> tuple[NDArray[np.int64], float]:
+        """Do the other two exchanges, and return the sum and the deviation of its noise; errors as for `Sum.result`."""
+        nodes = {node: name for node, name in self.names.items() if name in total.survivors}
+        agree = Request(Stage.AGREE, self.terms, total.round, survivors=total.survivors)
+        for node, signature in self._ask(dict.fromkeys(nodes, agree), total.threshold, signature_in).items():
+            total.sign(nodes[node], signature)
+        announced = {name: self.announced[name] for name in total.members}
+        opening = Request(Stage.OPEN, self.terms, total.round, announced, signatures=total.signatures)
+        requests = {node: replace(opening, boxes=total.boxes(name)) for node, name in nodes.items()}
+        for node, opened in self._ask(requests, total.threshold, opened_in).items():
+            total.opens(nodes[node], opened)
+        return total.result()
+
+    def _introduce(self, nodes: Sequence[int]) -> None:
+        """Ask new nodes who they are."""
+        asked = dict.fromkeys(nodes, Request(Stage.ANNOUNCE, self.terms))
+        for node, one in self._ask(asked, len(nodes), Introduction.read).items():
+            if one.name in self.announced:
+                text = "%s says that it is party %s, which is another node; it is not asked"
+                log(WARNING, text, self.exchange.names[node], one.name)
+                continue
+            self.names[node], self.announced[one.name] = one.name, one.announcement
+            self.keys[one.name] = public_key(one.name, one.key)
+
+    def _ask(self, requests: Mapping[int, Request], enough: int, read: Callable[[RecordDict], T]) -> dict[int, T]:
+        """Send messages, and return what their replies say, by node."""
+        if not requests:
+            return {}
+        messages = [
+            Message(RecordDict({SECURE: request.to_record()}), node, _KIND, group_id=f"secure {request.stage}")
+            for node, request in requests.items()
+        ]
+        began, since = time.monotonic(), 0.0
+
+        def over(answers: Sequence[Answer]) -> bool:
+            nonlocal since
+            now = time.monotonic()
+            if sum(not answer.reply.has_error() for answer in answers) < enough:
+                return False
+            since = since or now
+            return now - since > since - began + _LEEWAY_S
+
+        found = {}
+        for answer in self.exchange.run(messages, self.timeout, over):
+            try:
+                if answer.reply.has_error():
+                    raise ProtocolError(str(answer.reply.error.reason), code="protocol.secure-message")
+                found[answer.node] = read(answer.reply.content)
+            except Exception as error:  # keep running: one bad node must not stop the round
+                text = "%s has no part in the secure sum: %s"
+                log(WARNING, text, self.exchange.names[answer.node], told(error))
+        return found
+
+
+def terms_of(task: TrainingSpec, hypotheses: Arrays, clients: int, parties: int, colluding: int, least: int) -> Terms:
+    """Return the terms of a run's secure sums over so many clients of so many parties, the same in each round."""
+    everything, nu = as_matrix(hypotheses), task.noise_multiplier
+    # At least as many steps in a clip norm as in the noise's deviation, so that rounding costs nothing.
+    deviation = max(1.0, nu) * finest_deviation(max(parties, least), colluding) if nu > 0 else 0.0
+    largest = clients * Grid.of(task.clip_norm, nu, deviation).weight
+    bits = bits_for(largest, deviation, max(parties, least), colluding)
+    return Terms(task.run, everything.size + len(everything), bits, deviation, colluding, least)
+
+
+def summed(
+    together: Together, round: int, task: TrainingSpec, hypotheses: Arrays, asked: Asked, answers: Mapping[int, Message]
+) -> Sums:
+    """Return the secure sum of the nodes that sent their numbers, as sums of one site.
+
+    If it fails, it has no clients, and those that were charged are outside.
+    """
+    k, n = as_matrix(hypotheses).shape
+    masked, mine = {}, {}
+    for node, reply in answers.items():
+        try:
+            flags = shared_in(reply.content, len(asked.positions[node]))
+            masked[node], mine[node] = masked_in(reply.content), asked.clients[asked.positions[node][flags]]
+        except Exception as error:  # keep running: one bad node must not stop the round
+            log(WARNING, "dropped the reply of %s: %s", asked.names[node], told(error))
+    inside: list[int] = []
+    sums, counts = np.zeros((0, k, n)), np.zeros((0, k))
+    try:
+        total, inside = together.add(round, asked.positions, masked)
+        values, _ = together.finish(total)
+        grid = Grid.of(task.clip_norm, task.noise_multiplier, together.terms.deviation)
+        sums = np.multiply(values[: k * n], grid.step, dtype=np.float64).reshape(1, k, n)
+        counts = np.divide(values[k * n :][None], grid.weight, dtype=np.float64)
+    except ProtocolError as error:
+        log(WARNING, "the secure sum of round %d fails, and its clients are charged: %s", round, told(error))
+        inside = []
+    together.forget([node for node in asked.positions if node not in masked])
+    clients = _clients(mine[node] for node in inside)
+    outside = _clients(own for node, own in mine.items() if node not in inside)
+    lost = len(asked.positions) - len(inside)
+    return Sums(sums, counts, clients, len(asked.clients), lost, outside)
+
+
+def _clients(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
