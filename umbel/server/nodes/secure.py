@@ -72,7 +72,7 @@ class Together:
         return invited
 
     def forget(self, nodes: Iterable[int]) -> None:
-        """Forget nodes that did not take part: one that was started anew has another key."""
+        """Forget nodes that did not take part: one that was started again has another key."""
         for node in nodes:
             name = self.names.pop(node, "")
             self.announced.pop(name, None)
