@@ -29,7 +29,7 @@ def audit(run: Run, nodes: Iterable[Member]) -> None:
         (node, row["client"], row["round"])
         for node, rows in ledgers.items()
         for row in rows
-        if row["run"] in run.ids and row["kind"] in ("train", "site")
+        if row["run"] in run.ids and row["kind"] in ("train", "site", "secure")
     ]
 
     of_round = Counter(round for *_, round in charges)
