@@ -402,6 +402,19 @@ def test_what_the_server_lacks_is_told_in_one_line(
     assert not served
 
 
+@pytest.mark.parametrize("name", ["UMBEL_HOME", "FLWR_HOME"])
+def test_a_server_whose_user_has_no_home_does_not_start(
+    served: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    home, may = tmp_path / "home", os.access
+    home.mkdir()
+    monkeypatch.setenv(name, str(home / "server"))
+    monkeypatch.setattr(os, "access", lambda path, *how: Path(path) != home and may(path, *how))
+    done = start()
+    ended(done.exit_code, done.output, "server.home", name, home / "server")
+    assert not served
+
+
 def test_a_port_that_is_in_use_is_told_in_one_line(served: dict[str, Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])

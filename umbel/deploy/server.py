@@ -35,6 +35,7 @@ from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import GuardError, ServerError
 from umbel.protocol.flower import FLOWER_LOGGER, keep_secret, log, run_superlink
+from umbel.protocol.home import umbel_home
 from umbel.server.nodes.words import told
 
 
@@ -120,8 +121,17 @@ def _check(arguments: list[str], database: Database) -> None:
             except OSError as error:
                 text = f"{name} {file} cannot be read: {error.strerror}; make certificates and secrets: umbel certs"
                 raise ServerError(text, code="server.file") from None
+    for name, home in (("UMBEL_HOME", umbel_home()), ("FLWR_HOME", _flower_home())):
+        there = next(folder for folder in (home, *home.parents) if os.path.isdir(folder))
+        if not os.access(there, os.W_OK | os.X_OK):
+            text = f"{home} cannot be written to, so every run would fail; set {name} to a folder of the server's user"
+            raise ServerError(text, code="server.home")
     database.check()
     check_port(ServerError, option(arguments, "--host", "127.0.0.1"), option(arguments, "--port", "8000"))
+
+
+def _flower_home() -> Path:
+    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
 
 
 def _who(rules: Rules) -> str:
@@ -136,7 +146,7 @@ def _login(
 ) -> None:
     """Store the operator's secret for a connection of flwr."""
     with errors_in_one_line():
-        home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
+        home = _flower_home()
         address = _address(home / "config.toml", connection)
         keep_secret(home, address, read_secret(secret).decode())
     typer.echo(f"flwr sends the operator's secret to {address}")

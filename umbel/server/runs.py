@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,8 @@ def find_run(name: str) -> Path:
 
 def _find(name: str) -> Path:
     path = Path(name).expanduser()
-    if (path / "config.toml").is_file():
+    # Not `Path.is_file`, which raises in a folder that this user cannot read.
+    if os.path.isfile(path / "config.toml"):
         return path.absolute()
     runs = {one.name: one for one in all_runs()}
     if name in runs:
@@ -61,7 +63,7 @@ def _find(name: str) -> Path:
     found = [one for one in runs if name and one.startswith(name)]
     if len(found) == 1:
         return runs[found[0]]
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ConfigError(
             f"{path} holds no run: config.toml is missing; give the folder of one run", code="config.no-run"
         )

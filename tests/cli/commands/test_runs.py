@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.helpers.errors import raises
 from umbel.cli.main import app
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
+from umbel.server.runs import find_run
 
 
 @pytest.fixture
@@ -125,3 +128,9 @@ def test_keys_are_all_there_and_found_by_a_word() -> None:
     assert "clip-norm-decay" in umbel("keys", "clip_norm_decay")
     assert "did you mean patience?" in umbel("keys", "patiance", code=2)
     assert "min-noise-multiplier" in umbel("keys", "--site")
+
+
+def test_a_name_that_no_file_can_have_is_no_run(runs: list[str]) -> None:
+    """As in a folder that this user cannot read, the file system answers with an error."""
+    with raises(ConfigError, "config.no-run"):
+        find_run("a" * 5000)

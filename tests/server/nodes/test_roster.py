@@ -370,7 +370,7 @@ def test_a_site_whose_people_have_not_approved_yet_is_asked_again(
 def test_a_site_is_asked_the_more_rarely_the_longer_it_waits(clock: Clock) -> None:
     day = 86_400
     grid = PaperGrid({5: [WAITS] * day})
-    with raises(FleetError, "nodes.missing"):
+    with raises(FleetError, "nodes.missing", "approve the run"):
         gather(grid, min_nodes=1, wait_s=day)
     assert len(grid.queried) < 1.1 * day / 60
 

@@ -64,7 +64,7 @@ def _lines(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
     history = folder.read_history()
     ended = folder.read_outcome()
     lines = [
-        ("rounds", f"{status.round - 1} of {status.rounds} done"),
+        ("rounds", f"{min(status.round - 1, status.rounds)} of {status.rounds} done"),
         ("sites", f"{there} of {len(status.sites)} can be asked; a round needs {count_of(status.pause_below, 'site')}"),
         ("as of", at_time(status.written)),
     ]

@@ -203,7 +203,8 @@ class Store:
             application, version = _header(path)
         except FileNotFoundError:
             raise LedgerError(
-                f"there is no ledger {path}; make a new one: umbel ledger create PATH", code="ledger.missing"
+                f"there is no ledger {path}; name the site's by --ledger, or make a new one: umbel ledger create PATH",
+                code="ledger.missing",
             ) from None
         except OSError as error:
             raise LedgerError(f"the ledger {path} cannot be opened: {error}", code="ledger.unusable") from error

@@ -319,6 +319,7 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
     began, together = time.monotonic(), exchange.transport.together
     nodes: dict[int, Hosting] = {}
     refused: dict[int, float] = {}  # when to ask again
+    hopes: dict[int, str] = {}  # why a refusal may pass
     waiting = False
     while True:
         left = max(_POLL_S, began + run.node_wait - time.monotonic())
@@ -333,7 +334,10 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
                 nodes[answer.node] = hosting
                 refused.pop(answer.node, None)
             elif not answer.gone:
-                passes = answer.reply.has_error() and code_in(str(answer.reply.error.reason)) in PASSING
+                code = code_in(str(answer.reply.error.reason)) if answer.reply.has_error() else ""
+                passes = code in PASSING
+                if passes:
+                    hopes[answer.node] = PASSING[code]
                 rest = pause(time.monotonic() - began, _AGAIN_S, _SELDOM_S) if passes else math.inf
                 refused[answer.node] = time.monotonic() + rest
         fitting = fellows(nodes)
@@ -358,14 +362,20 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
         if waited >= run.node_wait:
             raise FleetError(
                 f"after {run.node_wait:.0f} s the run has {len(fitting)} of "
-                f"{count_of(max(run.min_nodes, parts), 'node')}, and {len(refused)} refused; start more nodes, lower "
-                "min-nodes or raise node-wait",
+                f"{count_of(max(run.min_nodes, parts), 'node')}, and {len(refused)} refused{_hopes(refused, hopes)}; "
+                "start more nodes, lower min-nodes or raise node-wait",
                 code="nodes.missing",
             )
         if not waiting:
             log(INFO, "waiting for nodes to report their clients, for at most %.0f s", run.node_wait)
             waiting = True
         time.sleep(pause(waited))
+
+
+def _hopes(refused: Container[int], hopes: Mapping[int, str]) -> str:
+    """Return why refusals may pass, if they may: then a larger node-wait helps."""
+    reasons = Counter(why for node, why in hopes.items() if node in refused)
+    return "".join(f", {times} because {why}" for why, times in sorted(reasons.items()))
 
 
 def hosting_of(
