@@ -67,8 +67,6 @@ __all__ = [
     "run_superlink",
     "run_supernode",
     "run_task",
-    "secret_in",
-    "shares_of",
     "tell_why",
     "with_content",
     "without_proxy",
@@ -558,23 +556,6 @@ def refuse_repeated_parts() -> None:
         return inflate(cls, content, children)
 
     array.Array.inflate = classmethod(inflate_once)
-
-
-def shares_of(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Return Shamir's shares of a secret, of which `threshold` give the secret and fewer tell nothing."""
-    from flwr.common.secure_aggregation.crypto.shamir import create_shares
-
-    return create_shares(secret, threshold, count)
-
-
-def secret_in(shares: Sequence[bytes]) -> bytes | None:
-    """Return the secret of shares; None if they do not fit together."""
-    from flwr.common.secure_aggregation.crypto.shamir import combine_shares
-
-    try:
-        return combine_shares(list(shares))
-    except (ValueError, IndexError):
-        return None
 
 
 def keep_secret(home: Path, address: str, secret: str) -> None:

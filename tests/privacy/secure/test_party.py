@@ -11,9 +11,9 @@ import pytest
 from tests.helpers.errors import raises
 from tests.privacy.secure.conftest import TERMS, Federation, identity, listed
 from umbel.privacy.secure.party import OWN, Announcement, Party, survivors_text
+from umbel.privacy.secure.seeds import seed_in
 from umbel.privacy.secure.sums import Sum
 from umbel.protocol.errors import Refused
-from umbel.protocol.flower import secret_in
 
 NUMBERS = np.arange(TERMS.length)
 
@@ -236,10 +236,10 @@ def test_shares_that_were_changed_or_moved_are_not_read(four: Federation, change
 
 
 def test_the_server_reads_no_shares(four: Federation) -> None:
-    """Boxes hold 36 bytes for each seed, none of which is in them."""
+    """Boxes hold a share of 16 bytes for each seed, none of which is in them."""
     masked = four.parties["a"].mask(1, four.announced, NUMBERS)
     sizes = {len(box) for box in masked.boxes.values()}
-    assert sizes == {36 * 4 + 16}
+    assert sizes == {16 * 4 + 16}
     four.parties["a"].agree(1, "abcd")
     seeds = four.parties["a"]._seeds(
         four.parties["a"].turn.members, four.parties["a"]._pairs(four.announced, tuple("abcd"))
@@ -251,9 +251,9 @@ def test_fewer_parties_than_the_threshold_cannot_combine_a_seed() -> None:
     """Two of five open; the server has two shares of a's own mask, and a is silent."""
     federation = Federation(size=5)
     found = federation.third(federation.second(federation.first()), gone=["a", "d", "e"])
-    shares = [opened.shares["a"][OWN] for opened in found._opened.values()]
+    shares = {found.members.index(name): opened.shares["a"][OWN] for name, opened in found._opened.items()}
     assert len(shares) == 2
-    assert sha256(secret_in(shares) or b"").digest() != found._masked["a"].proofs[OWN]
+    assert sha256(seed_in(shares)).digest() != found._masked["a"].proofs[OWN]
 
 
 def test_announcements_are_for_one_party(four: Federation) -> None:

@@ -61,3 +61,11 @@ def test_a_box_opens_with_its_key_for_its_purpose_only() -> None:
     for key, text, about in ((b"k" * 32, box, b"about"), (bytes(32), box, b"else"), (bytes(32), box[:-1], b"about")):
         with raises(Refused, "refused.secure-shares"):
             seeds.unseal(key, text, about)
+
+
+def test_shares_give_a_seed_and_one_less_does_not() -> None:
+    shares = seeds.shares_of(b"0123456789abcdef", 3, 5)
+    for places in ((0, 1, 2), (4, 2, 0)):
+        assert seeds.seed_in({place: shares[place] for place in places}) == b"0123456789abcdef"
+    assert seeds.seed_in({place: shares[place] for place in (0, 1)}) != b"0123456789abcdef"
+    assert seeds.shares_of(b"0123456789abcdef", 3, 5) != shares, "drawn each time"

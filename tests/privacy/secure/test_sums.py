@@ -115,7 +115,7 @@ def test_wrong_shares_of_some_parties_do_not_stop_a_sum() -> None:
 
     def lies(name: str) -> None:
         opened = found._opened[name]
-        wrong = {other: dict.fromkeys(own, bytes(36)) for other, own in opened.shares.items()}
+        wrong = {other: dict.fromkeys(own, bytes(16)) for other, own in opened.shares.items()}
         found.opens(name, replace(opened, shares=wrong))
 
     lies("b")

@@ -15,7 +15,6 @@ from umbel.privacy.secure import seeds
 from umbel.privacy.secure.seeds import SEED, derived, text_of
 from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused
-from umbel.protocol.flower import shares_of
 from umbel.protocol.signatures import PublicKey, line_of, verifies
 
 OWN = ""
@@ -214,7 +213,7 @@ class Party:
         """Return the shares of all seeds, sealed for each other member."""
         threshold, shares = self.terms.threshold(len(members)), {}
         for other, seed in own.items():
-            shares[other] = dict(zip(members, shares_of(seed, threshold, len(members)), strict=True))
+            shares[other] = dict(zip(members, seeds.shares_of(seed, threshold, len(members)), strict=True))
         return {
             name: seeds.seal(
                 self._box_key(pairs[name], self.name, name),
@@ -303,8 +302,7 @@ class Party:
         members = self.turn.members
         key, about = self._box_key(pair, sender, self.name), self._about(sender, self.name, members)
         text, order = seeds.unseal(key, box, about), self._order(sender, members)
-        size = len(text) // len(order)
-        all_shares = {other: text[place * size : (place + 1) * size] for place, other in enumerate(order)}
+        all_shares = {other: text[place * SEED : (place + 1) * SEED] for place, other in enumerate(order)}
         return {other: all_shares[other] for other in wanted}
 
     # --- texts and keys

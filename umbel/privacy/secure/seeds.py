@@ -1,4 +1,4 @@
-"""Keys, streams and boxes of secure sums, all from the library ``cryptography``.
+"""Keys, streams, boxes and shares of secure sums, from the libraries ``cryptography`` and ``pycryptodome``.
 
 Every secret has 256 bits, and those behind masks and noise 128, which is what fits in a share.
 """
@@ -6,9 +6,11 @@ Every secret has 256 bits, and those behind masks and noise 128, which is what f
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -54,6 +56,16 @@ def shared(private: X25519PrivateKey, public: bytes) -> bytes:
         return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:  # a wrong length, or a point that gives everybody the same secret
         raise Refused(f"a party's key is not usable: {error}", code="refused.secure-parties") from None
+
+
+def shares_of(seed: bytes, threshold: int, count: int) -> list[bytes]:
+    """Return Shamir's shares of a seed, of which `threshold` give the seed and fewer tell nothing."""
+    return [share for _, share in Shamir.split(threshold, count, seed, False)]
+
+
+def seed_in(shares: Mapping[int, bytes]) -> bytes:
+    """Return what shares give, by their places from 0: the seed, if they are right and enough."""
+    return Shamir.combine([(place + 1, share) for place, share in shares.items()], False)
 
 
 class Stream:

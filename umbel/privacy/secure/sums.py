@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from umbel.privacy.secure import seeds
 from umbel.privacy.secure.party import OWN, Masked, Opened, add_mask, noise, proof, survivors_text
+from umbel.privacy.secure.seeds import SEED
 from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import ProtocolError
-from umbel.protocol.flower import secret_in
 from umbel.protocol.signatures import PublicKey, verifies
 
 _TRIES = 100  # sets of shares to try, where some party sends wrong ones
@@ -115,9 +115,13 @@ class Sum:
         right = self._masked[name].proofs[other]
         if (own := self._opened.get(name)) and proof(own.seeds.get(other, b"")) == right:
             return own.seeds[other]
-        shares = [share for one in self._opened.values() if (share := one.shares.get(name, {}).get(other, b""))]
+        shares = {
+            self.members.index(opener): share
+            for opener, one in self._opened.items()
+            if len(share := one.shares.get(name, {}).get(other, b"")) == SEED
+        }
         for some in islice(combinations(shares, self.threshold), _TRIES):
-            if (seed := secret_in(some)) is not None and proof(seed) == right:
+            if proof(seed := seeds.seed_in({place: shares[place] for place in some})) == right:
                 return seed
         text = f"the parties' shares of a mask of {name} do not fit together"
         raise ProtocolError(text, code="protocol.secure-sum")
