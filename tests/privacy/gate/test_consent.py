@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from typer.testing import CliRunner
 
 import umbel.privacy.gate.consent
@@ -21,6 +23,9 @@ from umbel.privacy.gate.store import beside
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.signatures import sign
 
+P384 = int(
+    "ffffffffffffffffffffffffffffffffffffffffffffffffc7634d81f4372ddf581a0db248b0a77aecec196accc52973", 16
+)  # the order of the curve
 LATER = datetime.now(UTC) + timedelta(days=1)
 
 
@@ -132,6 +137,31 @@ def test_a_signature_is_for_one_run_and_ends(
     assert not answers(of(site, signed(run_config, keys["ann"][0], past), 9))
     assert {*codes(site)} == {"refused.signature"}
     assert site.waiting == [], "a listed researcher's old signature is refused, not asked about"
+
+
+def written_again(signature: str) -> list[str]:
+    """Return other texts of a signature that a server can make without the key."""
+    until, _, coded = signature.partition(" ")
+    return [f"{until} {other}" for other in (f"{coded}\n", f"!{coded}", f"{coded}=", f"{coded[:9]} {coded[9:]}")]
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa"])
+def test_a_signature_that_is_written_in_another_way_is_for_the_same_run(
+    kind: str, tmp_path: Path, run_config: dict[str, Any]
+) -> None:
+    key, public = pair(tmp_path / "cy", kind)
+    site = Site(tmp_path, run_config, approve="policy", researchers=f"cy={public.split()[1]}")
+    once = signed(run_config, key)
+    others = written_again(once["signature"])
+    if kind == "ecdsa":
+        until, _, coded = once["signature"].partition(" ")
+        r, s = decode_dss_signature(urlsafe_b64decode(coded))
+        others.append(f"{until} {urlsafe_b64encode(encode_dss_signature(r, P384 - s)).decode()}")
+    assert answers(of(site, once, 7))
+    for run, other in enumerate(others, 8):
+        assert not answers(of(site, once | {"signature": other}, run)), "a server could repeat a run"
+    assert {*codes(site)} == {"refused.signature"}
+    assert answers(of(site, signed(run_config, key, LATER + timedelta(days=1)), 99)), "signed again"
 
 
 def test_no_client_takes_part_more_often_than_the_approved_run_says(tmp_path: Path, run_config: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from umbel.protocol.errors import Refused
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.signatures import signer
+from umbel.protocol.signatures import identity, signer
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 Spec = TypeVar("Spec", TrainingSpec, EvaluationSpec)
@@ -87,7 +87,7 @@ def _researcher(site: Site, run: str, config: RunConfig) -> str:
     if until < datetime.now(UTC):
         text = f"the signature of {name} was valid until {until:%Y-%m-%d %H:%M} (UTC); sign the run again"
         raise Refused(text, code="refused.signature")
-    Runs.of(site).use_signature(run, config.signature)
+    Runs.of(site).use_signature(run, identity(config.unsigned(), config.signature, site.policy.keys[name]))
     return name
 
 

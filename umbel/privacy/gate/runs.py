@@ -127,9 +127,9 @@ class Runs(Store):
 
     # --- who asks
 
-    def use_signature(self, run: str, signature: str) -> None:
-        """Note the run that a signature was made for: the first that shows it; raise `Refused` for another one."""
-        digest = sha256(signature.encode()).hexdigest()
+    def use_signature(self, run: str, digest: str) -> None:
+        """Note the run that a signature of this digest was made for: the first that shows it; raise `Refused` for
+        another one."""
         with self._transaction(write=True) as connection:
             connection.execute("INSERT OR IGNORE INTO signed (digest, run) VALUES (?, ?)", (digest, run))
             [(first,)] = connection.execute("SELECT run FROM signed WHERE digest = ?", (digest,)).fetchall()
