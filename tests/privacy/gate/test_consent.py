@@ -125,6 +125,24 @@ def test_a_site_that_asks_for_every_run_says_who_signed_it(
     assert approved.policy == waiting.policy == decision.get("policy", approved.policy)
 
 
+def test_a_signature_approves_nothing_once_the_site_asks_its_people(
+    tmp_path: Path, site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
+) -> None:
+    once = signed(run_config, keys["ann"][0])
+    assert not refused(of(site, once, 7).train())
+    asking = Site(tmp_path / "asking", run_config, **{
+        "researchers": f"ann={keys['ann'][1].split()[1]}", "ledger-path": str(site.ledger),
+    })  # fmt: skip
+    asking.ledger = site.ledger
+    assert refused(of(asking, once, 7).train()), "nobody of the site has approved it"
+    [digest] = asking.waiting
+    [request] = Runs(site.ledger).requests()
+    assert (request.person, request.reason, request.decided) == ("", "", "")
+    asking.run("approve", digest, "--by", "Dr. Day")
+    assert not refused(of(asking, once, 7).train())
+    assert not refused(of(site, once, 7).train()), "and of a site that does not ask any more"
+
+
 def test_a_signature_is_for_one_run_and_ends(
     site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
 ) -> None:

@@ -28,6 +28,7 @@ _MOST_WAITING, _LONGEST_REQUEST = 100, 1 << 16
 SHOWN = 32
 """Hex digits that identify a request: too many to find another request with the same digits."""
 _DECIDED = "UPDATE requests SET status = ?, decided = ?, person = ?, reason = ? WHERE digest = ?"
+_SIGNED = "signed"  # the reason of an approval by a researcher's signature alone
 _ALL = ""  # stands for all runs together
 
 
@@ -143,7 +144,7 @@ class Runs(Store):
         """Return the beginning of a request's digest; raise `Refused` unless the request was approved.
 
         A new request waits, under a policy of this digest. One that a listed researcher signed (`signed_by`) is
-        approved at once, unless people have refused it.
+        approved at once, unless people have refused it. If the site's policy asks its people by now, it waits for them.
         """
         digest, text = request_of(asks)
         if len(text) > _LONGEST_REQUEST:
@@ -153,7 +154,9 @@ class Runs(Store):
             )
         look = f"umbel approvals list --ledger {self.path}"
         with self._transaction(write=True) as connection:
-            known = connection.execute("SELECT status FROM requests WHERE digest = ?", (digest,)).fetchone()
+            known = connection.execute(
+                "SELECT status, person, reason FROM requests WHERE digest = ?", (digest,)
+            ).fetchone()
             if known is None:
                 [[waiting]] = connection.execute("SELECT count(*) FROM requests WHERE status = ?", (Status.WAITING,))
                 # A waiting request is never dropped for another: a server could send one for that purpose.
@@ -169,7 +172,10 @@ class Runs(Store):
             status = Status.WAITING if known is None else Status(known[0])
             if status is Status.WAITING and signed_by:
                 status = Status.APPROVED
-                connection.execute(_DECIDED, (status, _now(), signed_by, "signed", digest))
+                connection.execute(_DECIDED, (status, _now(), signed_by, _SIGNED, digest))
+            elif known == (Status.APPROVED, asks.get("researcher"), _SIGNED) and not signed_by:
+                status = Status.WAITING
+                connection.execute(_DECIDED, (status, "", "", "", digest))
         name = digest[:SHOWN]
         if status is Status.REFUSED:
             raise Refused(f"request {name} of run {run} was refused by this site's people", code="refused.by-people")
