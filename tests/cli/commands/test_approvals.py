@@ -154,6 +154,20 @@ def test_more_hypotheses_and_other_evaluations_than_were_approved_wait_again(sit
     assert not refused(site.evaluate(round=101)), "after the last round"
 
 
+def test_approval_of_another_evaluation_is_none_of_another_training(site: Site) -> None:
+    site.query()
+    site.run("approve", site.waiting[0])
+    asks = EvaluationSpec(1, (2,), 0.5)
+    assert refused(site.evaluate(step_size=0.5))
+    assert re.search(r"otherwise: evaluation-step-size +│ 0.5", site.run("list"))
+    site.run("approve", site.waiting[0])
+    assert not refused(site.evaluate(step_size=0.5))
+    for step_size in (0.5, 7.0):
+        assert refused(ask(site.grid, asked(THETA, replace(AS_SAID, step_size=step_size), asks)))
+    assert refused(site.train(step_size=0.5))
+    assert not refused(ask(site.grid, asked(THETA, AS_SAID, asks)))
+
+
 def test_what_waits_is_listed_with_its_price_and_its_plan(site: Site) -> None:
     site.query()
     listed = site.run("list")

@@ -116,7 +116,11 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             step_size=config.step_size,
             clients=evaluation.clients[: config.validation_clients_per_round or None],
         )
-        differs |= _unlike(evaluation, expected, "validation_clients_per_round")
+        unlike = _unlike(evaluation, expected, "validation_clients_per_round")
+        # Apart from the training's: an approval of the one is none of the other.
+        differs |= {
+            f"evaluation_{name}" if hasattr(evaluation, name) else name: value for name, value in unlike.items()
+        }
     if (k := len(next(iter(hypotheses.values())))) > config.most_hypotheses:
         differs["hypotheses"] = k
     return differs
