@@ -228,7 +228,7 @@ def prices(request: Request) -> list[tuple[str, str]]:
     asks = request.asks
     if (found := _release(request)) is None:
         # A name may lead to any installed code, and the site has not approved it.
-        other = asks["config"]["mechanism"]
+        other = asks["differs"].get("mechanism", asks["config"]["mechanism"])
         return [("price", f"unknown: mechanism {other!r} is other code, which this command does not run")]
     release, most = found
     each = [("a participation", 1), (f"the run, at most {count_of(most, 'participation')} of a client", most)]
@@ -256,6 +256,9 @@ _PLAN = (
     "start-from", "validate-every",
 )  # fmt: skip
 
+# What a task may ask for instead of its run config, as far as the price depends on it.
+_PRICED = {"noise_multiplier": float, "mechanism": str, "clipping": Clipping, "choice_epsilon": float}
+
 
 def _release(request: Request) -> tuple[Release, int] | None:
     """Return the release of a participation, in a site's sums or alone, and how many a client may make in the run.
@@ -264,10 +267,13 @@ def _release(request: Request) -> tuple[Release, int] | None:
     """
     asks = request.asks
     run = RunConfig(**{name.replace("-", "_"): value for name, value in asks["config"].items()})
+    # A message that asks for something else has that price.
+    differs = asks["differs"]
+    run = run.model_copy(update={name: kind(differs[name]) for name, kind in _PRICED.items() if name in differs})
     if run.mechanism not in MECHANISMS:
         return None
-    release = run.release(int(asks["n"]), run.most_hypotheses)
-    if ReleaseBy.SITE in (asks.get("release"), asks["differs"].get("release_by")):
+    release = run.release(int(asks["n"]), int(differs.get("hypotheses", run.most_hypotheses)))
+    if ReleaseBy.SITE in (asks.get("release"), differs.get("release_by")):
         release = site_release(release)
     return release, min(run.rounds, run.max_participations or run.rounds)
 

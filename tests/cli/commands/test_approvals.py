@@ -22,6 +22,7 @@ from tests.helpers.paper import ACCEPTED, paper_task
 from tests.helpers.runs import run_app
 from umbel.cli.main import app as command
 from umbel.client.app import app
+from umbel.console.books import prices
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import SHOWN, Runs, Status
@@ -178,6 +179,21 @@ def test_what_waits_is_listed_with_its_price_and_its_plan(site: Site) -> None:
         assert line in listed
     assert "round-timeout" not in listed
     assert "round-timeout" in site.run("list", "--whole")
+
+
+@pytest.mark.parametrize(
+    ("changes", "priced"),
+    [
+        ({}, "heuristic: 0.4"),
+        ({"noise_multiplier": 0.5}, "heuristic: 4"),
+        ({"noise_multiplier": 4.0, "clipping": "public", "choice_epsilon": 0.5}, "any two data sets: 1.5;"),
+        ({"mechanism": "their:Noise", "clipping": "public"}, "mechanism 'their:Noise' is other code"),
+    ],
+)
+def test_a_task_that_differs_has_its_own_price(site: Site, changes: dict[str, Any], priced: str) -> None:
+    site.train(**changes)
+    [request] = Runs(site.ledger).requests()
+    assert priced in prices(request)[0][1]
 
 
 @pytest.mark.parametrize(("policy", "listed"), [({}, True), ({"budget": 8.0}, False), ({"role": "train"}, False)])
