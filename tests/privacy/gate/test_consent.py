@@ -143,6 +143,19 @@ def test_a_signature_approves_nothing_once_the_site_asks_its_people(
     assert not refused(of(site, once, 7).train()), "and of a site that does not ask any more"
 
 
+def test_a_decision_names_the_policy_under_which_it_was_made(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config)
+    [config] = [context.node_config for context in site.grid.contexts.values()]
+    digests = []
+    for most in (5, 4, 3):
+        config["max-hypotheses"] = most
+        site.query()
+        digests.append(Runs(site.ledger).requests()[0].policy)
+        if most == 4:
+            site.run("approve", site.waiting[0])
+    assert digests[0] != digests[1] == digests[2]
+
+
 def test_a_signature_is_for_one_run_and_ends(
     site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
 ) -> None:

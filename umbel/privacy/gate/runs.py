@@ -44,8 +44,8 @@ class Status(StrEnum):
 class Request:
     """A run's request to a site that requires approval: everything that an approval covers, and its digest.
 
-    `at` and `run` say when it first arrived, and from which run; `decided`, `person`, `reason` and `policy` who
-    decided when and why, and under which policy (`Policy.digest`). They are empty while it waits.
+    `at` and `run` say when it first arrived, and from which run; `decided`, `person` and `reason` who decided when and
+    why. They are empty while it waits. `policy` is the site's (`Policy.digest`) when it was asked last before that.
     """
 
     digest: str
@@ -170,12 +170,15 @@ class Runs(Store):
                     (digest, _now(), run, Status.WAITING, text, policy),
                 )
             status = Status.WAITING if known is None else Status(known[0])
-            if status is Status.WAITING and signed_by:
-                status = Status.APPROVED
-                connection.execute(_DECIDED, (status, _now(), signed_by, _SIGNED, digest))
-            elif known == (Status.APPROVED, asks.get("researcher"), _SIGNED) and not signed_by:
+            if known == (Status.APPROVED, asks.get("researcher"), _SIGNED) and not signed_by:
                 status = Status.WAITING
                 connection.execute(_DECIDED, (status, "", "", "", digest))
+            if status is Status.WAITING:
+                # The policy may have changed since it was asked first.
+                connection.execute("UPDATE requests SET policy = ? WHERE digest = ?", (policy, digest))
+                if signed_by:
+                    status = Status.APPROVED
+                    connection.execute(_DECIDED, (status, _now(), signed_by, _SIGNED, digest))
         name = digest[:SHOWN]
         if status is Status.REFUSED:
             raise Refused(f"request {name} of run {run} was refused by this site's people", code="refused.by-people")
