@@ -24,12 +24,13 @@ from umbel.client.node import Node
 from umbel.client.noisy_messages import noisy_messages
 from umbel.client.personal.keep import keep
 from umbel.models.prior import Prior
-from umbel.privacy.gate.consent import check_admitted
+from umbel.privacy.gate.consent import check_admitted, check_open
 from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.own_app import RoundGate, local_report, local_result, node_in
 from umbel.privacy.gate.randomness import noise, streams
 from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.undisclosed import Some, log_failure, time_limit, undisclosed
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.errors import ProtocolError, Refused
@@ -67,7 +68,7 @@ def query(msg: Message, context: Context) -> Message:
             f"the run speaks protocol {version!r}, this site {VERSION}; start the run with a newer umbel",
             code="refused.old-run",
         )
-    node = Node.of(context.node_config, context.run_config)
+    node = _admitting(context)
     # The server asks nothing of a node that it does not know.
     check_admitted(node.site, str(context.run_id), RunConfig.of(context.run_config), node.model.num_parameters)
     return Message(hosting_reply(node.hosting), reply_to=msg)
@@ -90,6 +91,13 @@ def take_part(msg: Message, context: Context) -> Message:
     if evaluation is not None:
         return with_content(msg, _evaluate(node, evaluation, msg.content, context.state))
     raise ProtocolError("the message asks for nothing", code="protocol.asks-nothing")
+
+
+def _admitting(context: Context) -> Node:
+    """Return a run's node, if the site answers now; whether it then answers this run depends on the node's model."""
+    site, run = Site.of(context.node_config), RunConfig.of(context.run_config)
+    check_open(site, run)
+    return Node.at(site, run)
 
 
 def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDict) -> RecordDict:
@@ -195,7 +203,7 @@ def _watched(node: Node, round: int, what: str, clients: int, compute: Compute) 
 @app.query("keep", mods=[guard])
 def keep_models(msg: Message, context: Context) -> Message:
     """Keep each client's best hypothesis, if the site wants that; nothing leaves."""
-    node = Node.of(context.node_config, context.run_config)
+    node = _admitting(context)
     hypotheses, name = hypotheses_in(msg.content), run_in(msg.content)
     check_hypotheses(hypotheses, node.site.policy)
     node.check(hypotheses)

@@ -226,6 +226,11 @@ def test_a_site_answers_in_its_hours(
     site = Site(tmp_path, run_config, approve="policy", hours=hours)
     assert answers(site) is answered
     assert {*codes(site)} == (set() if answered else {"refused.hours"})
+    before = len(codes(site))
+    of(site, run_config | {"model": "mlp inputs=9 hidden=2 outputs=1"}, 2)
+    assert refused(site.query())
+    assert refused(site.keep())
+    assert (set(codes(site)[before:]) == {"refused.hours"}) is not answered, "before it looks at its data"
 
 
 def test_a_site_answers_the_strategies_that_it_accepts(tmp_path: Path, run_config: dict[str, Any]) -> None:

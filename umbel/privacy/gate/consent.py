@@ -40,13 +40,7 @@ def check_admitted(
     waits for separate approval, so that only approved tasks are carried out.
     """
     policy = site.policy
-    if site.simulated:
-        return ""
-    if not is_open(policy.hours, datetime.now().astimezone()):
-        raise Refused(f"this site answers in these hours only: {policy.hours}", code="refused.hours")
-    if policy.strategies and config.strategy not in policy.strategies.split():
-        text = f"the run has strategy {config.strategy!r}; this site accepts {policy.strategies}"
-        raise Refused(text, code="refused.strategy")
+    check_open(site, config)
     if not site.approves:
         return ""
     researcher = _researcher(site, run, config)
@@ -64,6 +58,18 @@ def check_admitted(
         asks["report-noise"] = policy.report_noise
     signed = researcher if policy.approve is Approval.POLICY and not asks["differs"] else ""
     return Runs.of(site).check_approved(run, asks, policy.digest, signed)
+
+
+def check_open(site: Site, config: RunConfig) -> None:
+    """Raise `Refused` unless the site answers at this hour, and runs of this strategy: before it looks at its data."""
+    policy = site.policy
+    if site.simulated:
+        return
+    if not is_open(policy.hours, datetime.now().astimezone()):
+        raise Refused(f"this site answers in these hours only: {policy.hours}", code="refused.hours")
+    if policy.strategies and config.strategy not in policy.strategies.split():
+        text = f"the run has strategy {config.strategy!r}; this site accepts {policy.strategies}"
+        raise Refused(text, code="refused.strategy")
 
 
 def decide(ledger: Path, beginning: str, status: Status, person: str, reason: str = "") -> Request:
