@@ -28,7 +28,10 @@ _AUTO_MOST, _RELEASES_EACH = 8, 4
 
 def _number(value: Any) -> Any:
     # Flower passes 1 where 1.0 is meant; a bool is not a number.
-    return float(value) if type(value) is int else value
+    try:
+        return float(value) if type(value) is int else value
+    except OverflowError:
+        return math.inf  # which no setting accepts
 
 
 def _hypotheses(value: Any) -> Any:

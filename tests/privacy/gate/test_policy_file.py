@@ -177,8 +177,9 @@ def test_a_key_is_one_researchers(write: Write, tmp_path: Path) -> None:
 def test_a_file_that_is_missing_closes_the_site(tmp_path: Path) -> None:
     with raises(SiteError, "site.policy-file", tmp_path / "gone.toml"):
         Site.of({"data-path": "/data", "policy-file": str(tmp_path / "gone.toml")})
-    with raises(SiteError, "site.relative-path", "policy.toml"):
-        Site.of({"data-path": "/data", "policy-file": "policy.toml"})
+    for name in ("policy.toml", "~/policy.toml"):
+        with raises(SiteError, "site.relative-path", "policy.toml"):
+            Site.of({"data-path": "/data", "policy-file": name})
 
 
 def test_the_digest_is_that_of_the_effective_policy(write: Write) -> None:

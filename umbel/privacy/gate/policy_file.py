@@ -58,7 +58,7 @@ def policy_of(entries: Mapping[str, Any]) -> Policy:
     """
     if not (name := str(entries.get(POLICY_FILE, ""))):
         return Policy.of(entries)
-    path = Path(name).expanduser()
+    path = Path(name)  # with ~, the environment would choose the file
     file = read_policy(path)
     whole, both = Policy.of(file), Policy.of({**file, **entries})
     for entry in entries.keys() - {POLICY_FILE}:
