@@ -234,7 +234,7 @@ def prices(request: Request) -> list[tuple[str, str]]:
     each = [("a participation", 1), (f"the run, at most {count_of(most, 'participation')} of a client", most)]
     rows = [(f"price of {what}", _cost({release: times})) for what, times in each]
     if noise := asks.get("report-noise"):
-        report = Release(Kind.REPORT, 2, noise, Clipping.PUBLIC, math.sqrt(2))
+        report = Release(Kind.REPORT, 2, 0.0 if "insecure-seed" in asks else noise, Clipping.PUBLIC, math.sqrt(2))
         rows.append(("price of a report", _cost({report: 1})))
     return rows
 
@@ -272,6 +272,8 @@ def _release(request: Request) -> tuple[Release, int] | None:
     run = run.model_copy(update={name: kind(differs[name]) for name, kind in _PRICED.items() if name in differs})
     if run.mechanism not in MECHANISMS:
         return None
+    if "insecure-seed" in asks:
+        run = run.model_copy(update={"noise_multiplier": 0.0})
     release = run.release(int(asks["n"]), int(differs.get("hypotheses", run.most_hypotheses)))
     if ReleaseBy.SITE in (asks.get("release"), differs.get("release_by")):
         release = site_release(release)

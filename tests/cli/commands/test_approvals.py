@@ -196,6 +196,25 @@ def test_a_task_that_differs_has_its_own_price(site: Site, changes: dict[str, An
     assert priced in prices(request)[0][1]
 
 
+def test_noise_whose_seed_the_server_knows_has_no_price_and_waits_again(
+    tmp_path: Path, run_config: dict[str, Any]
+) -> None:
+    site = Site(
+        tmp_path, run_config | {"clipping": "public", "choice-epsilon": 1.0}, **{"report-noise-multiplier": 5.0}
+    )
+    [config] = [context.node_config for context in site.grid.contexts.values()]
+    config["role"] = "train"
+    site.query()
+    assert "none" not in str(prices(Runs(site.ledger).requests()[0]))
+    site.run("approve", site.waiting[0])
+    assert not refused(site.query())
+    config["insecure-seed"] = True
+    assert refused(site.query()), "people approved what has a price"
+    costs = [cost for _, cost in prices(Runs(site.ledger).requests()[1])]
+    assert len(costs) == 3
+    assert all("any two data sets: none; at delta 1e-05: none" in cost for cost in costs)
+
+
 @pytest.mark.parametrize(("policy", "listed"), [({}, True), ({"budget": 8.0}, False), ({"role": "train"}, False)])
 def test_exact_losses_are_listed_as_outside_the_price(
     tmp_path: Path, run_config: dict[str, Any], policy: dict[str, Any], listed: bool
