@@ -24,7 +24,7 @@ from umbel.client.node import Node
 from umbel.client.noisy_messages import noisy_messages
 from umbel.client.personal.keep import keep
 from umbel.models.prior import Prior
-from umbel.privacy.gate.consent import check_admitted, check_open
+from umbel.privacy.gate.consent import check_admitted, check_allowed, check_open
 from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.own_app import RoundGate, local_report, local_result, node_in
 from umbel.privacy.gate.randomness import noise, streams
@@ -68,9 +68,8 @@ def query(msg: Message, context: Context) -> Message:
             f"the run speaks protocol {version!r}, this site {VERSION}; start the run with a newer umbel",
             code="refused.old-run",
         )
-    node = _admitting(context)
     # The server asks nothing of a node that it does not know.
-    check_admitted(node.site, str(context.run_id), RunConfig.of(context.run_config), node.model.num_parameters)
+    node = _admitting(context)
     return Message(hosting_reply(node.hosting), reply_to=msg)
 
 
@@ -94,10 +93,17 @@ def take_part(msg: Message, context: Context) -> Message:
 
 
 def _admitting(context: Context) -> Node:
-    """Return a run's node, if the site answers now; whether it then answers this run depends on the node's model."""
-    site, run = Site.of(context.node_config), RunConfig.of(context.run_config)
+    """Return the node of a run that the site answers; raise `Refused` for any other run."""
+    site, run, run_id = Site.of(context.node_config), RunConfig.of(context.run_config), str(context.run_id)
     check_open(site, run)
-    return Node.at(site, run)
+    try:
+        node = Node.at(site, run)
+        n = node.model.num_parameters
+    except Exception as error:
+        check_allowed(site, run_id, run, error)
+        raise
+    check_admitted(site, run_id, run, n)
+    return node
 
 
 def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDict) -> RecordDict:
@@ -209,7 +215,6 @@ def keep_models(msg: Message, context: Context) -> Message:
     node.check(hypotheses)
     arrays, k = prior_in(msg.content), len(next(iter(hypotheses.values())))
     prior = None if arrays is None else Prior.read(arrays, k, node.model.num_parameters)
-    check_admitted(node.site, str(context.run_id), RunConfig.of(context.run_config), node.model.num_parameters)
     # A site that keeps nothing runs the same checks, so that its reply does not reveal that.
     if not node.site.simulated:
         Runs.of(node.site).end(str(context.run_id), name, hypotheses, evaluates=len(node.validation) > 0)

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from typer.testing import CliRunner
 
 import umbel.privacy.gate.consent
+import umbel.privacy.gate.runs
 from tests.cli.commands.test_approvals import Site
 from tests.helpers.keys import pair
 from tests.helpers.messages import refused
@@ -206,6 +207,25 @@ def test_no_client_takes_part_more_often_than_the_approved_run_says(tmp_path: Pa
     assert replies == [False, False, False, True, True]
     assert {client: sum(own.values()) for client, own in Ledger(site.ledger).accounts().items()} == {0: 2, 1: 2}
     assert not refused(of(site, config, 2).train(clients=(0,))), "another run of the same settings has its own"
+
+
+@pytest.mark.parametrize("most", [100, 0])
+def test_before_approval_a_server_does_not_find_out_which_model_fits_the_data(
+    most: int, tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(umbel.privacy.gate.runs, "_MOST_WAITING", most)
+    site = Site(tmp_path, run_config)
+    read = set()
+    for model in ("linear", "mlp inputs=9 hidden=2 outputs=1"):
+        of(site, run_config | {"model": model})
+        read |= {site.query().error.reason, site.keep().error.reason}
+    assert read == {"refused [refused.waits]" if most else "refused [refused.too-many-wait]"}
+    if most:
+        assert "cannot be approved here: the server asks for model" in str([*SiteLog(beside(site.ledger)).lines()])
+        site.run("approve", site.waiting[0])
+        assert not refused(of(site, run_config | {"model": "linear"}).query())
+        (tmp_path / "own").rename(tmp_path / "away")
+        assert site.query().error.reason == "refused", "the site's fault, of which its people know"
 
 
 @pytest.mark.parametrize(("hours", "day", "answered"), [("mon-fri", 23, True), ("mon-fri", 28, False), ("", 28, True)])

@@ -17,7 +17,7 @@ from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import Refused
+from umbel.protocol.errors import Refused, UmbelError
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
@@ -72,6 +72,17 @@ def check_open(site: Site, config: RunConfig) -> None:
     if policy.strategies and config.strategy not in policy.strategies.split():
         text = f"the run has strategy {config.strategy!r}; this site accepts {policy.strategies}"
         raise Refused(text, code="refused.strategy")
+
+
+def check_allowed(site: Site, run: str, config: RunConfig, fault: Exception) -> None:
+    """Raise `Refused`, as for any run that waits, unless the site allows a run that its data do not fit.
+
+    Before that, a server could find out about the data by asking for many models: the fault is for the site's people.
+    """
+    if not site.approves or (_researcher(site, run, config) and site.policy.approve is Approval.POLICY):
+        return
+    said = str(fault) if isinstance(fault, UmbelError) else type(fault).__name__
+    Runs.of(site).check_allowed(run, config.unsigned(), said)
 
 
 def decide(ledger: Path, beginning: str, status: Status, person: str, reason: str = "") -> Request:

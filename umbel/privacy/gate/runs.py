@@ -152,19 +152,13 @@ class Runs(Store):
                 f"the request has {len(text)} characters, above the maximum of {_LONGEST_REQUEST}",
                 code="refused.long-request",
             )
-        look = f"umbel approvals list --ledger {self.path}"
         with self._transaction(write=True) as connection:
             known = connection.execute(
                 "SELECT status, person, reason FROM requests WHERE digest = ?", (digest,)
             ).fetchone()
             if known is None:
-                [[waiting]] = connection.execute("SELECT count(*) FROM requests WHERE status = ?", (Status.WAITING,))
-                # A waiting request is never dropped for another: a server could send one for that purpose.
-                if waiting >= _MOST_WAITING and not signed_by:
-                    raise Refused(
-                        f"{_MOST_WAITING} requests wait for approval, so the site accepts no more: {look}",
-                        code="refused.too-many-wait",
-                    )
+                if not signed_by:
+                    self._check_room(connection)
                 connection.execute(
                     "INSERT INTO requests (digest, at, run, status, asks, policy) VALUES (?, ?, ?, ?, ?, ?)",
                     (digest, _now(), run, Status.WAITING, text, policy),
@@ -184,10 +178,32 @@ class Runs(Store):
             raise Refused(f"request {name} of run {run} was refused by this site's people", code="refused.by-people")
         if status is Status.WAITING:
             raise Refused(
-                f"request {name} of run {run} waits for approval: {look}, then approve or refuse {name}",
+                f"request {name} of run {run} waits for approval: {self._look}, then approve or refuse {name}",
                 code="refused.waits",
             )
         return name
+
+    def check_allowed(self, run: str, config: Mapping[str, Any], fault: str) -> None:
+        """Raise `Refused` unless people approved a request with this run config; `fault` is why the run cannot be."""
+        if any(one.status is Status.APPROVED and one.asks["config"] == config for one in self.requests()):
+            return
+        with self._transaction() as connection:
+            self._check_room(connection)
+        raise Refused(f"run {run} waits for approval, and cannot be approved here: {fault}", code="refused.waits")
+
+    @property
+    def _look(self) -> str:
+        return f"umbel approvals list --ledger {self.path}"
+
+    def _check_room(self, connection: sqlite3.Connection) -> None:
+        """Raise `Refused` if too many requests wait."""
+        [[waiting]] = connection.execute("SELECT count(*) FROM requests WHERE status = ?", (Status.WAITING,))
+        # A waiting request is never dropped for another: a server could send one for that purpose.
+        if waiting >= _MOST_WAITING:
+            raise Refused(
+                f"{_MOST_WAITING} requests wait for approval, so the site accepts no more: {self._look}",
+                code="refused.too-many-wait",
+            )
 
     def requests(self) -> list[Request]:
         """Return all requests, oldest first."""
