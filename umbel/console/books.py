@@ -235,7 +235,9 @@ def prices(request: Request) -> list[tuple[str, str]]:
     rows = [(f"price of {what}", _cost({release: times})) for what, times in each]
     if noise := asks.get("report-noise"):
         report = Release(Kind.REPORT, 2, 0.0 if "insecure-seed" in asks else noise, Clipping.PUBLIC, math.sqrt(2))
-        rows.append(("price of a report", _cost({report: 1})))
+        most = _run(request).most_reports
+        each = [("a report", 1), (f"the run's reports, at most {count_of(most, 'report')} of a client", most)]
+        rows += [(f"price of {what}", _cost({report: times})) for what, times in each]
     return rows
 
 
@@ -266,7 +268,7 @@ def _release(request: Request) -> tuple[Release, int] | None:
     None if another mechanism than umbel's would make it.
     """
     asks = request.asks
-    run = RunConfig(**{name.replace("-", "_"): value for name, value in asks["config"].items()})
+    run = _run(request)
     # A message that asks for something else has that price.
     differs = asks["differs"]
     run = run.model_copy(update={name: kind(differs[name]) for name, kind in _PRICED.items() if name in differs})
@@ -278,6 +280,10 @@ def _release(request: Request) -> tuple[Release, int] | None:
     if ReleaseBy.SITE in (asks.get("release"), differs.get("release_by")):
         release = site_release(release)
     return release, min(run.rounds, run.max_participations or run.rounds)
+
+
+def _run(request: Request) -> RunConfig:
+    return RunConfig(**{name.replace("-", "_"): value for name, value in request.asks["config"].items()})
 
 
 def _cost(account: dict[Release, int]) -> str:

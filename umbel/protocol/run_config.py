@@ -244,6 +244,12 @@ class RunConfig(Settings):
         return min(_AUTO_MOST, max(2, self.clients_per_round // _RELEASES_EACH))
 
     @property
+    def most_reports(self) -> int:
+        """Maximum number of a client's reports: for each set of initial hypotheses, in each round, and after the
+        last."""
+        return self.restarts + self.rounds + 1
+
+    @property
     def clip_norm_bounded(self) -> bool:
         """Whether the clip norm stays finite in all rounds."""
         try:

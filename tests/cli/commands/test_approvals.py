@@ -211,7 +211,7 @@ def test_noise_whose_seed_the_server_knows_has_no_price_and_waits_again(
     config["insecure-seed"] = True
     assert refused(site.query()), "people approved what has a price"
     costs = [cost for _, cost in prices(Runs(site.ledger).requests()[1])]
-    assert len(costs) == 3
+    assert len(costs) == 4
     assert all("any two data sets: none; at delta 1e-05: none" in cost for cost in costs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -207,6 +208,24 @@ def test_no_client_takes_part_more_often_than_the_approved_run_says(tmp_path: Pa
     assert replies == [False, False, False, True, True]
     assert {client: sum(own.values()) for client, own in Ledger(site.ledger).accounts().items()} == {0: 2, 1: 2}
     assert not refused(of(site, config, 2).train(clients=(0,))), "another run of the same settings has its own"
+
+
+def test_no_client_reports_more_often_than_the_approved_run_says(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """Else a run of one round could spend all that validation clients have."""
+    config = run_config | {"rounds": 1, "restarts": 2}
+    site = Site(tmp_path, config, budget=8.0)
+    Ledger.create(site.ledger)
+    site.query()
+    assert re.search(r"reports, at most 4 reports of a client.*any two data sets: 0\.8;", site.run("list"))
+    site.run("approve", site.waiting[0])
+    for round in (0, 0, 1, 2, 1, 1):
+        site.evaluate(round=round)
+    [account] = Ledger(site.ledger).accounts().values()
+    assert sum(account.values()) == 4
+    assert any("or took part 4 times" in line["reason"] for line in SiteLog(beside(site.ledger)).lines())
+    of(site, config, 2).evaluate()
+    [account] = Ledger(site.ledger).accounts().values()
+    assert sum(account.values()) == 5, "another run of the same settings has its own"
 
 
 @pytest.mark.parametrize("most", [100, 0])

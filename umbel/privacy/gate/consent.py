@@ -98,6 +98,11 @@ def most_participations(site: Site, config: RunConfig) -> float:
     return min(config.rounds, config.max_participations or math.inf) if site.approves else math.inf
 
 
+def most_reports(site: Site, config: RunConfig) -> float:
+    """Return how often a client may report with noise in a run: as often as people were told, like participations."""
+    return config.most_reports if site.approves else math.inf
+
+
 def _researcher(site: Site, run: str, config: RunConfig) -> str:
     """Return the name of the listed researcher who signed a run, or an empty name if none did."""
     name, until = signer(config.unsigned(), config.signature, site.policy.keys)
