@@ -77,7 +77,7 @@ def _cost(policy: Policy) -> Iterator[str]:
     if math.isfinite(policy.max_participations):
         yield f"At most {count_of(int(policy.max_participations), 'participation')} in all."
     if policy.approve is Approval.ASK or policy.researchers:
-        yield "In one run at most as many participations as its approved or signed settings say."
+        yield "In one run at most as many participations and reports as its approved or signed settings say."
 
 
 def _gaps(policy: Policy) -> Iterator[str]:
