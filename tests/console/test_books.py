@@ -37,6 +37,13 @@ def test_a_run_is_shown_with_who_allowed_it_and_what_it_cost(site: Site) -> None
     assert "2 clients that took part before, 2 can" in books(site).room(waiting)
 
 
+def test_who_refuses_a_request_later_did_not_allow_its_runs(site: Site) -> None:
+    [request, _] = books(site).requests
+    assert f"<td>Dr. Day ({request.digest[:8]})" in render(books(site))
+    site.run("refuse", request.digest, "--by", "Dr. Night")
+    assert f"<td>then approved, since refused by Dr. Night ({request.digest[:8]})" in render(books(site))
+
+
 def test_the_report_answers_on_one_page_without_forms(site: Site, tmp_path: Path) -> None:
     [config] = [context.node_config for context in site.grid.contexts.values()]
     words = " ".join(

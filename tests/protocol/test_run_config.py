@@ -57,7 +57,7 @@ def test_entries_are_plain_values_that_come_back() -> None:
         *((key, 0, "of at least 1") for key in ("clients-per-round", "validate-every", "restarts", "min-nodes")),
         *((key, -1, "of at least 0") for key in ("patience", "seed", "batch-size", "local-epochs")),
         ("hypotheses", 1001, "at most 1000"),
-        *(("step-size", value, "a finite number above 0") for value in (0, True, "0.1", float("nan"))),
+        *(("step-size", value, "a finite number above 0") for value in (0, True, "0.1", float("nan"), 10**400)),
         *((key, 0.0, "above 0") for key in ("clip-norm-floor", "clip-norm", "clip-norm-decay", "node-wait")),
         *(("noise-multiplier", value, "a finite number of at least 0") for value in (-1.0, float("inf"))),
         ("message-noise", -1.0, "of at least 0"),

@@ -25,12 +25,13 @@ from umbel.client.noisy_messages import noisy_messages
 from umbel.client.personal.keep import keep
 from umbel.models.prior import Prior
 from umbel.privacy.gate import secure_sums
-from umbel.privacy.gate.consent import check_admitted
+from umbel.privacy.gate.consent import check_admitted, check_allowed, check_open
 from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.own_app import RoundGate, local_report, local_result, node_in
 from umbel.privacy.gate.randomness import noise, streams
 from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.undisclosed import Some, log_failure, time_limit, undisclosed
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.privacy.secure.wire import Request
@@ -70,9 +71,8 @@ def query(msg: Message, context: Context) -> Message:
             f"the run speaks protocol {version!r}, this site {VERSION}; start the run with a newer umbel",
             code="refused.old-run",
         )
-    node = Node.of(context.node_config, context.run_config)
     # The server asks nothing of a node that it does not know.
-    check_admitted(node.site, str(context.run_id), RunConfig.of(context.run_config), node.model.num_parameters)
+    node = _admitting(context)
     return Message(hosting_reply(node.hosting), reply_to=msg)
 
 
@@ -93,6 +93,20 @@ def take_part(msg: Message, context: Context) -> Message:
     if evaluation is not None:
         return with_content(msg, _evaluate(node, evaluation, msg.content, context.state))
     raise ProtocolError("the message asks for nothing", code="protocol.asks-nothing")
+
+
+def _admitting(context: Context) -> Node:
+    """Return the node of a run that the site answers; raise `Refused` for any other run."""
+    site, run, run_id = Site.of(context.node_config), RunConfig.of(context.run_config), str(context.run_id)
+    check_open(site, run)
+    try:
+        node = Node.at(site, run)
+        n = node.model.num_parameters
+    except Exception as error:
+        check_allowed(site, run_id, run, error)
+        raise
+    check_admitted(site, run_id, run, n)
+    return node
 
 
 def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDict) -> RecordDict:
@@ -198,22 +212,21 @@ def _watched(node: Node, round: int, what: str, clients: int, compute: Compute) 
 @app.query("secure", mods=[guard])
 def add_securely(msg: Message, context: Context) -> Message:
     """Do this site's part of a secure sum in which nothing is trained."""
-    node, run = Node.of(context.node_config, context.run_config), RunConfig.of(context.run_config)
-    check_admitted(node.site, str(context.run_id), run, node.model.num_parameters)
-    found = secure_sums.reply(node.site, node.site.seed(run), context.state, Request.read(msg.content))
+    site = _admitting(context).site
+    seed = site.seed(RunConfig.of(context.run_config))
+    found = secure_sums.reply(site, seed, context.state, Request.read(msg.content))
     return Message(RecordDict({SECURE: found}), reply_to=msg)
 
 
 @app.query("keep", mods=[guard])
 def keep_models(msg: Message, context: Context) -> Message:
     """Keep each client's best hypothesis, if the site wants that; nothing leaves."""
-    node = Node.of(context.node_config, context.run_config)
+    node = _admitting(context)
     hypotheses, name = hypotheses_in(msg.content), run_in(msg.content)
     check_hypotheses(hypotheses, node.site.policy)
     node.check(hypotheses)
     arrays, k = prior_in(msg.content), len(next(iter(hypotheses.values())))
     prior = None if arrays is None else Prior.read(arrays, k, node.model.num_parameters)
-    check_admitted(node.site, str(context.run_id), RunConfig.of(context.run_config), node.model.num_parameters)
     # A site that keeps nothing runs the same checks, so that its reply does not reveal that.
     if not node.site.simulated:
         Runs.of(node.site).end(str(context.run_id), name, hypotheses, evaluates=len(node.validation) > 0)

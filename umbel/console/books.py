@@ -236,14 +236,16 @@ def prices(request: Request) -> list[tuple[str, str]]:
     asks = request.asks
     if (found := _release(request)) is None:
         # A name may lead to any installed code, and the site has not approved it.
-        other = asks["config"]["mechanism"]
+        other = asks["differs"].get("mechanism", asks["config"]["mechanism"])
         return [("price", f"unknown: mechanism {other!r} is other code, which this command does not run")]
     release, most = found
     each = [("a participation", 1), (f"the run, at most {count_of(most, 'participation')} of a client", most)]
     rows = [(f"price of {what}", _cost({release: times})) for what, times in each]
     if noise := asks.get("report-noise"):
-        report = Release(Kind.REPORT, 2, noise, Clipping.PUBLIC, math.sqrt(2))
-        rows.append(("price of a report", _cost({report: 1})))
+        report = Release(Kind.REPORT, 2, 0.0 if "insecure-seed" in asks else noise, Clipping.PUBLIC, math.sqrt(2))
+        most = _run(request).most_reports
+        each = [("a report", 1), (f"the run's reports, at most {count_of(most, 'report')} of a client", most)]
+        rows += [(f"price of {what}", _cost({report: times})) for what, times in each]
     return rows
 
 
@@ -264,6 +266,9 @@ _PLAN = (
     "start-from", "validate-every",
 )  # fmt: skip
 
+# What a task may ask for instead of its run config, as far as the price depends on it.
+_PRICED = {"noise_multiplier": float, "mechanism": str, "clipping": Clipping, "choice_epsilon": float}
+
 
 def _release(request: Request) -> tuple[Release, int] | None:
     """Return the release of a participation, in a site's sums or alone, and how many a client may make in the run.
@@ -271,16 +276,25 @@ def _release(request: Request) -> tuple[Release, int] | None:
     None if another mechanism than umbel's would make it.
     """
     asks = request.asks
-    run = RunConfig(**{name.replace("-", "_"): value for name, value in asks["config"].items()})
+    run = _run(request)
+    # A message that asks for something else has that price.
+    differs = asks["differs"]
+    run = run.model_copy(update={name: kind(differs[name]) for name, kind in _PRICED.items() if name in differs})
     if run.mechanism not in MECHANISMS:
         return None
-    release = run.release(int(asks["n"]), run.most_hypotheses)
-    by = asks.get("release"), asks["differs"].get("release_by")
+    if "insecure-seed" in asks:
+        run = run.model_copy(update={"noise_multiplier": 0.0})
+    release = run.release(int(asks["n"]), int(differs.get("hypotheses", run.most_hypotheses)))
+    by = asks.get("release"), differs.get("release_by")
     if ReleaseBy.SITE in by:
         release = site_release(release)
     elif ReleaseBy.SECURE in by:
         release = secure_release(release)
     return release, min(run.rounds, run.max_participations or run.rounds)
+
+
+def _run(request: Request) -> RunConfig:
+    return RunConfig(**{name.replace("-", "_"): value for name, value in request.asks["config"].items()})
 
 
 def _cost(account: dict[Release, int]) -> str:

@@ -78,7 +78,7 @@ def _cost(policy: Policy) -> Iterator[str]:
     if math.isfinite(policy.max_participations):
         yield f"At most {count_of(int(policy.max_participations), 'participation')} in all."
     if policy.approve is Approval.ASK or policy.researchers:
-        yield "In one run at most as many participations as its approved or signed settings say."
+        yield "In one run at most as many participations and reports as its approved or signed settings say."
 
 
 def _gaps(policy: Policy) -> Iterator[str]:
@@ -95,7 +95,7 @@ def _gaps(policy: Policy) -> Iterator[str]:
     if policy.parties and policy.release in (AcceptedRelease.SECURE, AcceptedRelease.ANY):
         most = count_of(policy.colluding_parties, "site")
         yield f"The noise of a secure sum is that of all its sites: at most {most} may tell the server everything."
-    if others := sorted({*policy.mechanisms.split()} - {*MECHANISMS}):
+    if others := sorted({*policy.mechanisms.split()} - MECHANISMS.keys()):
         yield f"Other code adds the noise: {', '.join(others)}."
     if policy.app:
         yield f"The site's own app answers: {policy.app}."

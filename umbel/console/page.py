@@ -58,7 +58,10 @@ def render(books: Books, token: str = "", told: str = "", chosen: Chosen = Chose
 
 
 def _allowed(request: Request) -> str:
-    return f"{request.person or 'an unnamed person'} ({request.digest[:8]})"
+    """Return who allowed a request under which a run was answered: its record names only who decided last."""
+    person = request.person or "an unnamed person"
+    said = {Status.APPROVED: person, Status.REFUSED: f"then approved, since refused by {person}"}
+    return f"{said.get(request.status, 'then approved, waits again')} ({request.digest[:8]})"
 
 
 @cache

@@ -28,7 +28,10 @@ _AUTO_MOST, _RELEASES_EACH = 8, 4
 
 def _number(value: Any) -> Any:
     # Flower passes 1 where 1.0 is meant; a bool is not a number.
-    return float(value) if type(value) is int else value
+    try:
+        return float(value) if type(value) is int else value
+    except OverflowError:
+        return math.inf  # which no setting accepts
 
 
 def _hypotheses(value: Any) -> Any:
@@ -240,6 +243,12 @@ class RunConfig(Settings):
         if self.hypotheses != AUTO:
             return self.hypotheses
         return min(_AUTO_MOST, max(2, self.clients_per_round // _RELEASES_EACH))
+
+    @property
+    def most_reports(self) -> int:
+        """Maximum number of a client's reports: for each set of initial hypotheses, in each round, and after the
+        last."""
+        return self.restarts + self.rounds + 1
 
     @property
     def clip_norm_bounded(self) -> bool:

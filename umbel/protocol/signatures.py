@@ -10,6 +10,7 @@ import json
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,15 @@ def signer(entries: Mapping[str, Any], signature: str, keys: Mapping[str, str]) 
         if verifies(public_key(name, text), code, _text(entries, last)):
             return name, until
     return "", None
+
+
+def identity(entries: Mapping[str, Any], signature: str, key: str) -> str:
+    """Return what identifies a signature that `signer` accepted: a hash of what was signed, and of the public key.
+
+    Whoever has a signature can write it in other ways, and of an ECDSA signature can compute another one that is valid.
+    """
+    last = signature.partition(" ")[0]
+    return sha256(_text(entries, last) + key.encode()).hexdigest()
 
 
 def public_key(name: str, text: str) -> PublicKey:

@@ -22,6 +22,7 @@ from tests.helpers.paper import ACCEPTED, paper_task
 from tests.helpers.runs import run_app
 from umbel.cli.main import app as command
 from umbel.client.app import app
+from umbel.console.books import prices
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import SHOWN, Runs, Status
@@ -154,6 +155,20 @@ def test_more_hypotheses_and_other_evaluations_than_were_approved_wait_again(sit
     assert not refused(site.evaluate(round=101)), "after the last round"
 
 
+def test_approval_of_another_evaluation_is_none_of_another_training(site: Site) -> None:
+    site.query()
+    site.run("approve", site.waiting[0])
+    asks = EvaluationSpec(1, (2,), 0.5)
+    assert refused(site.evaluate(step_size=0.5))
+    assert re.search(r"otherwise: evaluation-step-size +│ 0.5", site.run("list"))
+    site.run("approve", site.waiting[0])
+    assert not refused(site.evaluate(step_size=0.5))
+    for step_size in (0.5, 7.0):
+        assert refused(ask(site.grid, asked(THETA, replace(AS_SAID, step_size=step_size), asks)))
+    assert refused(site.train(step_size=0.5))
+    assert not refused(ask(site.grid, asked(THETA, AS_SAID, asks)))
+
+
 def test_what_waits_is_listed_with_its_price_and_its_plan(site: Site) -> None:
     site.query()
     listed = site.run("list")
@@ -164,6 +179,40 @@ def test_what_waits_is_listed_with_its_price_and_its_plan(site: Site) -> None:
         assert line in listed
     assert "round-timeout" not in listed
     assert "round-timeout" in site.run("list", "--whole")
+
+
+@pytest.mark.parametrize(
+    ("changes", "priced"),
+    [
+        ({}, "heuristic: 0.4"),
+        ({"noise_multiplier": 0.5}, "heuristic: 4"),
+        ({"noise_multiplier": 4.0, "clipping": "public", "choice_epsilon": 0.5}, "any two data sets: 1.5;"),
+        ({"mechanism": "their:Noise", "clipping": "public"}, "mechanism 'their:Noise' is other code"),
+    ],
+)
+def test_a_task_that_differs_has_its_own_price(site: Site, changes: dict[str, Any], priced: str) -> None:
+    site.train(**changes)
+    [request] = Runs(site.ledger).requests()
+    assert priced in prices(request)[0][1]
+
+
+def test_noise_whose_seed_the_server_knows_has_no_price_and_waits_again(
+    tmp_path: Path, run_config: dict[str, Any]
+) -> None:
+    site = Site(
+        tmp_path, run_config | {"clipping": "public", "choice-epsilon": 1.0}, **{"report-noise-multiplier": 5.0}
+    )
+    [config] = [context.node_config for context in site.grid.contexts.values()]
+    config["role"] = "train"
+    site.query()
+    assert "none" not in str(prices(Runs(site.ledger).requests()[0]))
+    site.run("approve", site.waiting[0])
+    assert not refused(site.query())
+    config["insecure-seed"] = True
+    assert refused(site.query()), "people approved what has a price"
+    costs = [cost for _, cost in prices(Runs(site.ledger).requests()[1])]
+    assert len(costs) == 4
+    assert all("any two data sets: none; at delta 1e-05: none" in cost for cost in costs)
 
 
 @pytest.mark.parametrize(("policy", "listed"), [({}, True), ({"budget": 8.0}, False), ({"role": "train"}, False)])

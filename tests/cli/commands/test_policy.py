@@ -36,6 +36,22 @@ def test_a_file_is_checked_and_explained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("allow-unsanitised = true", "allow-unsanitised"),
+        ("min-noise-multiplier = 0", "not-positive"),
+        ("insecure-seed = true", "insecure-seed"),
+        ("place = '9/2'", "place"),
+        ("keep-model = 'models'", "relative-path"),
+    ],
+)
+def test_a_policy_that_closes_a_site_is_not_explained(text: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(text)
+    done = CliRunner().invoke(app, ["policy", "explain", str(tmp_path / "policy.toml")])
+    assert (done.exit_code, f"[site.{code}]" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize(
     ("entries", "gap"),
     [
         ({"budget": "inf"}, "no budget"),
@@ -50,6 +66,7 @@ def test_a_file_is_checked_and_explained(tmp_path: Path) -> None:
 def test_what_a_policy_does_not_cover_is_said(entries: dict[str, object], gap: str) -> None:
     assert gap in answer("what is not covered", **entries)
     assert answer("what is not covered") == "Nothing that this policy allows."
+    assert answer("what is not covered", mechanisms="discrete-gaussian") == "Nothing that this policy allows."
 
 
 def test_what_leaves_and_who_may_ask_follow_the_entries() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from typer.testing import CliRunner
 
 import umbel.privacy.gate.consent
+import umbel.privacy.gate.runs
 from tests.cli.commands.test_approvals import Site
 from tests.helpers.keys import pair
 from tests.helpers.messages import refused
@@ -21,6 +25,9 @@ from umbel.privacy.gate.store import beside
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.signatures import sign
 
+P384 = int(
+    "ffffffffffffffffffffffffffffffffffffffffffffffffc7634d81f4372ddf581a0db248b0a77aecec196accc52973", 16
+)  # the order of the curve
 LATER = datetime.now(UTC) + timedelta(days=1)
 
 
@@ -120,6 +127,37 @@ def test_a_site_that_asks_for_every_run_says_who_signed_it(
     assert approved.policy == waiting.policy == decision.get("policy", approved.policy)
 
 
+def test_a_signature_approves_nothing_once_the_site_asks_its_people(
+    tmp_path: Path, site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
+) -> None:
+    once = signed(run_config, keys["ann"][0])
+    assert not refused(of(site, once, 7).train())
+    asking = Site(tmp_path / "asking", run_config, **{
+        "researchers": f"ann={keys['ann'][1].split()[1]}", "ledger-path": str(site.ledger),
+    })  # fmt: skip
+    asking.ledger = site.ledger
+    assert refused(of(asking, once, 7).train()), "nobody of the site has approved it"
+    [digest] = asking.waiting
+    [request] = Runs(site.ledger).requests()
+    assert (request.person, request.reason, request.decided) == ("", "", "")
+    asking.run("approve", digest, "--by", "Dr. Day")
+    assert not refused(of(asking, once, 7).train())
+    assert not refused(of(site, once, 7).train()), "and of a site that does not ask any more"
+
+
+def test_a_decision_names_the_policy_under_which_it_was_made(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config)
+    [config] = [context.node_config for context in site.grid.contexts.values()]
+    digests = []
+    for most in (5, 4, 3):
+        config["max-hypotheses"] = most
+        site.query()
+        digests.append(Runs(site.ledger).requests()[0].policy)
+        if most == 4:
+            site.run("approve", site.waiting[0])
+    assert digests[0] != digests[1] == digests[2]
+
+
 def test_a_signature_is_for_one_run_and_ends(
     site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
 ) -> None:
@@ -134,6 +172,31 @@ def test_a_signature_is_for_one_run_and_ends(
     assert site.waiting == [], "a listed researcher's old signature is refused, not asked about"
 
 
+def written_again(signature: str) -> list[str]:
+    """Return other texts of a signature that a server can make without the key."""
+    until, _, coded = signature.partition(" ")
+    return [f"{until} {other}" for other in (f"{coded}\n", f"!{coded}", f"{coded}=", f"{coded[:9]} {coded[9:]}")]
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa"])
+def test_a_signature_that_is_written_in_another_way_is_for_the_same_run(
+    kind: str, tmp_path: Path, run_config: dict[str, Any]
+) -> None:
+    key, public = pair(tmp_path / "cy", kind)
+    site = Site(tmp_path, run_config, approve="policy", researchers=f"cy={public.split()[1]}")
+    once = signed(run_config, key)
+    others = written_again(once["signature"])
+    if kind == "ecdsa":
+        until, _, coded = once["signature"].partition(" ")
+        r, s = decode_dss_signature(urlsafe_b64decode(coded))
+        others.append(f"{until} {urlsafe_b64encode(encode_dss_signature(r, P384 - s)).decode()}")
+    assert answers(of(site, once, 7))
+    for run, other in enumerate(others, 8):
+        assert not answers(of(site, once | {"signature": other}, run)), "a server could repeat a run"
+    assert {*codes(site)} == {"refused.signature"}
+    assert answers(of(site, signed(run_config, key, LATER + timedelta(days=1)), 99)), "signed again"
+
+
 def test_no_client_takes_part_more_often_than_the_approved_run_says(tmp_path: Path, run_config: dict[str, Any]) -> None:
     """The price that people approve is that of so many participations."""
     config = run_config | {"rounds": 3, "max-participations": 2}
@@ -145,6 +208,43 @@ def test_no_client_takes_part_more_often_than_the_approved_run_says(tmp_path: Pa
     assert replies == [False, False, False, True, True]
     assert {client: sum(own.values()) for client, own in Ledger(site.ledger).accounts().items()} == {0: 2, 1: 2}
     assert not refused(of(site, config, 2).train(clients=(0,))), "another run of the same settings has its own"
+
+
+def test_no_client_reports_more_often_than_the_approved_run_says(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """Else a run of one round could spend all that validation clients have."""
+    config = run_config | {"rounds": 1, "restarts": 2}
+    site = Site(tmp_path, config, budget=8.0)
+    Ledger.create(site.ledger)
+    site.query()
+    assert re.search(r"reports, at most 4 reports of a client.*any two data sets: 0\.8;", site.run("list"))
+    site.run("approve", site.waiting[0])
+    for round in (0, 0, 1, 2, 1, 1):
+        site.evaluate(round=round)
+    [account] = Ledger(site.ledger).accounts().values()
+    assert sum(account.values()) == 4
+    assert any("or took part 4 times" in line["reason"] for line in SiteLog(beside(site.ledger)).lines())
+    of(site, config, 2).evaluate()
+    [account] = Ledger(site.ledger).accounts().values()
+    assert sum(account.values()) == 5, "another run of the same settings has its own"
+
+
+@pytest.mark.parametrize("most", [100, 0])
+def test_before_approval_a_server_does_not_find_out_which_model_fits_the_data(
+    most: int, tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(umbel.privacy.gate.runs, "_MOST_WAITING", most)
+    site = Site(tmp_path, run_config)
+    read = set()
+    for model in ("linear", "mlp inputs=9 hidden=2 outputs=1"):
+        of(site, run_config | {"model": model})
+        read |= {site.query().error.reason, site.keep().error.reason}
+    assert read == {"refused [refused.waits]" if most else "refused [refused.too-many-wait]"}
+    if most:
+        assert "cannot be approved here: the server asks for model" in str([*SiteLog(beside(site.ledger)).lines()])
+        site.run("approve", site.waiting[0])
+        assert not refused(of(site, run_config | {"model": "linear"}).query())
+        (tmp_path / "own").rename(tmp_path / "away")
+        assert site.query().error.reason == "refused", "the site's fault, of which its people know"
 
 
 @pytest.mark.parametrize(("hours", "day", "answered"), [("mon-fri", 23, True), ("mon-fri", 28, False), ("", 28, True)])
@@ -165,6 +265,11 @@ def test_a_site_answers_in_its_hours(
     site = Site(tmp_path, run_config, approve="policy", hours=hours)
     assert answers(site) is answered
     assert {*codes(site)} == (set() if answered else {"refused.hours"})
+    before = len(codes(site))
+    of(site, run_config | {"model": "mlp inputs=9 hidden=2 outputs=1"}, 2)
+    assert refused(site.query())
+    assert refused(site.keep())
+    assert (set(codes(site)[before:]) == {"refused.hours"}) is not answered, "before it looks at its data"
 
 
 def test_a_site_answers_the_strategies_that_it_accepts(tmp_path: Path, run_config: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ def write(tmp_path: Path) -> Write:
 
     def written(text: str) -> dict[str, Any]:
         path = tmp_path / "policy.toml"
-        path.write_text(text)
+        path.write_text(text or "role = 'train'")  # an empty file is refused
         path.chmod(0o644)
         return {"policy-file": str(path)}
 
@@ -147,6 +147,19 @@ def test_a_file_that_others_can_write_is_refused(write: Write) -> None:
         ("data-path = '/data'\n[researchers]\nann = 'AAAA'", "bad-key", "ann"),
         ("data-path = '/data'\nhours = 'never'", "conflict", "never"),
         ("budget = 3", "no-data", "data-path"),
+        # What would open the site: an empty file, as while it is written, and nobody of whom nothing says more.
+        ("\n", "policy-file", "empty"),
+        ("# budget = 3", "policy-file", "empty"),
+        ("data-path = '/data'\n[researchers]", "conflict", "nobody"),
+        ("data-path = '/data'\nresearchers = ' '", "conflict", "nobody"),
+        ("strategies = []", "policy-file", "strategies"),
+        ("hours = []", "policy-file", "hours"),
+        # A number that no machine holds is no infinite limit.
+        ("data-path = '/data'\nbudget = 1e400", "conflict", "budget"),
+        ("data-path = '/data'\nmax-participations = 1e309", "conflict", "max-participations"),
+        ("data-path = '/data'\nbudget = -inf", "conflict", "budget"),
+        ("data-path = '/data'\npolicy_file = '/other'", "policy-file", "policy-file"),
+        (f"reader = {'[' * 9999}", "policy-file", "policy.toml"),
     ],
 )
 def test_a_fault_in_the_file_closes_the_site(text: str, code: str, part: str, write: Write) -> None:
@@ -154,11 +167,20 @@ def test_a_fault_in_the_file_closes_the_site(text: str, code: str, part: str, wr
         Site.of(write(text))
 
 
+def test_a_key_is_one_researchers(write: Write, tmp_path: Path) -> None:
+    """Otherwise the log would name one for the other's run."""
+    (_, ann), (_, bob) = pair(tmp_path / "ann"), pair(tmp_path / "bob", "ecdsa")
+    assert len(Site.of(write(f"data-path = '/data'\n[researchers]\nann = '{ann}'\nbob = '{bob}'")).policy.keys) == 2
+    with raises(SiteError, "site.conflict", "ann", "eve"):
+        Site.of(write(f"data-path = '/data'\n[researchers]\nann = '{ann}'\nbob = '{bob}'\neve = '{ann} eve@x'"))
+
+
 def test_a_file_that_is_missing_closes_the_site(tmp_path: Path) -> None:
     with raises(SiteError, "site.policy-file", tmp_path / "gone.toml"):
         Site.of({"data-path": "/data", "policy-file": str(tmp_path / "gone.toml")})
-    with raises(SiteError, "site.relative-path", "policy.toml"):
-        Site.of({"data-path": "/data", "policy-file": "policy.toml"})
+    for name in ("policy.toml", "~/policy.toml"):
+        with raises(SiteError, "site.relative-path", "policy.toml"):
+            Site.of({"data-path": "/data", "policy-file": name})
 
 
 def test_the_digest_is_that_of_the_effective_policy(write: Write) -> None:

@@ -202,6 +202,21 @@ def test_a_sites_own_budget_takes_the_place_of_the_apps(own: dict[str, Any], ans
 
 
 @pytest.mark.usefixtures("no_budget_of_the_sites")
+@pytest.mark.parametrize(("asked", "delta", "answers"), [(100.0, 0.0, 2), (100.0, 1e-5, 2), (4.0, 0.0, 1)])
+def test_an_app_only_narrows_the_budget_of_a_policy_file(
+    asked: float, delta: float, answers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has the default, 8, of which each participation takes 4."""
+    for name in ("CLIPPING", "MAX_CHOICE_EPSILON"):
+        monkeypatch.delenv(f"UMBEL_{name}")
+    (tmp_path / "policy.toml").write_text('role = "train"')
+    (tmp_path / "policy.toml").chmod(0o644)
+    gate = Gate(1.0, 1.0, budget=asked, delta=delta)
+    node = Node(gate, unchanged, tmp_path, policy_file=str(tmp_path / "policy.toml"))
+    assert [refused(node.send(asks(PAIR))) for _ in range(3)] == [False] * answers + [True] * (3 - answers)
+
+
+@pytest.mark.usefixtures("no_budget_of_the_sites")
 @pytest.mark.parametrize("own", [{}, {"min-noise-multiplier": 1.0}, {"budget": 9.998, "delta": 1e-5}])
 def test_a_budget_at_a_delta_counts_gaussian_noise_as_it_is(own: dict[str, Any], tmp_path: Path) -> None:
     """Four participations at nu = 2 have an epsilon of 9.997, whatever less noise the site would accept."""

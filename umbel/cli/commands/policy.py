@@ -13,6 +13,7 @@ from rich.text import Text
 from umbel.console.explained import explained
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.policy_file import read_policy
+from umbel.privacy.gate.site import Site
 from umbel.protocol.cli import command_group, console, errors_in_one_line, printable
 
 app = command_group("Explain a site's policy, and check its file.")
@@ -31,6 +32,8 @@ def explain(
     """Check a policy file; print what it allows, what it promises, and whom it does not cover."""
     with errors_in_one_line():
         policy = Policy.parse(read_policy(file.absolute()), str(file))
+        # Where the file names no data, the node's configuration does.
+        Site.serving(policy.model_copy(update={"data_path": policy.data_path or "/"}))
     rows = [("digest", policy.digest), *explained(policy)]
     if as_json:
         typer.echo(json.dumps(dict(rows), indent=1))

@@ -17,11 +17,11 @@ from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import Refused
+from umbel.protocol.errors import Refused, UmbelError
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.signatures import signer
+from umbel.protocol.signatures import identity, signer
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 Spec = TypeVar("Spec", TrainingSpec, EvaluationSpec)
@@ -40,13 +40,7 @@ def check_admitted(
     waits for separate approval, so that only approved tasks are carried out.
     """
     policy = site.policy
-    if site.simulated:
-        return ""
-    if not is_open(policy.hours, datetime.now().astimezone()):
-        raise Refused(f"this site answers in these hours only: {policy.hours}", code="refused.hours")
-    if policy.strategies and config.strategy not in policy.strategies.split():
-        text = f"the run has strategy {config.strategy!r}; this site accepts {policy.strategies}"
-        raise Refused(text, code="refused.strategy")
+    check_open(site, config)
     if not site.approves:
         return ""
     researcher = _researcher(site, run, config)
@@ -62,8 +56,33 @@ def check_admitted(
         asks["exact-losses"] = True  # of validation clients; no price covers them
     elif policy.report_noise > 0:
         asks["report-noise"] = policy.report_noise
+    if site.insecure_seed:
+        asks["insecure-seed"] = True  # the server can subtract the noise, so nothing has a price
     signed = researcher if policy.approve is Approval.POLICY and not asks["differs"] else ""
     return Runs.of(site).check_approved(run, asks, policy.digest, signed)
+
+
+def check_open(site: Site, config: RunConfig) -> None:
+    """Raise `Refused` unless the site answers at this hour, and runs of this strategy: before it looks at its data."""
+    policy = site.policy
+    if site.simulated:
+        return
+    if not is_open(policy.hours, datetime.now().astimezone()):
+        raise Refused(f"this site answers in these hours only: {policy.hours}", code="refused.hours")
+    if policy.strategies and config.strategy not in policy.strategies.split():
+        text = f"the run has strategy {config.strategy!r}; this site accepts {policy.strategies}"
+        raise Refused(text, code="refused.strategy")
+
+
+def check_allowed(site: Site, run: str, config: RunConfig, fault: Exception) -> None:
+    """Raise `Refused`, as for any run that waits, unless the site allows a run that its data do not fit.
+
+    Before that, a server could find out about the data by asking for many models: the fault is for the site's people.
+    """
+    if not site.approves or (_researcher(site, run, config) and site.policy.approve is Approval.POLICY):
+        return
+    said = str(fault) if isinstance(fault, UmbelError) else type(fault).__name__
+    Runs.of(site).check_allowed(run, config.unsigned(), said)
 
 
 def decide(ledger: Path, beginning: str, status: Status, person: str, reason: str = "") -> Request:
@@ -79,6 +98,11 @@ def most_participations(site: Site, config: RunConfig) -> float:
     return min(config.rounds, config.max_participations or math.inf) if site.approves else math.inf
 
 
+def most_reports(site: Site, config: RunConfig) -> float:
+    """Return how often a client may report with noise in a run: as often as people were told, like participations."""
+    return config.most_reports if site.approves else math.inf
+
+
 def _researcher(site: Site, run: str, config: RunConfig) -> str:
     """Return the name of the listed researcher who signed a run, or an empty name if none did."""
     name, until = signer(config.unsigned(), config.signature, site.policy.keys)
@@ -87,7 +111,7 @@ def _researcher(site: Site, run: str, config: RunConfig) -> str:
     if until < datetime.now(UTC):
         text = f"the signature of {name} was valid until {until:%Y-%m-%d %H:%M} (UTC); sign the run again"
         raise Refused(text, code="refused.signature")
-    Runs.of(site).use_signature(run, config.signature)
+    Runs.of(site).use_signature(run, identity(config.unsigned(), config.signature, site.policy.keys[name]))
     return name
 
 
@@ -116,7 +140,11 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             step_size=config.step_size,
             clients=evaluation.clients[: config.validation_clients_per_round or None],
         )
-        differs |= _unlike(evaluation, expected, "validation_clients_per_round")
+        unlike = _unlike(evaluation, expected, "validation_clients_per_round")
+        # Apart from the training's: an approval of the one is none of the other.
+        differs |= {
+            f"evaluation_{name}" if hasattr(evaluation, name) else name: value for name, value in unlike.items()
+        }
     if (k := len(next(iter(hypotheses.values())))) > config.most_hypotheses:
         differs["hypotheses"] = k
     return differs

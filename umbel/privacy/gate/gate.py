@@ -140,8 +140,8 @@ class Passage:
         The message's line in the site's log.
     hypotheses : dict of ndarray of float32, each (k, \*shape)
         Where clients start; empty if no client is asked to train.
-    most : float
-        Maximum number of a client's releases in this run.
+    most, most_reports : float
+        Maximum number of a client's releases in this run, and of its reports with noise.
 
     Raises
     ------
@@ -157,6 +157,7 @@ class Passage:
     clients: Clients
     hypotheses: Arrays = field(default_factory=dict)
     most: float = math.inf
+    most_reports: float = math.inf
 
     def __post_init__(self) -> None:
         if self.hypotheses:
@@ -301,8 +302,8 @@ class Passage:
         """Note in the site's log how many clients are over budget, if any."""
         if not paid.all():
             unpaid = f"{(~paid).sum()} of {len(paid)} clients are over budget"
-            if self.most < math.inf:
-                unpaid += f", or took part {self.most:g} times, as often as this run may ask them"
+            if (most := self.most if what == "train" else self.most_reports) < math.inf:
+                unpaid += f", or took part {most:g} times, as often as this run may ask them"
             self.entry.refuse(what, Refused(unpaid, code="refused.budget"))
 
     @cached_property
@@ -367,7 +368,7 @@ class Passage:
             raise Refused("the handler does not say to which clients loss and metric belong", code="refused.result")
         radius, mechanism = math.sqrt(2) * bound, Laplace(release.noise_multiplier)
         check_noise(mechanism, 2, radius)
-        paid = self._charge("evaluate", release, task.round, own)
+        paid = self._charge("evaluate", release, task.round, own, most=self.most_reports)
         scores = np.full_like(reported.scores, np.nan)
         if not paid.any():
             return scores

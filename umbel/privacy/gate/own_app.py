@@ -18,7 +18,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
-from umbel.privacy.gate.consent import check_admitted, most_participations
+from umbel.privacy.gate.consent import check_admitted, most_participations, most_reports
 from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, SanitisedShare, SanitisedSums
 from umbel.privacy.gate.refusals import answered, explain, refusal
 from umbel.privacy.gate.runs import Runs
@@ -98,8 +98,8 @@ class RoundGate:
             logs.about(run=context.run_id)
             hypotheses = hypotheses_in(msg.content)
             handler = _Handler(msg, context, call_next, hypotheses, lambda: self._find(site, run))
-            most = most_participations(site, run)
-            passage = Passage(site, run_id, site.seed(run), context.state, entry, handler, hypotheses, most)
+            most = most_participations(site, run), most_reports(site, run)
+            passage = Passage(site, run_id, site.seed(run), context.state, entry, handler, hypotheses, *most)
             n = sum(math.prod(value.shape[1:]) for value in hypotheses.values())
             entry.request = check_admitted(site, run_id, run, n, msg.content, hypotheses)
             if not site.simulated:

@@ -12,6 +12,7 @@ import math
 import re
 from enum import StrEnum
 from hashlib import sha256
+from itertools import combinations
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
@@ -311,7 +312,8 @@ class Policy(Settings):
         if not self.mechanisms.split():
             raise ValueError("mechanisms must name at least one")
         windows(self.hours)
-        for name, key in [*self.keys.items(), *self.party_keys.items()]:
+        self._check_researchers()
+        for name, key in self.party_keys.items():
             public_key(name, key)
         if self.release is AcceptedRelease.SECURE and not (self.parties and self.party_key):
             raise ValueError(
@@ -331,6 +333,16 @@ class Policy(Settings):
             # It would look like a limit on the clients' reports.
             raise ValueError(f"budget, paper-budget and max-participations do not bound exact losses: {_EXACT}")
         return self
+
+    def _check_researchers(self) -> None:
+        """Raise `ValueError` unless each researcher has a key, and each key one researcher."""
+        keys = [(name, public_key(name, key)) for name, key in self.keys.items()]
+        if not keys and "researchers" in self.model_fields_set:
+            # Without researchers the site answers all runs: whoever removes the last one means none.
+            raise ValueError('researchers names nobody: set approve = "ask" to answer no signed run, or leave it out')
+        for (one, key), (other, same) in combinations(keys, 2):
+            if key == same:
+                raise ValueError(f"researchers {one} and {other} have the same key, so no signature says who signed")
 
     @property
     def sets_limits(self) -> bool:

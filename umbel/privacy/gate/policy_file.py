@@ -59,7 +59,7 @@ def policy_of(entries: Mapping[str, Any]) -> Policy:
     """
     if not (name := str(entries.get(POLICY_FILE, ""))):
         return Policy.of(entries)
-    path = Path(name).expanduser()
+    path = Path(name)  # with ~, the environment would choose the file
     file = read_policy(path)
     whole, both = Policy.of(file), Policy.of({**file, **entries})
     for entry in entries.keys() - {POLICY_FILE}:
@@ -84,20 +84,30 @@ def read_policy(path: Path) -> dict[str, Any]:
             if (mode := os.fstat(file.fileno()).st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
                 text = f"other users can write {path} (mode {stat.S_IMODE(mode):o}); run: chmod go-w {path}"
                 raise SiteError(text, code="site.policy-file")
-            found = tomllib.load(file)
-    except (OSError, ValueError) as error:
+            found = Policy.current(tomllib.load(file, parse_float=_float))
+    except (OSError, ValueError, RecursionError) as error:
         raise SiteError(f"the policy file {path} cannot be read: {error}", code="site.policy-file") from None
+    if not found:
+        # As while somebody writes it: the defaults would answer more than its owner allows.
+        raise SiteError(f"the policy file {path} is empty; give at least one entry", code="site.policy-file")
     if POLICY_FILE in found:
         raise SiteError(f"{path} names a policy file itself; leave {POLICY_FILE} out", code="site.policy-file")
-    return Policy.current({name: _entry(path, name, value) for name, value in found.items()})
+    return {name: _entry(path, name, value) for name, value in found.items()}
+
+
+def _float(text: str) -> float | str:
+    """Return a number; infinity as text, so that it differs from a number that is too large for this machine."""
+    return "inf" if text.lstrip("+") == "inf" else float(text)
 
 
 def _entry(path: Path, name: str, value: Any) -> Any:
     if name in _KEYS and isinstance(value, dict):
         return " ".join(f"{who}={_middle(path, who, key)}" for who, key in value.items())
+    if value == []:
+        raise SiteError(f"{path}: {name} lists nothing; list something, or leave it out", code="site.policy-file")
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
         return " ".join(value)
-    return "inf" if value == float("inf") else value
+    return value
 
 
 def _middle(path: Path, who: str, key: Any) -> str:

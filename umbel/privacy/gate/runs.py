@@ -28,6 +28,7 @@ _MOST_WAITING, _LONGEST_REQUEST = 100, 1 << 16
 SHOWN = 32
 """Hex digits that identify a request: too many to find another request with the same digits."""
 _DECIDED = "UPDATE requests SET status = ?, decided = ?, person = ?, reason = ? WHERE digest = ?"
+_SIGNED = "signed"  # the reason of an approval by a researcher's signature alone
 _ALL = ""  # stands for all runs together
 
 
@@ -43,8 +44,8 @@ class Status(StrEnum):
 class Request:
     """A run's request to a site that requires approval: everything that an approval covers, and its digest.
 
-    `at` and `run` say when it first arrived, and from which run; `decided`, `person`, `reason` and `policy` who
-    decided when and why, and under which policy (`Policy.digest`). They are empty while it waits.
+    `at` and `run` say when it first arrived, and from which run; `decided`, `person` and `reason` who decided when and
+    why. They are empty while it waits. `policy` is the site's (`Policy.digest`) when it was asked last before that.
     """
 
     digest: str
@@ -127,9 +128,9 @@ class Runs(Store):
 
     # --- who asks
 
-    def use_signature(self, run: str, signature: str) -> None:
-        """Note the run that a signature was made for: the first that shows it; raise `Refused` for another one."""
-        digest = sha256(signature.encode()).hexdigest()
+    def use_signature(self, run: str, digest: str) -> None:
+        """Note the run that a signature of this digest was made for: the first that shows it; raise `Refused` for
+        another one."""
         with self._transaction(write=True) as connection:
             connection.execute("INSERT OR IGNORE INTO signed (digest, run) VALUES (?, ?)", (digest, run))
             [(first,)] = connection.execute("SELECT run FROM signed WHERE digest = ?", (digest,)).fetchall()
@@ -143,7 +144,7 @@ class Runs(Store):
         """Return the beginning of a request's digest; raise `Refused` unless the request was approved.
 
         A new request waits, under a policy of this digest. One that a listed researcher signed (`signed_by`) is
-        approved at once, unless people have refused it.
+        approved at once, unless people have refused it. If the site's policy asks its people by now, it waits for them.
         """
         digest, text = request_of(asks)
         if len(text) > _LONGEST_REQUEST:
@@ -151,34 +152,58 @@ class Runs(Store):
                 f"the request has {len(text)} characters, above the maximum of {_LONGEST_REQUEST}",
                 code="refused.long-request",
             )
-        look = f"umbel approvals list --ledger {self.path}"
         with self._transaction(write=True) as connection:
-            known = connection.execute("SELECT status FROM requests WHERE digest = ?", (digest,)).fetchone()
+            known = connection.execute(
+                "SELECT status, person, reason FROM requests WHERE digest = ?", (digest,)
+            ).fetchone()
             if known is None:
-                [[waiting]] = connection.execute("SELECT count(*) FROM requests WHERE status = ?", (Status.WAITING,))
-                # A waiting request is never dropped for another: a server could send one for that purpose.
-                if waiting >= _MOST_WAITING and not signed_by:
-                    raise Refused(
-                        f"{_MOST_WAITING} requests wait for approval, so the site accepts no more: {look}",
-                        code="refused.too-many-wait",
-                    )
+                if not signed_by:
+                    self._check_room(connection)
                 connection.execute(
                     "INSERT INTO requests (digest, at, run, status, asks, policy) VALUES (?, ?, ?, ?, ?, ?)",
                     (digest, _now(), run, Status.WAITING, text, policy),
                 )
             status = Status.WAITING if known is None else Status(known[0])
-            if status is Status.WAITING and signed_by:
-                status = Status.APPROVED
-                connection.execute(_DECIDED, (status, _now(), signed_by, "signed", digest))
+            if known == (Status.APPROVED, asks.get("researcher"), _SIGNED) and not signed_by:
+                status = Status.WAITING
+                connection.execute(_DECIDED, (status, "", "", "", digest))
+            if status is Status.WAITING:
+                # The policy may have changed since it was asked first.
+                connection.execute("UPDATE requests SET policy = ? WHERE digest = ?", (policy, digest))
+                if signed_by:
+                    status = Status.APPROVED
+                    connection.execute(_DECIDED, (status, _now(), signed_by, _SIGNED, digest))
         name = digest[:SHOWN]
         if status is Status.REFUSED:
             raise Refused(f"request {name} of run {run} was refused by this site's people", code="refused.by-people")
         if status is Status.WAITING:
             raise Refused(
-                f"request {name} of run {run} waits for approval: {look}, then approve or refuse {name}",
+                f"request {name} of run {run} waits for approval: {self._look}, then approve or refuse {name}",
                 code="refused.waits",
             )
         return name
+
+    def check_allowed(self, run: str, config: Mapping[str, Any], fault: str) -> None:
+        """Raise `Refused` unless people approved a request with this run config; `fault` is why the run cannot be."""
+        if any(one.status is Status.APPROVED and one.asks["config"] == config for one in self.requests()):
+            return
+        with self._transaction() as connection:
+            self._check_room(connection)
+        raise Refused(f"run {run} waits for approval, and cannot be approved here: {fault}", code="refused.waits")
+
+    @property
+    def _look(self) -> str:
+        return f"umbel approvals list --ledger {self.path}"
+
+    def _check_room(self, connection: sqlite3.Connection) -> None:
+        """Raise `Refused` if too many requests wait."""
+        [[waiting]] = connection.execute("SELECT count(*) FROM requests WHERE status = ?", (Status.WAITING,))
+        # A waiting request is never dropped for another: a server could send one for that purpose.
+        if waiting >= _MOST_WAITING:
+            raise Refused(
+                f"{_MOST_WAITING} requests wait for approval, so the site accepts no more: {self._look}",
+                code="refused.too-many-wait",
+            )
 
     def requests(self) -> list[Request]:
         """Return all requests, oldest first."""

@@ -92,10 +92,7 @@ class Site:
             policy = policy_of(environment | own)
             if not policy.data_path:
                 raise SiteError(f"{policy.policy_file} names no {DATA_PATH}; add it", code="site.no-data")
-            first, step = _place(policy)
-            site = cls(policy, _path(DATA_PATH, policy.data_path), first, step)
-            site._check_own()
-            return site
+            return cls.serving(policy)
         if not runs_in_simulation():
             raise SiteError(
                 f"this node serves no data: start it with --node-config '{DATA_PATH}=\"/path/to/data\"'",
@@ -105,6 +102,14 @@ class Site:
         known = {key: environment[key] for key in _KNOWN & environment.keys() - {DATA_PATH, POLICY_FILE}}
         policy = Policy.of(_SIMULATED | known | own)
         return cls(policy, None, int(node_config["partition-id"]), int(node_config["num-partitions"]))
+
+    @classmethod
+    def serving(cls, policy: Policy) -> Site:
+        """Return the site that serves its own data by a policy; raise `SiteError` if the policy is not fit for that."""
+        first, step = _place(policy)
+        site = cls(policy, _path(DATA_PATH, policy.data_path), first, step)
+        site._check_own()
+        return site
 
     def _check_own(self) -> None:
         """Raise unless the policy is fit for a site's own data."""

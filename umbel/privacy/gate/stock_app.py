@@ -141,12 +141,17 @@ class Gate:
         return answered(msg, context, answer)
 
     def _limited(self, site: Site) -> Site:
-        """Return the site with the app's budget if it sets none itself, and with at least the app's noise."""
+        """Return the site with the app's budget if it sets none itself, and with at least the app's noise.
+
+        A policy file that leaves the budget out has the default, which the app may only narrow.
+        """
         policy = site.policy
         own = "budget" in policy.model_fields_set and not (site.simulated and math.isinf(policy.budget))
         if self._budget is None or own:
             return site
         changes = {"budget": self._budget.budget, "delta": self._budget.delta}
+        if policy.policy_file:
+            changes = {name: min(value, getattr(policy, name)) for name, value in changes.items()}
         if "min_noise_multiplier" not in policy.model_fields_set:
             # The server may not request less noise than the app does.
             changes["min_noise_multiplier"] = max(policy.min_noise_multiplier, self._task.noise_multiplier)
