@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cli.commands.test_approvals import Site
-from tests.console.conftest import EPSILON, books
+from tests.console.conftest import EPSILON, PUBLIC, RUN, books
+from tests.helpers.messages import refused
 from umbel.cli.main import app
-from umbel.console.books import Books
+from umbel.console.books import Books, prices
 from umbel.console.page import Chosen, render
 from umbel.privacy.gate.ledger import Ledger
 
@@ -35,6 +36,47 @@ def test_a_run_is_shown_with_who_allowed_it_and_what_it_cost(site: Site) -> None
     assert (second.run, second.releases, second.requests) == ("2", 0, ())
     assert "take part 2 times" in books(site).room(waiting), "as often as there are rounds"
     assert "2 clients that took part before, 2 can" in books(site).room(waiting)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [
+        ({"noise-multiplier": 1000.0}, {}),
+        ({"choice-epsilon": 0.1}, {}),
+        ({"mechanism": "gaussian"}, {}),
+        ({"hypotheses": 1}, {}),
+        ({"hypotheses": 100}, {}),
+        ({"mechanism": "gaussian", "hypotheses": 100}, {"mechanism": "gaussian"}),
+        ({"choice-epsilon": 2.0}, {"noise_multiplier": 8.0, "choice_epsilon": 0.5}),
+    ],
+)
+def test_what_a_message_costs_is_the_price_that_people_saw(
+    tmp_path: Path, run_config: dict[str, Any], config: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    """A server's message may ask for less noise than its run's settings say, and for fewer hypotheses."""
+    Ledger.create(tmp_path / "ledger.sqlite")
+    limits = {"budget": 100.0, "delta": 1e-5, "max-choice-epsilon": 2.0, "mechanisms": "laplace gaussian"}
+    own = Site(tmp_path, run_config | RUN | config, clipping="public", **limits)
+    asked = PUBLIC | changes
+    assert refused(own.train(clients=(0,), **asked))
+    [request] = books(own).requests
+    [price] = [text for name, text in prices(request) if "run, at most" in name]
+    own.run("approve", request.digest)
+    for _ in range(3):
+        assert not refused(own.train(clients=(0,), **asked))
+    assert refused(own.train(clients=(0,), **asked))
+    [client] = books(own).clients
+    spent = f"{client.epsilon}; at delta 1e-05: {client.epsilon_at_delta};"
+    assert spent in price
+
+
+def test_a_message_by_other_code_than_the_run_config_names_has_no_price(
+    tmp_path: Path, run_config: dict[str, Any]
+) -> None:
+    own = Site(tmp_path, run_config | RUN)
+    own.train(clients=(0,), **PUBLIC, mechanism="os:system")
+    [request] = books(own).requests
+    assert "mechanism 'os:system' is other code" in prices(request)[0][1]
 
 
 def test_the_report_answers_on_one_page_without_forms(site: Site, tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -228,7 +228,7 @@ def prices(request: Request) -> list[tuple[str, str]]:
     asks = request.asks
     if (found := _release(request)) is None:
         # A name may lead to any installed code, and the site has not approved it.
-        other = asks["config"]["mechanism"]
+        other = _mechanism(request)
         return [("price", f"unknown: mechanism {other!r} is other code, which this command does not run")]
     release, most = found
     each = [("a participation", 1), (f"the run, at most {count_of(most, 'participation')} of a client", most)]
@@ -260,16 +260,31 @@ _PLAN = (
 def _release(request: Request) -> tuple[Release, int] | None:
     """Return the release of a participation, in a site's sums or alone, and how many a client may make in the run.
 
+    It is the one that costs most among all that the request allows: of the message, where it differs from the run's
+    settings, and of a choice between two hypotheses, since a message may send fewer than the run config says.
     None if another mechanism than umbel's would make it.
     """
-    asks = request.asks
+    asks, differs = request.asks, request.asks["differs"]
     run = RunConfig(**{name.replace("-", "_"): value for name, value in asks["config"].items()})
-    if run.mechanism not in MECHANISMS:
+    if _mechanism(request) not in MECHANISMS:
         return None
-    release = run.release(int(asks["n"]), run.most_hypotheses)
-    if ReleaseBy.SITE in (asks.get("release"), asks["differs"].get("release_by")):
+    release = run.release(int(asks["n"]), min(2, int(differs.get("hypotheses", run.most_hypotheses))))
+    release = replace(release, **{name: kind(differs[name]) for name, kind in _PRICED.items() if name in differs})
+    if not release.chooses:
+        release = replace(release, choice_epsilon=0.0)
+    if ReleaseBy.SITE in (asks.get("release"), differs.get("release_by")):
         release = site_release(release)
     return release, min(run.rounds, run.max_participations or run.rounds)
+
+
+# The fields of a message's task that its release has, too. A request keeps those that differ as text.
+_PRICED: Mapping[str, Callable[[str], Any]] = {
+    "noise_multiplier": float, "clipping": Clipping, "mechanism": str, "choice_epsilon": float,
+}  # fmt: skip
+
+
+def _mechanism(request: Request) -> str:
+    return str(request.asks["differs"].get("mechanism", request.asks["config"]["mechanism"]))
 
 
 def _cost(account: dict[Release, int]) -> str:
