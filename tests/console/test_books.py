@@ -106,6 +106,17 @@ def test_everything_is_there_as_json(site: Site) -> None:
     assert [json.loads(line)["number"] for line in lines] == [1, 2, 3, 4, 5]
 
 
+def test_an_older_copy_of_the_ledger_is_no_report(site: Site, tmp_path: Path) -> None:
+    """It has forgotten what clients spent, and who allowed it; with the log's charges it is one again."""
+    site.ledger.unlink()
+    Ledger.create(site.ledger)
+    done = CliRunner().invoke(app, ["ledger", "report", str(site.ledger)])
+    assert (done.exit_code, "[log.ledger-behind]" in done.output) == (1, True)
+    assert CliRunner().invoke(app, ["ledger", "restore", str(site.ledger)]).exit_code == 0
+    [digest] = books(site).runs[0].requests
+    assert f"a request that this ledger has lost ({digest[:8]})" in render(books(site))
+
+
 def test_the_log_is_filtered(site: Site) -> None:
     assert "5 lines of 5" in render(books(site))
     assert "2 lines of 5" in render(books(site), chosen=Chosen(decision="answered"))

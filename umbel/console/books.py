@@ -111,9 +111,11 @@ class Books:
 
     @cached_property
     def lines(self) -> list[Line]:
-        """The lines of the site's log, oldest first; none if it has none yet."""
+        """The lines of the site's log, oldest first; none if it has none yet. The ledger has all their charges."""
         log = SiteLog(beside(self.ledger))
-        return list(log.lines()) if log.path.exists() else []
+        lines = list(log.lines()) if log.path.exists() else []
+        log.check_in_ledger(lines[-1] if lines else None)
+        return lines
 
     @cached_property
     def clients(self) -> list[Client]:

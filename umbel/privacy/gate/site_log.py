@@ -169,6 +169,10 @@ class SiteLog:
         """
         with self._locked() as file:
             line, _ = self._last(file)
+        self.check_in_ledger(line)
+
+    def check_in_ledger(self, line: Line | None) -> None:
+        """Raise unless the ledger has the charges up to a line."""
         if not self._in_ledger(line):
             raise LogError(
                 f"the ledger {self.ledger} lacks charges that {self.path} records: it may be an older copy; take the "
