@@ -15,7 +15,12 @@ from tests.helpers.messages import refused
 from umbel.cli.main import app
 from umbel.console.books import Books, prices
 from umbel.console.page import Chosen, render
+from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.site_log import Entry, SiteLog
+from umbel.privacy.gate.store import beside
+from umbel.protocol.clients import ClientInDataset
+from umbel.protocol.release import Clipping, Kind, Release
 
 
 def test_a_client_is_shown_with_what_it_spent_and_what_is_left(site: Site) -> None:
@@ -77,6 +82,23 @@ def test_a_message_by_other_code_than_the_run_config_names_has_no_price(
     own.train(clients=(0,), **PUBLIC, mechanism="os:system")
     [request] = books(own).requests
     assert "mechanism 'os:system' is other code" in prices(request)[0][1]
+
+
+def test_what_a_run_cost_is_what_the_ledger_says(tmp_path: Path) -> None:
+    """A line of the log names ranges of many clients, with others in between, and a log may be set aside."""
+    ledger = Ledger.create(tmp_path / "ledger.sqlite")
+    charge = Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC, 1.0))
+    every_other = [ClientInDataset(2 * i) for i in range(2100)]
+    ledger.charge(charge, every_other)
+    log, entry = SiteLog(beside(ledger.path)), Entry("7", "train")
+    entry.charges(charge, every_other)
+    log.answered(entry, True)
+    for messages, allowed in (({"answered": 1}, "the policy"), ({}, "not in this log")):
+        [run] = (found := Books(ledger.path)).runs
+        assert (run.releases, run.clients, run.cost, run.messages) == (2100, tuple(every_other), "0.8", messages)
+        assert run.releases == sum(client.releases for client in found.clients)
+        assert f"<td>{allowed}</td>" in render(found)
+        log.set_aside()
 
 
 def test_the_report_answers_on_one_page_without_forms(site: Site, tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +16,7 @@ from umbel.privacy.gate.charges import NO_LIMITS, Account, Limits, paper_spent, 
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import Request, Runs
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import Line, SiteLog, from_ranges
+from umbel.privacy.gate.site_log import Line, SiteLog
 from umbel.privacy.gate.store import Names, beside
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.clients import ClientInDataset
@@ -66,6 +66,14 @@ class Run:
     clients: tuple[int, ...]
     cost: str
     cost_at_delta: str
+
+
+@dataclass(frozen=True)
+class _Charged:
+    """The charges of a run: the times of the first and the last, and what each client released."""
+
+    times: Sequence[str] = ()
+    accounts: Mapping[int, Account] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,32 +128,27 @@ class Books:
     @cached_property
     def clients(self) -> list[Client]:
         """Every client that has released something, by number."""
+        last, _ = self._charged
         names = dict(enumerate(Names(self.ledger).read()))
-        last = {row["client"]: row["release"] for row in self._opened.table("charges")}
-        kinds = {row["id"]: read(row["what"]) for row in self._opened.table("releases")}
         shared: dict[Any, tuple[str, str, float | None, int | None]] = {}
         found = []
         for number, account in self.accounts.items():
             key = tuple(account.items()), last[number]
             if key not in shared:
-                shared[key] = (*self._spent(account), self._used(account), self._left(account, kinds[last[number]]))
+                shared[key] = (*self._spent(account), self._used(account), self._left(account, last[number]))
             found.append(Client(number, str(names.get(number, "")), sum(account.values()), *shared[key]))
         return found
 
     @cached_property
     def runs(self) -> list[Run]:
-        """Every run that asked something, by its first message."""
-        charged: dict[str, dict[int, Counter[Release]]] = {}
-        for line in self.lines:
-            for one in line.get("charged", []):
-                for client in from_ranges(one["clients"]):
-                    own = charged.setdefault(line["run"], {}).setdefault(client, Counter())
-                    own[priced(read(one["release"]))] += 1
-        by_run: dict[str, list[Line]] = {}
+        """Every run that asked something, by its first message or charge."""
+        _, charged = self._charged
+        by_run: dict[str, list[Line]] = {run: [] for run in charged}
         for line in self.lines:
             if line["run"] and line["message"] != "approval":
                 by_run.setdefault(line["run"], []).append(line)
-        return [self._run(run, lines, charged.get(run, {})) for run, lines in by_run.items()]
+        found = [_run(run, lines, charged.get(run, _Charged()), self.delta) for run, lines in by_run.items()]
+        return sorted(found, key=lambda run: run.first)
 
     def room(self, request: Request) -> str:
         """Return in words how many of a request's participations fit into what the clients have left."""
@@ -175,22 +178,24 @@ class Books:
     def _opened(self) -> Ledger:
         return Ledger(self.ledger, whole=True)
 
-    def _run(self, run: str, lines: list[Line], charged: Mapping[int, Counter[Release]]) -> Run:
-        costs = [guarantee(account, self.delta) for account in charged.values()]
-        # The client that it cost most; none where a release of one has no guarantee.
-        worst = None if None in costs else max((one.epsilon for one in costs if one), default=0.0)
-        pure = max((pure_spent(account) for account in charged.values()), default=0)
-        return Run(
-            run,
-            lines[0]["at"],
-            lines[-1]["at"],
-            dict(Counter(line["decision"] for line in lines)),
-            tuple(dict.fromkeys(line["request"] for line in lines if line.get("request"))),
-            sum(sum(account.values()) for account in charged.values()),
-            tuple(sorted(charged)),
-            amount(pure),
-            "none" if worst is None else amount(worst),
-        )
+    @cached_property
+    def _charged(self) -> tuple[dict[int, Release], dict[str, _Charged]]:
+        """The last release of each client, and the charges of each run.
+
+        They are the ledger's: a site's log may have been set aside, and names only ranges of many clients.
+        """
+        _ = self.accounts  # first, so that each of its clients is found below, also while the site answers
+        last: dict[int, int] = {}
+        numbers: dict[str, dict[int, Counter[int]]] = {}
+        times: dict[str, list[str]] = {}
+        for row in self._opened.table("charges"):
+            run, client, release = row["run"], row["client"], row["release"]
+            last[client] = release
+            numbers.setdefault(run, {}).setdefault(client, Counter())[release] += 1
+            times[run] = [times.get(run, [row["at"]])[0], row["at"]]
+        releases = {row["id"]: read(row["what"]) for row in self._opened.table("releases")}
+        charged = {run: _Charged(times[run], _accounts(own, releases)) for run, own in numbers.items()}
+        return {client: releases[number] for client, number in last.items()}, charged
 
     def _spent(self, account: Account) -> tuple[str, str]:
         return in_words(guarantee(account, self.delta))
@@ -218,6 +223,38 @@ class Books:
             middle = (low + high) // 2
             low, high = (middle, high) if allowed(middle) else (low, middle)
         return low
+
+
+def _run(run: str, lines: list[Line], charged: _Charged, delta: float) -> Run:
+    """Return a run with its lines in the log, which may have been set aside, and its charges."""
+    times = [line["at"] for line in lines] or charged.times
+    different = {frozenset(account.items()): account for account in charged.accounts.values()}.values()
+    costs = [guarantee(account, delta) for account in different]
+    # The client that it cost most; none where a release of one has no guarantee.
+    worst = None if None in costs else max((one.epsilon for one in costs if one), default=0.0)
+    pure = max((pure_spent(account) for account in different), default=0)
+    return Run(
+        run,
+        times[0],
+        times[-1],
+        dict(Counter(line["decision"] for line in lines)),
+        tuple(dict.fromkeys(line["request"] for line in lines if line.get("request"))),
+        sum(sum(account.values()) for account in charged.accounts.values()),
+        tuple(sorted(charged.accounts)),
+        amount(pure),
+        "none" if worst is None else amount(worst),
+    )
+
+
+def _accounts(numbers: Mapping[int, Counter[int]], releases: Mapping[int, Release]) -> dict[int, Account]:
+    """Return the accounts of clients whose releases are given by number."""
+    accounts: dict[int, Account] = {}
+    for client, own in numbers.items():
+        account: Counter[Release] = Counter()
+        for number, times in own.items():
+            account[releases[number]] += times
+        accounts[client] = account
+    return accounts
 
 
 def with_prices(request: Request) -> dict[str, Any]:
