@@ -11,15 +11,18 @@ from typer.testing import CliRunner
 
 from tests.cli.commands.test_approvals import Site
 from tests.console.conftest import EPSILON, PUBLIC, RUN, books
+from tests.helpers.errors import raises
 from tests.helpers.messages import refused
 from umbel.cli.main import app
 from umbel.console.books import Books, prices
 from umbel.console.page import Chosen, render
 from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site_log import Entry, SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol.clients import ClientInDataset
+from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping, Kind, Release
 
 
@@ -99,6 +102,30 @@ def test_what_a_run_cost_is_what_the_ledger_says(tmp_path: Path) -> None:
         assert run.releases == sum(client.releases for client in found.clients)
         assert f"<td>{allowed}</td>" in render(found)
         log.set_aside()
+
+
+@pytest.mark.parametrize("release", ["client", "site"])
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "discrete-gaussian"])
+@pytest.mark.parametrize("noise", [1e-300, 5.0, 1e300])
+def test_no_settings_of_a_request_hide_the_others(
+    site: Site, run_config: dict[str, Any], release: str, mechanism: str, noise: float
+) -> None:
+    for choice in (1e-300, 30.0):
+        entries = {"mechanism": mechanism, "noise-multiplier": noise, "choice-epsilon": choice, "rounds": 10**18}
+        asks = {"config": run_config | RUN | entries, "n": 10**7, "differs": {}, "release": release}
+        with raises(Refused, "refused.waits"):
+            Runs(site.ledger).check_approved("3", asks, "")
+    assert render(books(site)).count("price of a participation") == 3
+    assert site.run("list").count("price of a participation") == 3
+
+
+def test_a_request_that_another_umbel_kept_hides_no_other(site: Site, run_config: dict[str, Any]) -> None:
+    entries = {name: value for name, value in run_config.items() if name != "local-steps"}
+    with raises(Refused, "refused.waits"):
+        Runs(site.ledger).check_approved("3", {"config": entries | {"older": 1}, "n": 2, "differs": {}}, "")
+    for told in (render(books(site)), site.run("list")):
+        assert "unknown: the run config: there is no older" in told
+        assert "price of a participation" in told
 
 
 def test_the_report_answers_on_one_page_without_forms(site: Site, tmp_path: Path) -> None:

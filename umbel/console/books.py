@@ -20,7 +20,7 @@ from umbel.privacy.gate.site_log import Line, SiteLog
 from umbel.privacy.gate.store import Names, beside
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.clients import ClientInDataset
-from umbel.protocol.errors import SiteError
+from umbel.protocol.errors import ConfigError, SiteError
 from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
@@ -152,10 +152,10 @@ class Books:
 
     def room(self, request: Request) -> str:
         """Return in words how many of a request's participations fit into what the clients have left."""
-        releases = _release(request)
-        if releases is None or not self.limits.any:
+        found = _release(request)
+        if isinstance(found, str) or not self.limits.any:
             return ""
-        release, most = releases
+        release, most = found
         fresh = min(self._left({}, release) or 0, most)
         able = sum(self.limits.allow(account, release) for account in self.accounts.values())
         said = f"A client that has spent nothing can take part {count_of(fresh, 'time')} in this run."
@@ -265,10 +265,8 @@ def with_prices(request: Request) -> dict[str, Any]:
 def prices(request: Request) -> list[tuple[str, str]]:
     """Return what a client pays: for a participation, for as many as the run may ask of it, and for a report."""
     asks = request.asks
-    if (found := _release(request)) is None:
-        # A name may lead to any installed code, and the site has not approved it.
-        other = _mechanism(request)
-        return [("price", f"unknown: mechanism {other!r} is other code, which this command does not run")]
+    if isinstance(found := _release(request), str):
+        return [("price", f"unknown: {found}")]
     release, most = found
     each = [("a participation", 1), (f"the run, at most {count_of(most, 'participation')} of a client", most)]
     rows = [(f"price of {what}", _cost({release: times})) for what, times in each]
@@ -296,17 +294,21 @@ _PLAN = (
 )  # fmt: skip
 
 
-def _release(request: Request) -> tuple[Release, int] | None:
+def _release(request: Request) -> tuple[Release, int] | str:
     """Return the release of a participation, in a site's sums or alone, and how many a client may make in the run.
 
     It is the one that costs most among all that the request allows: of the message, where it differs from the run's
     settings, and of a choice between two hypotheses, since a message may send fewer than the run config says.
-    None if another mechanism than umbel's would make it.
+    If there is no telling, return the reason: one such request must not hide the others.
     """
     asks, differs = request.asks, request.asks["differs"]
-    run = RunConfig(**{name.replace("-", "_"): value for name, value in asks["config"].items()})
-    if _mechanism(request) not in MECHANISMS:
-        return None
+    try:
+        run = RunConfig(**{name.replace("-", "_"): value for name, value in asks["config"].items()})
+    except ConfigError as error:  # another version of umbel kept it
+        return str(error)
+    if (mechanism := differs.get("mechanism", run.mechanism)) not in MECHANISMS:
+        # A name may lead to any installed code, and the site has not approved it.
+        return f"mechanism {mechanism!r} is other code, which this command does not run"
     release = run.release(int(asks["n"]), min(2, int(differs.get("hypotheses", run.most_hypotheses))))
     release = replace(release, **{name: kind(differs[name]) for name, kind in _PRICED.items() if name in differs})
     if not release.chooses:
@@ -320,10 +322,6 @@ def _release(request: Request) -> tuple[Release, int] | None:
 _PRICED: Mapping[str, Callable[[str], Any]] = {
     "noise_multiplier": float, "clipping": Clipping, "mechanism": str, "choice_epsilon": float,
 }  # fmt: skip
-
-
-def _mechanism(request: Request) -> str:
-    return str(request.asks["differs"].get("mechanism", request.asks["config"]["mechanism"]))
 
 
 def _cost(account: dict[Release, int]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from umbel.privacy.accounting.guarantee import amount
 from umbel.privacy.gate.policy import AcceptedRadius, AcceptedRelease, Approval, Policy, Role
 from umbel.privacy.gate.runs import Request
+from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 
 
@@ -110,7 +111,8 @@ def _work(policy: Policy) -> str:
 
 def asked(request: Request) -> str:
     """Return what a request asks of the site, in a few sentences."""
-    entries, differs = request.asks["config"], request.asks["differs"]
+    # Another version of umbel, with fewer settings, may have kept it.
+    entries, differs = RunConfig().entries() | request.asks["config"], request.asks["differs"]
     who = request.asks.get("researcher")
     model = entries["model"] or "the model of this site's data"
     work = f"{entries['local-epochs']} epochs" if entries["local-epochs"] else f"{entries['local-steps']} steps"
