@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,12 @@ def test_nothing_is_shown_or_decided_for_strangers(client: TestClient, site: Sit
 
 
 @pytest.mark.parametrize(
-    ("path", "method"), [("/", "GET"), ("", "GET"), (f"/{TOKEN}/decide", "GET"), (f"/{TOKEN}/", "POST")]
-)
+    ("path", "method"),
+    [
+        ("/", "GET"), ("", "GET"), ("/abc", "GET"), (f"/{TOKEN}/decide", "GET"), (f"/{TOKEN}/", "POST"),
+        (f"/{TOKEN}/decide/", "POST"),
+    ],
+)  # fmt: skip
 def test_there_are_no_other_doors(client: TestClient, path: str, method: str) -> None:
     done = client.request(method, path)
     assert (done.status_code, done.text) == (404, "not found")
@@ -96,6 +101,7 @@ def test_a_page_leaves_no_trace_and_runs_no_script(client: TestClient) -> None:
     assert "frame-ancestors 'none'" in shown.headers["content-security-policy"]
     assert "set-cookie" not in shown.headers, "another port of this machine would be sent it too"
     assert "<script" not in shown.text
+    assert "waits" in client.get(f"/{TOKEN}").text, "as a person may copy it"
 
 
 def test_a_damaged_log_is_told_and_not_hidden(client: TestClient, site: Site) -> None:
@@ -108,3 +114,11 @@ def test_a_damaged_log_is_told_and_not_hidden(client: TestClient, site: Site) ->
 def test_a_site_without_data_has_no_console() -> None:
     done = CliRunner().invoke(app, ["site", "console", "budget=3.0"])
     assert (done.exit_code, "[site.no-data]" in done.output) == (2, True)
+
+
+def test_no_address_is_told_where_another_process_listens(site: Site) -> None:
+    words = f'data-path="{site.ledger.parent / "own"}" ledger-path="{site.ledger}" role="split" approve="ask"'
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        done = CliRunner().invoke(app, ["site", "console", words, "--port", str(other.getsockname()[1])])
+    assert (done.exit_code, "[site.port]" in done.output) == (2, True)
+    assert "http" not in done.output

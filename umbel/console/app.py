@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import socket
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated
 from urllib.parse import parse_qsl
@@ -24,7 +26,7 @@ from umbel.console.page import Chosen, render
 from umbel.privacy.gate.consent import decide
 from umbel.privacy.gate.runs import Status
 from umbel.protocol.cli import command_line, errors_in_one_line
-from umbel.protocol.errors import UmbelError
+from umbel.protocol.errors import SiteError, UmbelError
 
 _HOST = "127.0.0.1"
 _VERBS = {"approve": Status.APPROVED, "refuse": Status.REFUSED}
@@ -85,9 +87,12 @@ def console(books: Books, port: int, token: str) -> Starlette:
 
     routes = [
         Route("/{token}/", show, methods=["GET"], name="show"),
+        Route("/{token}", show, methods=["GET"]),
         Route("/{token}/decide", answer, methods=["POST"]),
     ]
-    return Starlette(routes=routes, exception_handlers={404: lambda *_: nothing(), 405: lambda *_: nothing()})
+    served = Starlette(routes=routes, exception_handlers={404: lambda *_: nothing(), 405: lambda *_: nothing()})
+    served.router.redirect_slashes = False  # which would answer strangers
+    return served
 
 
 def main(
@@ -103,9 +108,21 @@ def main(
     with errors_in_one_line():
         books = Books.of(node_config)
         _ = books.clients, books.lines  # a damaged ledger or log is named here
-        token = secrets.token_urlsafe(32)
-        typer.echo(f"http://{_HOST}:{port}/{token}/")
-        uvicorn.run(console(books, port, token), host=_HOST, port=port, http="h11", log_level="error")
+        with _listening(port) as place, suppress(KeyboardInterrupt):
+            # Printed once no other process can listen there and be given the secret.
+            token = secrets.token_urlsafe(32)
+            typer.echo(f"http://{_HOST}:{port}/{token}/")
+            server = uvicorn.Server(uvicorn.Config(console(books, port, token), http="h11", log_level="error"))
+            server.run(sockets=[place])
+
+
+def _listening(port: int) -> socket.socket:
+    """Return a socket that listens at a port of this machine alone."""
+    try:
+        return socket.create_server((_HOST, port))
+    except OSError as error:
+        text = f"nothing can listen at {_HOST}:{port} ({error.strerror}); choose another --port"
+        raise SiteError(text, code="site.port") from None
 
 
 app = command_line(main)
