@@ -94,6 +94,17 @@ def test_a_request_that_is_not_there_is_told(client: TestClient, site: Site) -> 
     assert "ledger.no-request" in client.get(done.headers["location"]).text
 
 
+def test_an_old_page_does_not_undo_what_another_person_decided(client: TestClient, site: Site) -> None:
+    assert 'name="seen" value="waiting"' in client.get(f"/{TOKEN}/").text
+    client.post(f"/{TOKEN}/decide", data=form(site, decision="refuse", seen="waiting"))
+    done = client.post(f"/{TOKEN}/decide", data=form(site, person="Dr. Night", seen="waiting"))
+    assert "ledger.decided-meanwhile" in client.get(done.headers["location"]).text
+    [request] = Runs(site.ledger).requests()
+    assert (request.status, request.person) == (Status.REFUSED, "Dr. Day")
+    client.post(f"/{TOKEN}/decide", data=form(site, person="Dr. Night", seen="refused"))
+    assert Runs(site.ledger).requests()[0].status is Status.APPROVED
+
+
 def test_a_page_leaves_no_trace_and_runs_no_script(client: TestClient) -> None:
     shown = client.get(f"/{TOKEN}/")
     assert shown.headers["cache-control"] == "no-store"

@@ -79,7 +79,8 @@ def console(books: Books, port: int, token: str) -> Starlette:
         if verb is None or not person:
             return PlainTextResponse("say who decides, and approve or refuse", 400, _HEADERS)
         try:
-            decided = decide(books.ledger, form.get("request", ""), verb, person[:100], form.get("reason", "")[:200])
+            who, why = person[:100], form.get("reason", "")[:200]
+            decided = decide(books.ledger, form.get("request", ""), verb, who, why, form.get("seen"))
             told = f"Request {decided.digest[:8]} is {decided.status}."
         except UmbelError as error:
             told = f"Error: {error}"

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,11 @@ from tests.helpers.runs import run_app
 from umbel.cli.main import app as command
 from umbel.client.app import app
 from umbel.data import offsets_of, write_dataset
+from umbel.privacy.gate.consent import decide
 from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.runs import SHOWN, Runs, Status
+from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
+from umbel.privacy.gate.site_log import Decision, SiteLog
+from umbel.privacy.gate.store import beside
 from umbel.protocol.errors import FleetError, LedgerError
 from umbel.protocol.messages import keep_request, query
 from umbel.protocol.records import pack
@@ -109,6 +113,33 @@ def test_an_approval_can_be_taken_back(site: Site) -> None:
     assert not refused(site.train())
     site.run("refuse", digest)
     assert refused(site.train())
+
+
+def test_the_last_decision_in_the_log_is_the_one_that_holds(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where two people decide at the same time."""
+    site.query()
+    [digest] = site.waiting
+    other, keep = Thread(target=decide, args=(site.ledger, digest, Status.REFUSED, "second")), Runs.decide
+
+    def slowly(runs: Runs, request: Request, status: Status, person: str, reason: str) -> Request:
+        if person == "first":
+            other.start()
+            other.join(0.5)
+        return keep(runs, request, status, person, reason)
+
+    monkeypatch.setattr(Runs, "decide", slowly)
+    decide(site.ledger, digest, Status.APPROVED, "first")
+    other.join()
+    *_, last = SiteLog(beside(site.ledger)).lines()
+    assert (last["decision"], Runs(site.ledger).request(digest).status) == (Decision.DENIED, Status.REFUSED)
+
+
+def test_a_name_that_is_no_text_decides_nothing_by_half(site: Site) -> None:
+    site.query()
+    request = decide(site.ledger, site.waiting[0], Status.APPROVED, "Dr. \udcff")
+    *_, last = SiteLog(beside(site.ledger)).lines()
+    assert (request.person, last["reason"][-8:]) == ("Dr. ?", "by Dr. ?")
+    assert Runs(site.ledger).requests() == [request]
 
 
 def test_an_approval_holds_for_other_runs_of_the_same_config_and_for_no_others(
