@@ -14,6 +14,8 @@ from tests.cli.commands.test_approvals import Site
 from tests.console.conftest import books
 from umbel.cli.main import app
 from umbel.console.app import console
+from umbel.console.books import Books
+from umbel.console.metrics import series
 from umbel.privacy.gate.runs import Runs, Status
 
 PORT, TOKEN = 8321, "s" * 43
@@ -113,6 +115,23 @@ def test_a_page_leaves_no_trace_and_runs_no_script(client: TestClient) -> None:
     assert "set-cookie" not in shown.headers, "another port of this machine would be sent it too"
     assert "<script" not in shown.text
     assert "waits" in client.get(f"/{TOKEN}").text, "as a person may copy it"
+
+
+def test_a_page_has_the_policy_of_its_time(site: Site) -> None:
+    """A node reads the file for each message."""
+    file = site.ledger.parent / "policy.toml"
+    policy = f'data-path = "{site.ledger.parent / "own"}"\nledger-path = "{site.ledger}"\nrole = "split"\n'
+    file.write_text(policy + "budget = 7.5\n")
+    found = Books.of(f'policy-file="{file}"')
+    client = TestClient(console(found, PORT, TOKEN), base_url=AT)
+    assert "At most an epsilon of 7.5" in client.get(f"/{TOKEN}/").text
+    file.write_text(policy + "budget = 2.5\n")
+    assert "At most an epsilon of 2.5" in client.get(f"/{TOKEN}/").text
+    file.write_text(policy + "budget = nothing\n")
+    shown = client.get(f"/{TOKEN}/")
+    assert (shown.status_code, "[site.policy-file]" in shown.text) == (503, True)
+    [ready] = [one for one in series(found, {}) if one.name == "umbel_site_ready"]
+    assert ready.values == {(): 0}
 
 
 def test_a_damaged_log_is_told_and_not_hidden(client: TestClient, site: Site) -> None:

@@ -10,7 +10,6 @@ import hmac
 import secrets
 import socket
 from contextlib import suppress
-from dataclasses import replace
 from typing import Annotated
 from urllib.parse import parse_qsl
 
@@ -61,7 +60,7 @@ def console(books: Books, port: int, token: str) -> Starlette:
             return nothing()
         chosen = Chosen(request.query_params.get("run", ""), request.query_params.get("decision", ""))
         try:
-            page = render(replace(books), token, request.query_params.get("told", "")[:300], chosen)
+            page = render(books.now(), token, request.query_params.get("told", "")[:300], chosen)
         except UmbelError as error:
             return PlainTextResponse(f"Error: {error}", 503, _HEADERS)
         return HTMLResponse(page, headers=_HEADERS)

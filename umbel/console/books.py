@@ -88,11 +88,14 @@ class Books:
         Its limits tell what remains.
     delta : float
         Of the epsilons that are shown, if the site's budget has no delta.
+    node_config : str
+        The text that describes the site, if they are to follow it (`now`).
     """
 
     ledger: Path
     site: Site | None = None
     delta: float = DELTA
+    node_config: str = ""
 
     @classmethod
     def of(cls, node_config: str) -> Self:
@@ -100,7 +103,11 @@ class Books:
         site = Site.of(entries_of(node_config))
         if site.ledger_path is None:
             raise SiteError("a simulated site has no ledger; name the site's data", code="site.no-data")
-        return cls(site.ledger_path, site)
+        return cls(site.ledger_path, site, node_config=node_config)
+
+    def now(self) -> Self:
+        """Return the books as they are now: ledger, log, and the policy, whose file a node reads for each message."""
+        return type(self).of(self.node_config) if self.node_config else replace(self)
 
     @cached_property
     def limits(self) -> Limits:
