@@ -14,11 +14,13 @@ from tests.console.conftest import EPSILON, PUBLIC, RUN, books
 from tests.helpers.errors import raises
 from tests.helpers.messages import refused
 from umbel.cli.main import app
+from umbel.client.checks import entries_of
 from umbel.console.books import Books, prices
 from umbel.console.page import Chosen, render
 from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.site import Site as GateSite
 from umbel.privacy.gate.site_log import Entry, SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol.clients import ClientInDataset
@@ -33,6 +35,23 @@ def test_a_client_is_shown_with_what_it_spent_and_what_is_left(site: Site) -> No
     # Four participations cost 7.2, a fifth would exceed the budget of 8.
     assert (first.left, second.left) == (2, 3)
     assert Books(site.ledger).clients[0].left is None, "nothing is known about limits"
+
+
+def test_the_part_of_a_budget_that_is_used_is_what_the_gate_counts(tmp_path: Path) -> None:
+    """At a delta the gate counts the least noise that the site accepts, of which the releases had more."""
+    ledger = Ledger.create(tmp_path / "ledger.sqlite")
+    release = Release(Kind.TRAIN, 1000, 2000.0, Clipping.PUBLIC, hypotheses=2, choice_epsilon=0.1)
+    config = f'data-path="{tmp_path}" ledger-path="{ledger.path}" role="split" budget=8.0 delta=1e-5'
+    own = GateSite.of(entries_of(config))
+    seen = []
+    while all(ledger.charge(Charge("7", 1, release), [ClientInDataset(0)], own.limits)):
+        [client] = Books(ledger.path, own).clients
+        seen.append((client.used or 0, client.left))
+    used, left = zip(*seen, strict=True)
+    assert left == (6, 5, 4, 3, 2, 1, 0)
+    assert list(used) == sorted(used)
+    assert used[-1] > 0.85, "no other release is within the budget"
+    assert used[0] == pytest.approx(1.1 / 8, rel=1e-4), "the first is covered by its pure epsilon"
 
 
 def test_a_run_is_shown_with_who_allowed_it_and_what_it_cost(site: Site) -> None:

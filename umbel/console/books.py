@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +28,8 @@ from umbel.protocol.words import count_of
 
 _MANY = 10_000
 """Remaining participations beyond this number are not counted."""
+
+_HALVINGS = 20  # for the part of a budget that is used
 
 
 @dataclass(frozen=True)
@@ -208,11 +211,17 @@ class Books:
         return in_words(guarantee(account, self.delta))
 
     def _used(self, account: Account) -> float | None:
-        budget, found = self.limits.budget, guarantee(account, self.limits.delta or self.delta)
-        if budget == math.inf or not budget or found is None:
+        limits = self.limits
+        if limits.budget == math.inf or not limits.budget or (found := guarantee(account, self.delta)) is None:
             return None
-        spent = found.epsilon if self.limits.delta else found.pure
-        return min(1.0, spent / float(budget)) if math.isfinite(spent) else None
+        if not limits.delta:
+            return min(1.0, found.pure / float(limits.budget)) if math.isfinite(found.pure) else None
+        # At a delta, the gate counts some releases with the least noise that the site accepts.
+        budget, low, high = Fraction(limits.budget), 0.0, 1.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if limits.covers(account, Fraction(middle) * budget) else (middle, high)
+        return high
 
     def _left(self, account: Account, release: Release) -> int | None:
         """Return how many more releases like this one are within the limits."""
