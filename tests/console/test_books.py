@@ -17,7 +17,7 @@ from umbel.cli.main import app
 from umbel.client.checks import entries_of
 from umbel.console.books import Books, prices
 from umbel.console.page import Chosen, render
-from umbel.privacy.gate.charges import Charge
+from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site as GateSite
@@ -52,6 +52,16 @@ def test_the_part_of_a_budget_that_is_used_is_what_the_gate_counts(tmp_path: Pat
     assert list(used) == sorted(used)
     assert used[-1] > 0.85, "no other release is within the budget"
     assert used[0] == pytest.approx(1.1 / 8, rel=1e-4), "the first is covered by its pure epsilon"
+
+
+def test_alike_clients_are_looked_at_once_for_each_request(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server can let a hundred requests wait at a site of a hundred thousand clients."""
+    charge = Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC, 1.0))
+    Ledger(site.ledger).charge(charge, [ClientInDataset(i) for i in range(2, 1000)])
+    found, seen, allow = books(site), [], Limits.allow
+    monkeypatch.setattr(Limits, "allow", lambda *given: bool(seen.append(given)) or allow(*given))
+    assert "1,000 clients that took part before, 1,000 can" in found.room(found.requests[1])
+    assert len(seen) < 10
 
 
 def test_a_run_is_shown_with_who_allowed_it_and_what_it_cost(site: Site) -> None:

@@ -167,10 +167,10 @@ class Books:
             return ""
         release, most = found
         fresh = min(self._left({}, release) or 0, most)
-        able = sum(self.limits.allow(account, release) for account in self.accounts.values())
+        able = sum(many for account, many in self._alike if self.limits.allow(account, release))
         said = f"A client that has spent nothing can take part {count_of(fresh, 'time')} in this run."
         if self.accounts:
-            said += f" Of {count_of(len(self.accounts), 'client')} that took part before, {able} can do so once more."
+            said += f" Of {count_of(len(self.accounts), 'client')} that took part before, {able:,} can do so once more."
         return said
 
     def as_json(self) -> dict[str, Any]:
@@ -187,6 +187,12 @@ class Books:
     @cached_property
     def _opened(self) -> Ledger:
         return Ledger(self.ledger, whole=True)
+
+    @cached_property
+    def _alike(self) -> list[tuple[Account, int]]:
+        """The different accounts, and how many clients have each: a server can let many requests wait."""
+        many = Counter(tuple(account.items()) for account in self.accounts.values())
+        return [(dict(account), clients) for account, clients in many.items()]
 
     @cached_property
     def _charged(self) -> tuple[dict[int, Release], dict[str, _Charged]]:
