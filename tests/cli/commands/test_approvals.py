@@ -215,6 +215,22 @@ def test_what_a_server_wrote_does_nothing_to_a_terminal(tmp_path: Path, run_conf
     assert "\x1b" not in listed
 
 
+def test_what_a_server_wrote_does_nothing_to_a_nodes_log_or_to_an_export(
+    tmp_path: Path, run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path, run_config, approve="policy")
+    assert not refused(site.train(run="\x1b[2J"))
+    exported = CliRunner().invoke(command, ["ledger", "export", str(site.ledger), "--table", "sent"]).output
+    assert "?[2J" in exported
+    assert "\x1b" not in exported
+    for context in site.grid.contexts.values():
+        context.run_config = run_config | {"mechanism": "\x1b[2J\nINFO: all is well"}
+    caplog.clear()
+    assert refused(site.train())
+    assert "\\x1b[2J\\nINFO: all is well" in caplog.messages[-1]
+    assert caplog.messages[-1].isprintable()
+
+
 def test_how_clients_train_is_listed(tmp_path: Path, run_config: dict[str, Any]) -> None:
     asks = {"optimizer": "adam", "optimizer-options": "beta1=0.5", "clip-gradient": 2.5, "proximal": 0.125}
     site = Site(tmp_path, run_config | asks | {"metric": "rmse"})
