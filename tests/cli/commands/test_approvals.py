@@ -134,6 +134,18 @@ def test_the_last_decision_in_the_log_is_the_one_that_holds(site: Site, monkeypa
     assert (last["decision"], Runs(site.ledger).request(digest).status) == (Decision.DENIED, Status.REFUSED)
 
 
+def test_a_decision_that_cannot_be_stored_is_not_in_the_log(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.query()
+    with monkeypatch.context() as patch:
+        patch.setattr("umbel.privacy.gate.runs._DECIDED", "UPDATE requests_of_a_read_only_file SET status = ?")
+        with raises(LedgerError, "ledger.unusable"):
+            decide(site.ledger, site.waiting[0], Status.APPROVED, "Dr. Day")
+    [line] = SiteLog(beside(site.ledger)).lines()
+    assert (line["message"], len(site.waiting)) == ("query", 1)
+    decide(site.ledger, site.waiting[0], Status.APPROVED, "Dr. Day")
+    assert not refused(site.train())
+
+
 def test_a_name_that_is_no_text_decides_nothing_by_half(site: Site) -> None:
     site.query()
     request = decide(site.ledger, site.waiting[0], Status.APPROVED, "Dr. \udcff")

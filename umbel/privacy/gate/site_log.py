@@ -239,15 +239,23 @@ class SiteLog:
 
     @contextmanager
     def deciding(self) -> Iterator[Callable[[Request, Status, str, str], None]]:
-        """Yield what adds the line of a decision by the site's people; nothing else adds lines meanwhile."""
+        """Yield what adds the line of a decision by the site's people; nothing else adds lines meanwhile.
+
+        If the caller raises, the decision does not hold, and its line is removed.
+        """
         with self._locked() as file:
+            _, size = self._last(file)
 
             def decided(request: Request, status: Status, person: str, reason: str) -> None:
                 said = f"request {request.digest[:SHOWN]}, by {person}" + (f": {reason}" if reason else "")
                 decision = Decision.APPROVED if status is Status.APPROVED else Decision.DENIED
                 self._add(file, Entry(request.run, "approval", reasons=[_text(said)]).line(decision))
 
-            yield decided
+            try:
+                yield decided
+            except BaseException:
+                os.ftruncate(file, size)
+                raise
 
     def lines(self) -> Iterator[Line]:
         """Yield every line, oldest first; raise at a line that has been changed.
