@@ -217,3 +217,20 @@ def test_what_a_server_wrote_is_text(tmp_path: Path, run_config: dict[str, Any])
 def test_a_site_that_was_asked_nothing_has_a_page(tmp_path: Path) -> None:
     Ledger.create(tmp_path / "ledger.sqlite")
     assert "No run waits" in render(Books(tmp_path / "ledger.sqlite"))
+
+
+@pytest.mark.parametrize(
+    ("config", "work"),
+    [
+        ({"local-steps": 0, "local-epochs": 1}, "1 epoch"),
+        ({"local-steps": 50, "local-epochs": 10}, "50 steps"),
+        ({"local-steps": 50, "local-epochs": 0}, "50 steps"),
+    ],
+)
+def test_how_long_clients_train_is_told(
+    tmp_path: Path, run_config: dict[str, Any], config: dict[str, Any], work: str
+) -> None:
+    """A run with local steps does no epochs."""
+    own = Site(tmp_path, run_config | config)
+    own.query()
+    assert f"train for {work}." in render(books(own))

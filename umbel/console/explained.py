@@ -115,7 +115,8 @@ def asked(request: Request) -> str:
     entries, differs = RunConfig().entries() | request.asks["config"], request.asks["differs"]
     who = request.asks.get("researcher")
     model = entries["model"] or "the model of this site's data"
-    work = f"{entries['local-epochs']} epochs" if entries["local-epochs"] else f"{entries['local-steps']} steps"
+    steps, epochs = entries["local-steps"], entries["local-epochs"]
+    work = count_of(steps, "step") if steps else count_of(epochs, "epoch")
     said = (
         f"{who or 'An unknown researcher'} asks to train {model} ({request.asks['n']:,} shared numbers) by strategy "
         f"{entries['strategy']}. There are {count_of(entries['rounds'], 'round')}; in each, "
