@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from umbel.privacy.accounting.guarantee import amount
 from umbel.privacy.gate.policy import AcceptedRadius, AcceptedRelease, Approval, Policy, Role
 from umbel.privacy.gate.runs import Request
+from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 
@@ -91,7 +92,7 @@ def _gaps(policy: Policy) -> Iterator[str]:
         yield "Validation clients report exact losses, and no budget counts them."
     if policy.insecure_seed:
         yield "The server knows the seed of all noise and can subtract it."
-    if others := sorted({*policy.mechanisms.split()} - {"laplace", "gaussian"}):
+    if others := sorted({*policy.mechanisms.split()} - MECHANISMS.keys()):
         yield f"Other code adds the noise: {', '.join(others)}."
     if policy.app:
         yield f"The site's own app answers: {policy.app}."
