@@ -27,9 +27,9 @@ from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate.consent import decide
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
-from umbel.privacy.gate.site_log import Decision, SiteLog
+from umbel.privacy.gate.site_log import Decision, SiteLog, record_refusal
 from umbel.privacy.gate.store import beside
-from umbel.protocol.errors import FleetError, LedgerError
+from umbel.protocol.errors import FleetError, LedgerError, LogError, Refused
 from umbel.protocol.messages import keep_request, query
 from umbel.protocol.records import pack
 from umbel.protocol.tasks import EvaluationSpec
@@ -132,6 +132,27 @@ def test_the_last_decision_in_the_log_is_the_one_that_holds(site: Site, monkeypa
     other.join()
     *_, last = SiteLog(beside(site.ledger)).lines()
     assert (last["decision"], Runs(site.ledger).request(digest).status) == (Decision.DENIED, Status.REFUSED)
+
+
+def test_no_line_hides_that_the_ledger_is_an_older_copy(site: Site) -> None:
+    """Neither a decision nor a refusal before the app, which any server can have: the site goes on refusing."""
+    site.query()
+    [digest] = site.waiting
+    decide(site.ledger, digest, Status.APPROVED, "Dr. Day")
+    older = site.ledger.read_bytes()
+    assert not refused(site.train())
+    spent_before = Ledger(site.ledger).accounts()
+    site.ledger.write_bytes(older)
+    [context] = site.grid.contexts.values()
+    with raises(LogError, "log.ledger-behind"):
+        decide(site.ledger, digest, Status.REFUSED, "Dr. Day")
+    record_refusal(Message(query(), 1, "query"), context, "bundle", Refused("another bundle", code="refused.bundle"))
+    assert refused(site.train())
+    assert Ledger(site.ledger).accounts() == {}
+    assert SiteLog(beside(site.ledger)).restored() == 2
+    assert Ledger(site.ledger).accounts() == spent_before
+    decide(site.ledger, digest, Status.APPROVED, "Dr. Day")
+    assert not refused(site.train())
 
 
 def test_a_decision_that_cannot_be_stored_is_not_in_the_log(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,6 +317,9 @@ class SiteLog:
 
     def _add(self, file: int, line: Line) -> None:
         last, size = self._last(file)
+        if line["decision"] not in (Decision.RESTORED, Decision.SET_ASIDE):
+            # Otherwise this line, with the charges of an older ledger, would hide what the last one records.
+            self.check_in_ledger(last)
         number, before = (last["number"], last["hash"]) if last else (0, FIRST)
         charges, charge = Store(self.ledger).hash_of() if self.ledger.exists() else (0, "")
         policy = {"policy": self._policy} if self._policy else {}
