@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +141,27 @@ def test_a_damaged_log_is_told_and_not_hidden(client: TestClient, site: Site) ->
     log.write_bytes(log.read_bytes().replace(b"refused", b"granted"))
     shown = client.get(f"/{TOKEN}/")
     assert (shown.status_code, "[log.broken-chain]" in shown.text) == (503, True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE requests SET asks = replace(asks, '\"rounds\": 100', '\"rounds\": 1')",
+        "UPDATE requests SET asks = 'nothing'",
+        "UPDATE requests SET status = 'perhaps'",
+        "INSERT INTO clients VALUES (0, 'no JSON')",
+    ],
+)
+def test_a_damaged_row_is_told_and_not_approved(client: TestClient, site: Site, change: str) -> None:
+    """What a person reads of a request is what its digest stands for."""
+    filled = form(site)
+    with closing(sqlite3.connect(site.ledger)) as connection, connection:
+        assert connection.execute(change).rowcount == 1
+    shown = client.get(f"/{TOKEN}/")
+    assert (shown.status_code, "[ledger.damaged]" in shown.text) == (503, True)
+    if "requests" in change:
+        done = client.post(f"/{TOKEN}/decide", data=filled)
+        assert "ledger.damaged" in done.headers["location"]
 
 
 def test_a_site_without_data_has_no_console() -> None:
