@@ -10,11 +10,22 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cli.commands.test_approvals import Site
-from tests.console.conftest import EPSILON, books
+from tests.console.conftest import EPSILON, PUBLIC, RUN, books
+from tests.helpers.errors import raises
+from tests.helpers.messages import refused
 from umbel.cli.main import app
-from umbel.console.books import Books
+from umbel.client.checks import entries_of
+from umbel.console.books import Books, prices
 from umbel.console.page import Chosen, render
+from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.site import Site as GateSite
+from umbel.privacy.gate.site_log import Entry, SiteLog
+from umbel.privacy.gate.store import beside
+from umbel.protocol.clients import ClientInDataset
+from umbel.protocol.errors import Refused
+from umbel.protocol.release import Clipping, Kind, Release
 
 
 def test_a_client_is_shown_with_what_it_spent_and_what_is_left(site: Site) -> None:
@@ -24,6 +35,33 @@ def test_a_client_is_shown_with_what_it_spent_and_what_is_left(site: Site) -> No
     # Four participations cost 7.2, a fifth would exceed the budget of 8.
     assert (first.left, second.left) == (2, 3)
     assert Books(site.ledger).clients[0].left is None, "nothing is known about limits"
+
+
+def test_the_part_of_a_budget_that_is_used_is_what_the_gate_counts(tmp_path: Path) -> None:
+    """At a delta the gate counts the least noise that the site accepts, of which the releases had more."""
+    ledger = Ledger.create(tmp_path / "ledger.sqlite")
+    release = Release(Kind.TRAIN, 1000, 2000.0, Clipping.PUBLIC, hypotheses=2, choice_epsilon=0.1)
+    config = f'data-path="{tmp_path}" ledger-path="{ledger.path}" role="split" budget=8.0 delta=1e-5'
+    own = GateSite.of(entries_of(config))
+    seen = []
+    while all(ledger.charge(Charge("7", 1, release), [ClientInDataset(0)], own.limits)):
+        [client] = Books(ledger.path, own).clients
+        seen.append((client.used or 0, client.left))
+    used, left = zip(*seen, strict=True)
+    assert left == (6, 5, 4, 3, 2, 1, 0)
+    assert list(used) == sorted(used)
+    assert used[-1] > 0.85, "no other release is within the budget"
+    assert used[0] == pytest.approx(1.1 / 8, rel=1e-4), "the first is covered by its pure epsilon"
+
+
+def test_alike_clients_are_looked_at_once_for_each_request(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server can let a hundred requests wait at a site of a hundred thousand clients."""
+    charge = Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC, 1.0))
+    Ledger(site.ledger).charge(charge, [ClientInDataset(i) for i in range(2, 1000)])
+    found, seen, allow = books(site), [], Limits.allow
+    monkeypatch.setattr(Limits, "allow", lambda *given: bool(seen.append(given)) or allow(*given))
+    assert "1,000 clients that took part before, 1,000 can" in found.room(found.requests[1])
+    assert len(seen) < 10
 
 
 def test_a_run_is_shown_with_who_allowed_it_and_what_it_cost(site: Site) -> None:
@@ -42,6 +80,88 @@ def test_who_refuses_a_request_later_did_not_allow_its_runs(site: Site) -> None:
     assert f"<td>Dr. Day ({request.digest[:8]})" in render(books(site))
     site.run("refuse", request.digest, "--by", "Dr. Night")
     assert f"<td>then approved, since refused by Dr. Night ({request.digest[:8]})" in render(books(site))
+
+
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [
+        ({"noise-multiplier": 1000.0}, {}),
+        ({"choice-epsilon": 0.1}, {}),
+        ({"mechanism": "gaussian"}, {}),
+        ({"hypotheses": 1}, {}),
+        ({"hypotheses": 100}, {}),
+        ({"mechanism": "gaussian", "hypotheses": 100}, {"mechanism": "gaussian"}),
+        ({"choice-epsilon": 2.0}, {"noise_multiplier": 8.0, "choice_epsilon": 0.5}),
+    ],
+)
+def test_what_a_message_costs_is_the_price_that_people_saw(
+    tmp_path: Path, run_config: dict[str, Any], config: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    """A server's message may ask for less noise than its run's settings say, and for fewer hypotheses."""
+    Ledger.create(tmp_path / "ledger.sqlite")
+    limits = {"budget": 100.0, "delta": 1e-5, "max-choice-epsilon": 2.0, "mechanisms": "laplace gaussian"}
+    own = Site(tmp_path, run_config | RUN | config, clipping="public", **limits)
+    asked = PUBLIC | changes
+    assert refused(own.train(clients=(0,), **asked))
+    [request] = books(own).requests
+    [price] = [text for name, text in prices(request) if "run, at most" in name]
+    own.run("approve", request.digest)
+    for _ in range(3):
+        assert not refused(own.train(clients=(0,), **asked))
+    assert refused(own.train(clients=(0,), **asked))
+    [client] = books(own).clients
+    spent = f"{client.epsilon}; at delta 1e-05: {client.epsilon_at_delta};"
+    assert spent in price
+
+
+def test_a_message_by_other_code_than_the_run_config_names_has_no_price(
+    tmp_path: Path, run_config: dict[str, Any]
+) -> None:
+    own = Site(tmp_path, run_config | RUN)
+    own.train(clients=(0,), **PUBLIC, mechanism="os:system")
+    [request] = books(own).requests
+    assert "mechanism 'os:system' is other code" in prices(request)[0][1]
+
+
+def test_what_a_run_cost_is_what_the_ledger_says(tmp_path: Path) -> None:
+    """A line of the log names ranges of many clients, with others in between, and a log may be set aside."""
+    ledger = Ledger.create(tmp_path / "ledger.sqlite")
+    charge = Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC, 1.0))
+    every_other = [ClientInDataset(2 * i) for i in range(2100)]
+    ledger.charge(charge, every_other)
+    log, entry = SiteLog(beside(ledger.path)), Entry("7", "train")
+    entry.charges(charge, every_other)
+    log.answered(entry, True)
+    for messages, allowed in (({"answered": 1}, "the policy"), ({}, "not in this log")):
+        [run] = (found := Books(ledger.path)).runs
+        assert (run.releases, run.clients, run.cost, run.messages) == (2100, tuple(every_other), "0.8", messages)
+        assert run.releases == sum(client.releases for client in found.clients)
+        assert f"<td>{allowed}</td>" in render(found)
+        log.set_aside()
+
+
+@pytest.mark.parametrize("release", ["client", "site"])
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "discrete-gaussian"])
+@pytest.mark.parametrize("noise", [1e-300, 5.0, 1e300])
+def test_no_settings_of_a_request_hide_the_others(
+    site: Site, run_config: dict[str, Any], release: str, mechanism: str, noise: float
+) -> None:
+    for choice in (1e-300, 30.0):
+        entries = {"mechanism": mechanism, "noise-multiplier": noise, "choice-epsilon": choice, "rounds": 10**18}
+        asks = {"config": run_config | RUN | entries, "n": 10**7, "differs": {}, "release": release}
+        with raises(Refused, "refused.waits"):
+            Runs(site.ledger).check_approved("3", asks, "")
+    assert render(books(site)).count("price of a participation") == 3
+    assert site.run("list").count("price of a participation") == 3
+
+
+def test_a_request_that_another_umbel_kept_hides_no_other(site: Site, run_config: dict[str, Any]) -> None:
+    entries = {name: value for name, value in run_config.items() if name != "local-steps"}
+    with raises(Refused, "refused.waits"):
+        Runs(site.ledger).check_approved("3", {"config": entries | {"older": 1}, "n": 2, "differs": {}}, "")
+    for told in (render(books(site)), site.run("list")):
+        assert "unknown: the run config: there is no older" in told
+        assert "price of a participation" in told
 
 
 def test_the_report_answers_on_one_page_without_forms(site: Site, tmp_path: Path) -> None:
@@ -71,6 +191,17 @@ def test_everything_is_there_as_json(site: Site) -> None:
     assert [json.loads(line)["number"] for line in lines] == [1, 2, 3, 4, 5]
 
 
+def test_an_older_copy_of_the_ledger_is_no_report(site: Site, tmp_path: Path) -> None:
+    """It has forgotten what clients spent, and who allowed it; with the log's charges it is one again."""
+    site.ledger.unlink()
+    Ledger.create(site.ledger)
+    done = CliRunner().invoke(app, ["ledger", "report", str(site.ledger)])
+    assert (done.exit_code, "[log.ledger-behind]" in done.output) == (1, True)
+    assert CliRunner().invoke(app, ["ledger", "restore", str(site.ledger)]).exit_code == 0
+    [digest] = books(site).runs[0].requests
+    assert f"a request that this ledger has lost ({digest[:8]})" in render(books(site))
+
+
 def test_the_log_is_filtered(site: Site) -> None:
     assert "5 lines of 5" in render(books(site))
     assert "2 lines of 5" in render(books(site), chosen=Chosen(decision="answered"))
@@ -93,3 +224,20 @@ def test_what_a_server_wrote_is_text(tmp_path: Path, run_config: dict[str, Any])
 def test_a_site_that_was_asked_nothing_has_a_page(tmp_path: Path) -> None:
     Ledger.create(tmp_path / "ledger.sqlite")
     assert "No run waits" in render(Books(tmp_path / "ledger.sqlite"))
+
+
+@pytest.mark.parametrize(
+    ("config", "work"),
+    [
+        ({"local-steps": 0, "local-epochs": 1}, "1 epoch"),
+        ({"local-steps": 50, "local-epochs": 10}, "50 steps"),
+        ({"local-steps": 50, "local-epochs": 0}, "50 steps"),
+    ],
+)
+def test_how_long_clients_train_is_told(
+    tmp_path: Path, run_config: dict[str, Any], config: dict[str, Any], work: str
+) -> None:
+    """A run with local steps does no epochs."""
+    own = Site(tmp_path, run_config | config)
+    own.query()
+    assert f"train for {work}." in render(books(own))

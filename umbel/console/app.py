@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from dataclasses import replace
+import socket
+from contextlib import suppress
 from typing import Annotated
 from urllib.parse import parse_qsl
 
@@ -24,7 +25,7 @@ from umbel.console.page import Chosen, render
 from umbel.privacy.gate.consent import decide
 from umbel.privacy.gate.runs import Status
 from umbel.protocol.cli import command_line, errors_in_one_line
-from umbel.protocol.errors import UmbelError
+from umbel.protocol.errors import SiteError, UmbelError
 
 _HOST = "127.0.0.1"
 _VERBS = {"approve": Status.APPROVED, "refuse": Status.REFUSED}
@@ -59,7 +60,7 @@ def console(books: Books, port: int, token: str) -> Starlette:
             return nothing()
         chosen = Chosen(request.query_params.get("run", ""), request.query_params.get("decision", ""))
         try:
-            page = render(replace(books), token, request.query_params.get("told", "")[:300], chosen)
+            page = render(books.now(), token, request.query_params.get("told", "")[:300], chosen)
         except UmbelError as error:
             return PlainTextResponse(f"Error: {error}", 503, _HEADERS)
         return HTMLResponse(page, headers=_HEADERS)
@@ -77,7 +78,8 @@ def console(books: Books, port: int, token: str) -> Starlette:
         if verb is None or not person:
             return PlainTextResponse("say who decides, and approve or refuse", 400, _HEADERS)
         try:
-            decided = decide(books.ledger, form.get("request", ""), verb, person[:100], form.get("reason", "")[:200])
+            who, why = person[:100], form.get("reason", "")[:200]
+            decided = decide(books.ledger, form.get("request", ""), verb, who, why, form.get("seen"))
             told = f"Request {decided.digest[:8]} is {decided.status}."
         except UmbelError as error:
             told = f"Error: {error}"
@@ -85,9 +87,12 @@ def console(books: Books, port: int, token: str) -> Starlette:
 
     routes = [
         Route("/{token}/", show, methods=["GET"], name="show"),
+        Route("/{token}", show, methods=["GET"]),
         Route("/{token}/decide", answer, methods=["POST"]),
     ]
-    return Starlette(routes=routes, exception_handlers={404: lambda *_: nothing(), 405: lambda *_: nothing()})
+    served = Starlette(routes=routes, exception_handlers={404: lambda *_: nothing(), 405: lambda *_: nothing()})
+    served.router.redirect_slashes = False  # which would answer strangers
+    return served
 
 
 def main(
@@ -103,9 +108,21 @@ def main(
     with errors_in_one_line():
         books = Books.of(node_config)
         _ = books.clients, books.lines  # a damaged ledger or log is named here
-        token = secrets.token_urlsafe(32)
-        typer.echo(f"http://{_HOST}:{port}/{token}/")
-        uvicorn.run(console(books, port, token), host=_HOST, port=port, http="h11", log_level="error")
+        with _listening(port) as place, suppress(KeyboardInterrupt):
+            # Printed once no other process can listen there and be given the secret.
+            token = secrets.token_urlsafe(32)
+            typer.echo(f"http://{_HOST}:{port}/{token}/")
+            server = uvicorn.Server(uvicorn.Config(console(books, port, token), http="h11", log_level="error"))
+            server.run(sockets=[place])
+
+
+def _listening(port: int) -> socket.socket:
+    """Return a socket that listens at a port of this machine alone."""
+    try:
+        return socket.create_server((_HOST, port))
+    except OSError as error:
+        text = f"nothing can listen at {_HOST}:{port} ({error.strerror}); choose another --port"
+        raise SiteError(text, code="site.port") from None
 
 
 app = command_line(main)

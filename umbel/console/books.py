@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -24,17 +25,19 @@ from umbel.privacy.gate.charges import NO_LIMITS, Account, Limits, paper_spent, 
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import Request, Runs
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import Line, SiteLog, from_ranges
+from umbel.privacy.gate.site_log import Line, SiteLog
 from umbel.privacy.gate.store import Names, beside
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.clients import ClientInDataset
-from umbel.protocol.errors import SiteError
+from umbel.protocol.errors import ConfigError, SiteError
 from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 
 _MANY = 10_000
 """Remaining participations beyond this number are not counted."""
+
+_HALVINGS = 20  # for the part of a budget that is used
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,14 @@ class Run:
 
 
 @dataclass(frozen=True)
+class _Charged:
+    """The charges of a run: the times of the first and the last, and what each client released."""
+
+    times: Sequence[str] = ()
+    accounts: Mapping[int, Account] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Books:
     """The books of a site.
 
@@ -88,11 +99,14 @@ class Books:
         Its limits tell what remains.
     delta : float
         Of the epsilons that are shown, if the site's budget has no delta.
+    node_config : str
+        The text that describes the site, if they are to follow it (`now`).
     """
 
     ledger: Path
     site: Site | None = None
     delta: float = DELTA
+    node_config: str = ""
 
     @classmethod
     def of(cls, node_config: str) -> Self:
@@ -100,7 +114,11 @@ class Books:
         site = Site.of(entries_of(node_config))
         if site.ledger_path is None:
             raise SiteError("a simulated site has no ledger; name the site's data", code="site.no-data")
-        return cls(site.ledger_path, site)
+        return cls(site.ledger_path, site, node_config=node_config)
+
+    def now(self) -> Self:
+        """Return the books as they are now: ledger, log, and the policy, whose file a node reads for each message."""
+        return type(self).of(self.node_config) if self.node_config else replace(self)
 
     @cached_property
     def limits(self) -> Limits:
@@ -119,51 +137,48 @@ class Books:
 
     @cached_property
     def lines(self) -> list[Line]:
-        """The lines of the site's log, oldest first; none if it has none yet."""
+        """The lines of the site's log, oldest first; none if it has none yet. The ledger has all their charges."""
         log = SiteLog(beside(self.ledger))
-        return list(log.lines()) if log.path.exists() else []
+        lines = list(log.lines()) if log.path.exists() else []
+        log.check_in_ledger(lines[-1] if lines else None)
+        return lines
 
     @cached_property
     def clients(self) -> list[Client]:
         """Every client that has released something, by number."""
+        last, _ = self._charged
         names = dict(enumerate(Names(self.ledger).read()))
-        last = {row["client"]: row["release"] for row in self._opened.table("charges")}
-        kinds = {row["id"]: read(row["what"]) for row in self._opened.table("releases")}
         shared: dict[Any, tuple[str, str, float | None, int | None]] = {}
         found = []
         for number, account in self.accounts.items():
             key = tuple(account.items()), last[number]
             if key not in shared:
-                shared[key] = (*self._spent(account), self._used(account), self._left(account, kinds[last[number]]))
+                shared[key] = (*self._spent(account), self._used(account), self._left(account, last[number]))
             found.append(Client(number, str(names.get(number, "")), sum(account.values()), *shared[key]))
         return found
 
     @cached_property
     def runs(self) -> list[Run]:
-        """Every run that asked something, by its first message."""
-        charged: dict[str, dict[int, Counter[Release]]] = {}
-        for line in self.lines:
-            for one in line.get("charged", []):
-                for client in from_ranges(one["clients"]):
-                    own = charged.setdefault(line["run"], {}).setdefault(client, Counter())
-                    own[priced(read(one["release"]))] += 1
-        by_run: dict[str, list[Line]] = {}
+        """Every run that asked something, by its first message or charge."""
+        _, charged = self._charged
+        by_run: dict[str, list[Line]] = {run: [] for run in charged}
         for line in self.lines:
             if line["run"] and line["message"] != "approval":
                 by_run.setdefault(line["run"], []).append(line)
-        return [self._run(run, lines, charged.get(run, {})) for run, lines in by_run.items()]
+        found = [_run(run, lines, charged.get(run, _Charged()), self.delta) for run, lines in by_run.items()]
+        return sorted(found, key=lambda run: run.first)
 
     def room(self, request: Request) -> str:
         """Return in words how many of a request's participations fit into what the clients have left."""
-        releases = _release(request)
-        if releases is None or not self.limits.any:
+        found = _release(request)
+        if isinstance(found, str) or not self.limits.any:
             return ""
-        release, most = releases
+        release, most, _ = found
         fresh = min(self._left({}, release) or 0, most)
-        able = sum(self.limits.allow(account, release) for account in self.accounts.values())
+        able = sum(many for account, many in self._alike if self.limits.allow(account, release))
         said = f"A client that has spent nothing can take part {count_of(fresh, 'time')} in this run."
         if self.accounts:
-            said += f" Of {count_of(len(self.accounts), 'client')} that took part before, {able} can do so once more."
+            said += f" Of {count_of(len(self.accounts), 'client')} that took part before, {able:,} can do so once more."
         return said
 
     def as_json(self) -> dict[str, Any]:
@@ -181,32 +196,46 @@ class Books:
     def _opened(self) -> Ledger:
         return Ledger(self.ledger, whole=True)
 
-    def _run(self, run: str, lines: list[Line], charged: Mapping[int, Counter[Release]]) -> Run:
-        costs = [guarantee(account, self.delta) for account in charged.values()]
-        # The client that it cost most; none where a release of one has no guarantee.
-        worst = None if None in costs else max((one.epsilon for one in costs if one), default=0.0)
-        pure = max((pure_spent(account) for account in charged.values()), default=0)
-        return Run(
-            run,
-            lines[0]["at"],
-            lines[-1]["at"],
-            dict(Counter(line["decision"] for line in lines)),
-            tuple(dict.fromkeys(line["request"] for line in lines if line.get("request"))),
-            sum(sum(account.values()) for account in charged.values()),
-            tuple(sorted(charged)),
-            amount(pure),
-            "none" if worst is None else amount(worst),
-        )
+    @cached_property
+    def _alike(self) -> list[tuple[Account, int]]:
+        """The different accounts, and how many clients have each: a server can let many requests wait."""
+        many = Counter(tuple(account.items()) for account in self.accounts.values())
+        return [(dict(account), clients) for account, clients in many.items()]
+
+    @cached_property
+    def _charged(self) -> tuple[dict[int, Release], dict[str, _Charged]]:
+        """The last release of each client, and the charges of each run.
+
+        They are the ledger's: a site's log may have been set aside, and names only ranges of many clients.
+        """
+        _ = self.accounts  # first, so that each of its clients is found below, also while the site answers
+        last: dict[int, int] = {}
+        numbers: dict[str, dict[int, Counter[int]]] = {}
+        times: dict[str, list[str]] = {}
+        for row in self._opened.table("charges"):
+            run, client, release = row["run"], row["client"], row["release"]
+            last[client] = release
+            numbers.setdefault(run, {}).setdefault(client, Counter())[release] += 1
+            times[run] = [times.get(run, [row["at"]])[0], row["at"]]
+        releases = {row["id"]: read(row["what"]) for row in self._opened.table("releases")}
+        charged = {run: _Charged(times[run], _accounts(own, releases)) for run, own in numbers.items()}
+        return {client: releases[number] for client, number in last.items()}, charged
 
     def _spent(self, account: Account) -> tuple[str, str]:
         return in_words(guarantee(account, self.delta))
 
     def _used(self, account: Account) -> float | None:
-        budget, found = self.limits.budget, guarantee(account, self.limits.delta or self.delta)
-        if budget == math.inf or not budget or found is None:
+        limits = self.limits
+        if limits.budget == math.inf or not limits.budget or (found := guarantee(account, self.delta)) is None:
             return None
-        spent = found.epsilon if self.limits.delta else found.pure
-        return min(1.0, spent / float(budget)) if math.isfinite(spent) else None
+        if not limits.delta:
+            return min(1.0, found.pure / float(limits.budget)) if math.isfinite(found.pure) else None
+        # At a delta, the gate counts some releases with the least noise that the site accepts.
+        budget, low, high = Fraction(limits.budget), 0.0, 1.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if limits.covers(account, Fraction(middle) * budget) else (middle, high)
+        return high
 
     def _left(self, account: Account, release: Release) -> int | None:
         """Return how many more releases like this one are within the limits."""
@@ -226,6 +255,38 @@ class Books:
         return low
 
 
+def _run(run: str, lines: list[Line], charged: _Charged, delta: float) -> Run:
+    """Return a run with its lines in the log, which may have been set aside, and its charges."""
+    times = [line["at"] for line in lines] or charged.times
+    different = {frozenset(account.items()): account for account in charged.accounts.values()}.values()
+    costs = [guarantee(account, delta) for account in different]
+    # The client that it cost most; none where a release of one has no guarantee.
+    worst = None if None in costs else max((one.epsilon for one in costs if one), default=0.0)
+    pure = max((pure_spent(account) for account in different), default=0)
+    return Run(
+        run,
+        times[0],
+        times[-1],
+        dict(Counter(line["decision"] for line in lines)),
+        tuple(dict.fromkeys(line["request"] for line in lines if line.get("request"))),
+        sum(sum(account.values()) for account in charged.accounts.values()),
+        tuple(sorted(charged.accounts)),
+        amount(pure),
+        "none" if worst is None else amount(worst),
+    )
+
+
+def _accounts(numbers: Mapping[int, Counter[int]], releases: Mapping[int, Release]) -> dict[int, Account]:
+    """Return the accounts of clients whose releases are given by number."""
+    accounts: dict[int, Account] = {}
+    for client, own in numbers.items():
+        account: Counter[Release] = Counter()
+        for number, times in own.items():
+            account[releases[number]] += times
+        accounts[client] = account
+    return accounts
+
+
 def with_prices(request: Request) -> dict[str, Any]:
     """Return a request and its prices as plain values."""
     return asdict(request) | {"prices": dict(prices(request))}
@@ -234,17 +295,14 @@ def with_prices(request: Request) -> dict[str, Any]:
 def prices(request: Request) -> list[tuple[str, str]]:
     """Return what a client pays: for a participation, for as many as the run may ask of it, and for a report."""
     asks = request.asks
-    if (found := _release(request)) is None:
-        # A name may lead to any installed code, and the site has not approved it.
-        other = asks["differs"].get("mechanism", asks["config"]["mechanism"])
-        return [("price", f"unknown: mechanism {other!r} is other code, which this command does not run")]
-    release, most = found
+    if isinstance(found := _release(request), str):
+        return [("price", f"unknown: {found}")]
+    release, most, reports = found
     each = [("a participation", 1), (f"the run, at most {count_of(most, 'participation')} of a client", most)]
     rows = [(f"price of {what}", _cost({release: times})) for what, times in each]
     if noise := asks.get("report-noise"):
         report = Release(Kind.REPORT, 2, 0.0 if "insecure-seed" in asks else noise, Clipping.PUBLIC, math.sqrt(2))
-        most = _run(request).most_reports
-        each = [("a report", 1), (f"the run's reports, at most {count_of(most, 'report')} of a client", most)]
+        each = [("a report", 1), (f"the run's reports, at most {count_of(reports, 'report')} of a client", reports)]
         rows += [(f"price of {what}", _cost({report: times})) for what, times in each]
     return rows
 
@@ -266,35 +324,40 @@ _PLAN = (
     "start-from", "validate-every",
 )  # fmt: skip
 
-# What a task may ask for instead of its run config, as far as the price depends on it.
-_PRICED = {"noise_multiplier": float, "mechanism": str, "clipping": Clipping, "choice_epsilon": float}
 
+def _release(request: Request) -> tuple[Release, int, int] | str:
+    """Return the release of a participation, in sums or alone, and how many a client may make in the run, and reports.
 
-def _release(request: Request) -> tuple[Release, int] | None:
-    """Return the release of a participation, in a site's sums or alone, and how many a client may make in the run.
-
-    None if another mechanism than umbel's would make it.
+    It is the one that costs most among all that the request allows: of the message, where it differs from the run's
+    settings, and of a choice between two hypotheses, since a message may send fewer than the run config says.
+    If there is no telling, return the reason: one such request must not hide the others.
     """
-    asks = request.asks
-    run = _run(request)
-    # A message that asks for something else has that price.
-    differs = asks["differs"]
-    run = run.model_copy(update={name: kind(differs[name]) for name, kind in _PRICED.items() if name in differs})
-    if run.mechanism not in MECHANISMS:
-        return None
+    asks, differs = request.asks, request.asks["differs"]
+    try:
+        run = RunConfig(**{name.replace("-", "_"): value for name, value in asks["config"].items()})
+    except ConfigError as error:  # another version of umbel kept it
+        return str(error)
+    if (mechanism := differs.get("mechanism", run.mechanism)) not in MECHANISMS:
+        # A name may lead to any installed code, and the site has not approved it.
+        return f"mechanism {mechanism!r} is other code, which this command does not run"
+    release = run.release(int(asks["n"]), min(2, int(differs.get("hypotheses", run.most_hypotheses))))
+    release = replace(release, **{name: kind(differs[name]) for name, kind in _PRICED.items() if name in differs})
     if "insecure-seed" in asks:
-        run = run.model_copy(update={"noise_multiplier": 0.0})
-    release = run.release(int(asks["n"]), int(differs.get("hypotheses", run.most_hypotheses)))
+        release = replace(release, noise_multiplier=0.0)
+    if not release.chooses:
+        release = replace(release, choice_epsilon=0.0)
     by = asks.get("release"), differs.get("release_by")
     if ReleaseBy.SITE in by:
         release = site_release(release)
     elif ReleaseBy.SECURE in by:
         release = secure_release(release)
-    return release, min(run.rounds, run.max_participations or run.rounds)
+    return release, min(run.rounds, run.max_participations or run.rounds), run.most_reports
 
 
-def _run(request: Request) -> RunConfig:
-    return RunConfig(**{name.replace("-", "_"): value for name, value in request.asks["config"].items()})
+# The fields of a message's task that its release has, too. A request keeps those that differ as text.
+_PRICED: Mapping[str, Callable[[str], Any]] = {
+    "noise_multiplier": float, "clipping": Clipping, "mechanism": str, "choice_epsilon": float,
+}  # fmt: skip
 
 
 def _cost(account: dict[Release, int]) -> str:

@@ -9,6 +9,7 @@ from umbel.privacy.accounting.guarantee import amount
 from umbel.privacy.gate.policy import AcceptedRadius, AcceptedRelease, Approval, Policy, Role
 from umbel.privacy.gate.runs import Request
 from umbel.privacy.mechanisms import MECHANISMS
+from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 
 
@@ -115,10 +116,12 @@ def _work(policy: Policy) -> str:
 
 def asked(request: Request) -> str:
     """Return what a request asks of the site, in a few sentences."""
-    entries, differs = request.asks["config"], request.asks["differs"]
+    # Another version of umbel, with fewer settings, may have kept it.
+    entries, differs = RunConfig().entries() | request.asks["config"], request.asks["differs"]
     who = request.asks.get("researcher")
     model = entries["model"] or "the model of this site's data"
-    work = f"{entries['local-epochs']} epochs" if entries["local-epochs"] else f"{entries['local-steps']} steps"
+    steps, epochs = entries["local-steps"], entries["local-epochs"]
+    work = count_of(steps, "step") if steps else count_of(epochs, "epoch")
     said = (
         f"{who or 'An unknown researcher'} asks to train {model} ({request.asks['n']:,} shared numbers) by strategy "
         f"{entries['strategy']}. There are {count_of(entries['rounds'], 'round')}; in each, "

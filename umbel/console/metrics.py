@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -35,7 +34,7 @@ def series(books: Books, certificates: dict[str, Path]) -> list[Series]:
     """Return all series of a site as it is now; if its ledger or log is refused, only that and the machine's."""
     try:
         SiteLog(beside(books.ledger)).check_end()
-        known, ready = _known(replace(books)), 1.0
+        known, ready = _known(books.now()), 1.0
     except UmbelError:
         known, ready = [], 0.0
     return [

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,12 @@ from umbel.cli.main import app as command
 from umbel.client.app import app
 from umbel.console.books import prices
 from umbel.data import offsets_of, write_dataset
+from umbel.privacy.gate.consent import decide
 from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.runs import SHOWN, Runs, Status
-from umbel.protocol.errors import FleetError, LedgerError
+from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
+from umbel.privacy.gate.site_log import Decision, SiteLog, record_refusal
+from umbel.privacy.gate.store import beside
+from umbel.protocol.errors import FleetError, LedgerError, LogError, Refused
 from umbel.protocol.messages import keep_request, query
 from umbel.protocol.records import pack
 from umbel.protocol.tasks import EvaluationSpec
@@ -110,6 +114,66 @@ def test_an_approval_can_be_taken_back(site: Site) -> None:
     assert not refused(site.train())
     site.run("refuse", digest)
     assert refused(site.train())
+
+
+def test_the_last_decision_in_the_log_is_the_one_that_holds(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where two people decide at the same time."""
+    site.query()
+    [digest] = site.waiting
+    other, keep = Thread(target=decide, args=(site.ledger, digest, Status.REFUSED, "second")), Runs.decide
+
+    def slowly(runs: Runs, request: Request, status: Status, person: str, reason: str) -> Request:
+        if person == "first":
+            other.start()
+            other.join(0.5)
+        return keep(runs, request, status, person, reason)
+
+    monkeypatch.setattr(Runs, "decide", slowly)
+    decide(site.ledger, digest, Status.APPROVED, "first")
+    other.join()
+    *_, last = SiteLog(beside(site.ledger)).lines()
+    assert (last["decision"], Runs(site.ledger).request(digest).status) == (Decision.DENIED, Status.REFUSED)
+
+
+def test_no_line_hides_that_the_ledger_is_an_older_copy(site: Site) -> None:
+    """Neither a decision nor a refusal before the app, which any server can have: the site goes on refusing."""
+    site.query()
+    [digest] = site.waiting
+    decide(site.ledger, digest, Status.APPROVED, "Dr. Day")
+    older = site.ledger.read_bytes()
+    assert not refused(site.train())
+    spent_before = Ledger(site.ledger).accounts()
+    site.ledger.write_bytes(older)
+    [context] = site.grid.contexts.values()
+    with raises(LogError, "log.ledger-behind"):
+        decide(site.ledger, digest, Status.REFUSED, "Dr. Day")
+    record_refusal(Message(query(), 1, "query"), context, "bundle", Refused("another bundle", code="refused.bundle"))
+    assert refused(site.train())
+    assert Ledger(site.ledger).accounts() == {}
+    assert SiteLog(beside(site.ledger)).restored() == 2
+    assert Ledger(site.ledger).accounts() == spent_before
+    decide(site.ledger, digest, Status.APPROVED, "Dr. Day")
+    assert not refused(site.train())
+
+
+def test_a_decision_that_cannot_be_stored_is_not_in_the_log(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.query()
+    with monkeypatch.context() as patch:
+        patch.setattr("umbel.privacy.gate.runs._DECIDED", "UPDATE requests_of_a_read_only_file SET status = ?")
+        with raises(LedgerError, "ledger.unusable"):
+            decide(site.ledger, site.waiting[0], Status.APPROVED, "Dr. Day")
+    [line] = SiteLog(beside(site.ledger)).lines()
+    assert (line["message"], len(site.waiting)) == ("query", 1)
+    decide(site.ledger, site.waiting[0], Status.APPROVED, "Dr. Day")
+    assert not refused(site.train())
+
+
+def test_a_name_that_is_no_text_decides_nothing_by_half(site: Site) -> None:
+    site.query()
+    request = decide(site.ledger, site.waiting[0], Status.APPROVED, "Dr. \udcff")
+    *_, last = SiteLog(beside(site.ledger)).lines()
+    assert (request.person, last["reason"][-8:]) == ("Dr. ?", "by Dr. ?")
+    assert Runs(site.ledger).requests() == [request]
 
 
 def test_an_approval_holds_for_other_runs_of_the_same_config_and_for_no_others(
@@ -231,6 +295,22 @@ def test_what_a_server_wrote_does_nothing_to_a_terminal(tmp_path: Path, run_conf
     listed = site.run("list")
     assert "?[2J[red]approved[/red]" in listed
     assert "\x1b" not in listed
+
+
+def test_what_a_server_wrote_does_nothing_to_a_nodes_log_or_to_an_export(
+    tmp_path: Path, run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path, run_config, approve="policy")
+    assert not refused(site.train(run="\x1b[2J"))
+    exported = CliRunner().invoke(command, ["ledger", "export", str(site.ledger), "--table", "sent"]).output
+    assert "?[2J" in exported
+    assert "\x1b" not in exported
+    for context in site.grid.contexts.values():
+        context.run_config = run_config | {"mechanism": "\x1b[2J\nINFO: all is well"}
+    caplog.clear()
+    assert refused(site.train())
+    assert "\\x1b[2J\\nINFO: all is well" in caplog.messages[-1]
+    assert caplog.messages[-1].isprintable()
 
 
 def test_how_clients_train_is_listed(tmp_path: Path, run_config: dict[str, Any]) -> None:

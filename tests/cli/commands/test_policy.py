@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from umbel.cli.main import app
 from umbel.console.explained import explained
 from umbel.privacy.gate.policy import Policy
+from umbel.privacy.mechanisms import MECHANISMS
 
 KEY = "AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb"
 
@@ -67,6 +68,11 @@ def test_what_a_policy_does_not_cover_is_said(entries: dict[str, object], gap: s
     assert gap in answer("what is not covered", **entries)
     assert answer("what is not covered") == "Nothing that this policy allows."
     assert answer("what is not covered", mechanisms="discrete-gaussian") == "Nothing that this policy allows."
+
+
+def test_umbels_own_mechanisms_are_no_other_code() -> None:
+    told = answer("what is not covered", mechanisms=" ".join(MECHANISMS), delta=1e-5)
+    assert told == "Nothing that this policy allows."
 
 
 def test_what_leaves_and_who_may_ask_follow_the_entries() -> None:

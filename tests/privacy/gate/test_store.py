@@ -136,13 +136,13 @@ def test_what_runs_asked_and_people_decided_is_as_it_was(path: Path, expected: d
         for now, before in changed
         if before.replace("at delta 1e-05: 0.9;", "at delta 1e-05: 0.891;") == now
     ]
-    # A task that differed from its run config was listed with the price of the latter.
-    apart = [
-        (found[2 * i + 1][1], expected["prices"][2 * i + 1][1])
-        for i, request in enumerate(requests)
-        if "noise_multiplier" in request.asks["differs"]
+    # The price of a message that asks for less noise than its run's settings say was theirs.
+    noise = [
+        float(one.asks["differs"]["noise_multiplier"]) for one in requests if "noise_multiplier" in one.asks["differs"]
     ]
-    assert [one for one in changed if one not in apart] == closer
+    own = [(now, before) for now, before in changed if any(now.endswith(f" {2 / nu:g}") for nu in noise)]
+    assert len(own) == len(noise)
+    assert sorted(changed) == sorted(closer + own)
 
 
 def test_a_request_is_known_by_todays_words(unpacked: Path, tmp_path: Path) -> None:

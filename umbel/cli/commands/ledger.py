@@ -21,7 +21,7 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside
-from umbel.protocol.cli import command_group, console, csv_cell, errors_in_one_line
+from umbel.protocol.cli import command_group, console, csv_cell, errors_in_one_line, printable
 from umbel.protocol.errors import LedgerError
 from umbel.protocol.home import write_atomically
 from umbel.protocol.words import count_of
@@ -96,7 +96,9 @@ def export(
         if writer is None:
             writer = csv.DictWriter(sys.stdout, list(row))
             writer.writeheader()
-        writer.writerow({name: csv_cell(value) for name, value in row.items()})
+        # A run's name, and what a request asks, are its server's.
+        plain = {name: printable(value) if isinstance(value, str) else value for name, value in row.items()}
+        writer.writerow({name: csv_cell(value) for name, value in plain.items()})
 
 
 @app.command()

@@ -244,11 +244,15 @@ def _own_pure(release: Release) -> Fraction | None:
 
 @lru_cache(maxsize=4096)
 def _composed(releases: frozenset[tuple[Release, int]], delta: float) -> float:
+    """Return the epsilon at `delta` of releases that have a guarantee; infinite where their losses are out of range."""
     times: dict[Loss, int] = {}
-    for release, often in releases:
-        for loss in losses(release):
-            times[loss] = times.get(loss, 0) + often
-    return compose(times, delta)
+    try:
+        for release, often in releases:
+            for loss in losses(release):
+                times[loss] = times.get(loss, 0) + often
+        return compose(times, delta)
+    except (ArithmeticError, IndexError, ValueError):  # no grid holds them; the pure epsilon is a bound
+        return math.inf
 
 
 def _as_float(cost: Fraction | float) -> float:

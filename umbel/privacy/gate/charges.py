@@ -77,7 +77,7 @@ class Limits:
         after = {**account, release: account.get(release, 0) + 1}
         if len(after) > _KINDS:
             return False
-        return paper_spent(after) <= self.paper_budget and self._covers(after, self.budget)
+        return paper_spent(after) <= self.paper_budget and self.covers(after, self.budget)
 
     def paying(
         self,
@@ -97,9 +97,10 @@ class Limits:
 
     def bounds(self, release: Release) -> bool:
         """Return whether a budget of any size could cover a release."""
-        return self._covers({priced(release): 1}, _ANY)
+        return self.covers({priced(release): 1}, _ANY)
 
-    def _covers(self, account: Account, budget: Fraction | float) -> bool:
+    def covers(self, account: Account, budget: Fraction | float) -> bool:
+        """Return whether a budget of this size, at the site's delta, covers all releases of an account."""
         if budget == math.inf:
             return True
         least = (self.min_noise_multiplier, self.max_choice_epsilon, self.reports)

@@ -12,12 +12,12 @@ from flwr.app import RecordDict
 
 from umbel.privacy.gate.hours import is_open
 from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy, Role
-from umbel.privacy.gate.runs import Request, Runs, Status
+from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import Refused, UmbelError
+from umbel.protocol.errors import LedgerError, Refused, UmbelError
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
@@ -85,12 +85,29 @@ def check_allowed(site: Site, run: str, config: RunConfig, fault: Exception) -> 
     Runs.of(site).check_allowed(run, config.unsigned(), said)
 
 
-def decide(ledger: Path, beginning: str, status: Status, person: str, reason: str = "") -> Request:
-    """Approve or refuse the request that begins so, on record: first in the site's log, then in its store."""
+def decide(
+    ledger: Path, beginning: str, status: Status, person: str, reason: str = "", seen: str | None = None
+) -> Request:
+    """Approve or refuse the request that begins so, on record: first in the site's log, then in its store.
+
+    Raises
+    ------
+    LedgerError
+        If there is no such request, or it is not in the status any more in which the person has `seen` it.
+    """
+    # Bytes of a terminal that are no text could not be stored.
+    person, reason = (text.encode("utf-8", "replace").decode() for text in (person, reason))
     runs = Runs(ledger)
-    request = runs.request(beginning)
-    SiteLog(beside(ledger)).decided(request, status, person, reason)
-    return runs.decide(request, status, person, reason)
+    runs.request(beginning)  # before a log is made
+    # Another person may decide at the same time: the last line of the log is the decision that holds.
+    with SiteLog(beside(ledger)).deciding() as decided:
+        request = runs.request(beginning)
+        if seen is not None and seen != request.status:
+            who = f" by {request.person}" if request.person else ""
+            text = f"request {request.digest[:SHOWN]} is {request.status}{who} meanwhile; look at it again"
+            raise LedgerError(text, code="ledger.decided-meanwhile")
+        decided(request, status, person, reason)
+        return runs.decide(request, status, person, reason)
 
 
 def most_participations(site: Site, config: RunConfig) -> float:

@@ -21,6 +21,7 @@ from umbel.privacy.gate.site_log import Entry, SiteLog
 from umbel.protocol.durations import in_time
 from umbel.protocol.errors import Refused, UmbelError
 from umbel.protocol.flower import ErrorCode, log
+from umbel.protocol.words import one_line
 
 PUBLIC = frozenset(
     f"refused.{reason}"
@@ -112,7 +113,7 @@ def explain(what: str, error: Exception, entry: Entry | None = None) -> None:
         if entry is not None:
             entry.refuse(what, error)
         reason = None if isinstance(error, UmbelError) else error
-        log(ERROR, "umbel refused to answer (%s): %s", what, error, exc_info=reason)
+        log(ERROR, "umbel refused to answer (%s): %s", what, one_line(str(error)), exc_info=reason)
 
 
 def _refused(msg: Message, error: Exception, entry: Entry | None = None) -> Message:

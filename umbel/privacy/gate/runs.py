@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.store import Store, request_of
+from umbel.privacy.gate.store import Store, digest_of_request, request_of
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import LedgerError, Refused
 
@@ -207,9 +207,14 @@ class Runs(Store):
 
     def requests(self) -> list[Request]:
         """Return all requests, oldest first."""
-        columns = [entry.name for entry in fields(Request)]
-        rows = [{name: row[name] for name in columns} for row in self.table("requests")]
-        return [Request(**row | {"status": Status(row["status"]), "asks": json.loads(row["asks"])}) for row in rows]
+        return [self._request(row) for row in self.table("requests")]
+
+    def _request(self, row: Mapping[str, Any]) -> Request:
+        """Return the request in a row. What people read in it must be what its digest stands for."""
+        entries = {entry.name: row[entry.name] for entry in fields(Request)}
+        if digest_of_request(row["asks"]) != row["digest"] or row["status"] not in [*Status]:
+            raise self._damaged(f"request {row['digest'][:SHOWN]} has been changed")
+        return Request(**entries | {"status": Status(row["status"]), "asks": json.loads(row["asks"])})
 
     def request(self, beginning: str) -> Request:
         """Return the request whose digest begins with `beginning`, at least as many digits as are shown."""

@@ -19,7 +19,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -169,6 +169,10 @@ class SiteLog:
         """
         with self._locked() as file:
             line, _ = self._last(file)
+        self.check_in_ledger(line)
+
+    def check_in_ledger(self, line: Line | None) -> None:
+        """Raise unless the ledger has the charges up to a line."""
         if not self._in_ledger(line):
             raise LogError(
                 f"the ledger {self.ledger} lacks charges that {self.path} records: it may be an older copy; take the "
@@ -233,11 +237,25 @@ class SiteLog:
         partly = Decision.PARTLY if entry.reasons else Decision.ANSWERED
         self._append(entry.line(partly if answered else Decision.REFUSED))
 
-    def decided(self, request: Request, status: Status, person: str, reason: str) -> None:
-        """Add the line of a decision by the site's people."""
-        said = f"request {request.digest[:SHOWN]}, by {person}" + (f": {reason}" if reason else "")
-        decision = Decision.APPROVED if status is Status.APPROVED else Decision.DENIED
-        self._append(Entry(request.run, "approval", reasons=[_text(said)]).line(decision))
+    @contextmanager
+    def deciding(self) -> Iterator[Callable[[Request, Status, str, str], None]]:
+        """Yield what adds the line of a decision by the site's people; nothing else adds lines meanwhile.
+
+        If the caller raises, the decision does not hold, and its line is removed.
+        """
+        with self._locked() as file:
+            _, size = self._last(file)
+
+            def decided(request: Request, status: Status, person: str, reason: str) -> None:
+                said = f"request {request.digest[:SHOWN]}, by {person}" + (f": {reason}" if reason else "")
+                decision = Decision.APPROVED if status is Status.APPROVED else Decision.DENIED
+                self._add(file, Entry(request.run, "approval", reasons=[_text(said)]).line(decision))
+
+            try:
+                yield decided
+            except BaseException:
+                os.ftruncate(file, size)
+                raise
 
     def lines(self) -> Iterator[Line]:
         """Yield every line, oldest first; raise at a line that has been changed.
@@ -295,28 +313,34 @@ class SiteLog:
 
     def _append(self, line: Line) -> None:
         with self._locked() as file:
-            last, size = self._last(file)
-            number, before = (last["number"], last["hash"]) if last else (0, FIRST)
-            charges, charge = Store(self.ledger).hash_of() if self.ledger.exists() else (0, "")
-            policy = {"policy": self._policy} if self._policy else {}
-            placed = {"number": number + 1, **line, **policy, "charges": charges, "charge": charge, "previous": before}
-            # Strict JSON: `outline` leaves no number that JSON lacks.
-            body = json.dumps(placed, separators=(",", ":"), allow_nan=False).encode()[:-1]
-            text = body + _END + sha256(body).hexdigest().encode() + b'"}\n'
-            if size < os.fstat(file).st_size:
-                log(
-                    WARNING,
-                    "the last line of %s is incomplete, because its process was stopped; it is overwritten",
-                    self.path,
-                )
-                os.ftruncate(file, size)
-            try:
-                _write(file, text, size)
-            except OSError as error:
-                # Its clients have been charged: the line takes the room that was kept for it.
-                if not (is_full(error) and self.reserve.drop()):
-                    raise
-                _write(file, text, size)
+            self._add(file, line)
+
+    def _add(self, file: int, line: Line) -> None:
+        last, size = self._last(file)
+        if line["decision"] not in (Decision.RESTORED, Decision.SET_ASIDE):
+            # Otherwise this line, with the charges of an older ledger, would hide what the last one records.
+            self.check_in_ledger(last)
+        number, before = (last["number"], last["hash"]) if last else (0, FIRST)
+        charges, charge = Store(self.ledger).hash_of() if self.ledger.exists() else (0, "")
+        policy = {"policy": self._policy} if self._policy else {}
+        placed = {"number": number + 1, **line, **policy, "charges": charges, "charge": charge, "previous": before}
+        # Strict JSON: `outline` leaves no number that JSON lacks.
+        body = json.dumps(placed, separators=(",", ":"), allow_nan=False).encode()[:-1]
+        text = body + _END + sha256(body).hexdigest().encode() + b'"}\n'
+        if size < os.fstat(file).st_size:
+            log(
+                WARNING,
+                "the last line of %s is incomplete, because its process was stopped; it is overwritten",
+                self.path,
+            )
+            os.ftruncate(file, size)
+        try:
+            _write(file, text, size)
+        except OSError as error:
+            # Its clients have been charged: the line takes the room that was kept for it.
+            if not (is_full(error) and self.reserve.drop()):
+                raise
+            _write(file, text, size)
 
     def _last(self, file: int) -> tuple[Line | None, int]:
         """Return the last complete line, if there is one, and its end in the file."""

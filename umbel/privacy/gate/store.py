@@ -248,7 +248,10 @@ class Names(Store):
 
     def read(self) -> list[int | str]:
         """Return the clients in order of their numbers."""
-        return [json.loads(row["name"]) for row in self.table("clients")]
+        try:
+            return [json.loads(row["name"]) for row in self.table("clients")]
+        except ValueError as error:
+            raise self._damaged(f"a client's name is none: {error}") from None
 
     def extend(self, known: Sequence[int | str], new: Sequence[int | str]) -> None:
         """Give new clients the next numbers; raise `LedgerError` if there are more than `known` by now."""
@@ -270,7 +273,12 @@ def digest_of_totals(releases: Sequence[Any], totals: Sequence[Any]) -> bytes:
 def request_of(asks: Mapping[str, Any]) -> tuple[str, str]:
     """Return a request's digest, which identifies it, and its content as stored."""
     text = json.dumps(asks, sort_keys=True, default=str)
-    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), text
+    return digest_of_request(text), text
+
+
+def digest_of_request(text: str) -> str:
+    """Return the digest of a request's content as stored."""
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def may_begin(site: Site, path: Path) -> bool:

@@ -82,7 +82,8 @@ class DiscreteGaussian(Mechanism):
         return None
 
     def loss(self, n: int, distance: float) -> Loss:
-        return ConcentratedLoss((distance / self.noise_multiplier) ** 2 / 2)
+        moved = distance / self.noise_multiplier
+        return ConcentratedLoss(moved * moved / 2)  # infinite if the noise is so small that it overflows
 
 
 def draw(scale: float, count: int, source: ByteSource) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from umbel.protocol.project import APP, described
+from umbel.protocol.words import one_line
 
 _LONGEST = 300
 
@@ -63,5 +64,5 @@ def _ordered(version: str) -> list[int]:
 def told(said: object) -> str:
     """Return text from a node in one short line, without characters that steer a terminal."""
     text = str(said)
-    plain = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text[:_LONGEST])
+    plain = one_line(text[:_LONGEST])
     return plain if len(text) <= _LONGEST else f"{plain}…"
