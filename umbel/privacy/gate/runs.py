@@ -43,8 +43,8 @@ class Status(StrEnum):
 class Request:
     """A run's request to a site that requires approval: everything that an approval covers, and its digest.
 
-    `at` and `run` say when it first arrived, and from which run; `decided`, `person`, `reason` and `policy` who
-    decided when and why, and under which policy (`Policy.digest`). They are empty while it waits.
+    `at`, `run` and `policy` say when it first arrived, from which run, and under which policy (`Policy.digest`);
+    `decided`, `person` and `reason` who decided when and why. These are empty while it waits.
     """
 
     digest: str
@@ -185,7 +185,7 @@ class Runs(Store):
         return [self._request(row) for row in self.table("requests")]
 
     def _request(self, row: Mapping[str, Any]) -> Request:
-        """Return the request in a row. What people read in it must be what its digest stands for."""
+        """Return the request in a row; its digest stands for all that people read in it."""
         entries = {entry.name: row[entry.name] for entry in fields(Request)}
         if digest_of_request(row["asks"]) != row["digest"] or row["status"] not in [*Status]:
             raise self._damaged(f"request {row['digest'][:SHOWN]} has been changed")
