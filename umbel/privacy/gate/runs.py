@@ -210,7 +210,7 @@ class Runs(Store):
         return [self._request(row) for row in self.table("requests")]
 
     def _request(self, row: Mapping[str, Any]) -> Request:
-        """Return the request in a row. What people read in it must be what its digest stands for."""
+        """Return the request in a row; its digest stands for all that people read in it."""
         entries = {entry.name: row[entry.name] for entry in fields(Request)}
         if digest_of_request(row["asks"]) != row["digest"] or row["status"] not in [*Status]:
             raise self._damaged(f"request {row['digest'][:SHOWN]} has been changed")
