@@ -258,7 +258,7 @@ _PLAN = (
     "start-from", "validate-every",
 )  # fmt: skip
 
-# What a task may ask for instead of its run config, as far as the price depends on it.
+# The entries of a task that change its price, where it asks for something else than its run config.
 _PRICED = {"noise_multiplier": float, "mechanism": str, "clipping": Clipping, "choice_epsilon": float}
 
 
