@@ -147,11 +147,11 @@ def test_a_file_that_others_can_write_is_refused(write: Write) -> None:
         ("data-path = '/data'\n[researchers]\nann = 'AAAA'", "bad-key", "ann"),
         ("data-path = '/data'\nhours = 'never'", "conflict", "never"),
         ("budget = 3", "no-data", "data-path"),
-        # What would open the site: an empty file, as while it is written, and nobody of whom nothing says more.
+        # What would open the site: an empty file, as while it is written, and a list of no one.
         ("\n", "policy-file", "empty"),
         ("# budget = 3", "policy-file", "empty"),
-        ("data-path = '/data'\n[researchers]", "conflict", "nobody"),
-        ("data-path = '/data'\nresearchers = ' '", "conflict", "nobody"),
+        ("data-path = '/data'\n[researchers]", "conflict", "no one"),
+        ("data-path = '/data'\nresearchers = ' '", "conflict", "no one"),
         ("strategies = []", "policy-file", "strategies"),
         ("hours = []", "policy-file", "hours"),
         # A number that no machine holds is no infinite limit.

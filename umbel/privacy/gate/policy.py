@@ -339,7 +339,7 @@ class Policy(Settings):
         keys = [(name, public_key(name, key)) for name, key in self.keys.items()]
         if not keys and "researchers" in self.model_fields_set:
             # Without researchers the site answers all runs: whoever removes the last one means none.
-            raise ValueError('researchers names nobody: set approve = "ask" to answer no signed run, or leave it out')
+            raise ValueError('researchers names no one: set approve = "ask", so that each run waits, or leave it out')
         for (one, key), (other, same) in combinations(keys, 2):
             if key == same:
                 raise ValueError(f"researchers {one} and {other} have the same key, so no signature says who signed")
