@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cli.commands.test_approvals import Site
-from tests.console.conftest import books
+from tests.console.conftest import PUBLIC, books
 from umbel.cli.main import app
-from umbel.console.metrics import series
+from umbel.client.readiness import Readiness
+from umbel.console.metrics import Reading, series
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.metrics import Series, exposition
 
@@ -33,7 +34,8 @@ WHY_PUBLIC = {
 
 
 def of(site: Site) -> dict[str, Series]:
-    return {one.name: one for one in series(books(site), {})}
+    readiness = Readiness(site.ledger, keeps=False)
+    return {one.name: one for one in series(Reading(books(site)), readiness, {})}
 
 
 def test_every_series_is_public_for_a_reason(site: Site) -> None:
@@ -84,6 +86,29 @@ def test_a_damaged_log_makes_the_site_not_ready(site: Site) -> None:
     log.write_bytes(log.read_bytes().replace(b"trial 7", b"trial 8"))
     log.write_bytes(log.read_bytes()[:-3] + b"x\n")
     assert of(site)["umbel_site_ready"].values == {(): 0}
+
+
+def test_a_full_disk_makes_the_site_not_ready(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.privacy.gate.reserve.free_space", lambda _: 0)
+    found = of(site)
+    assert found["umbel_site_ready"].values == {(): 0}
+    assert found["umbel_site_releases_total"].values == {(): 3}, "its ledger can still be read"
+
+
+def test_a_look_at_a_new_site_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty log would make the site refuse: its ledger would count as lost."""
+    monkeypatch.setenv("UMBEL_HOME", str(tmp_path))
+    done = CliRunner().invoke(app, ["site", "metrics", f'data-path="{tmp_path}"'])
+    assert (done.exit_code, "\numbel_site_ready 1\n" in done.output) == (0, True), done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_books_are_read_again_only_after_a_change(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = Reading(books(site))
+    found = reading.series()
+    assert reading.series() is found
+    site.train(clients=(1,), **PUBLIC)
+    assert reading.series() != found
 
 
 def test_the_command_prints_them(site: Site) -> None:

@@ -16,11 +16,13 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from umbel.client.checks import entries_of
+from umbel.client.readiness import Readiness, Seen, seen_of
 from umbel.console.books import Books
 from umbel.privacy.gate.refusals import PUBLIC
 from umbel.privacy.gate.runs import Status
-from umbel.privacy.gate.site_log import Decision, SiteLog
-from umbel.privacy.gate.store import beside
+from umbel.privacy.gate.site_log import Decision
+from umbel.protocol import logs
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import UmbelError
 from umbel.protocol.metrics import Series, machine, publish
@@ -31,17 +33,34 @@ _CODE = re.compile(r"\[([a-z]+\.[a-z0-9-]+)\]")
 _PROCESSES = ("umbel site executor", "umbel site start", "umbel site supernode")
 
 
-def series(books: Books, certificates: dict[str, Path]) -> list[Series]:
+class Reading:
+    """The series of a site's ledger and log, read again only after a change: a scraper asks every few seconds."""
+
+    def __init__(self, books: Books) -> None:
+        self.ledger, self._books = books.ledger, books
+        self._seen: Seen = ()
+        self._series: list[Series] = []
+
+    def series(self) -> list[Series]:
+        """Return them; none before the ledger exists. Raises `UmbelError` if ledger or log is refused."""
+        if not self.ledger.exists():
+            return []
+        if (now := seen_of(self.ledger)) != self._seen:
+            self._series, self._seen = _known(replace(self._books)), now
+        return self._series
+
+
+def series(reading: Reading, readiness: Readiness, certificates: dict[str, Path]) -> list[Series]:
     """Return all series of a site as it is now; if its ledger or log is refused, only that and the machine's."""
+    fault = readiness.fault()
     try:
-        SiteLog(beside(books.ledger)).check_end()
-        known, ready = _known(replace(books)), 1.0
-    except UmbelError:
-        known, ready = [], 0.0
+        known = reading.series()
+    except UmbelError as error:
+        known, fault = [], error
     return [
-        Series.of("umbel_site_ready", "1 if ledger and log are usable, so that the site can answer.", ready),
+        Series.of("umbel_site_ready", "1 if the site can answer: disk, ledger and log are usable.", float(not fault)),
         *known,
-        *machine(books.ledger.parent, certificates, _PROCESSES, "umbel_site"),
+        *machine(reading.ledger.parent, certificates, _PROCESSES, "umbel_site"),
     ]
 
 
@@ -89,10 +108,13 @@ def main(
 ) -> None:
     """Print a site's metrics for Prometheus, or serve them."""
     with errors_in_one_line():
-        books = Books.of(node_config)
+        logs.configure()
+        reading = Reading(Books.of(node_config))
+        readiness = Readiness.of(entries_of(node_config), keeps=False)
+        assert readiness is not None, "a site with books has a ledger's path"
 
         def collect() -> Sequence[Series]:
-            return series(books, {path.name: path for path in certificate})
+            return series(reading, readiness, {path.name: path for path in certificate})
 
         publish(collect, listen)
 
