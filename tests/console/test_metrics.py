@@ -15,6 +15,8 @@ from umbel.cli.main import app
 from umbel.client.readiness import Readiness
 from umbel.console.metrics import Reading, series
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.site_log import Entry, SiteLog
+from umbel.privacy.gate.store import beside
 from umbel.protocol.metrics import Series, exposition
 
 WHY_PUBLIC = {
@@ -81,6 +83,15 @@ def test_a_code_that_may_depend_on_data_is_not_told(tmp_path: Path, run_config: 
     assert of(own)["umbel_site_refusals_total"].values == {(("code", "other"),): 1}
 
 
+def test_a_server_cannot_make_series_with_other_types_of_messages(site: Site) -> None:
+    log = SiteLog(beside(site.ledger))
+    for number in range(3):
+        log.answered(Entry("9", f"train.x{number}"), False)
+    found = of(site)["umbel_site_messages_total"].values
+    assert found[("message", "other"), ("decision", "refused")] == 3
+    assert {dict(labels)["message"] for labels in found} == {"approval", "other", "query", "train"}
+
+
 def test_a_damaged_log_makes_the_site_not_ready(site: Site) -> None:
     log = site.ledger.with_name(f"{site.ledger.name}.log.jsonl")
     log.write_bytes(log.read_bytes().replace(b"trial 7", b"trial 8"))
@@ -109,6 +120,18 @@ def test_the_books_are_read_again_only_after_a_change(site: Site, monkeypatch: p
     assert reading.series() is found
     site.train(clients=(1,), **PUBLIC)
     assert reading.series() != found
+
+
+def test_no_charge_waits_while_a_scrape_checks_the_whole_ledger(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, init = [], Ledger.__init__
+
+    def spy(self: Ledger, path: Path, *, whole: bool = False) -> None:
+        opened.append(whole)
+        init(self, path, whole=whole)
+
+    monkeypatch.setattr(Ledger, "__init__", spy)
+    of(site)
+    assert set(opened) == {False}
 
 
 def test_the_command_prints_them(site: Site) -> None:

@@ -126,7 +126,7 @@ class Books:
         for number, account in self.accounts.items():
             key = tuple(account.items()), last[number]
             if key not in shared:
-                shared[key] = (*self._spent(account), self._used(account), self._left(account, kinds[last[number]]))
+                shared[key] = (*self._spent(account), self.used(account), self._left(account, kinds[last[number]]))
             found.append(Client(number, str(names.get(number, "")), sum(account.values()), *shared[key]))
         return found
 
@@ -157,6 +157,14 @@ class Books:
         if self.accounts:
             said += f" Of {count_of(len(self.accounts), 'client')} that took part before, {able} can do so once more."
         return said
+
+    def used(self, account: Account) -> float | None:
+        """Return the part of its budget that a client has used; None without a budget or a guarantee."""
+        budget, found = self.limits.budget, guarantee(account, self.limits.delta or self.delta)
+        if budget == math.inf or not budget or found is None:
+            return None
+        spent = found.epsilon if self.limits.delta else found.pure
+        return min(1.0, spent / float(budget)) if math.isfinite(spent) else None
 
     def as_json(self) -> dict[str, Any]:
         """Return clients, runs and requests as plain values."""
@@ -192,13 +200,6 @@ class Books:
 
     def _spent(self, account: Account) -> tuple[str, str]:
         return in_words(guarantee(account, self.delta))
-
-    def _used(self, account: Account) -> float | None:
-        budget, found = self.limits.budget, guarantee(account, self.limits.delta or self.delta)
-        if budget == math.inf or not budget or found is None:
-            return None
-        spent = found.epsilon if self.limits.delta else found.pure
-        return min(1.0, spent / float(budget)) if math.isfinite(spent) else None
 
     def _left(self, account: Account, release: Release) -> int | None:
         """Return how many more releases like this one are within the limits."""
