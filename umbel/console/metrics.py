@@ -23,10 +23,9 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.refusals import PUBLIC
 from umbel.privacy.gate.runs import Status
 from umbel.privacy.gate.site_log import Decision
-from umbel.protocol import logs
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import UmbelError
-from umbel.protocol.metrics import Series, machine, publish
+from umbel.protocol.metrics import Series, machine, publish, watched
 
 _OTHER = "other"
 _QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
@@ -121,13 +120,13 @@ def main(
 ) -> None:
     """Print a site's metrics for Prometheus, or serve them."""
     with errors_in_one_line():
-        logs.configure()
         reading = Reading(Books.of(node_config))
         readiness = Readiness.of(entries_of(node_config), keeps=False)
         assert readiness is not None, "a site with books has a ledger's path"
+        certificates = watched(certificate)
 
         def collect() -> Sequence[Series]:
-            return series(reading, readiness, {path.name: path for path in certificate})
+            return series(reading, readiness, certificates)
 
         publish(collect, listen)
 

@@ -17,7 +17,7 @@ import typer
 
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import UmbelError
-from umbel.protocol.metrics import Labels, Series, machine, publish
+from umbel.protocol.metrics import Labels, Series, machine, publish, watched
 from umbel.server.history import Round
 from umbel.server.nodes.presence import Presence
 from umbel.server.run_folder import RunFolder
@@ -99,9 +99,10 @@ def main(
 ) -> None:
     """Print the metrics of this server's runs for Prometheus, or serve them. Run it where the ServerApp's runs are."""
     with errors_in_one_line():
+        certificates = watched(certificate)
 
         def collect() -> Sequence[Series]:
-            return series(database, {path.name: path for path in certificate})
+            return series(database, certificates)
 
         publish(collect, listen)
 
