@@ -24,6 +24,7 @@ def configure() -> None:
     if form == JSON:
         for handler in logging.getLogger("flwr").handlers:
             handler.format = line  # type: ignore[method-assign]
+        _configure_uvicorn()
     elif form == PLAIN or not sys.stderr.isatty():
         plain_console()
 
@@ -41,8 +42,28 @@ def line(record: logging.LogRecord) -> str:
         "level": record.levelname,
         "host": os.uname().nodename,
         **_about,
-        "message": record.getMessage(),
+        "message": _text(record.getMessage()),
     }
     if record.exc_info:
-        said["trace"] = logging.Formatter().formatException(record.exc_info)
+        said["trace"] = _text(logging.Formatter().formatException(record.exc_info))
     return json.dumps(said, default=str)
+
+
+def _text(said: str) -> str:
+    """Return text without halves of surrogate pairs, which many readers of JSON refuse."""
+    return said.encode(errors="replace").decode()
+
+
+def _configure_uvicorn() -> None:
+    """Make uvicorn's lines JSON too; it sets its log up anew when it begins to serve."""
+    from uvicorn.config import Config  # here, since it takes long
+
+    set_up = Config.configure_logging
+
+    def configure_logging(self: Config) -> None:
+        set_up(self)
+        for name in ("uvicorn", "uvicorn.access"):
+            for handler in logging.getLogger(name).handlers:
+                handler.format = line  # type: ignore[method-assign]
+
+    Config.configure_logging = configure_logging  # type: ignore[method-assign]
