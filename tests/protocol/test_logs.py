@@ -23,6 +23,19 @@ try:
 except ZeroDivisionError as error:
     log(ERROR, "it failed", exc_info=error)
 """
+HOSTILE = """
+from logging import ERROR
+from umbel.protocol import logs
+from umbel.protocol.flower import log
+logs.configure(strangers=True)
+EVIL = "x\\nINFO 2026-01-01 00:00:00,000:      forged \\x1b[31m\\x85\\u2028"
+log(ERROR, "refused: %s, %.1f", EVIL, 0.5)
+log(ERROR, EVIL)
+try:
+    raise ValueError(EVIL)
+except ValueError as error:
+    log(ERROR, "refused", exc_info=error)
+"""
 UVICORN = """
 import logging
 from umbel.protocol import logs
@@ -53,6 +66,15 @@ def test_lines_about_requests_are_json_too_and_every_reader_takes_them() -> None
     first, second = [json.loads(line)["message"] for line in text.splitlines()]
     assert (first, second) == ("Started", '1.2.3.4:5 - "GET /\n? HTTP/1.1" 403')
     assert "\\ud" not in text
+
+
+def test_text_of_a_server_forges_no_line_of_a_site_and_steers_no_terminal() -> None:
+    text = written("plain", HOSTILE)
+    lines = text.split("\n")[:-1]
+    assert "\\nINFO 2026-01-01 00:00:00,000:      forged \\x1b[31m\\x85\\u2028, 0.5" in lines[0]
+    assert all(line.startswith(("ERROR 2", "    ")) for line in lines)
+    assert {one for one in text if not one.isprintable()} == {"\n"}
+    assert all(json.loads(line) for line in written("json", HOSTILE).splitlines())
 
 
 @pytest.mark.parametrize("form", ["", "plain"])

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from datetime import UTC, datetime
+from numbers import Real
 from typing import Any
 
 from umbel.protocol.flower import plain_console
@@ -18,9 +19,15 @@ JSON, PLAIN = "json", "plain"
 _about: dict[str, Any] = {}
 
 
-def configure() -> None:
-    """Set the form of this process's log."""
+def configure(strangers: bool = False) -> None:
+    """Set the form of this process's log.
+
+    With `strangers`, as at a site, lines quote what a server sent: in a record that is not JSON, quoted text stays in
+    one line, and the lines after the first are indented. So no text passes for another record, or steers a terminal.
+    """
     form = os.environ.get(FORM, "")
+    if strangers and form != JSON:
+        logging.getLogger("flwr").addFilter(_one_line)
     if form == JSON:
         for handler in logging.getLogger("flwr").handlers:
             handler.format = line  # type: ignore[method-assign]
@@ -47,6 +54,24 @@ def line(record: logging.LogRecord) -> str:
     if record.exc_info:
         said["trace"] = _text(logging.Formatter().formatException(record.exc_info))
     return json.dumps(said, default=str)
+
+
+def _one_line(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, tuple) and record.args:
+        record.args = tuple(one if isinstance(one, Real) else _printable(str(one)) for one in record.args)
+    else:
+        record.msg = _indented(str(record.msg))
+    if record.exc_info:
+        record.exc_text = "    " + _indented(logging.Formatter().formatException(record.exc_info))
+    return True
+
+
+def _indented(text: str) -> str:
+    return "\n    ".join(map(_printable, text.split("\n")))
+
+
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def _text(said: str) -> str:
