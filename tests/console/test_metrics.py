@@ -30,7 +30,6 @@ WHY_PUBLIC = {
     "umbel_site_budget_left_ratio": "follows from the participations that the server chose",
     "umbel_site_last_message_timestamp_seconds": "the server sent it",
     "umbel_site_disk_free_bytes": "depends on the machine",
-    "umbel_site_memory_bytes": "depends on the machine, and is read on it",
     "umbel_site_certificate_days_left": "certificates are public",
 }
 

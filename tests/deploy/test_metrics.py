@@ -102,7 +102,7 @@ def test_alerts_and_dashboard_read_series_that_exist() -> None:
     assert {*named} <= known
     assert known - {*named} <= {
         "umbel_site_releases_total", "umbel_site_clients", "umbel_site_runs_total",
-        "umbel_site_last_message_timestamp_seconds", "umbel_site_memory_bytes",
+        "umbel_site_last_message_timestamp_seconds",
     }  # fmt: skip
     states = {value for name in re.findall(r'state!?="(\w+)"', " ".join(asked)) for value in [name]}
     assert states <= {str(state) for state in Presence}

@@ -31,7 +31,6 @@ _OTHER = "other"
 _QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 _CODE = re.compile(r"\[([a-z]+\.[a-z0-9-]+)\]")
 _MESSAGES = ("query", "query.keep", "train", "evaluate", "approval", "ledger", "log")
-_PROCESSES = ("umbel site executor", "umbel site start", "umbel site supernode")
 
 
 class Reading:
@@ -61,7 +60,8 @@ def series(reading: Reading, readiness: Readiness, certificates: dict[str, Path]
     return [
         Series.of("umbel_site_ready", "1 if the site can answer: disk, ledger and log are usable.", float(not fault)),
         *known,
-        *machine(reading.ledger.parent, certificates, _PROCESSES, "umbel_site"),
+        # Without the memory of its processes: it grows with the rows of the clients that compute.
+        *machine(reading.ledger.parent, certificates, (), "umbel_site"),
     ]
 
 

@@ -6,7 +6,10 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
+from copy import copy
 from datetime import UTC, datetime
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -26,13 +29,16 @@ def configure(strangers: bool = False) -> None:
     one line, and the lines after the first are indented. So no text passes for another record, or steers a terminal.
     """
     form = os.environ.get(FORM, "")
-    if strangers and form != JSON:
-        logging.getLogger("flwr").addFilter(_one_line)
+    handlers = logging.getLogger("flwr").handlers
     if form == JSON:
-        for handler in logging.getLogger("flwr").handlers:
+        for handler in handlers:
             handler.format = line  # type: ignore[method-assign]
         _configure_uvicorn()
-    elif form == PLAIN or not sys.stderr.isatty():
+        return
+    if strangers:
+        for handler in handlers:
+            handler.format = partial(_plain, handler.format)  # type: ignore[method-assign]
+    if form == PLAIN or not sys.stderr.isatty():
         plain_console()
 
 
@@ -56,14 +62,15 @@ def line(record: logging.LogRecord) -> str:
     return json.dumps(said, default=str)
 
 
-def _one_line(record: logging.LogRecord) -> bool:
-    if isinstance(record.args, tuple) and record.args:
-        record.args = tuple(one if isinstance(one, Real) else _printable(str(one)) for one in record.args)
+def _plain(form: Callable[[logging.LogRecord], str], record: logging.LogRecord) -> str:
+    own = copy(record)
+    if isinstance(own.args, tuple) and own.args:
+        own.args = tuple(one if isinstance(one, Real) else _printable(str(one)) for one in own.args)
     else:
-        record.msg = _indented(str(record.msg))
-    if record.exc_info:
-        record.exc_text = "    " + _indented(logging.Formatter().formatException(record.exc_info))
-    return True
+        own.msg = _indented(str(own.msg))
+    if own.exc_info:
+        own.exc_text = "    " + _indented(logging.Formatter().formatException(own.exc_info))
+    return form(own)
 
 
 def _indented(text: str) -> str:

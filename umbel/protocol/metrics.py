@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def machine(folder: Path, certificates: Mapping[str, Path], words: Sequence[str], prefix: str) -> list[Series]:
-    """Return disk, memory and certificates.
+    """Return disk, memory and certificates; no memory without words.
 
     Parameters
     ----------
@@ -178,10 +178,12 @@ def machine(folder: Path, certificates: Mapping[str, Path], words: Sequence[str]
     words : sequence of str
         A process belongs to this side if its command line has one of them.
     """
+    told = "Resident memory of this side's processes."
+    memory = [Series.of(f"{prefix}_memory_bytes", told, _memory(words))] if words else []
     days = {name: _days_left(path) for name, path in certificates.items()}
     return [
         Series.of(f"{prefix}_disk_free_bytes", "Free space where this side writes.", free_space(folder)),
-        Series.of(f"{prefix}_memory_bytes", "Resident memory of this side's processes.", _memory(words)),
+        *memory,
         Series.of(
             f"{prefix}_certificate_days_left", "Days until a certificate expires; 0 if it is gone.", days, "certificate"
         ),
