@@ -87,7 +87,7 @@ def _text(said: str) -> str:
 
 
 def _configure_uvicorn() -> None:
-    """Make uvicorn's lines JSON too; it sets its log up anew when it begins to serve."""
+    """Make uvicorn's lines JSON too; it sets up its log when it begins to serve."""
     from uvicorn.config import Config  # here, since it takes long
 
     set_up = Config.configure_logging
