@@ -66,3 +66,20 @@ def test_a_site_that_makes_its_ledger_itself_needs_none_before_the_first_message
     named = Readiness.of(own | {"ledger-path": str(tmp_path / "ledger.sqlite"), "budget": 1.0})
     assert named
     assert code(named) == "ledger.missing"
+
+
+def test_a_full_disk_is_a_reason_also_before_the_first_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMBEL_HOME", str(tmp_path))
+    monkeypatch.setattr("umbel.privacy.gate.reserve.free_space", lambda _: 0)
+    readiness = Readiness.of({"data-path": str(tmp_path)})
+    assert readiness
+    assert code(readiness) == "disk.full"
+
+
+def test_another_process_looks_and_writes_nothing(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looking, free = Readiness(ledger, keeps=False), [1 << 40]
+    monkeypatch.setattr("umbel.privacy.gate.reserve.free_space", lambda _: free[0])
+    assert code(looking) == ""
+    assert [file.name for file in ledger.parent.iterdir()] == [ledger.name]
+    free[0] = (2 << 20) - 1  # too little to keep room, and as much besides
+    assert code(looking) == "disk.full"

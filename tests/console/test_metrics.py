@@ -10,10 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cli.commands.test_approvals import Site
-from tests.console.conftest import books
+from tests.console.conftest import PUBLIC, books
 from umbel.cli.main import app
-from umbel.console.metrics import series
+from umbel.client.readiness import Readiness
+from umbel.console.metrics import Reading, series
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.site_log import Entry, SiteLog
+from umbel.privacy.gate.store import beside
 from umbel.protocol.metrics import Series, exposition
 
 WHY_PUBLIC = {
@@ -27,13 +30,13 @@ WHY_PUBLIC = {
     "umbel_site_budget_left_ratio": "follows from the participations that the server chose",
     "umbel_site_last_message_timestamp_seconds": "the server sent it",
     "umbel_site_disk_free_bytes": "depends on the machine",
-    "umbel_site_memory_bytes": "depends on the machine, and is read on it",
     "umbel_site_certificate_days_left": "certificates are public",
 }
 
 
 def of(site: Site) -> dict[str, Series]:
-    return {one.name: one for one in series(books(site), {})}
+    readiness = Readiness(site.ledger, keeps=False)
+    return {one.name: one for one in series(Reading(books(site)), readiness, {})}
 
 
 def test_every_series_is_public_for_a_reason(site: Site) -> None:
@@ -79,11 +82,55 @@ def test_a_code_that_may_depend_on_data_is_not_told(tmp_path: Path, run_config: 
     assert of(own)["umbel_site_refusals_total"].values == {(("code", "other"),): 1}
 
 
+def test_a_server_cannot_make_series_with_other_types_of_messages(site: Site) -> None:
+    log = SiteLog(beside(site.ledger))
+    for number in range(3):
+        log.answered(Entry("9", f"train.x{number}"), False)
+    found = of(site)["umbel_site_messages_total"].values
+    assert found[("message", "other"), ("decision", "refused")] == 3
+    assert {dict(labels)["message"] for labels in found} == {"approval", "other", "query", "train"}
+
+
 def test_a_damaged_log_makes_the_site_not_ready(site: Site) -> None:
     log = site.ledger.with_name(f"{site.ledger.name}.log.jsonl")
     log.write_bytes(log.read_bytes().replace(b"trial 7", b"trial 8"))
     log.write_bytes(log.read_bytes()[:-3] + b"x\n")
     assert of(site)["umbel_site_ready"].values == {(): 0}
+
+
+def test_a_full_disk_makes_the_site_not_ready(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.privacy.gate.reserve.free_space", lambda _: 0)
+    found = of(site)
+    assert found["umbel_site_ready"].values == {(): 0}
+    assert found["umbel_site_releases_total"].values == {(): 3}, "its ledger can still be read"
+
+
+def test_a_look_at_a_new_site_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty log would make the site refuse: its ledger would count as lost."""
+    monkeypatch.setenv("UMBEL_HOME", str(tmp_path))
+    done = CliRunner().invoke(app, ["site", "metrics", f'data-path="{tmp_path}"'])
+    assert (done.exit_code, "\numbel_site_ready 1\n" in done.output) == (0, True), done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_books_are_read_again_only_after_a_change(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = Reading(books(site))
+    found = reading.series()
+    assert reading.series() is found
+    site.train(clients=(1,), **PUBLIC)
+    assert reading.series() != found
+
+
+def test_no_charge_waits_while_a_scrape_checks_the_whole_ledger(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, init = [], Ledger.__init__
+
+    def spy(self: Ledger, path: Path, *, whole: bool = False) -> None:
+        opened.append(whole)
+        init(self, path, whole=whole)
+
+    monkeypatch.setattr(Ledger, "__init__", spy)
+    of(site)
+    assert set(opened) == {False}
 
 
 def test_the_command_prints_them(site: Site) -> None:

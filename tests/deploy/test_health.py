@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -48,6 +49,24 @@ def test_http() -> None:
         assert healthy(f"http://localhost:{port}/health")
         assert not healthy(f"http://localhost:{port}/elsewhere")
     assert not healthy(f"http://localhost:{port}/health")
+
+
+def test_a_proxy_of_the_organisation_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with http_server() as port:
+        assert healthy(f"http://localhost:{port}/health")
+    address = f"127.0.0.1:{free_port()}"
+    server = run_health_server_grpc_no_tls(address)
+    assert healthy(address)
+    server.stop(None).wait()
+
+
+def test_an_answer_that_is_none_is_not_healthy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=lambda: listening.accept()[0].sendall(b"\xff\n"), daemon=True)
+        thread.start()
+        assert not healthy(f"http://127.0.0.1:{listening.getsockname()[1]}/ready")
 
 
 def test_why_a_process_is_not_ready_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -188,7 +188,7 @@ def _own_answer(name: str, message: Message, context: Context) -> Message:
 
 def run(arguments: Sequence[str]) -> None:
     """Load everything, then wait for tasks, with the options of ``flower-superexec``."""
-    logs.configure()
+    logs.configure(strangers=True)
     refuse_repeated_parts()
     for module in _LATER:
         import_module(module)

@@ -153,7 +153,7 @@ class Books:
         for number, account in self.accounts.items():
             key = tuple(account.items()), last[number]
             if key not in shared:
-                shared[key] = (*self._spent(account), self._used(account), self._left(account, last[number]))
+                shared[key] = (*self._spent(account), self.used(account), self._left(account, last[number]))
             found.append(Client(number, str(names.get(number, "")), sum(account.values()), *shared[key]))
         return found
 
@@ -180,6 +180,20 @@ class Books:
         if self.accounts:
             said += f" Of {count_of(len(self.accounts), 'client')} that took part before, {able:,} can do so once more."
         return said
+
+    def used(self, account: Account) -> float | None:
+        """Return the part of its budget that a client has used; None without a budget or a guarantee."""
+        limits = self.limits
+        if limits.budget == math.inf or not limits.budget or (found := guarantee(account, self.delta)) is None:
+            return None
+        if not limits.delta:
+            return min(1.0, found.pure / float(limits.budget)) if math.isfinite(found.pure) else None
+        # At a delta, the gate counts some releases with the least noise that the site accepts.
+        budget, low, high = Fraction(limits.budget), 0.0, 1.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if limits.covers(account, Fraction(middle) * budget) else (middle, high)
+        return high
 
     def as_json(self) -> dict[str, Any]:
         """Return clients, runs and requests as plain values."""
@@ -223,19 +237,6 @@ class Books:
 
     def _spent(self, account: Account) -> tuple[str, str]:
         return in_words(guarantee(account, self.delta))
-
-    def _used(self, account: Account) -> float | None:
-        limits = self.limits
-        if limits.budget == math.inf or not limits.budget or (found := guarantee(account, self.delta)) is None:
-            return None
-        if not limits.delta:
-            return min(1.0, found.pure / float(limits.budget)) if math.isfinite(found.pure) else None
-        # At a delta, the gate counts some releases with the least noise that the site accepts.
-        budget, low, high = Fraction(limits.budget), 0.0, 1.0
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if limits.covers(account, Fraction(middle) * budget) else (middle, high)
-        return high
 
     def _left(self, account: Account, release: Release) -> int | None:
         """Return how many more releases like this one are within the limits."""

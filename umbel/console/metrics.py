@@ -15,45 +15,71 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from umbel.client.checks import entries_of
+from umbel.client.readiness import Readiness, Seen, seen_of
 from umbel.console.books import Books
+from umbel.privacy.gate.charges import Limits
+from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.refusals import PUBLIC
 from umbel.privacy.gate.runs import Status
-from umbel.privacy.gate.site_log import Decision, SiteLog
-from umbel.privacy.gate.store import beside
+from umbel.privacy.gate.site_log import Decision
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import UmbelError
-from umbel.protocol.metrics import Series, machine, publish
+from umbel.protocol.metrics import Series, machine, publish, watched
 
 _OTHER = "other"
 _QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 _CODE = re.compile(r"\[([a-z]+\.[a-z0-9-]+)\]")
-_PROCESSES = ("umbel site executor", "umbel site start", "umbel site supernode")
+_MESSAGES = ("query", "query.secure", "query.keep", "train", "evaluate", "approval", "ledger", "log")
 
 
-def series(books: Books, certificates: dict[str, Path]) -> list[Series]:
+class Reading:
+    """The series of a site's ledger and log, read again only after a change: a scraper asks every few seconds."""
+
+    def __init__(self, books: Books) -> None:
+        self.ledger, self._books = books.ledger, books
+        self._seen: tuple[Seen, Limits] | None = None
+        self._series: list[Series] = []
+
+    def series(self) -> list[Series]:
+        """Return them; none before the ledger exists. Raises `UmbelError` if ledger or log is refused."""
+        if not self.ledger.exists():
+            return []
+        books = self._books.now()
+        if (now := (seen_of(self.ledger), books.limits)) != self._seen:
+            self._series, self._seen = _known(books), now
+        return self._series
+
+
+def series(reading: Reading, readiness: Readiness, certificates: dict[str, Path]) -> list[Series]:
     """Return all series of a site as it is now; if its ledger or log is refused, only that and the machine's."""
+    fault = readiness.fault()
     try:
-        SiteLog(beside(books.ledger)).check_end()
-        known, ready = _known(books.now()), 1.0
-    except UmbelError:
-        known, ready = [], 0.0
+        known = reading.series()
+    except UmbelError as error:
+        known, fault = [], error
     return [
-        Series.of("umbel_site_ready", "1 if ledger and log are usable, so that the site can answer.", ready),
+        Series.of("umbel_site_ready", "1 if the site can answer: disk, ledger and log are usable.", float(not fault)),
         *known,
-        *machine(books.ledger.parent, certificates, _PROCESSES, "umbel_site"),
+        # Without the memory of its processes: it grows with the rows of the clients that compute.
+        *machine(reading.ledger.parent, certificates, (), "umbel_site"),
     ]
 
 
 def _known(books: Books) -> list[Series]:
     lines = books.lines
-    messages = Counter((line["message"], line["decision"]) for line in lines)
+    messages = Counter((_kind(line["message"]), line["decision"]) for line in lines)
     # A code outside `PUBLIC` may depend on data. A reason without a code is a fault.
     refused = [line["reason"] for line in lines if line["decision"] in (Decision.REFUSED, Decision.PARTLY)]
     codes = [code for reason in refused for code in _CODE.findall(reason) or [""]]
     refusals = Counter(code if code in PUBLIC else _OTHER for code in codes)
-    releases = [client.releases for client in books.clients]
+    # Without a check of every charge, for which the site's next charge would have to wait.
+    accounts = Ledger(books.ledger).accounts().values()
+    alike = Counter(tuple(account.items()) for account in accounts)
+    used = [(books.used(dict(account)), many) for account, many in alike.items()]
+    left = [1 - part for part, many in used if part is not None for _ in range(many)]
     requests = {str(status): 0 for status in Status} | Counter(str(one.status) for one in books.requests)
-    left = [1 - client.used for client in books.clients if client.used is not None]
+    runs = {line["run"] for line in lines if line["run"] and line["message"] != "approval"}
     quantiles = {f"{q:g}": float(np.quantile(left, q)) for q in _QUANTILES} if left else {}
     last = datetime.fromisoformat(lines[-1]["at"]).timestamp() if lines else 0.0
     return [
@@ -63,10 +89,12 @@ def _known(books: Books) -> list[Series]:
             {(("message", kind), ("decision", decision)): many for (kind, decision), many in messages.items()},
         ),
         Series.of("umbel_site_refusals_total", "Refusals and faults in the log, by code.", refusals, "code"),
-        Series.of("umbel_site_releases_total", "Releases charged in the ledger.", sum(releases)),
-        Series.of("umbel_site_clients", "Clients that have released something.", len(books.clients)),
+        Series.of(
+            "umbel_site_releases_total", "Releases charged in the ledger.", sum(sum(one.values()) for one in accounts)
+        ),
+        Series.of("umbel_site_clients", "Clients that have released something.", len(accounts)),
         Series.of("umbel_site_requests", "Requests to the site's people, by status.", requests, "status"),
-        Series.of("umbel_site_runs_total", "Runs that asked something.", len(books.runs)),
+        Series.of("umbel_site_runs_total", "Runs that asked something.", len(runs)),
         Series.of(
             "umbel_site_budget_left_ratio",
             "Part of the budget that clients which took part have left, as quantiles over them.",
@@ -75,6 +103,11 @@ def _known(books: Books) -> list[Series]:
         ),
         Series.of("umbel_site_last_message_timestamp_seconds", "Time of the last line of the log.", last),
     ]
+
+
+def _kind(message: str) -> str:
+    """Return a type of message that umbel has; a server may send any other, and each would stay a series for ever."""
+    return message if message in _MESSAGES else _OTHER
 
 
 def main(
@@ -88,10 +121,13 @@ def main(
 ) -> None:
     """Print a site's metrics for Prometheus, or serve them."""
     with errors_in_one_line():
-        books = Books.of(node_config)
+        reading = Reading(Books.of(node_config))
+        readiness = Readiness.of(entries_of(node_config), keeps=False)
+        assert readiness is not None, "a site with books has a ledger's path"
+        certificates = watched(certificate)
 
         def collect() -> Sequence[Series]:
-            return series(books, {path.name: path for path in certificate})
+            return series(reading, readiness, certificates)
 
         publish(collect, listen)
 

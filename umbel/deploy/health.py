@@ -10,6 +10,7 @@ import ssl
 import sys
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 
 _TIMEOUT_S = 5.0
 _LONGEST = 1000  # bytes of a reason
@@ -22,18 +23,21 @@ def healthy(address: str, ca: str | None = None) -> bool:
     """
     if "://" in address:
         context = ssl.create_default_context(cafile=ca) if ca else None
+        # No proxy of the organisation's reaches this process.
+        handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         try:
-            with urllib.request.urlopen(address, timeout=_TIMEOUT_S, context=context) as response:
+            with urllib.request.build_opener(*handlers).open(address, timeout=_TIMEOUT_S) as response:
                 return bool(response.status == 200)
-        except OSError as error:
-            print(error, error.read(_LONGEST).decode() if isinstance(error, urllib.error.HTTPError) else "")
+        except (OSError, HTTPException) as error:
+            said = error.read(_LONGEST) if isinstance(error, urllib.error.HTTPError) else b""
+            print(error, said.decode(errors="replace"))
             return False
     # Imported only here: a URL does not need it, and is checked every few seconds.
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     try:
-        with grpc.insecure_channel(address) as channel:
+        with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(service="ready"), timeout=_TIMEOUT_S
             )

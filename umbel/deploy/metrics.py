@@ -5,9 +5,11 @@ No series depends on a client's data, choice or loss. Rounds, releases and refus
 
 from __future__ import annotations
 
+import glob
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +17,7 @@ import typer
 
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import UmbelError
-from umbel.protocol.metrics import Labels, Series, machine, publish
+from umbel.protocol.metrics import Labels, Series, machine, publish, watched
 from umbel.server.history import Round
 from umbel.server.nodes.presence import Presence
 from umbel.server.run_folder import RunFolder
@@ -70,7 +72,7 @@ def series(database: Path | None, certificates: dict[str, Path]) -> list[Series]
         Series("umbel_run_refusals_total", "Messages that a site refused, by code.", refusals),
     ]
     if database is not None:
-        size = sum(path.stat().st_size for path in database.parent.glob(f"{database.name}*"))
+        size = sum(map(_size, database.parent.glob(f"{glob.escape(database.name)}*")))
         found.append(Series.of("umbel_server_database_bytes", "Size of the SuperLink's database on disk.", size))
     return [*found, *machine(home_of_runs(), certificates, _PROCESSES, "umbel_server")]
 
@@ -78,8 +80,14 @@ def series(database: Path | None, certificates: dict[str, Path]) -> list[Series]
 def _history(folder: RunFolder) -> list[Round]:
     try:
         return folder.read_history()
-    except (UmbelError, OSError):  # before the first round
+    except (UmbelError, OSError, ValueError):  # before the first round, or damaged: of all runs only this one
         return []
+
+
+def _size(path: Path) -> int:
+    with suppress(FileNotFoundError):  # SQLite removes its journals
+        return path.stat().st_size
+    return 0
 
 
 def main(
@@ -91,9 +99,10 @@ def main(
 ) -> None:
     """Print the metrics of this server's runs for Prometheus, or serve them. Run it where the ServerApp's runs are."""
     with errors_in_one_line():
+        certificates = watched(certificate)
 
         def collect() -> Sequence[Series]:
-            return series(database, {path.name: path for path in certificate})
+            return series(database, certificates)
 
         publish(collect, listen)
 

@@ -58,7 +58,7 @@ def run(arguments: Sequence[str], site: Fault = lambda: None) -> NoReturn:
     site : callable
         Returns why the site could answer nothing, if its ledger is on this machine.
     """
-    logs.configure()
+    logs.configure(strangers=True)
     pace, link = Pace(), Link(option(arguments, "--superlink", "the server's address"))
 
     def wait(seconds: float) -> None:

@@ -6,7 +6,11 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
+from copy import copy
 from datetime import UTC, datetime
+from functools import partial
+from numbers import Real
 from typing import Any
 
 from umbel.protocol.flower import plain_console
@@ -18,13 +22,23 @@ JSON, PLAIN = "json", "plain"
 _about: dict[str, Any] = {}
 
 
-def configure() -> None:
-    """Set the form of this process's log."""
+def configure(strangers: bool = False) -> None:
+    """Set the form of this process's log.
+
+    With `strangers`, as at a site, lines quote what a server sent: in a record that is not JSON, quoted text stays in
+    one line, and the lines after the first are indented. So no text passes for another record, or steers a terminal.
+    """
     form = os.environ.get(FORM, "")
+    handlers = logging.getLogger("flwr").handlers
     if form == JSON:
-        for handler in logging.getLogger("flwr").handlers:
+        for handler in handlers:
             handler.format = line  # type: ignore[method-assign]
-    elif form == PLAIN or not sys.stderr.isatty():
+        _configure_uvicorn()
+        return
+    if strangers:
+        for handler in handlers:
+            handler.format = partial(_plain, handler.format)  # type: ignore[method-assign]
+    if form == PLAIN or not sys.stderr.isatty():
         plain_console()
 
 
@@ -41,8 +55,47 @@ def line(record: logging.LogRecord) -> str:
         "level": record.levelname,
         "host": os.uname().nodename,
         **_about,
-        "message": record.getMessage(),
+        "message": _text(record.getMessage()),
     }
     if record.exc_info:
-        said["trace"] = logging.Formatter().formatException(record.exc_info)
+        said["trace"] = _text(logging.Formatter().formatException(record.exc_info))
     return json.dumps(said, default=str)
+
+
+def _plain(form: Callable[[logging.LogRecord], str], record: logging.LogRecord) -> str:
+    own = copy(record)
+    if isinstance(own.args, tuple) and own.args:
+        own.args = tuple(one if isinstance(one, Real) else _printable(str(one)) for one in own.args)
+    else:
+        own.msg = _indented(str(own.msg))
+    if own.exc_info:
+        own.exc_text = "    " + _indented(logging.Formatter().formatException(own.exc_info))
+    return form(own)
+
+
+def _indented(text: str) -> str:
+    return "\n    ".join(map(_printable, text.split("\n")))
+
+
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def _text(said: str) -> str:
+    """Return text without halves of surrogate pairs, which many readers of JSON refuse."""
+    return said.encode(errors="replace").decode()
+
+
+def _configure_uvicorn() -> None:
+    """Make uvicorn's lines JSON too; it sets up its log when it begins to serve."""
+    from uvicorn.config import Config  # here, since it takes long
+
+    set_up = Config.configure_logging
+
+    def configure_logging(self: Config) -> None:
+        set_up(self)
+        for name in ("uvicorn", "uvicorn.access"):
+            for handler in logging.getLogger(name).handlers:
+                handler.format = line  # type: ignore[method-assign]
+
+    Config.configure_logging = configure_logging  # type: ignore[method-assign]

@@ -30,7 +30,11 @@ class Reserve:
         """Make the file if there is none; raise `DiskError` unless it is there, with as much free room besides."""
         if not self._there():
             self._make()
-        if free_space(self.path) < _SIZE:
+        self.look()
+
+    def look(self) -> None:
+        """Raise `DiskError` unless `keep` has room for the file and as much besides; nothing is written."""
+        if free_space(self.path) < (_SIZE if self._there() else 2 * _SIZE):
             raise DiskError(
                 f"the disk is full ({free_text(self.path)}): nothing can be charged in {self.path.parent}, and this "
                 "site answers nothing; make room",
