@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 from tests.cli.commands.test_approvals import Site
 from tests.console.conftest import books
 from umbel.cli.main import app
+from umbel.client.readiness import Readiness
 from umbel.console.app import console
 from umbel.console.books import Books
-from umbel.console.metrics import series
+from umbel.console.metrics import Reading, series
 from umbel.privacy.gate.runs import Runs, Status
 
 PORT, TOKEN = 8321, "s" * 43
@@ -132,7 +133,11 @@ def test_a_page_has_the_policy_of_its_time(site: Site) -> None:
     file.write_text(policy + "budget = nothing\n")
     shown = client.get(f"/{TOKEN}/")
     assert (shown.status_code, "[site.policy-file]" in shown.text) == (503, True)
-    [ready] = [one for one in series(found, {}) if one.name == "umbel_site_ready"]
+    [ready] = [
+        one
+        for one in series(Reading(found), Readiness(found.ledger, keeps=False), {})
+        if one.name == "umbel_site_ready"
+    ]
     assert ready.values == {(): 0}
 
 
