@@ -95,7 +95,7 @@ def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
         ("30", "130", ("data.bad-value", "age", "row 2", "'130'", "0 to 120")),
         ("30", "", ("data.missing-value", "age", "row 2", 'missing = "drop"')),
         ("30", " NA ", ("data.missing-value", "age", "row 2")),
-        ("no", "maybe", ("data.bad-value", "smoker", "row 2", "'maybe'", "1 more rows")),
+        ("no", "maybe", ("data.bad-value", "smoker", "row 2", "'maybe'", "1 more row)")),
         ("south", "", ("data.missing-value", "hospital", "row 2")),
         ("5000", "1e999", ("data.bad-value", "cost", "row 2", "'1e999'")),
     ],

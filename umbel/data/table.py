@@ -23,6 +23,7 @@ from umbel.data.hints import Syntax
 from umbel.data.manifest import Manifest
 from umbel.data.schema import OTHER, Column, Schema, repeated
 from umbel.protocol.errors import DatasetError, SiteError
+from umbel.protocol.words import count_of
 
 MISSING = ("", "na", "n/a", "nan", "null")
 """Texts that stand for a missing value, in any case."""
@@ -254,7 +255,9 @@ def _numbers(
         series = series.astype(object).where(~missing_in(series), column.fill)
     else:
         value = column.classes[0] if column.classes else column.since if column.type == "date" else column.offset
-        ways = [*map(syntax.missing, missing), syntax.entry(column.name, "fill", value)]
+        # A target that is made up would be learnt.
+        own = ("fill", value) if "indicate" in missing else ("missing", "drop")
+        ways = [*map(syntax.missing, missing), syntax.entry(column.name, *own)]
         refuse(missing_in(series), "missing", f"fill it in, or set {' or '.join(ways)}")
     if column.type == "category":
         texts = as_texts(series, column.pattern)
@@ -382,6 +385,6 @@ def _refuse(series: pd.Series, odd: Any, column: Column, source: Any, what: str,
     bad = series[np.asarray(odd)]
     if len(bad):
         shown = "" if what == "missing" else f"{bad.iloc[0]!r}, "
-        more = f" (and in {len(bad) - 1} more rows)" if len(bad) > 1 else ""
+        more = f" (and in {count_of(len(bad) - 1, 'more row')})" if len(bad) > 1 else ""
         wrong = f"{source}: {column.name} in data row {bad.index[0] + 1} is {shown}{what}{more}"
         raise DatasetError(f"{wrong}; {fix}", code="data.missing-value" if what == "missing" else "data.bad-value")

@@ -529,8 +529,8 @@ class _Search:
         more = next((one for one in self._more if self._would_plan(train=one)), None)
         ways += [f"about {more:,} clients" if more else "more clients", self._fewer_parameters()]
         raise ConfigError(
-            f"epsilon {self.epsilon:g} for {self.train:,} clients and {self.n:,} parameters: {told}. Try "
-            f"{', '.join(ways[:-1])}, or {ways[-1]}",
+            f"epsilon {self.epsilon:g} for {self.train:,} clients and {self.n:,} parameters: {told}. Each client is "
+            f"better off alone, unless you change one of these: {'; '.join(ways)}",
             code="config.in-vain",
         )
 

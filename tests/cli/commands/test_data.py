@@ -328,3 +328,16 @@ def test_constants_that_are_told_fit_numbers_far_from_zero_and_do_not_ask_for_es
     assert "--standardise" not in two
     told = said(*words, "--standardise", "--replace")
     assert "with --replace, and add --set steals.scale=10000.\n" in told
+
+
+def test_a_code_for_missing_does_not_make_all_other_numbers_small(tmp_path: Path, umbel_home: Path) -> None:
+    """One price of 99,999 among 300 of about 100: the hint names it, and scales by the others."""
+    rows = [f"c{i % 30},{i % 7},{99_999 if i == 5 else 80 + i % 40}" for i in range(300)]
+    (tmp_path / "shops.csv").write_text("client,x,price\n" + "\n".join(rows))
+    told = CliRunner().invoke(
+        app, ["data", "import", str(tmp_path / "shops.csv"), "--client", "client", "--target", "price"]
+    )
+    assert told.exit_code == 0, told.output
+    text = " ".join(told.output.split())
+    assert "1 row above 40 times the median" in text
+    assert "--set price.scale=100" in text.replace("scale=100000", "")

@@ -22,10 +22,13 @@ from umbel.data.split import main as split
 from umbel.protocol.cli import command_group, console, errors_in_one_line
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
+from umbel.protocol.words import count_of
 
 app = command_group("List and describe datasets, and make more from recipes and tables.")
 
 _LARGE = 10.0  # a number for which a local step of the usual size is too large
+_ODD = 40  # times the median: a number that may be no measurement
+_MOST = 0.99  # the share of the rows whose size gives a scale
 
 
 def _load(name: str) -> typer.Typer:
@@ -368,12 +371,19 @@ def _hints(data: Dataset, standardised: bool) -> list[str]:
                 ends = ("minimum", min(values.min(), 0)), ("maximum", max(values.max(), 0))
                 ranges += [Syntax.FLAGS.entry(column.name, entry, _outwards(float(end))) for entry, end in ends]
             continue
-        tops.append(f"{column.name} {low:,.6g} to {high:,.6g}")
+        size = np.abs(values * column.scale + column.offset)
+        most, usual = float(np.quantile(size, _MOST)), float(np.median(size))
+        odd = int((size > _ODD * usual).sum()) if usual > 0 else 0
+        rare = (
+            0 < odd < len(size) / 100 and f" ({count_of(odd, 'row')} above {_ODD} times the median: codes for missing?)"
+        )
+        tops.append(f"{column.name} {low:,.6g} to {high:,.6g}{rare or ''}")
         if known and not scaled:
             ranged = True
             continue
         far = column is not schema.target and high > low > high / 2  # from 0, and close to one another
-        scale = 10 ** max(0, round(math.log10((high - low) / 2 if far else max(abs(low), abs(high)))))
+        # A few numbers far from all others must not make the others small.
+        scale = 10 ** max(0, round(math.log10((high - low) / 2 if far else most if rare else max(abs(low), abs(high)))))
         if far:
             flags.append(Syntax.FLAGS.entry(column.name, "offset", round((low + high) / 2 / scale) * scale))
         flags.append(Syntax.FLAGS.entry(column.name, "scale", scale))

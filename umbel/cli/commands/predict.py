@@ -79,6 +79,7 @@ def command(
         typer.echo(printable(text), nl=False)
     else:
         write_atomically(out.expanduser().absolute(), text.encode())
+        typer.echo(f"{count_of(len(found), 'row')} predicted by {path.name}: {out}", err=True)
     for note in notes:
         typer.echo(printable(note), err=True)
 

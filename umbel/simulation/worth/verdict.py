@@ -96,7 +96,8 @@ def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool) -> tuple
         (Way.ALONE, Level.NOT_BETTER_THAN_ALONE, "each client alone"),
     ):
         if way in gains and not _ahead(run, gains[way]):
-            return level, f"No: it is {'worse' if _ahead(gains[way], run) else 'not clearly better'} than {what}."
+            worse, shown = _ahead(gains[way], run), "Not shown" if (run - gains[way]).mean() > 0 else "No"
+            return level, f"{shown}: it is {'worse' if worse else 'not clearly better'} than {what}."
     if Way.ALONE not in gains:
         return Level.BETTER_THAN_CONSTANT, "It is better than a constant; clients alone were not measured."
     if Way.POOLED not in gains or not _ahead(gains[Way.POOLED], gains[Way.CONSTANT]):
@@ -114,7 +115,10 @@ def within_chance(level: Level, gains: Mapping[Way, NDArray[np.float64]]) -> str
     than = {Level.NOT_BETTER_THAN_CONSTANT: Way.CONSTANT, Level.NOT_BETTER_THAN_ALONE: Way.ALONE}.get(level)
     if than is None or not (gains[judged(gains)] - gains[than]).mean() > 0:
         return ""
-    return f" It is ahead in the mean, but {len(gains[than])} clients are too few to tell."
+    return (
+        f" It is ahead in the mean, but {len(gains[than])} clients are too few to tell: import the data with more "
+        "validation clients, as by --validation 0.5."
+    )
 
 
 def as_it_is(level: Level, gains: Mapping[Way, NDArray[np.float64]]) -> str:
