@@ -137,6 +137,9 @@ def test_all_are_confined(role: str) -> None:
             "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
         }  # fmt: skip
         assert {"startupProbe", "readinessProbe", "livenessProbe"} <= one.keys()
+        # A full disk takes a pod out of service, and does not start it again.
+        assert "/health'" not in str(one["readinessProbe"])
+        assert "/ready'" not in str(one["livenessProbe"])
         # Slow is not dead: 15 minutes to start, and 10 minutes without an answer.
         assert one["startupProbe"]["failureThreshold"] * one["startupProbe"]["periodSeconds"] == 900
         assert one["livenessProbe"]["failureThreshold"] * one["livenessProbe"]["periodSeconds"] == 600

@@ -45,13 +45,14 @@ limits:
   memory: {{ .Values.memory | default (ternary "2Gi" "4Gi" (eq .Values.role "server")) }}
 {{- end }}
 
-{{- /* A busy node starts Python slowly, and a busy process answers late: neither is a reason to start it again. */}}
+{{- /* A busy node starts Python slowly, and a busy process answers late: neither is a reason to start it again.
+Alive and ready are apart: a full disk takes a pod out of service, and restarts nothing. */}}
 {{- define "umbel.patience" -}}
 startupProbe: {{- toYaml . | nindent 2 }}
   periodSeconds: 10
   timeoutSeconds: 10
   failureThreshold: 90
-readinessProbe: {{- toYaml . | nindent 2 }}
+readinessProbe: {{- regexReplaceAll "(?m)/health$" (toYaml .) "/ready" | nindent 2 }}
   periodSeconds: 30
   timeoutSeconds: 10
 livenessProbe: {{- toYaml . | nindent 2 }}
