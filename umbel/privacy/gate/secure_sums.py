@@ -100,7 +100,7 @@ def remember(state: RecordDict, party: Party) -> None:
     turn = party.turn
     entries = {
         "terms": party.terms.digest, "secret": party.secret, "round": turn.round, "members": list(turn.members),
-        "turn": turn.secret, "survivors": list(turn.survivors), "opened": turn.opened,
+        "parties": turn.parties, "turn": turn.secret, "survivors": list(turn.survivors), "opened": turn.opened,
     }  # fmt: skip
     filled(state, {_RECORD: filled(ConfigRecord(), entries)})
 
@@ -124,7 +124,7 @@ def reply(site: Site, seed: int | None, state: RecordDict, asked: Request) -> Co
 def _turn(record: ConfigRecord) -> Turn:
     found: dict[str, Any] = dict(record.items())
     members, survivors = tuple(found["members"]), tuple(found["survivors"])
-    return Turn(found["round"], members, found["turn"], survivors, found["opened"])
+    return Turn(found["round"], members, found["parties"], found["turn"], survivors, found["opened"])
 
 
 def _identity(site: Site, seed: int | None) -> tuple[str, Callable[[bytes], bytes], dict[str, PublicKey]]:

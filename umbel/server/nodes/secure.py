@@ -86,8 +86,10 @@ class Together:
         ProtocolError
             If there are too few.
         """
-        members = tuple(sorted(self.names[node] for node in asked if node in self.names))
-        total, inside = Sum(self.terms, round, members, self.keys), []
+        announced = {
+            name: self.announced[name] for name in sorted(self.names[node] for node in asked if node in self.names)
+        }
+        total, inside = Sum(self.terms, round, announced, self.keys), []
         for node, one in masked.items():
             try:
                 total.add(self.names[node], one)
@@ -103,8 +105,7 @@ class Together:
         agree = Request(Stage.AGREE, self.terms, total.round, survivors=total.survivors)
         for node, signature in self._ask(dict.fromkeys(nodes, agree), total.threshold, signature_in).items():
             total.sign(nodes[node], signature)
-        announced = {name: self.announced[name] for name in total.members}
-        opening = Request(Stage.OPEN, self.terms, total.round, announced, signatures=total.signatures)
+        opening = Request(Stage.OPEN, self.terms, total.round, total.announced, signatures=total.signatures)
         requests = {node: replace(opening, boxes=total.boxes(name)) for node, name in nodes.items()}
         for node, opened in self._ask(requests, total.threshold, opened_in).items():
             total.opens(nodes[node], opened)
