@@ -56,8 +56,7 @@ class SecureSanitiser:
             # All parties have the same grid, so no site can raise its own clip norm.
             text = f"a secure sum has clip norm {task.clip_norm:g}; this site's clip-norm-floor is"
             raise Refused(f"{text} {site.policy.clip_norm_floor:g}", code="refused.secure-terms")
-        if terms.length != everything.size + len(everything):
-            raise Refused("the secure sum has another length than the hypotheses", code="refused.secure-terms")
+        check_length(hypotheses, terms)
         if (terms.deviation > 0) is not (task.noise_multiplier > 0):
             raise Refused("terms and task of the secure sum differ in noise", code="refused.secure-terms")
         return cls(task, everything, Grid.of(task.clip_norm, task.noise_multiplier, terms.deviation))
@@ -77,6 +76,13 @@ class SecureSanitiser:
             np.add.at(sums, chosen[block], np.trunc(inside / self.grid.step).astype(np.int64))
         counts = np.bincount(chosen, minlength=k).astype(np.int64) * self.grid.weight
         return np.concatenate([sums.ravel(), counts])
+
+
+def check_length(hypotheses: Arrays, terms: Terms) -> None:
+    """Raise `Refused` unless a sum has a number for each parameter of the hypotheses, and one for each of them."""
+    sizes = [value.size for value in hypotheses.values()]
+    if not sizes or terms.length != sum(sizes) + len(next(iter(hypotheses.values()))):
+        raise Refused("the secure sum has another length than the hypotheses", code="refused.secure-terms")
 
 
 def party_of(site: Site, seed: int | None, state: RecordDict, terms: Terms) -> Party:
@@ -161,5 +167,9 @@ def _public(seed: int | None, name: str) -> PublicKey:
 
 
 def _random(site: Site, seed: int | None, round: int) -> Callable[[int], bytes]:
-    """Return a source of a party's random bytes."""
+    """Return a source of a party's random bytes.
+
+    A site with `insecure-seed` has secrets of its own too: the other sites rely on its share of the noise.
+    """
+    seed = seed if site.simulated else None
     return next(randomness.noise(seed, round, [site.first], "secure sum")).bytes

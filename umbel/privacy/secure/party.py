@@ -133,7 +133,7 @@ class Party:
     def announce(self) -> Announcement:
         """Return the party's key for the run."""
         public = seeds.private_key(self.secret).public_key().public_bytes_raw()
-        return Announcement(public, self.sign(self._key_text(self.name, public)))
+        return Announcement(public, self.sign(key_text(self.terms, self.name, public)))
 
     # --- first exchange
 
@@ -183,7 +183,7 @@ class Party:
             if name not in self.keys:
                 text = f"party {name!r} is not in this site's list of parties for secure sums"
                 raise Refused(text, code="refused.secure-parties")
-            if not verifies(self.keys[name], one.signature, self._key_text(name, one.public)):
+            if not verifies(self.keys[name], one.signature, key_text(self.terms, name, one.public)):
                 text = f"the key of party {name!r} is not signed by {name!r}, or for other terms"
                 raise Refused(text, code="refused.secure-parties")
         self.terms.check_parties(len(announced))
@@ -318,9 +318,6 @@ class Party:
     def _threshold(self) -> int:
         return self.terms.threshold(len(self.turn.members))
 
-    def _key_text(self, name: str, public: bytes) -> bytes:
-        return text_of("umbel secure key", self.terms.digest, name, public.hex())
-
     def _box_key(self, pair: bytes, sender: str, receiver: str) -> bytes:
         return derived(pair, "box", self.turn.round, sender, receiver)
 
@@ -331,6 +328,11 @@ class Party:
     def _order(sender: str, members: tuple[str, ...]) -> list[str]:
         """Return whose seeds are in a box of a sender, in order."""
         return [OWN, *(name for name in members if name != sender)]
+
+
+def key_text(terms: Terms, name: str, public: bytes) -> bytes:
+    """Return what a party signs about its key for a run."""
+    return text_of("umbel secure key", terms.digest, name, public.hex())
 
 
 def parties_in(announced: Mapping[str, Announcement]) -> str:

@@ -12,16 +12,17 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
-from umbel.privacy.secure.party import Announcement, Masked
+from umbel.privacy.secure import seeds
+from umbel.privacy.secure.party import Announcement, Masked, key_text
 from umbel.privacy.secure.sums import Sum
-from umbel.privacy.secure.terms import Grid, Terms, bits_for, finest_deviation
+from umbel.privacy.secure.terms import LARGEST, Grid, Terms, bits_for, finest_deviation
 from umbel.privacy.secure.wire import Introduction, Request, Stage, masked_in, opened_in, signature_in
 from umbel.protocol.arrays import Arrays, as_matrix
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import filled, log
 from umbel.protocol.messages import SECURE, shared_in
 from umbel.protocol.releases import Sums
-from umbel.protocol.signatures import PublicKey, public_key
+from umbel.protocol.signatures import PublicKey, public_key, verifies
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.replies import Asked
@@ -112,15 +113,26 @@ class Together:
         return total.result()
 
     def _introduce(self, nodes: Sequence[int]) -> None:
-        """Ask new nodes who they are."""
-        asked = dict.fromkeys(nodes, Request(Stage.ANNOUNCE, self.terms))
-        for node, one in self._ask(asked, len(nodes), Introduction.read).items():
-            if one.name in self.announced:
+        """Ask new nodes who they are; a sum can begin without those that do not say so."""
+        asked, known = dict.fromkeys(nodes, Request(Stage.ANNOUNCE, self.terms)), len(self.names)
+        enough = max(self.terms.least, self.terms.threshold(known + len(nodes))) - known
+        for node, one in self._ask(asked, enough, self._introduction).items():
+            if one.name in self.announced or one.announcement.public in {who.public for who in self.announced.values()}:
                 text = "%s says that it is party %s, which is another node; it is not asked"
                 log(WARNING, text, self.exchange.names[node], one.name)
                 continue
             self.names[node], self.announced[one.name] = one.name, one.announcement
             self.keys[one.name] = public_key(one.name, one.key)
+
+    def _introduction(self, content: RecordDict) -> Introduction:
+        """Return who a node says it is; raise if every party would refuse its key, and the sum with it."""
+        one = Introduction.read(content)
+        public = one.announcement.public
+        seeds.shared(seeds.private_key(bytes(32)), public)
+        text = key_text(self.terms, one.name, public)
+        if not verifies(public_key(one.name, one.key), one.announcement.signature, text):
+            raise ProtocolError(f"the key of party {one.name!r} is not signed", code="protocol.secure-message")
+        return one
 
     def _ask(self, requests: Mapping[int, Request], enough: int, read: Callable[[RecordDict], T]) -> dict[int, T]:
         """Send messages, and return what their replies say, by node."""
@@ -155,8 +167,9 @@ class Together:
 def terms_of(task: TrainingSpec, hypotheses: Arrays, clients: int, parties: int, colluding: int, least: int) -> Terms:
     """Return the terms of a run's secure sums over so many clients of so many parties, the same in each round."""
     everything, nu = as_matrix(hypotheses), task.noise_multiplier
-    # At least as many steps in a clip norm as in the noise's deviation, so that rounding costs nothing.
-    deviation = max(1.0, nu) * finest_deviation(max(parties, least), colluding) if nu > 0 else 0.0
+    # As many steps in a clip norm as the noise's deviation needs, where there is room, so that rounding costs nothing.
+    finest = finest_deviation(max(parties, least), colluding)
+    deviation = max(min(max(1.0, nu) * finest, LARGEST), finest) if nu > 0 else 0.0
     largest = clients * Grid.of(task.clip_norm, nu, deviation).weight
     bits = bits_for(largest, deviation, max(parties, least), colluding)
     return Terms(task.run, everything.size + len(everything), bits, deviation, colluding, least)
