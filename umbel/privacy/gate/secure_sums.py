@@ -116,7 +116,8 @@ def reply(site: Site, seed: int | None, state: RecordDict, asked: Request) -> Co
     party = party_of(site, seed, state, asked.terms)
     match asked.stage:
         case Stage.ANNOUNCE:
-            found = Introduction(party.name, line_of(party.keys[party.name]), party.announce()).to_record()
+            listed = {name: line_of(key) for name, key in party.keys.items()}
+            found = Introduction(party.name, listed[party.name], party.announce(), listed).to_record()
         case Stage.AGREE:
             found = signature_record(party.agree(asked.round, asked.survivors))
         case Stage.OPEN:

@@ -22,7 +22,7 @@ from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import filled, log
 from umbel.protocol.messages import SECURE, shared_in
 from umbel.protocol.releases import Sums
-from umbel.protocol.signatures import PublicKey, public_key, verifies
+from umbel.protocol.signatures import PublicKey, line_of, public_key, verifies
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.replies import Asked
@@ -48,6 +48,10 @@ class Together:
     keys : dict
         The keys that identify the parties, as they say. A party does not rely on this; the server needs them to see
         which signatures others will accept.
+    listed : dict
+        By name, the parties with which it adds, each with its key.
+    members : dict
+        The announcements of the latest round's parties.
     """
 
     terms: Terms
@@ -56,18 +60,21 @@ class Together:
     names: dict[int, str] = field(default_factory=dict)
     announced: dict[str, Announcement] = field(default_factory=dict)
     keys: dict[str, PublicKey] = field(default_factory=dict)
+    listed: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    members: dict[str, Announcement] = field(default_factory=dict)
 
     def invite(self, messages: Sequence[Message], round: int) -> list[Message]:
         """Return those of a round's messages whose nodes are parties, each with the announcements of all.
 
-        Nodes that are new introduce themselves first.
+        Nodes that are new introduce themselves first. A node that others do not list is left out: none of these would
+        add with it, so it could stop every sum.
         """
         nodes = [message.metadata.dst_node_id for message in messages]
         self._introduce([node for node in nodes if node not in self.names])
-        parties = [node for node in nodes if node in self.names]
-        announced = {name: self.announced[name] for name in sorted(self.names[node] for node in parties)}
-        record = Request(Stage.MASK, self.terms, round, announced).to_record()
-        invited = [message for message in messages if message.metadata.dst_node_id in self.names]
+        names = self._listing_each_other(sorted(self.names[node] for node in nodes if node in self.names))
+        self.members = {name: self.announced[name] for name in names}
+        record = Request(Stage.MASK, self.terms, round, self.members).to_record()
+        invited = [message for message in messages if self.names.get(message.metadata.dst_node_id) in self.members]
         for message in invited:
             filled(message.content, {SECURE: record})
         return invited
@@ -78,8 +85,9 @@ class Together:
             name = self.names.pop(node, "")
             self.announced.pop(name, None)
             self.keys.pop(name, None)
+            self.listed.pop(name, None)
 
-    def add(self, round: int, asked: Iterable[int], masked: Mapping[int, Masked]) -> tuple[Sum, list[int]]:
+    def add(self, round: int, masked: Mapping[int, Masked]) -> tuple[Sum, list[int]]:
         """Return the sum of a round after its first exchange, and the nodes whose numbers are in it.
 
         Raises
@@ -87,10 +95,7 @@ class Together:
         ProtocolError
             If there are too few.
         """
-        announced = {
-            name: self.announced[name] for name in sorted(self.names[node] for node in asked if node in self.names)
-        }
-        total, inside = Sum(self.terms, round, announced, self.keys), []
+        total, inside = Sum(self.terms, round, self.members, self.keys), []
         for node, one in masked.items():
             try:
                 total.add(self.names[node], one)
@@ -122,7 +127,20 @@ class Together:
                 log(WARNING, text, self.exchange.names[node], one.name)
                 continue
             self.names[node], self.announced[one.name] = one.name, one.announcement
-            self.keys[one.name] = public_key(one.name, one.key)
+            self.keys[one.name], self.listed[one.name] = public_key(one.name, one.key), one.listed
+
+    def _listing_each_other(self, names: Sequence[str]) -> list[str]:
+        """Return the parties without those that others do not list, or list with another key."""
+        left, lines = list(names), {name: line_of(self.keys[name]) for name in names}
+        doubts = {name: {other for other in left if self.listed[other].get(name) != lines[name]} for name in left}
+        while left:
+            often = {name: sum(name in doubts[other] for other in left) + len(doubts[name] & {*left}) for name in left}
+            worst = max(left, key=lambda name: often[name])
+            if not often[worst]:
+                break
+            log(WARNING, "party %s is left out: it and others do not list each other's keys", worst)
+            left.remove(worst)
+        return left
 
     def _introduction(self, content: RecordDict) -> Introduction:
         """Return who a node says it is; raise if every party would refuse its key, and the sum with it."""
@@ -193,7 +211,7 @@ def summed(
     inside: list[int] = []
     sums, counts = np.zeros((0, k, n)), np.zeros((0, k))
     try:
-        total, inside = together.add(round, asked.positions, masked)
+        total, inside = together.add(round, masked)
         values, _ = together.finish(total)
         grid = Grid.of(task.clip_norm, task.noise_multiplier, together.terms.deviation)
         sums = np.multiply(values[: k * n], grid.step, dtype=np.float64).reshape(1, k, n)
