@@ -23,11 +23,11 @@ from tests.helpers.messages import arrived, of_node, refused, task_of, through_g
 from tests.helpers.sites import own, simulated
 from tests.privacy.gate.test_secure_sums import TASK, TERMS, announced, handler, node, request, sanitiser
 from umbel.privacy.gate import secure_sums
-from umbel.privacy.gate.secure_sums import SecureSanitiser, party_of, reply
+from umbel.privacy.gate.secure_sums import SecureSanitiser, party_of, remember, reply
 from umbel.privacy.gate.site import Site
 from umbel.privacy.secure.party import Announcement, key_text
 from umbel.privacy.secure.terms import LARGEST, Terms
-from umbel.privacy.secure.wire import RECORD, Request, Stage, masked_in
+from umbel.privacy.secure.wire import RECORD, Introduction, Request, Stage, masked_in
 from umbel.protocol.errors import ProtocolError, Refused, SiteError
 from umbel.protocol.messages import shared_in
 from umbel.protocol.release import Kind
@@ -266,6 +266,51 @@ def test_each_run_and_each_change_of_terms_has_another_key(tmp_path: Path) -> No
     found = [public_of(site, state), public_of(site, state, replace(TERMS, bits=20)), public_of(site, state)]
     found += [public_of(site, RecordDict()) for _ in range(2)]
     assert len({*found}) == 5
+
+
+def together(tmp_path: Path) -> tuple[Site, RecordDict, dict[str, Announcement]]:
+    """Return a site, its memory, and the announcements of it and of two others."""
+    site, state = listing(tmp_path), RecordDict()
+    found = {}
+    for name in ("south", "west", "north"):
+        own = state if name == "north" else RecordDict()
+        site = Site.serving(site.policy.model_copy(update={"party_key": str(tmp_path / name)}))
+        found[name] = Introduction.read(
+            RecordDict({RECORD: reply(site, None, own, Request(Stage.ANNOUNCE, TERMS))})
+        ).announcement
+    return site, state, found
+
+
+def test_a_memory_that_is_older_than_the_last_message_signs_no_second_set(tmp_path: Path, umbel_home: Path) -> None:
+    """Two messages at once, or a process that is killed between reply and memory: both times the set is unsigned."""
+    site, state, found = together(tmp_path)
+    party = party_of(site, None, state, TERMS)
+    party.mask(1, found, np.zeros(4, np.int64))
+    remember(site, state, party)
+    before = dict(state["umbel.secure"].items())
+    everybody, two = ("north", "south", "west"), ("north", "south")
+    reply(site, None, state, Request(Stage.AGREE, TERMS, 1, survivors=everybody))
+    state["umbel.secure"] = ConfigRecord(before)
+    with raises(Refused, "refused.secure-round"):
+        reply(site, None, state, Request(Stage.AGREE, TERMS, 1, survivors=two))
+    state["umbel.secure"] = ConfigRecord(before)
+    reply(site, None, state, Request(Stage.AGREE, TERMS, 1, survivors=everybody))
+
+
+def test_a_memory_that_is_older_than_the_last_message_masks_no_round_twice(tmp_path: Path, umbel_home: Path) -> None:
+    """Two trainings at once in one round: what is in the other sites' boxes would be shared twice."""
+    site, state, found = together(tmp_path)
+    before = dict(state["umbel.secure"].items())
+    for again in (False, True):
+        state["umbel.secure"] = ConfigRecord(before)
+        party = party_of(site, None, state, TERMS)
+        party.mask(1, found, np.zeros(4, np.int64))
+        if not again:
+            remember(site, state, party)
+    with raises(Refused, "refused.secure-round"):
+        remember(site, state, party)
+    party.mask(2, found, np.zeros(4, np.int64))
+    remember(site, state, party)
 
 
 @pytest.mark.parametrize("changes", [{"least": 2}, {"colluding": 0, "least": 4}])

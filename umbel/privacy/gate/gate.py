@@ -224,7 +224,7 @@ class Passage:
         assigned = choice.at_random(task.explore, len(sanitiser.hypotheses), sources)
         trained, chosen = self._trained(task, paying, assigned)
         masked = party.mask(task.round, asked.announced, sanitiser.summed(trained, chosen))
-        remember(self.state, party)
+        remember(site, self.state, party)
         return SanitisedShare(masked, paid)
 
     def join(self, asked: Request) -> Masked:
@@ -234,7 +234,7 @@ class Passage:
         check_length(self.hypotheses, asked.terms)  # before the memory for so many numbers is taken
         party = party_of(self.site, self.seed, self.state, asked.terms)
         masked = party.mask(asked.round, asked.announced, np.zeros(asked.terms.length, np.int64))
-        remember(self.state, party)
+        remember(self.site, self.state, party)
         return masked
 
     def evaluate(self, task: EvaluationSpec) -> NDArray[np.float64]:

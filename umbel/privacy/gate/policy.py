@@ -160,7 +160,7 @@ class Policy(Settings):
         description='public keys of the sites for secure sums, this one included, as "name=key name=key"; none without',
     )
     party_key: Text = Field("", description="absolute path of this site's private SSH key for secure sums")
-    least_parties: Whole = Field(3, ge=2, description="fewest sites in a secure sum")
+    least_parties: Whole = Field(3, ge=2, description="fewest sites asked for a secure sum; over half answer")
     colluding_parties: Whole = Field(
         0, ge=0, description="sites that may tell the server everything: a secure sum has enough noise without theirs"
     )

@@ -132,8 +132,12 @@ class Party:
 
     def announce(self) -> Announcement:
         """Return the party's key for the run."""
-        public = seeds.private_key(self.secret).public_key().public_bytes_raw()
-        return Announcement(public, self.sign(key_text(self.terms, self.name, public)))
+        return Announcement(self.public, self.sign(key_text(self.terms, self.name, self.public)))
+
+    @property
+    def public(self) -> bytes:
+        """Its key for the run."""
+        return seeds.private_key(self.secret).public_key().public_bytes_raw()
 
     # --- first exchange
 
@@ -175,7 +179,7 @@ class Party:
         if round <= self.turn.round:
             text = f"round {round} of a secure sum is not after round {self.turn.round}, in which this party took part"
             raise Refused(text, code="refused.secure-round")
-        if self.name not in announced or announced[self.name].public != self.announce().public:
+        if self.name not in announced or announced[self.name].public != self.public:
             raise Refused("this party is not among those of the sum, with its own key", code="refused.secure-parties")
         if len({one.public for one in announced.values()}) < len(announced):
             raise Refused("two parties of a sum have the same key", code="refused.secure-parties")
