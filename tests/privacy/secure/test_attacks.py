@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from tests.helpers.errors import raises
 from tests.privacy.secure.conftest import TERMS, Federation, identity
 from umbel.privacy.secure import seeds
 from umbel.privacy.secure.party import OWN, Announcement, Masked, Opened, add_mask, key_text
+from umbel.privacy.secure.sums import Sum
+from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused
 
 NUMBERS = np.arange(TERMS.length)
@@ -179,3 +182,59 @@ def test_a_party_that_lies_about_its_shares_is_passed_over_among_many() -> None:
     wrong = {other: dict.fromkeys(own, bytes(16)) for other, own in opened.shares.items()}
     found.opens("a", Opened(opened.seeds, opened.layers, wrong))
     assert found.result()[0].tolist() == sum(federation.values().values()).tolist()
+
+
+# --- all that a server can learn, for every set of survivors and of parties that work with it
+
+CASES = [
+    (size, colluding, gone)
+    for size, colluding in ((3, 0), (4, 1), (5, 0), (5, 1), (6, 2))
+    for lost in range(size - replace(TERMS, colluding=colluding, least=size).threshold(size) + 1)
+    for gone in combinations("abcdef"[:size], lost)
+]
+
+
+def opened_by_all(size: int, colluding: int, gone: tuple[str, ...]) -> tuple[Sum, dict[str, Opened]]:
+    """Return a sum that all its survivors opened, and what they revealed."""
+    federation = Federation(Terms("run 7", 1, 40, 300.0, colluding, least=size), size)
+    found = federation.third(federation.second(federation.first(gone=gone)))
+    return found, found._opened
+
+
+@pytest.mark.parametrize(("size", "colluding", "gone"), CASES, ids=str)
+def test_whatever_is_opened_hides_every_honest_party(size: int, colluding: int, gone: tuple[str, ...]) -> None:
+    """The server knows all that was revealed, and all that any `colluding` parties know, survivors or lost.
+
+    An honest survivor still shares a mask with another one, which nobody else can compute; and of a lost party, whose
+    numbers the server may have kept, its own mask stays.
+    """
+    found, opened = opened_by_all(size, colluding, gone)
+    for bad in combinations(found.members, colluding):
+        honest = {*found.members} - {*bad}
+
+        def known(one: str, other: str, bad: tuple[str, ...] = bad) -> bool:
+            """Return whether the server can compute a mask of an honest party."""
+            if other in bad or (one in opened and other in opened[one].seeds):
+                return True
+            if other in opened and one in opened[other].seeds:
+                return True
+            shares = {*bad} | {who for who, said in opened.items() if other in said.shares.get(one, {})}
+            back = {*bad} | {who for who, said in opened.items() if one in said.shares.get(other, {})}
+            return max(len(shares), len(back)) >= found.threshold
+
+        for one in honest & {*found.survivors}:
+            assert any(not known(one, other) for other in (honest & {*found.survivors}) - {one})
+        for one in honest - {*found.survivors}:
+            assert not known(one, OWN)
+
+
+@pytest.mark.parametrize(("size", "colluding", "gone"), CASES, ids=str)
+def test_whatever_is_opened_leaves_the_promised_noise_to_the_honest(
+    size: int, colluding: int, gone: tuple[str, ...]
+) -> None:
+    """The layers that honest survivors did not reveal have the whole variance, whoever works with the server."""
+    found, opened = opened_by_all(size, colluding, gone)
+    deviations = found.terms.layers(size)
+    for bad in combinations(found.members, colluding):
+        kept = [deviations[: len(deviations) - len(opened[name].layers)] for name in found.survivors if name not in bad]
+        assert sum(one**2 for layers in kept for one in layers) >= 300.0**2 * (1 - 1e-12)

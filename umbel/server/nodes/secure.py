@@ -131,16 +131,17 @@ class Together:
 
     def _listing_each_other(self, names: Sequence[str]) -> list[str]:
         """Return the parties without those that others do not list, or list with another key."""
-        left, lines = list(names), {name: line_of(self.keys[name]) for name in names}
-        doubts = {name: {other for other in left if self.listed[other].get(name) != lines[name]} for name in left}
-        while left:
-            often = {name: sum(name in doubts[other] for other in left) + len(doubts[name] & {*left}) for name in left}
-            worst = max(left, key=lambda name: often[name])
-            if not often[worst]:
-                break
+        left, lines = {*names}, {name: line_of(self.keys[name]) for name in names}
+        doubts = {name: {other for other in names if self.listed[other].get(name) != lines[name]} for name in names}
+
+        def unlike(name: str) -> int:
+            return len(doubts[name] & left) + sum(name in doubts[other] for other in left)
+
+        while any(doubts[name] & left for name in left):
+            worst = max(sorted(left), key=unlike)
             log(WARNING, "party %s is left out: it and others do not list each other's keys", worst)
             left.remove(worst)
-        return left
+        return sorted(left)
 
     def _introduction(self, content: RecordDict) -> Introduction:
         """Return who a node says it is; raise if every party would refuse its key, and the sum with it."""
