@@ -236,7 +236,8 @@ def test_each_mode_stands_in_the_docs_with_what_the_account_makes_of_it() -> Non
         assert (found and found.pure) == said[cost], mode
         assert to.startswith("no client" if found is None else "each client"), mode
     assert rows["exact losses"][0] == "none"
-    together = guarantee({secure_release(dataclasses.replace(release, mechanism="discrete-gaussian")): 1})
+    own = dataclasses.replace(modes["clients' release"], mechanism="discrete-gaussian")
+    together = guarantee({secure_release(own): 1})
     assert together is not None
     assert together.epsilon < together.pure == math.inf
     assert rows["secure sum"][0] == "none: an ε at δ only"
