@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from flwr.app import Error, Message
+from flwr.app import ConfigRecord, Error, Message
 
 from tests.helpers.errors import raises
 from tests.helpers.ledgers import ledger_of
@@ -184,16 +184,16 @@ def keys(folder: Path, *names: str) -> tuple[dict[str, str], str]:
     return paths, " ".join(listed)
 
 
-def sites(home: Path, **changes: Any) -> list[dict[str, Any]]:
-    """Return three sites of one dataset, each with a ledger and a key of its own."""
+def sites(home: Path, *names: str, **changes: Any) -> list[dict[str, Any]]:
+    """Return three sites of one dataset, or those named, each with a ledger and a key of its own."""
     home.mkdir(exist_ok=True)
-    paths, listed = keys(home / "keys", "north", "south", "west")
+    paths, listed = keys(home / "keys", *names or ("north", "south", "west"))
     common = {
         "data-path": str(ROOT / "datasets" / "synthetic.json"), "role": "split", "release": "secure", **ACCEPTED,
         "mechanisms": "discrete-gaussian", "parties": listed,
     }  # fmt: skip
     return [
-        common | {"place": f"{i}/3", "ledger-path": str(home / f"{i}.sqlite"), "party-key": path}
+        common | {"place": f"{i}/{len(paths)}", "ledger-path": str(home / f"{i}.sqlite"), "party-key": path}
         | {name.replace("_", "-"): value for name, value in changes.items()}
         for i, path in enumerate(paths.values())
     ]  # fmt: skip
@@ -229,11 +229,85 @@ def test_sites_whose_policy_asks_for_more_add_nothing(umbel_home: Path, changes:
         assert not any(Ledger(umbel_home / f"{place}.sqlite").account(client) for client in range(100))
 
 
-def test_a_site_that_is_not_in_the_others_lists_is_left_out(umbel_home: Path) -> None:
-    """It lists itself and the others; the others list a key of another site in its place."""
-    nodes = sites(umbel_home)
+def test_a_site_that_is_not_in_the_others_lists_stops_no_sum(umbel_home: Path) -> None:
+    """It lists itself and the others; the others list a key of another site in its place, and add without it."""
+    nodes = sites(umbel_home, "north", "south", "east", "west")
     paths, listed = keys(umbel_home / "other", "west")
-    north, south, _ = nodes[0]["parties"].split()
-    nodes[2] |= {"parties": f"{north} {south} {listed}", "party-key": paths["west"]}
-    run = at_sites(nodes, rounds=1)
-    assert not any(entry.moved for entry in run.state.history)
+    *three, _ = nodes[0]["parties"].split()
+    nodes[3] |= {"parties": " ".join([*three, listed]), "party-key": paths["west"]}
+    run = at_sites(nodes, rounds=2, min_nodes=4)
+    assert [entry.moved for entry in run.state.history if entry.asked] == [True] * 2
+    assert not any(Ledger(umbel_home / "3.sqlite").account(client) for client in range(100))
+
+
+def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[Message, int, ConfigRecord], None]) -> None:
+    """Change records of secure sums in replies; `change` gets the message, the number of the node, and the record."""
+
+    class Grid(InProcessGrid):
+        def _answer(self, message: Message) -> Message:
+            place = sorted(self.contexts).index(message.metadata.dst_node_id)
+            reply = super()._answer(message)
+            if not reply.has_error() and stage_of(message):
+                change(message, place, reply.content["secure"])
+            return reply
+
+    monkeypatch.setattr(in_process, "InProcessGrid", Grid)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"key": "nonsense"}, {"key": "ssh-ed25519 AAAA"}, {"public": bytes(32)}, {"public": b""}, {"signature": b""},
+     {"name": "node 3"}, {"name": "stranger"}, {"name": ""}, {"listed": []}, {"listed-names": ["node 0"] * 5}],
+    ids=str,
+)  # fmt: skip
+def test_a_site_that_is_not_who_it_says_stops_no_sum(monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]) -> None:
+    """The first of five sites introduces itself with a name or a key that others refuse, or that are none."""
+
+    def change(message: Message, place: int, record: ConfigRecord) -> None:
+        if stage_of(message) == "announce" and place == 0:
+            for name, value in said.items():
+                record[name] = value
+
+    changing(monkeypatch, change)
+    run = play(run_config("synthetic", **CONFIG | {"rounds": 2}), nodes=5, strict=False)
+    assert [entry.moved for entry in run.state.history if entry.asked] == [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [("mask", {"numbers": b""}), ("mask", {"layers": []}), ("mask", {"proofs": [], "proofs-of": []}),
+     ("mask", {"boxes": [b"none"] * 4}), ("agree", {"signature": b""}), ("open", {"layers": [bytes(16)]}),
+     ("open", {"shares": [], "of": [], "with": []}), ("open", {"seeds": [], "seeds-of": []})],
+    ids=str,
+)  # fmt: skip
+def test_a_site_that_sends_what_is_none_stops_no_sum(
+    monkeypatch: pytest.MonkeyPatch, stage: str, said: dict[str, Any]
+) -> None:
+    def change(message: Message, place: int, record: ConfigRecord) -> None:
+        if stage_of(message) == stage and place == 0:
+            for name, value in said.items():
+                record[name] = value
+
+    changing(monkeypatch, change)
+    run = play(run_config("synthetic", **CONFIG | {"rounds": 2}), nodes=5, strict=False)
+    assert [entry.moved for entry in run.state.history if entry.asked] == [True] * 2
+
+
+def test_a_site_that_forgets_everything_comes_back_with_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of five sites is started again after round 1: it misses a round, and the others add without it."""
+    dropping(monkeypatch, lambda message, place: False)
+    asked: list[int] = []
+
+    class Grid(in_process.InProcessGrid):  # type: ignore[name-defined]
+        def _answer(self, message: Message) -> Message:
+            if stage_of(message) == "mask" and message.metadata.dst_node_id == min(self.contexts):
+                asked.append(1)
+                if len(asked) == 2:
+                    self.contexts[message.metadata.dst_node_id].state.pop("umbel.secure")
+            return super()._answer(message)
+
+    monkeypatch.setattr(in_process, "InProcessGrid", Grid)
+    run = play(run_config("synthetic", **CONFIG | {"rounds": 3}), nodes=5, strict=False)
+    entries = [entry for entry in run.state.history if entry.asked]
+    assert all(entry.moved for entry in entries)
+    assert len(asked) == 3

@@ -49,7 +49,7 @@ def _what(policy: Policy) -> Iterator[str]:
         yield {
             AcceptedRelease.CLIENT: "Models of single clients, each with its own noise.",
             AcceptedRelease.SITE: f"Sums over at least {policy.min_clients} clients, with noise added once.",
-            AcceptedRelease.SECURE: f"Sums over at least {policy.least_parties} sites, each with a share of the noise.",
+            AcceptedRelease.SECURE: f"Sums of {policy.least_parties} or more asked sites, each with some of the noise.",
             AcceptedRelease.ANY: f"Models of single clients with noise, or sums over {policy.min_clients} clients.",
         }[policy.release]
         yield (

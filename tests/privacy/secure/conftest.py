@@ -57,7 +57,7 @@ class Federation:
     def first(self, round: int = 1, gone: Collection[str] = (), seed: int = 0) -> Sum:
         """Do the first exchange, in which some parties are not heard."""
         found, announced, values = (
-            Sum(self.terms, round, tuple(self.parties), self.keys),
+            Sum(self.terms, round, self.announced, self.keys),
             self.announced,
             self.values(seed),
         )

@@ -29,7 +29,7 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.releases import Sanitiser, check_noise, round_to_grid, sanitise
 from umbel.privacy.gate.runs import Runs
-from umbel.privacy.gate.secure_sums import SecureSanitiser, party_of, remember
+from umbel.privacy.gate.secure_sums import SecureSanitiser, check_length, party_of, remember
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry
 from umbel.privacy.gate.site_releases import SiteSanitiser
@@ -224,16 +224,17 @@ class Passage:
         assigned = choice.at_random(task.explore, len(sanitiser.hypotheses), sources)
         trained, chosen = self._trained(task, paying, assigned)
         masked = party.mask(task.round, asked.announced, sanitiser.summed(trained, chosen))
-        remember(self.state, party)
+        remember(site, self.state, party)
         return SanitisedShare(masked, paid)
 
     def join(self, asked: Request) -> Masked:
         """Return the site's part of a secure sum to which its clients add nothing: noise and masks alone."""
         if asked.stage is not Stage.MASK:
             raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
+        check_length(self.hypotheses, asked.terms)  # before the memory for so many numbers is taken
         party = party_of(self.site, self.seed, self.state, asked.terms)
         masked = party.mask(asked.round, asked.announced, np.zeros(asked.terms.length, np.int64))
-        remember(self.state, party)
+        remember(self.site, self.state, party)
         return masked
 
     def evaluate(self, task: EvaluationSpec) -> NDArray[np.float64]:

@@ -160,7 +160,7 @@ class Policy(Settings):
         description='public keys of the sites for secure sums, this one included, as "name=key name=key"; none without',
     )
     party_key: Text = Field("", description="absolute path of this site's private SSH key for secure sums")
-    least_parties: Whole = Field(3, ge=2, description="fewest sites in a secure sum")
+    least_parties: Whole = Field(3, ge=2, description="fewest sites asked for a secure sum; over half answer")
     colluding_parties: Whole = Field(
         0, ge=0, description="sites that may tell the server everything: a secure sum has enough noise without theirs"
     )
@@ -409,7 +409,9 @@ class Policy(Settings):
             raise Refused("the server asks which hypothesis each client chose", code="refused.disclose-choice")
 
     def check_terms(self, terms: Terms) -> None:
-        """Raise `Refused` if secure sums on these terms may have too few sites, or too little noise without some."""
+        """Raise `Refused` if the site takes no part in secure sums, or if sums on these terms may have too few sites,
+        or too little noise without some."""
+        self._check_accepts(ReleaseBy.SECURE)
         for name, asked, least in (
             ("least-parties", terms.least, self.least_parties),
             ("colluding-parties", terms.colluding, self.colluding_parties),
@@ -422,21 +424,24 @@ class Policy(Settings):
 
     def _check_release(self, task: TrainingSpec) -> None:
         """Raise `Refused` if the task's party may not add the noise here, or too few clients are asked."""
-        accepted = {AcceptedRelease.ANY, AcceptedRelease(task.release_by.value)}
-        if self.release not in accepted:
-            asked = {
-                ReleaseBy.CLIENT: "each client's own model",
-                ReleaseBy.SITE: "sums over this site's clients",
-                ReleaseBy.SECURE: "sums over several sites",
-            }[task.release_by]
-            text = f'the server asks for {asked}; this site has release = "{self.release}"'
-            raise Refused(f"{text}: {_INSTEAD[self.release]}", code="refused.release")
+        self._check_accepts(task.release_by)
         if task.release_by is ReleaseBy.SITE and len(task.clients) < self.min_clients:
             raise Refused(
                 f"the server asks for the sums of {len(task.clients)} clients; this site's sums need at least "
                 f"{self.min_clients} (min-clients): ask for more clients a round",
                 code="refused.min-clients",
             )
+
+    def _check_accepts(self, release_by: ReleaseBy) -> None:
+        """Raise `Refused` if a party may not add the noise here."""
+        if self.release not in {AcceptedRelease.ANY, AcceptedRelease(release_by.value)}:
+            asked = {
+                ReleaseBy.CLIENT: "each client's own model",
+                ReleaseBy.SITE: "sums over this site's clients",
+                ReleaseBy.SECURE: "sums over several sites",
+            }[release_by]
+            text = f'the server asks for {asked}; this site has release = "{self.release}"'
+            raise Refused(f"{text}: {_INSTEAD[self.release]}", code="refused.release")
 
 
 _INSTEAD = {

@@ -131,12 +131,16 @@ class Runs(Store):
     def use_signature(self, run: str, digest: str) -> None:
         """Note the run that a signature of this digest was made for: the first that shows it; raise `Refused` for
         another one."""
-        with self._transaction(write=True) as connection:
-            connection.execute("INSERT OR IGNORE INTO signed (digest, run) VALUES (?, ?)", (digest, run))
-            [(first,)] = connection.execute("SELECT run FROM signed WHERE digest = ?", (digest,)).fetchall()
-        if first != run:
+        if (first := self.first_of(digest, run)) != run:
             text = f"run {first} has used this signature already; sign each run separately"
             raise Refused(text, code="refused.signature")
+
+    def first_of(self, digest: str, what: str) -> str:
+        """Note what a digest is used for; return what it was used for first, as far back as this store knows."""
+        with self._transaction(write=True) as connection:
+            connection.execute("INSERT OR IGNORE INTO signed (digest, run) VALUES (?, ?)", (digest, what))
+            [(first,)] = connection.execute("SELECT run FROM signed WHERE digest = ?", (digest,)).fetchall()
+        return str(first)
 
     # --- approvals by the site's people
 

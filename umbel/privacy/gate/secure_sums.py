@@ -7,10 +7,10 @@ steps as well. So the sum, modulo a power of two, is exact, and its noise is wha
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 
 from umbel.privacy.accounting.guarantee import secure_release
 from umbel.privacy.gate import randomness, releases
+from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.base import Matrix, clip
 from umbel.privacy.mechanisms.discrete_gaussian import SHORTER, DiscreteGaussian
 from umbel.privacy.secure.party import Party, Turn
+from umbel.privacy.secure.seeds import text_of
 from umbel.privacy.secure.terms import Grid, Terms
 from umbel.privacy.secure.wire import Introduction, Request, Stage, opened_record, signature_record
 from umbel.protocol.arrays import Arrays, flatten
@@ -56,8 +58,7 @@ class SecureSanitiser:
             # All parties have the same grid, so no site can raise its own clip norm.
             text = f"a secure sum has clip norm {task.clip_norm:g}; this site's clip-norm-floor is"
             raise Refused(f"{text} {site.policy.clip_norm_floor:g}", code="refused.secure-terms")
-        if terms.length != everything.size + len(everything):
-            raise Refused("the secure sum has another length than the hypotheses", code="refused.secure-terms")
+        check_length(hypotheses, terms)
         if (terms.deviation > 0) is not (task.noise_multiplier > 0):
             raise Refused("terms and task of the secure sum differ in noise", code="refused.secure-terms")
         return cls(task, everything, Grid.of(task.clip_norm, task.noise_multiplier, terms.deviation))
@@ -79,6 +80,13 @@ class SecureSanitiser:
         return np.concatenate([sums.ravel(), counts])
 
 
+def check_length(hypotheses: Arrays, terms: Terms) -> None:
+    """Raise `Refused` unless a sum has a number for each parameter of the hypotheses, and one for each of them."""
+    sizes = [value.size for value in hypotheses.values()]
+    if not sizes or terms.length != sum(sizes) + len(next(iter(hypotheses.values()))):
+        raise Refused("the secure sum has another length than the hypotheses", code="refused.secure-terms")
+
+
 def party_of(site: Site, seed: int | None, state: RecordDict, terms: Terms) -> Party:
     """Return the party that a site is in a run, with what it remembers."""
     name, sign, keys = _identity(site, seed)
@@ -95,14 +103,35 @@ def party_of(site: Site, seed: int | None, state: RecordDict, terms: Terms) -> P
     return party
 
 
-def remember(state: RecordDict, party: Party) -> None:
-    """Keep what a party has to remember; called before its message leaves."""
+def remember(site: Site, state: RecordDict, party: Party) -> None:
+    """Keep what a party has to remember; called before its message leaves.
+
+    Raises
+    ------
+    Refused
+        If the site said something else in this round before.
+    """
     turn = party.turn
+    if turn.round and not site.simulated:
+        _say_once(site, party)
     entries = {
         "terms": party.terms.digest, "secret": party.secret, "round": turn.round, "members": list(turn.members),
-        "turn": turn.secret, "survivors": list(turn.survivors), "opened": turn.opened,
+        "parties": turn.parties, "turn": turn.secret, "survivors": list(turn.survivors), "opened": turn.opened,
     }  # fmt: skip
     filled(state, {_RECORD: filled(ConfigRecord(), entries)})
+
+
+def _say_once(site: Site, party: Party) -> None:
+    """Note in the site's store, on disk, what a party says in a round; raise `Refused` if it said something else.
+
+    Flower keeps the party's memory, but only after a reply has left. So the next message may find an older memory.
+    """
+    turn, runs = party.turn, Runs.of(site)
+    for what, said in (("mask", turn.secret), ("agree", text_of(turn.survivors) if turn.survivors else b"")):
+        digest = sha256(text_of("umbel secure", what, party.public.hex(), turn.round)).hexdigest()
+        if said and runs.first_of(digest, (own := sha256(said).hexdigest())) != own:
+            text = f"this site has sent something else in round {turn.round} of this secure sum"
+            raise Refused(text, code="refused.secure-round")
 
 
 def reply(site: Site, seed: int | None, state: RecordDict, asked: Request) -> ConfigRecord:
@@ -110,21 +139,22 @@ def reply(site: Site, seed: int | None, state: RecordDict, asked: Request) -> Co
     party = party_of(site, seed, state, asked.terms)
     match asked.stage:
         case Stage.ANNOUNCE:
-            found = Introduction(party.name, line_of(party.keys[party.name]), party.announce()).to_record()
+            listed = {name: line_of(key) for name, key in party.keys.items()}
+            found = Introduction(party.name, listed[party.name], party.announce(), listed).to_record()
         case Stage.AGREE:
             found = signature_record(party.agree(asked.round, asked.survivors))
         case Stage.OPEN:
             found = opened_record(party.open(asked.round, asked.announced, asked.signatures, asked.boxes))
         case _:
             raise Refused("numbers for a secure sum are asked for with a round's training", code="refused.secure-round")
-    remember(state, party)
+    remember(site, state, party)
     return found
 
 
 def _turn(record: ConfigRecord) -> Turn:
     found: dict[str, Any] = dict(record.items())
     members, survivors = tuple(found["members"]), tuple(found["survivors"])
-    return Turn(found["round"], members, found["turn"], survivors, found["opened"])
+    return Turn(found["round"], members, found["parties"], found["turn"], survivors, found["opened"])
 
 
 def _identity(site: Site, seed: int | None) -> tuple[str, Callable[[bytes], bytes], dict[str, PublicKey]]:
@@ -152,7 +182,7 @@ def _identity(site: Site, seed: int | None) -> tuple[str, Callable[[bytes], byte
 @lru_cache(maxsize=1024)
 def _simulated(seed: int | None, name: str) -> Ed25519PrivateKey:
     """Return the key of a simulated node; in a simulation there is one computer, and nothing to hide from it."""
-    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(f"umbel {seed} {name}".encode()).digest())
+    return Ed25519PrivateKey.from_private_bytes(sha256(f"umbel {seed} {name}".encode()).digest())
 
 
 @lru_cache(maxsize=1024)
@@ -161,5 +191,9 @@ def _public(seed: int | None, name: str) -> PublicKey:
 
 
 def _random(site: Site, seed: int | None, round: int) -> Callable[[int], bytes]:
-    """Return a source of a party's random bytes."""
+    """Return a source of a party's random bytes.
+
+    A site with `insecure-seed` draws its secrets from the operating system: the other sites rely on its share of the noise.
+    """
+    seed = seed if site.simulated else None
     return next(randomness.noise(seed, round, [site.first], "secure sum")).bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -76,6 +77,8 @@ class Turn:
     ----------
     members : tuple of str
         The parties that were asked.
+    parties : str
+        Identifies them and their keys (`parties_in`).
     secret : bytes
         The round's secret, from which its own mask and its noise follow.
     survivors : tuple of str
@@ -86,6 +89,7 @@ class Turn:
 
     round: int = 0
     members: tuple[str, ...] = ()
+    parties: str = ""
     secret: bytes = b""
     survivors: tuple[str, ...] = ()
     opened: bool = False
@@ -128,8 +132,12 @@ class Party:
 
     def announce(self) -> Announcement:
         """Return the party's key for the run."""
-        public = seeds.private_key(self.secret).public_key().public_bytes_raw()
-        return Announcement(public, self.sign(self._key_text(self.name, public)))
+        return Announcement(self.public, self.sign(key_text(self.terms, self.name, self.public)))
+
+    @property
+    def public(self) -> bytes:
+        """Its key for the run."""
+        return seeds.private_key(self.secret).public_key().public_bytes_raw()
 
     # --- first exchange
 
@@ -153,7 +161,7 @@ class Party:
         if values.shape != (self.terms.length,):
             raise ValueError(f"a sum has {self.terms.length} numbers, not {values.shape}")
         pairs = self._pairs(announced, members)
-        self.turn = Turn(round, members, self.random(32))
+        self.turn = Turn(round, members, parties_in(announced), self.random(32))
         own = self._seeds(members, pairs)
         layers = self._layer_seeds(len(members))
         hidden = values.astype(np.uint64)  # negative numbers count down from 2**64, as they do modulo 2**bits
@@ -171,7 +179,7 @@ class Party:
         if round <= self.turn.round:
             text = f"round {round} of a secure sum is not after round {self.turn.round}, in which this party took part"
             raise Refused(text, code="refused.secure-round")
-        if self.name not in announced or announced[self.name].public != self.announce().public:
+        if self.name not in announced or announced[self.name].public != self.public:
             raise Refused("this party is not among those of the sum, with its own key", code="refused.secure-parties")
         if len({one.public for one in announced.values()}) < len(announced):
             raise Refused("two parties of a sum have the same key", code="refused.secure-parties")
@@ -179,23 +187,25 @@ class Party:
             if name not in self.keys:
                 text = f"party {name!r} is not in this site's list of parties for secure sums"
                 raise Refused(text, code="refused.secure-parties")
-            if not verifies(self.keys[name], one.signature, self._key_text(name, one.public)):
+            if not verifies(self.keys[name], one.signature, key_text(self.terms, name, one.public)):
                 text = f"the key of party {name!r} is not signed by {name!r}, or for other terms"
                 raise Refused(text, code="refused.secure-parties")
         self.terms.check_parties(len(announced))
-        return tuple(sorted(announced))
+        members = tuple(sorted(announced))
+        self._pairs(announced, members)  # raises if a key is not usable, before any client is charged
+        return members
 
     def _pairs(self, announced: Mapping[str, Announcement], members: tuple[str, ...]) -> dict[str, bytes]:
         """Return the key that the party shares with each other member of a sum."""
-        private, own = seeds.private_key(self.secret), announced[self.name].public
+        private, own, parties = seeds.private_key(self.secret), announced[self.name].public, parties_in(announced)
         pairs = {}
         for name in members:
             if name != self.name:
                 other = announced[name].public
                 publics = sorted([own.hex(), other.hex()])
                 secret = seeds.shared(private, other)
-                # The members are part of the key: whoever is told others has other masks.
-                pairs[name] = derived(secret, "pair", self.terms.digest, publics, list(members))
+                # All parties are part of the key: whoever is told others, or other keys, has other masks.
+                pairs[name] = derived(secret, "pair", self.terms.digest, publics, parties)
         return pairs
 
     def _seeds(self, members: tuple[str, ...], pairs: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -246,7 +256,7 @@ class Party:
             text = f"{len(chosen)} of {len(turn.members)} parties survived, but {self._threshold} have to"
             raise Refused(text, code="refused.secure-survivors")
         turn.survivors = chosen
-        return self.sign(survivors_text(self.terms, round, turn.members, chosen))
+        return self.sign(survivors_text(self.terms, round, turn.parties, chosen))
 
     # --- third exchange
 
@@ -273,9 +283,10 @@ class Party:
         turn = self.turn
         if round != turn.round or not turn.survivors or turn.opened:
             raise Refused(f"there is nothing to open in round {round}", code="refused.secure-round")
-        if tuple(sorted(announced)) != turn.members:
-            raise Refused("these are not the parties of the round", code="refused.secure-parties")
-        text = survivors_text(self.terms, round, turn.members, turn.survivors)
+        if parties_in(announced) != turn.parties:
+            # With a survivor's key as that of a lost party, it would reveal the mask that it shares with the survivor.
+            raise Refused("these are not the parties of the round, with their keys", code="refused.secure-parties")
+        text = survivors_text(self.terms, round, turn.parties, turn.survivors)
         signed = [
             name
             for name in turn.survivors
@@ -287,11 +298,11 @@ class Party:
         pairs = self._pairs(announced, turn.members)
         lost = [name for name in turn.members if name not in turn.survivors]
         wanted = [OWN, *lost]
-        shares = {
-            name: self._shares(name, boxes[name], pairs[name], wanted)
-            for name in turn.survivors
-            if name != self.name and name in boxes
-        }
+        shares = {}
+        for name in turn.survivors:
+            if name != self.name and name in boxes:
+                with suppress(Refused):  # a box that is none must not keep this party from opening the others
+                    shares[name] = self._shares(name, boxes[name], pairs[name], wanted)
         turn.opened = True
         own = self._seeds(turn.members, pairs)
         layers = self._layer_seeds(len(turn.members))[len(lost) + 1 :]
@@ -311,9 +322,6 @@ class Party:
     def _threshold(self) -> int:
         return self.terms.threshold(len(self.turn.members))
 
-    def _key_text(self, name: str, public: bytes) -> bytes:
-        return text_of("umbel secure key", self.terms.digest, name, public.hex())
-
     def _box_key(self, pair: bytes, sender: str, receiver: str) -> bytes:
         return derived(pair, "box", self.turn.round, sender, receiver)
 
@@ -326,9 +334,24 @@ class Party:
         return [OWN, *(name for name in members if name != sender)]
 
 
-def survivors_text(terms: Terms, round: int, members: Iterable[str], survivors: Iterable[str]) -> bytes:
-    """Return what a party signs about the survivors of a round."""
-    return text_of("umbel secure survivors", terms.digest, round, list(members), list(survivors))
+def key_text(terms: Terms, name: str, public: bytes) -> bytes:
+    """Return what a party signs about its key for a run."""
+    return text_of("umbel secure key", terms.digest, name, public.hex())
+
+
+def parties_in(announced: Mapping[str, Announcement]) -> str:
+    """Return what identifies the parties of a sum: a SHA-256 of their names and their keys for the run."""
+    publics = [[name, announced[name].public.hex()] for name in sorted(announced)]
+    return hashlib.sha256(text_of("umbel secure parties", publics)).hexdigest()
+
+
+def survivors_text(terms: Terms, round: int, parties: str, survivors: Iterable[str]) -> bytes:
+    """Return what a party signs about the survivors of a round of `parties` (`parties_in`).
+
+    It names the keys for the run. A party that forgot its round has another key, so the set that it signs then does not
+    count as a second signature in the round before.
+    """
+    return text_of("umbel secure survivors", terms.digest, round, parties, list(survivors))
 
 
 def noise(deviation: float, length: int, seed: bytes) -> NDArray[np.int64]:

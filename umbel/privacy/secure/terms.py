@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -15,6 +16,8 @@ FINEST = 8
 """The deviation of each layer of noise, in steps, is at least this: then sums of layers are as good as normal."""
 STEPS = 256
 """Minimum of the steps in the deviation of a whole sum's noise."""
+LARGEST = 1 << 15
+"""Maximum deviation of a whole sum's noise, in steps: the table from which it is drawn takes memory and time."""
 WITHOUT_NOISE = 1 << 16
 """Steps in a clip norm, where there is no noise."""
 _FAR = 14.0
@@ -54,7 +57,7 @@ class Terms:
     least: int = 3
 
     def __post_init__(self) -> None:
-        if not (self.length > 0 and 1 <= self.bits <= 62 and 0 <= self.deviation < math.inf):
+        if not (self.length > 0 and 1 <= self.bits <= 62 and 0 <= self.deviation <= LARGEST):
             raise Refused(f"no sum has the terms {self}", code="refused.secure-terms")
         if not 0 <= self.colluding <= self.least - 2:
             raise Refused(
@@ -126,7 +129,10 @@ class Grid:
         if not weight >= 1:
             text = f"noise of {noise_multiplier:g} clip norms leaves no step in a clip norm; make the grid finer"
             raise Refused(text, code="refused.secure-terms")
-        return cls(clip_norm / weight, math.floor(weight))
+        if not (step := clip_norm / weight) >= sys.float_info.min:
+            text = f"a clip norm of {clip_norm:g} has no {weight:g} steps that can be computed"
+            raise Refused(text, code="refused.secure-terms")
+        return cls(step, math.floor(weight))
 
 
 def finest_deviation(parties: int, colluding: int = 0) -> float:

@@ -1,7 +1,7 @@
 """The messages of secure sums, as records of Flower; those from the network are checked.
 
 ==========  ================================================================================
-announce    the terms; back, the party's name, the key that identifies it, and its key for the run
+announce    the terms; back, the party's name, the key that identifies it, its key for the run, and its list of parties
 mask        with a round's training: the terms, and the announcements of its parties; back, `Masked`
 agree       the survivors; back, a signature
 open        the signatures, and the boxes for this party; back, `Opened`
@@ -97,18 +97,26 @@ class Introduction:
     key: str
     """Its public key, as a line of OpenSSH."""
     announcement: Announcement
+    listed: Mapping[str, str] = field(default_factory=dict)
+    """The keys, as such lines, of the parties with which it adds."""
 
     def to_record(self) -> ConfigRecord:
         """Return the reply's record."""
-        one = self.announcement
-        return ConfigRecord({"name": self.name, "key": self.key, "public": one.public, "signature": one.signature})
+        one, own = self.announcement, {"name": self.name, "key": self.key}
+        lists = {"listed-names": list(self.listed), "listed": list(self.listed.values())}
+        return ConfigRecord({**own, "public": one.public, "signature": one.signature, **lists})
 
     @classmethod
     def read(cls, content: RecordDict) -> Introduction:
         """Return the introduction in a reply."""
         record = record_in(content, RECORD, ConfigRecord)
         announcement = Announcement(_of(record, "public", bytes), _of(record, "signature", bytes))
-        return cls(_of(record, "name", str), _of(record, "key", str), announcement)
+        names, keys = _list(record, "listed-names"), _list(record, "listed")
+        _check([*names, *keys], str)
+        if len(names) != len(keys):
+            raise _wrong("listed")
+        listed = dict(zip(names, keys, strict=True))
+        return cls(_of(record, "name", str), _of(record, "key", str), announcement, listed)
 
 
 def masked_record(masked: Masked) -> ConfigRecord:

@@ -12,16 +12,17 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
-from umbel.privacy.secure.party import Announcement, Masked
+from umbel.privacy.secure import seeds
+from umbel.privacy.secure.party import Announcement, Masked, key_text
 from umbel.privacy.secure.sums import Sum
-from umbel.privacy.secure.terms import Grid, Terms, bits_for, finest_deviation
+from umbel.privacy.secure.terms import LARGEST, Grid, Terms, bits_for, finest_deviation
 from umbel.privacy.secure.wire import Introduction, Request, Stage, masked_in, opened_in, signature_in
 from umbel.protocol.arrays import Arrays, as_matrix
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import filled, log
 from umbel.protocol.messages import SECURE, shared_in
 from umbel.protocol.releases import Sums
-from umbel.protocol.signatures import PublicKey, public_key
+from umbel.protocol.signatures import PublicKey, line_of, public_key, verifies
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.replies import Asked
@@ -47,6 +48,10 @@ class Together:
     keys : dict
         The keys that identify the parties, as they say. A party does not rely on this; the server needs them to see
         which signatures others will accept.
+    listed : dict
+        By name, the parties with which it adds, each with its key.
+    members : dict
+        The announcements of the latest round's parties.
     """
 
     terms: Terms
@@ -55,18 +60,21 @@ class Together:
     names: dict[int, str] = field(default_factory=dict)
     announced: dict[str, Announcement] = field(default_factory=dict)
     keys: dict[str, PublicKey] = field(default_factory=dict)
+    listed: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    members: dict[str, Announcement] = field(default_factory=dict)
 
     def invite(self, messages: Sequence[Message], round: int) -> list[Message]:
         """Return those of a round's messages whose nodes are parties, each with the announcements of all.
 
-        Nodes that are new introduce themselves first.
+        Nodes that are new introduce themselves first. A node that others do not list is left out: none of these would
+        add with it, so it could stop every sum.
         """
         nodes = [message.metadata.dst_node_id for message in messages]
         self._introduce([node for node in nodes if node not in self.names])
-        parties = [node for node in nodes if node in self.names]
-        announced = {name: self.announced[name] for name in sorted(self.names[node] for node in parties)}
-        record = Request(Stage.MASK, self.terms, round, announced).to_record()
-        invited = [message for message in messages if message.metadata.dst_node_id in self.names]
+        names = self._listing_each_other(sorted(self.names[node] for node in nodes if node in self.names))
+        self.members = {name: self.announced[name] for name in names}
+        record = Request(Stage.MASK, self.terms, round, self.members).to_record()
+        invited = [message for message in messages if self.names.get(message.metadata.dst_node_id) in self.members]
         for message in invited:
             filled(message.content, {SECURE: record})
         return invited
@@ -77,8 +85,9 @@ class Together:
             name = self.names.pop(node, "")
             self.announced.pop(name, None)
             self.keys.pop(name, None)
+            self.listed.pop(name, None)
 
-    def add(self, round: int, asked: Iterable[int], masked: Mapping[int, Masked]) -> tuple[Sum, list[int]]:
+    def add(self, round: int, masked: Mapping[int, Masked]) -> tuple[Sum, list[int]]:
         """Return the sum of a round after its first exchange, and the nodes whose numbers are in it.
 
         Raises
@@ -86,8 +95,7 @@ class Together:
         ProtocolError
             If there are too few.
         """
-        members = tuple(sorted(self.names[node] for node in asked if node in self.names))
-        total, inside = Sum(self.terms, round, members, self.keys), []
+        total, inside = Sum(self.terms, round, self.members, self.keys), []
         for node, one in masked.items():
             try:
                 total.add(self.names[node], one)
@@ -103,23 +111,46 @@ class Together:
         agree = Request(Stage.AGREE, self.terms, total.round, survivors=total.survivors)
         for node, signature in self._ask(dict.fromkeys(nodes, agree), total.threshold, signature_in).items():
             total.sign(nodes[node], signature)
-        announced = {name: self.announced[name] for name in total.members}
-        opening = Request(Stage.OPEN, self.terms, total.round, announced, signatures=total.signatures)
+        opening = Request(Stage.OPEN, self.terms, total.round, total.announced, signatures=total.signatures)
         requests = {node: replace(opening, boxes=total.boxes(name)) for node, name in nodes.items()}
         for node, opened in self._ask(requests, total.threshold, opened_in).items():
             total.opens(nodes[node], opened)
         return total.result()
 
     def _introduce(self, nodes: Sequence[int]) -> None:
-        """Ask new nodes who they are."""
-        asked = dict.fromkeys(nodes, Request(Stage.ANNOUNCE, self.terms))
-        for node, one in self._ask(asked, len(nodes), Introduction.read).items():
-            if one.name in self.announced:
+        """Ask new nodes who they are; a sum can begin without those that do not say so."""
+        asked, known = dict.fromkeys(nodes, Request(Stage.ANNOUNCE, self.terms)), len(self.names)
+        enough = max(self.terms.least, self.terms.threshold(known + len(nodes))) - known
+        for node, one in self._ask(asked, enough, self._introduction).items():
+            if one.name in self.announced or one.announcement.public in {who.public for who in self.announced.values()}:
                 text = "%s says that it is party %s, which is another node; it is not asked"
                 log(WARNING, text, self.exchange.names[node], one.name)
                 continue
             self.names[node], self.announced[one.name] = one.name, one.announcement
-            self.keys[one.name] = public_key(one.name, one.key)
+            self.keys[one.name], self.listed[one.name] = public_key(one.name, one.key), one.listed
+
+    def _listing_each_other(self, names: Sequence[str]) -> list[str]:
+        """Return the parties without those that others do not list, or list with another key."""
+        left, lines = list(names), {name: line_of(self.keys[name]) for name in names}
+        doubts = {name: {other for other in left if self.listed[other].get(name) != lines[name]} for name in left}
+        while left:
+            often = {name: sum(name in doubts[other] for other in left) + len(doubts[name] & {*left}) for name in left}
+            worst = max(left, key=lambda name: often[name])
+            if not often[worst]:
+                break
+            log(WARNING, "party %s is left out: it and others do not list each other's keys", worst)
+            left.remove(worst)
+        return left
+
+    def _introduction(self, content: RecordDict) -> Introduction:
+        """Return who a node says it is; raise if every party would refuse its key, and the sum with it."""
+        one = Introduction.read(content)
+        public = one.announcement.public
+        seeds.shared(seeds.private_key(bytes(32)), public)
+        text = key_text(self.terms, one.name, public)
+        if not verifies(public_key(one.name, one.key), one.announcement.signature, text):
+            raise ProtocolError(f"the key of party {one.name!r} is not signed", code="protocol.secure-message")
+        return one
 
     def _ask(self, requests: Mapping[int, Request], enough: int, read: Callable[[RecordDict], T]) -> dict[int, T]:
         """Send messages, and return what their replies say, by node."""
@@ -154,8 +185,9 @@ class Together:
 def terms_of(task: TrainingSpec, hypotheses: Arrays, clients: int, parties: int, colluding: int, least: int) -> Terms:
     """Return the terms of a run's secure sums over so many clients of so many parties, the same in each round."""
     everything, nu = as_matrix(hypotheses), task.noise_multiplier
-    # At least as many steps in a clip norm as in the noise's deviation, so that rounding costs nothing.
-    deviation = max(1.0, nu) * finest_deviation(max(parties, least), colluding) if nu > 0 else 0.0
+    # As many steps in a clip norm as the noise's deviation needs, where there is room, so that rounding costs nothing.
+    finest = finest_deviation(max(parties, least), colluding)
+    deviation = max(min(max(1.0, nu) * finest, LARGEST), finest) if nu > 0 else 0.0
     largest = clients * Grid.of(task.clip_norm, nu, deviation).weight
     bits = bits_for(largest, deviation, max(parties, least), colluding)
     return Terms(task.run, everything.size + len(everything), bits, deviation, colluding, least)
@@ -179,7 +211,7 @@ def summed(
     inside: list[int] = []
     sums, counts = np.zeros((0, k, n)), np.zeros((0, k))
     try:
-        total, inside = together.add(round, asked.positions, masked)
+        total, inside = together.add(round, masked)
         values, _ = together.finish(total)
         grid = Grid.of(task.clip_norm, task.noise_multiplier, together.terms.deviation)
         sums = np.multiply(values[: k * n], grid.step, dtype=np.float64).reshape(1, k, n)
