@@ -92,7 +92,10 @@ def test_an_installed_datasets_library_is_found_from_the_root_of_the_checkout(tm
 @pytest.mark.parametrize(
     ("package", "others"),
     [
-        ("protocol", {"annotated_types", "cryptography", "flwr", "numpy", "psutil", "pydantic", "rich", "typer"}),
+        (
+            "protocol",
+            {"annotated_types", "cryptography", "flwr", "numpy", "psutil", "pydantic", "rich", "typer", "uvicorn"},
+        ),
         ("privacy/mechanisms", {"numpy", "scipy"}),
         ("privacy/accounting", {"dp_accounting", "numpy", "scipy"}),
     ],

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.helpers import commands
 from tests.helpers.models import write_module
 from tests.helpers.sources import ROOT, files, lines_of_code
 from umbel import models, strategies
-from umbel.privacy.accounting.guarantee import guarantee, site_release
+from umbel.privacy.accounting.guarantee import guarantee, secure_release, site_release
 from umbel.privacy.gate.policy import Personal, Policy
 from umbel.protocol import old_names
 from umbel.protocol.old_names import PACKAGES, SETTINGS
@@ -207,7 +208,9 @@ def test_no_entry_goes_by_its_old_name() -> None:
 
 def test_each_party_stands_in_the_docs_with_what_stops_it() -> None:
     rows = table("privacy.md", "| party | what it may do | what stops it | shown by |")
-    assert [row[0] for row in rows] == ["server", "site", "network", "other clients", "researcher", "image builder"]
+    assert [row[0] for row in rows] == [
+        "server", "site", "server, in a secure sum", "network", "other clients", "researcher", "image builder",
+    ]  # fmt: skip
     assert all(len(row) == 4 and "`tests/" in row[3] for row in rows)
 
 
@@ -225,7 +228,7 @@ def test_each_mode_stands_in_the_docs_with_what_the_account_makes_of_it() -> Non
         "a site's mean loss": Release(Kind.REPORT, 2, 20.0, Clipping.PUBLIC),
         "unsanitised": dataclasses.replace(release, noise_multiplier=0.0),
     }
-    assert rows.keys() - modes.keys() == {"exact losses"}, "of which there is no account"
+    assert rows.keys() - modes.keys() == {"exact losses", "secure sum"}, "of which there is no account without a delta"
     said = {"2n/ν + `choice-epsilon`": 1.6, "2/ν": 0.1, "none": None}
     for mode, release in modes.items():
         cost, to = rows[mode]
@@ -233,6 +236,11 @@ def test_each_mode_stands_in_the_docs_with_what_the_account_makes_of_it() -> Non
         assert (found and found.pure) == said[cost], mode
         assert to.startswith("no client" if found is None else "each client"), mode
     assert rows["exact losses"][0] == "none"
+    own = dataclasses.replace(modes["clients' release"], mechanism="discrete-gaussian")
+    together = guarantee({secure_release(own): 1})
+    assert together is not None
+    assert together.epsilon < together.pure == math.inf
+    assert rows["secure sum"][0] == "none: an ε at δ only"
 
 
 def test_what_the_readme_starts_first_stands_on_its_first_screen() -> None:

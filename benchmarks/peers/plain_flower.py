@@ -26,7 +26,7 @@ import umbel
 from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, show
 from benchmarks.peers.rivals import Peer, environment
 from benchmarks.peers.tasks import hospital
-from umbel.protocol.home import umbel_home
+from umbel.data import find_dataset, open_dataset, write_dataset
 from umbel.simulation.launch import submit
 from umbel.simulation.superlink import superlink
 
@@ -49,7 +49,15 @@ def main(
 def compare(rounds: int, times: int) -> Ratio:
     """Run both in turns, print what they took, and return how many times as long as umbel plain Flower takes."""
     config = hospital() | {"rounds": rounds}
-    data = umbel_home() / "data" / str(config["dataset"])
+    with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as folder:
+        data = Path(folder) / "hospital"
+        found = open_dataset(find_dataset(str(config["dataset"])))
+        # As arrays, which plain Flower's app reads.
+        write_dataset(data, found.manifest, found.features, found.targets, found.offsets, found.names)
+        return _compare(config, data, rounds, times)
+
+
+def _compare(config: dict[str, Any], data: Path, rounds: int, times: int) -> Ratio:
     # Flower finds the program that runs the app on the path, and with it the app's environment.
     path = os.pathsep.join([str(environment(PEER).parent), os.environ["PATH"]])
     startups: dict[str, list[float]] = {"umbel": [], "plain Flower": []}

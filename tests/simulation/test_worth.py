@@ -344,6 +344,8 @@ def test_where_clients_differ_too_much_for_one_model_less_noise_is_not_proposed(
     assert (too_unlike(behind), too_unlike(ahead)) == (True, False)
     assert tries(Level.NOT_BETTER_THAN_ALONE, setup, FLAT, behind) == []
     assert tries(Level.NOT_BETTER_THAN_ALONE, setup, FLAT, ahead)
+    # Worse than a constant, several models may do what one cannot.
+    assert tries(Level.NOT_BETTER_THAN_CONSTANT, setup, FLAT, behind)[-1] == "hypotheses=2"
 
 
 def test_rounds_that_led_away_have_diverged_however_well_they_ended() -> None:

@@ -169,3 +169,16 @@ def test_a_run_that_was_killed_between_any_two_files_goes_on_bit_for_bit(
         disk.most = 10**9
         resumed = play(config | {"resume": broken.name})
         assert left(resumed) == expected, f"killed before {files[most]}, the file number {most}"
+
+
+@pytest.mark.parametrize("label", ["-1", "k", "0.5"])
+def test_a_release_is_assigned_to_a_hypothesis_that_there_is(installed: Path, label: str) -> None:
+    """Of releases that a strategy leaves out, one alike would be taken for the last hypothesis's."""
+    (installed / "labels.py").write_text(
+        "import numpy as np\nfrom umbel.strategies import GroupPrivacy\n\n"
+        "class Wrong(GroupPrivacy):\n"
+        "    def assign(self, releases, hypotheses, choices):\n"
+        f"        k = len(hypotheses)\n        return np.full(len(releases), {label})\n"
+    )
+    with raises(ConfigError, "config.assign", "Wrong", "combine"):
+        play({"strategy": "labels:Wrong", "rounds": 1, "restarts": 1})

@@ -596,6 +596,8 @@ class _Search:
             f"Noise multiplier {run.noise_multiplier:.4g} ({run.mechanism}), clip norm {run.clip_norm:.3g} times "
             f"{run.clip_norm_decay:.3g} a round: noise of {left:.2g} clip norms in a hypothesis.",
         ]
+        if self.k == 1 and "hypotheses" not in self.kept:
+            lines.append("One model for all clients. Where they are of several kinds, try hypotheses=2.")
         if spent := self.dataset.manifest.epsilon_of_scales:
             lines.append(
                 "This epsilon does not cover the scales of the data, which were estimated from rows with epsilon "

@@ -252,7 +252,12 @@ def _read(file: Path, given: Mapping[str, Any], sent: bool = False) -> dict[str,
         raise ConfigError(f"cannot read {file}: {error}", code="config.unreadable") from None
     # A Flower app's pyproject.toml has its run config in a table.
     if isinstance(tool := values.get("tool"), dict):
-        values = tool.get("flwr", {}).get("app", {}).get("config", {})
+        app = tool.get("flwr", {}).get("app", {})
+        others = [name for name in app.get("components", {}).values() if not str(name).startswith("umbel.")]
+        if others:
+            text = f"{file} is of a Flower app with its own {others[0]}, and umbel run runs umbel's app alone"
+            raise ConfigError(f"{text}; run this one with flwr run", code="config.other-app")
+        values = app.get("config", {})
     # A run's own config.toml has its run config in a separate table.
     if isinstance(own := values.get("config"), dict):
         return _unfollowed(file, RunConfig.current(own), given)

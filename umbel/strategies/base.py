@@ -33,6 +33,7 @@ from umbel.protocol.arrays import (
     mean_of,
     unflatten,
 )
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import log
 from umbel.protocol.plugins import NoOptions
 from umbel.protocol.records import to_array_record
@@ -219,7 +220,14 @@ class HypothesisStrategy(Strategy):
         following = longest = None
         if len(vectors) >= max(1, self.min_releases):
             hypotheses = flatten(sent)
-            labels = self.assign(vectors, hypotheses, releases.choices)
+            labels = np.asarray(self.assign(vectors, hypotheses, releases.choices))
+            if (
+                labels.shape != (len(vectors),)
+                or labels.dtype.kind not in "iu"
+                or not ((labels >= 0) & (labels < k)).all()
+            ):
+                text = f"{type(self).__name__}.assign must name a hypothesis from 0 to {k - 1} for each release"
+                raise ConfigError(f"{text}; to leave releases out, override combine", code="config.assign")
             counts = np.bincount(labels, minlength=k)
             moved, longest = hypotheses.copy(), np.zeros(k)
             for j in np.flatnonzero(counts).tolist():

@@ -216,3 +216,14 @@ def test_what_cannot_be_compared_is_told_before_anything_starts(
 ) -> None:
     monkeypatch.setattr("umbel.simulation.in_process.run", lambda *_: pytest.fail("it was started"))
     ended(*umbel("run", *words), code, part)
+
+
+def test_a_flower_app_with_its_own_code_is_not_run_as_umbels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its settings may be umbel's too, and then umbel's own app would run in its place."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.flwr.app.components]\nserverapp = "wave.server:app"\nclientapp = "wave.client:app"\n'
+        "[tool.flwr.app.config]\nlocal-epochs = 5\n"
+    )
+    with raises(ConfigError, "config.other-app", "wave.server:app", "flwr run"):
+        asked(["."])

@@ -421,6 +421,7 @@ def test_a_run_whose_budget_is_spent_keeps_what_it_has_found() -> None:
         ({"mechanism": "laplase"}, "config.unknown-name", "'laplase'"),
         ({"budget": -1.0}, "site.wrong-value", "budget"),
         ({"delta": 1e-5}, "config.delta", "budget"),
+        ({"mechanism": "gaussian", "budget": 4.0}, "config.delta", "gaussian"),
         ({"budget": 1.0, "delta": 2.0}, "site.wrong-value", "delta"),
         ({"reports": "eval_loss"}, "config.reports", "reports"),
         ({"reports": ["a", "b", "c"]}, "config.reports", "reports"),

@@ -41,6 +41,7 @@ def test_a_measure_that_is_also_varied_has_a_column_of_its_own(umbel_home: Path)
     [
         ({"seed": 1}, ConfigError, "config.nothing-varied", ""),
         ({"seed": []}, ConfigError, "config.nothing-varied", ""),
+        ({"seed": [1, 2], "epsilon": 4}, ConfigError, "config.sweep-epsilon", "noise_multiplier"),
         ({"sed": [1, 2]}, ConfigError, "config.unknown-key", "seed?"),
         ({"step_size": [0.1, 0.0]}, ConfigError, "config.wrong-value", "step-size"),
         ({"dataset": ["synthetic", "nowhere"]}, DatasetError, "data.unknown", "'nowhere'"),

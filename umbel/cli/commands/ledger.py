@@ -44,7 +44,8 @@ def show(path: _LedgerPath, delta: _Delta = DELTA) -> None:
     terminal.print(table)
     terminal.print(
         "epsilon: the guarantee between any two data sets of a client, over all its releases, for tasks fixed in "
-        "advance; none after a release without a public clip norm, or with an open choice. "
+        "advance; none with Gaussian noise, which has one at a delta only, and none after a release without a public "
+        "clip norm, or with an open choice. "
         "paper's budget: the sum of n/nu, a heuristic that guarantees nothing.",
         soft_wrap=True,
     )

@@ -193,7 +193,7 @@ def _public(seed: int | None, name: str) -> PublicKey:
 def _random(site: Site, seed: int | None, round: int) -> Callable[[int], bytes]:
     """Return a source of a party's random bytes.
 
-    A site with `insecure-seed` draws from the operating system here: the other sites rely on its share of the noise.
+    With `insecure-seed` too, a site draws its secrets from the operating system: others rely on its share of the noise.
     """
     seed = seed if site.simulated else None
     return next(randomness.noise(seed, round, [site.first], "secure sum")).bytes

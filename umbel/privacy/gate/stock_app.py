@@ -112,6 +112,13 @@ class Gate:
             self._task = _task(noise_multiplier, radius if clip_norm is None else clip_norm, mechanism)
             if budget is None and delta:
                 raise ConfigError("delta needs a budget: give budget, or leave delta out", code="config.delta")
+            if (
+                budget is not None
+                and not delta
+                and noise_multiplier > 0
+                and mechanisms.load(mechanism)(noise_multiplier).pure(1, 2) is None
+            ):
+                raise ConfigError(f"a budget needs a delta with mechanism {mechanism!r}", code="config.delta")
             self._budget = None if budget is None else Policy.of({"budget": budget, "delta": delta})
         except UmbelError as error:
             raise ConfigError.of(error, "umbel.Gate: ") from None

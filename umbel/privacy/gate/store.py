@@ -203,7 +203,7 @@ class Store:
             application, version = _header(path)
         except FileNotFoundError:
             raise LedgerError(
-                f"there is no ledger {path}; name the site's by --ledger, or make a new one: umbel ledger create PATH",
+                f"there is no ledger {path}; name another, or make a new one: umbel ledger create {path}",
                 code="ledger.missing",
             ) from None
         except OSError as error:

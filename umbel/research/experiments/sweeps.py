@@ -49,6 +49,9 @@ def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: A
     >>> found.groupby("step-size")["best.mean"].mean()  # doctest: +SKIP
     """
     own = {key.replace("_", "-"): value for key, value in values.items()}
+    if "epsilon" in own:
+        text = "a sweep plans nothing, so it takes no epsilon; vary noise_multiplier, or give a planned config"
+        raise ConfigError(text, code="config.sweep-epsilon")
     varied = {key: value for key, value in own.items() if isinstance(value, list | tuple)}
     if not varied or not all(varied.values()):
         text = "a sweep varies something: give a list of values, as seed=[0, 1, 2]"

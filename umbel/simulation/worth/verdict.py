@@ -169,6 +169,8 @@ def tries(level: Level, setup: Setup, history: Sequence[Round], gains: Mapping[W
     fewer = ["hypotheses=1"] if one_is_better else []
     if noisy:
         # Less noise does not help if one model of all rows, without noise, is behind clients alone.
+        if level is Level.NOT_BETTER_THAN_CONSTANT and k == 1 and too_unlike(gains):
+            return [*larger, "hypotheses=2"]
         in_vain = level is Level.NOT_BETTER_THAN_ALONE and k == 1 and too_unlike(gains)
         return [] if in_vain else [*larger, *fewer, *_less_noise(setup, history)]
     losses = [entry.loss for entry in history if entry.loss is not None]
