@@ -24,6 +24,7 @@ from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import SECURE as RECORD
 from umbel.protocol.records import record_in
+from umbel.protocol.tasks import LONGEST_NAME
 
 _TERMS: dict[str, type] = {
     "run": str, "length": int, "bits": int, "deviation": float, "colluding": int, "least": int,
@@ -73,9 +74,11 @@ class Request:
         record = record_in(content, RECORD, ConfigRecord)
         if (stage := _of(record, "stage", str)) not in [*Stage]:
             raise _wrong("stage")
-        terms = Terms(**{name: _of(record, name, kind) for name, kind in _TERMS.items()})
         names, publics, announcements = (_list(record, name) for name in ("names", "publics", "announcements"))
         _check(names, str)
+        if any(len(name) > LONGEST_NAME for name in [_of(record, "run", str), *names]):  # they stand in a node's log
+            raise _wrong("names")
+        terms = Terms(**{name: _of(record, name, kind) for name, kind in _TERMS.items()})
         _check([*publics, *announcements], bytes)
         if not len(names) == len(publics) == len(announcements) == len({*names}):
             raise _wrong("names")
