@@ -42,7 +42,8 @@ def test_messages_arrive_as_they_were_sent() -> None:
     "change",
     [{"stage": "else"}, {"stage": 1}, {"round": True}, {"round": 1.0}, {"run": b""}, {"least": 3.0}, {"bits": True},
      {"names": ["a"]}, {"names": ["a", "a"]}, {"names": [1, 2]}, {"publics": ["a", "b"]}, {"survivors": [1]},
-     {"run": "r" * 5000}, {"names": ["a", "b" * 5000]}, {"signatures-of": ["a"]}, {"signatures-of": ["a", "a"], "signatures": [b"", b""]},
+     {"run": "r" * 5000},
+     {"names": ["a", "b" * 5000]}, {"signatures-of": ["a"]}, {"signatures-of": ["a", "a"], "signatures": [b"", b""]},
      {"boxes": [1], "boxes-of": ["a"]}],
     ids=str,
 )  # fmt: skip
