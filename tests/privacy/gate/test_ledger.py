@@ -54,7 +54,7 @@ def ledger(request: pytest.FixtureRequest, no_ledger: Path) -> Ledger | MemoryLe
 
 def test_one_that_is_not_there_is_not_made_by_opening_it(no_ledger: Path) -> None:
     """It may be one that was lost."""
-    with raises(LedgerError, "ledger.missing", no_ledger, "umbel ledger create PATH"):
+    with raises(LedgerError, "ledger.missing", no_ledger, f"umbel ledger create {no_ledger}"):
         Ledger(no_ledger)
     assert not no_ledger.exists()
 
