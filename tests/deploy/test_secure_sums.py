@@ -15,7 +15,6 @@ from tests.strategies.test_secure_average import keys
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(5400)]
 
 NAMES = ("east", "north", "south", "west")
-TRAIN = CLIENTS - 1
 
 
 def test_a_round_is_added_without_the_site_that_was_killed_before_it_signed(tmp_path: Path) -> None:
@@ -32,14 +31,14 @@ def test_a_round_is_added_without_the_site_that_was_killed_before_it_signed(tmp_
         west.tamper({"secure agree": HOLD})
         config = SHORT | {
             "strategy": "secure-average", "strategy_options": "explore=0.0", "mechanism": "discrete-gaussian",
-            "clipping": "public", "hypotheses": 1, "rounds": 3, "clients_per_round": 4 * TRAIN, "min_nodes": 4,
+            "clipping": "public", "hypotheses": 1, "rounds": 3, "clients_per_round": 4 * CLIENTS, "min_nodes": 4,
             "pause_below": 3,
         }  # fmt: skip
         run = deployment.submit(**config)
-        wait_until("west's numbers", lambda: west.rounds_paid(run) and west.client_apps, RUN_S)
+        wait_until("the question for west's signature", lambda: west.has_heard_of("secure agree", run), RUN_S)
         west.kill()
         assert deployment.wait(run) == "finished:completed"
         trained = [entry for entry in run.history if entry["asked"]]
         assert all(entry["moved"] for entry in trained)
-        assert [entry["releases"] for entry in trained] == [4 * TRAIN, 3 * TRAIN, 3 * TRAIN]
+        assert [entry["releases"] for entry in trained] == [4 * CLIENTS, 3 * CLIENTS, 3 * CLIENTS]
         assert {row["kind"] for row in deployment.nodes["east"].charges} == {"secure"}
