@@ -14,6 +14,7 @@ from numbers import Real
 from typing import Any
 
 from umbel.protocol.flower import plain_console
+from umbel.protocol.words import one_line
 
 FORM = "UMBEL_LOG"
 """Environment variable with the form, for a process and those that it starts."""
@@ -65,7 +66,7 @@ def line(record: logging.LogRecord) -> str:
 def _plain(form: Callable[[logging.LogRecord], str], record: logging.LogRecord) -> str:
     own = copy(record)
     if isinstance(own.args, tuple) and own.args:
-        own.args = tuple(one if isinstance(one, Real) else _printable(str(one)) for one in own.args)
+        own.args = tuple(one if isinstance(one, Real) else one_line(str(one)) for one in own.args)
     else:
         own.msg = _indented(str(own.msg))
     if own.exc_info:
@@ -74,11 +75,7 @@ def _plain(form: Callable[[logging.LogRecord], str], record: logging.LogRecord) 
 
 
 def _indented(text: str) -> str:
-    return "\n    ".join(map(_printable, text.split("\n")))
-
-
-def _printable(text: str) -> str:
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return "\n    ".join(map(one_line, text.split("\n")))
 
 
 def _text(said: str) -> str:

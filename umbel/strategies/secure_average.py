@@ -65,7 +65,3 @@ class SecureAverage(SiteAverage):
     def train(self, round: int, replies: Iterable[Message]) -> Outcome:
         """Return the outcome of a round from the replies to its training messages; it takes two more exchanges."""
         return self.learn_sums(round, self.fleet.secure_sum(round, replies))
-
-    def least(self, sites: int) -> float:
-        """Return the minimum number of clients for a hypothesis to move: see `SiteAverage`; there is one noise."""
-        return super().least(1)

@@ -374,16 +374,16 @@ def _hints(data: Dataset, standardised: bool) -> list[str]:
         size = np.abs(values * column.scale + column.offset)
         most, usual = float(np.quantile(size, _MOST)), float(np.median(size))
         odd = int((size > _ODD * usual).sum()) if usual > 0 else 0
-        rare = (
-            0 < odd < len(size) / 100 and f" ({count_of(odd, 'row')} above {_ODD} times the median: codes for missing?)"
-        )
-        tops.append(f"{column.name} {low:,.6g} to {high:,.6g}{rare or ''}")
+        rare = 0 < odd < len(size) / 100
+        note = f" ({count_of(odd, 'row')} above {_ODD} times the median: codes for missing?)" if rare else ""
+        tops.append(f"{column.name} {low:,.6g} to {high:,.6g}{note}")
         if known and not scaled:
             ranged = True
             continue
         far = column is not schema.target and high > low > high / 2  # from 0, and close to one another
         # A few numbers far from all others must not make the others small.
-        scale = 10 ** max(0, round(math.log10((high - low) / 2 if far else most if rare else max(abs(low), abs(high)))))
+        reach = most if rare else max(abs(low), abs(high))
+        scale = 10 ** max(0, round(math.log10((high - low) / 2 if far else reach)))
         if far:
             flags.append(Syntax.FLAGS.entry(column.name, "offset", round((low + high) / 2 / scale) * scale))
         flags.append(Syntax.FLAGS.entry(column.name, "scale", scale))

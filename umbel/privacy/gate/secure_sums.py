@@ -96,11 +96,8 @@ def party_of(site: Site, seed: int | None, state: RecordDict, terms: Terms) -> P
     secret, turn = b"", Turn()
     if isinstance(record, ConfigRecord) and record.get("terms") == terms.digest:
         secret, turn = cast(bytes, record["secret"]), _turn(record)
-    if not secret:
-        secret = _random(site, seed, 0)(32)
-    party = Party(terms, name, keys, sign, secret, turn)
-    party.random = _random(site, seed, turn.round + 1)
-    return party
+    secret = secret or _random(site, seed, 0)(32)
+    return Party(terms, name, keys, sign, secret, turn, _random(site, seed, turn.round + 1))
 
 
 def remember(site: Site, state: RecordDict, party: Party) -> None:
