@@ -87,7 +87,7 @@ def test_a_hundred_clients_at_four_sites_find_both_models() -> None:
 
 
 def test_sites_without_clients_in_a_round_add_noise_and_masks() -> None:
-    """One client a round, so that two of three sites have none; nobody else is charged."""
+    """One client takes part in a round, so two of three sites have none. No other client is charged."""
     run = played(nodes=3, clients_per_round=1, rounds=4)
     assert [entry.releases for entry in run.state.history if entry.asked] == [1] * 4
     assert run.fleet.participations.sum() == 4
@@ -169,7 +169,7 @@ def test_a_sum_of_too_few_fails_and_charges_and_the_next_one_works(monkeypatch: 
     assert charged == 120
 
 
-# --- sites with data of their own
+# --- sites that serve their own data
 
 
 def keys(folder: Path, *names: str) -> tuple[dict[str, str], str]:
@@ -185,7 +185,7 @@ def keys(folder: Path, *names: str) -> tuple[dict[str, str], str]:
 
 
 def sites(home: Path, *names: str, **changes: Any) -> list[dict[str, Any]]:
-    """Return three sites of one dataset, or those named, each with a ledger and a key of its own."""
+    """Return three sites of one dataset, or the named ones. Each has its own ledger and key."""
     home.mkdir(exist_ok=True)
     paths, listed = keys(home / "keys", *names or ("north", "south", "west"))
     common = {

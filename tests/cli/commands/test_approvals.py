@@ -136,7 +136,7 @@ def test_the_last_decision_in_the_log_is_the_one_that_holds(site: Site, monkeypa
 
 
 def test_no_line_hides_that_the_ledger_is_an_older_copy(site: Site) -> None:
-    """Neither a decision nor a refusal before the app, which any server can have: the site goes on refusing."""
+    """A decision does not hide it, nor does a refusal that any server can cause. The site still refuses."""
     site.query()
     [digest] = site.waiting
     decide(site.ledger, digest, Status.APPROVED, "Dr. Day")

@@ -136,7 +136,7 @@ def test_a_signature_approves_nothing_once_the_site_asks_its_people(
         "researchers": f"ann={keys['ann'][1].split()[1]}", "ledger-path": str(site.ledger),
     })  # fmt: skip
     asking.ledger = site.ledger
-    assert refused(of(asking, once, 7).train()), "nobody of the site has approved it"
+    assert refused(of(asking, once, 7).train()), "the site's people have not approved it"
     [digest] = asking.waiting
     [request] = Runs(site.ledger).requests()
     assert (request.person, request.reason, request.decided) == ("", "", "")

@@ -155,7 +155,7 @@ def test_a_later_round_ends_the_one_before() -> None:
 
 
 def test_asking_again_who_a_site_is_changes_nothing() -> None:
-    """In the middle of a round: the same key, and the round goes on, but it is still masked once."""
+    """An announcement in the middle of a round has the same key. The round continues, and is still masked once."""
     context, site = node(0), simulated(**{"partition-id": 0, "num-partitions": 3})
     before = reply(site, 7, context.state, Request(Stage.ANNOUNCE, TERMS))
     assert not refused(through_gate(request(), context, handler))
@@ -219,7 +219,7 @@ def test_memory_that_was_damaged_fails_closed() -> None:
     assert not ledger_of(context).account(0)
 
 
-# --- sites with data of their own
+# --- sites that serve their own data
 
 
 def listing(folder: Path, **entries: Any) -> Site:

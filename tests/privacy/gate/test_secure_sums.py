@@ -82,7 +82,7 @@ def test_the_noise_is_nu_clip_norms(noise_multiplier: float) -> None:
 
 
 def test_the_price_is_that_of_one_gaussian_two_clip_norms_away() -> None:
-    """rho = (2 / nu)^2 / 2, whatever k is."""
+    """rho = (2 / nu)^2 / 2, for any k."""
     release = sanitiser(noise_multiplier=8.0, terms=replace(TERMS, deviation=4096.0)).release
     assert (release.kind, release.hypotheses, release.choice_epsilon) == (Kind.SECURE, 2, 0.0)
     found, one = guarantee({release: 1}), Release(Kind.SECURE, 3, 8.0, Clipping.PUBLIC, mechanism="discrete-gaussian")

@@ -134,9 +134,9 @@ def test_parties_that_are_told_different_members_open_nothing() -> None:
 
 
 def test_a_colluding_party_that_signs_two_sets_opens_one() -> None:
-    """d works with the server and signs both sets, of four parties of which three have to: a and b open.
+    """Three of four parties have to sign. d works with the server and signs both sets, and a and b open theirs.
 
-    c does not, with two signatures of its own set or with three of the other.
+    c does not open: its set has two signatures, and the three of the other set do not count.
     """
     federation = Federation(replace(TERMS, colluding=1), 4)
     federation.first()
@@ -165,7 +165,7 @@ def test_a_key_that_gives_everybody_the_same_secret_is_refused_before_anything_i
 
 
 def test_a_box_that_is_none_keeps_nobody_from_opening() -> None:
-    """One bad party sends boxes that nobody can open; without it the others' sum would never be opened again."""
+    """One bad party sends boxes that no party can open. The others skip them and open the sum."""
     federation = Federation(size=4)
     found = federation.first()
     found._masked["d"] = replace(found._masked["d"], boxes=dict.fromkeys("abc", b"nothing"))
@@ -205,8 +205,8 @@ def opened_by_all(size: int, colluding: int, gone: tuple[str, ...]) -> tuple[Sum
 def test_whatever_is_opened_hides_every_honest_party(size: int, colluding: int, gone: tuple[str, ...]) -> None:
     """The server knows all that was revealed, and all that any `colluding` parties know, survivors or lost.
 
-    An honest survivor still shares a mask with another one, which nobody else can compute; and of a lost party, whose
-    numbers the server may have kept, its own mask stays.
+    An honest survivor still shares a mask with another one, and no other party can compute it. The server may have kept
+    a lost party's numbers, but their own mask stays.
     """
     found, opened = opened_by_all(size, colluding, gone)
     for bad in combinations(found.members, colluding):

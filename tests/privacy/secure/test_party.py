@@ -108,7 +108,7 @@ def test_another_round_or_other_parties_have_other_masks(four: Federation) -> No
 
 
 def test_a_party_that_forgot_its_round_has_another_mask_of_its_own(four: Federation) -> None:
-    """A restored backup: masks shared with others repeat, its own does not, and nobody opens the round again."""
+    """A restored backup: shared masks repeat, but its own mask does not, and no party opens the round again."""
     first, again = (four.party("a").mask(1, four.announced, NUMBERS) for _ in range(2))
     assert first.numbers != again.numbers
     assert first.proofs["b"] == again.proofs["b"]
