@@ -115,7 +115,7 @@ REPORTS: dict[str, Any] = {"strategy_options": "report-noise=10 report-bound=400
 
 
 def test_losses_are_added_up_with_noise_as_much_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """20 validation clients: the noise on a mean has a deviation of 10 diagonals / 20, which is 283 for a bound of 400.
+    """100 validation clients: the noise on a mean has a deviation of 10 diagonals / 100, which is 57 for a bound of 400.
 
     The same run that reports each client's exact loss says how far each of seven rounds is from the truth. The root
     mean square of 14 numbers lies outside of .5 to 1.6 deviations with a probability of 3 in 1,000.
@@ -125,7 +125,7 @@ def test_losses_are_added_up_with_noise_as_much_as_said(monkeypatch: pytest.Monk
     pairs = list(zip(exact.state.history, summed.state.history, strict=True))
     assert len(pairs) == 7
     away = [(two.loss - one.loss, two.metric - one.metric) for one, two in pairs]  # type: ignore[operator]
-    deviation = 10 * np.sqrt(2) * 400 / 20
+    deviation = 10 * np.sqrt(2) * 400 / 100
     assert 0.5 < np.sqrt(np.square(away).mean()) / deviation < 1.6
     assert all(entry.exact_reports == 0 for entry in summed.state.history)
 
