@@ -115,7 +115,7 @@ REPORTS: dict[str, Any] = {"strategy_options": "report-noise=10 report-bound=400
 
 
 def test_losses_are_added_up_with_noise_as_much_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """100 validation clients: the noise on a mean has a deviation of 10 diagonals / 100, which is 57 for a bound of 400.
+    """Of 100 clients: the noise on a mean has a deviation of 10 diagonals / 100, which is 57 for a bound of 400.
 
     The same run that reports each client's exact loss says how far each of seven rounds is from the truth. The root
     mean square of 14 numbers lies outside of .5 to 1.6 deviations with a probability of 3 in 1,000.
