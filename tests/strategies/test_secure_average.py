@@ -109,6 +109,86 @@ def test_settings_that_cannot_be_added_securely_are_refused(changes: dict[str, A
         played(**changes)
 
 
+# --- reports
+
+REPORTS: dict[str, Any] = {"strategy_options": "report-noise=10 report-bound=400", "rounds": 6}
+
+
+def test_losses_are_added_up_with_noise_as_much_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 clients: the noise on a mean has a deviation of 10 diagonals / 100, which is 57 for a bound of 400.
+
+    The same run that reports each client's exact loss says how far each of seven rounds is from the truth. The root
+    mean square of 14 numbers lies outside of .5 to 1.6 deviations with a probability of 3 in 1,000.
+    """
+    exact, summed = (played(**changes) for changes in ({"rounds": 6}, REPORTS))
+    assert np.array_equal(moved(exact), moved(summed))  # reports change nothing of what is learnt
+    pairs = list(zip(exact.state.history, summed.state.history, strict=True))
+    assert len(pairs) == 7
+    away = [(two.loss - one.loss, two.metric - one.metric) for one, two in pairs]  # type: ignore[operator]
+    deviation = 10 * np.sqrt(2) * 400 / 100
+    assert 0.5 < np.sqrt(np.square(away).mean()) / deviation < 1.6
+    assert all(entry.exact_reports == 0 for entry in summed.state.history)
+
+
+def test_the_server_reads_no_report_of_a_single_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every reply has one record of masked numbers, and flags; none has scores."""
+    seen: list[set[str]] = []
+
+    class Grid(InProcessGrid):
+        def _answer(self, message: Message) -> Message:
+            reply = super()._answer(message)
+            seen.append({*reply.content})
+            return reply
+
+    monkeypatch.setattr(in_process, "InProcessGrid", Grid)
+    run = played(**REPORTS)
+    assert len([entry for entry in run.state.history if entry.loss is not None]) == 7
+    assert {name for names in seen for name in names} == {"hosting", "secure", "released"}
+
+
+def test_each_client_that_reports_in_a_sum_is_charged() -> None:
+    run = played(**REPORTS | {"rounds": 2})
+    accounts = [ledger_of(context) for context in run.grid.contexts.values()]  # type: ignore[attr-defined]
+    reports = [
+        (release, times)
+        for ledger in accounts
+        for client in range(200)
+        for release, times in ledger.account(client).items()
+        if release.kind is Kind.REPORT
+    ]
+    assert reports
+    assert {times for _, times in reports} == {3}
+    assert {(release.mechanism, release.noise_multiplier) for release, _ in reports} == {("discrete-gaussian", 10.0)}
+
+
+@pytest.mark.parametrize("stage", ["mask", "agree", "open"])
+def test_reports_survive_a_third_of_the_sites(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    dropping(monkeypatch, lambda message, place: stage_of(message) == stage and place < 3)
+    run = play(run_config("synthetic", **CONFIG | REPORTS | {"rounds": 1}), nodes=10, strict=False)
+    assert run.state.history[0].moved
+    assert run.state.history[0].loss is not None
+
+
+def test_a_validation_without_training_is_a_sum_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last round clients report once more; too few sites answer, so there is no loss, and the run ends."""
+    last: list[bool] = []
+
+    def drops(message: Message, place: int) -> bool:
+        last.append("training" not in message.content and "evaluation" in message.content)
+        return stage_of(message) == "mask" and last[-1] and place < 3
+
+    dropping(monkeypatch, drops)
+    run = play(run_config("synthetic", **CONFIG | REPORTS | {"rounds": 2}), nodes=4, strict=False)
+    assert [entry.loss is not None for entry in run.state.history] == [True, True, False]
+    assert any(last)
+
+
+@pytest.mark.parametrize("changes", [{"restarts": 2}, {"validate_by": "median"}, {"noise_multiplier": 0.0}], ids=str)
+def test_reports_that_cannot_be_added_are_refused(changes: dict[str, Any]) -> None:
+    with raises(ConfigError, "config.report-noise"):
+        played(**REPORTS | changes)
+
+
 # --- sites that fall silent
 
 

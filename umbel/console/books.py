@@ -19,6 +19,7 @@ from umbel.privacy.accounting.guarantee import (
     in_words,
     pure_spent,
     secure_release,
+    secure_report,
     site_release,
 )
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Limits, paper_spent, priced, read
@@ -302,9 +303,14 @@ def prices(request: Request) -> list[tuple[str, str]]:
     each = [("a participation", 1), (f"the run, at most {count_of(most, 'participation')} of a client", most)]
     rows = [(f"price of {what}", _cost({release: times})) for what, times in each]
     if noise := asks.get("report-noise"):
-        report = Release(Kind.REPORT, 2, 0.0 if "insecure-seed" in asks else noise, Clipping.PUBLIC, math.sqrt(2))
-        each = [("a report", 1), (f"the run's reports, at most {count_of(reports, 'report')} of a client", reports)]
-        rows += [(f"price of {what}", _cost({report: times})) for what, times in each]
+        noise = 0.0 if "insecure-seed" in asks else noise
+        kinds = {"": Release(Kind.REPORT, 2, noise, Clipping.PUBLIC, math.sqrt(2))}
+        if asks.get("release") == ReleaseBy.SECURE:
+            kinds = {" alone": kinds[""], " in secure sums": secure_report(noise)}
+        for how, report in kinds.items():
+            all_of_them = f"the run's reports{how}, at most {count_of(reports, 'report')} of a client"
+            each = [(f"a report{how}", 1), (all_of_them, reports)]
+            rows += [(f"price of {what}", _cost({report: times})) for what, times in each]
     return rows
 
 

@@ -253,9 +253,13 @@ def site_reply(sums: Arrays, counts: Sequence[float], released: Sequence[int]) -
     return RecordDict({_ARRAYS: pack(sums), _RELEASED: record})
 
 
-def share_reply(masked: ConfigRecord, released: Sequence[int]) -> RecordDict:
-    """Return the part of a round's reply that holds a site's part of a secure sum; `released` as in `site_reply`."""
-    return RecordDict({SECURE: masked, _RELEASED: MetricRecord({"clients": list(released)})})
+def share_reply(masked: ConfigRecord, released: Sequence[int], reported: Sequence[int] = ()) -> RecordDict:
+    """Return the part of a round's reply that holds a site's part of a secure sum.
+
+    `released` is as in `site_reply`; `reported` is 1 for each asked validation client that is in the sum.
+    """
+    flags = MetricRecord({"clients": list(released), "reported": list(reported)})
+    return RecordDict({SECURE: masked, _RELEASED: flags})
 
 
 def evaluation_reply(losses: NDArray[Any], metrics: NDArray[Any], noise_multiplier: float = 0.0) -> RecordDict:
@@ -301,13 +305,15 @@ def site_sums_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.fl
     return arrays, counts, flags
 
 
-def shared_in(content: RecordDict, asked: int) -> NDArray[np.bool_]:
-    """Check and return a flag for each asked client: whether it is in the site's part of a secure sum."""
-    return _flags(record_in(content, _RELEASED, MetricRecord), asked)
+def shared_in(content: RecordDict, asked: int, reporting: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Check and return a flag for each asked training client, and for each validation client: whether it is in the
+    site's part of a secure sum."""
+    record = record_in(content, _RELEASED, MetricRecord)
+    return _flags(record, asked), _flags(record, reporting, "reported")
 
 
-def _flags(record: MetricRecord, asked: int) -> NDArray[np.bool_]:
-    flags = np.asarray(record.get("clients", ()))
+def _flags(record: MetricRecord, asked: int, whose: str = "clients") -> NDArray[np.bool_]:
+    flags = np.asarray(record.get(whose, ()))
     if flags.shape != (asked,) or not ((flags == 0) | (flags == 1)).all():
         raise ProtocolError("it does not say who released", code="protocol.released")
     return flags.astype(bool)
@@ -338,6 +344,15 @@ def let_go(content: RecordDict) -> None:
 def answers_training(content: RecordDict) -> bool:
     """Return whether a reply has a part about training clients."""
     return _RELEASED in content
+
+
+def number_reported(content: RecordDict, asked: int) -> int:
+    """Return how many of the asked validation clients reported according to a reply; 0 for an inconsistent reply."""
+    record = content.get(_RELEASED)
+    if SECURE not in content or not isinstance(record, MetricRecord) or "reported" not in record:
+        return 0 if scores_in(content, asked) is None else asked
+    flags = record["reported"]
+    return flags.count(1) if isinstance(flags, list) and len(flags) == asked else 0
 
 
 def scores_in(content: RecordDict, asked: int) -> NDArray[np.float64] | None:

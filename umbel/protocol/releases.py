@@ -84,3 +84,14 @@ class Scores:
     loss_spread: list[float] = field(default_factory=list, compare=False)
     metric_spread: list[float] = field(default_factory=list, compare=False)
     exact: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class Total:
+    """A round's secure sum: the sums of updates as those of one site, and the mean of the reports.
+
+    If the sum failed, `sums` has no clients, and those that were charged are outside; there are no `scores`.
+    """
+
+    sums: Sums
+    scores: Scores | None = None

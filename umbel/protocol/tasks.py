@@ -15,7 +15,7 @@ from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import filled
 from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Clipping, ClipSchedule, NoisePer, ReleaseBy
 
-VERSION = 6
+VERSION = 7
 
 _VERSION = "version"
 _MAX_WHOLE = 2**31  # more than any run needs, and a ledger can hold it
@@ -205,6 +205,11 @@ class EvaluationSpec(_Spec):
         s of Algorithm 1, for the local parameters of clients that have none yet.
     run, frozen_digest : str
         As in `TrainingSpec`.
+    report_noise_multiplier : float
+        Above 0, the round's secure sum also adds up loss and metric, with noise of so many diagonals of the square in
+        which a report lies. At 0 they leave the site as its policy says.
+    report_bound : float
+        In a secure sum, loss and metric are clipped to lie between 0 and this.
     """
 
     FIRST_ROUND = 0
@@ -212,12 +217,20 @@ class EvaluationSpec(_Spec):
     step_size: float = TrainingSpec.step_size
     run: str = ""
     frozen_digest: str = ""
+    report_noise_multiplier: float = 0.0
+    report_bound: float = 1.0
 
     def __post_init__(self) -> None:
-        _as_floats(self, "step_size")
+        _as_floats(self, "step_size", "report_noise_multiplier", "report_bound")
         self._check_asked()
-        _finite(self, "step_size", above_0=True)
+        _finite(self, "step_size", "report_bound", above_0=True)
+        _finite(self, "report_noise_multiplier")
         _short("the run's name", self.run)
+
+    @property
+    def summed(self) -> bool:
+        """Whether reports leave in the round's secure sum alone."""
+        return self.report_noise_multiplier > 0
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from umbel.protocol.flower import log
 from umbel.protocol.plugins import NoOptions
 from umbel.protocol.records import to_array_record
 from umbel.protocol.release import ClipSchedule, ReleaseBy
-from umbel.protocol.releases import Releases, Scores, Sums
+from umbel.protocol.releases import Releases, Scores, Sums, Total
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.strategies.differences import look
@@ -74,10 +74,12 @@ class Clients(Protocol):
     def sums(self, replies: Iterable[Message]) -> Sums:
         """Return the sums in the replies, if sites were asked for sums."""
 
-    def together(self, round: int, messages: list[Message], colluding: int, least: int) -> list[Message]:
+    def together(
+        self, round: int, messages: list[Message], colluding: int, least: int, reports: EvaluationSpec
+    ) -> list[Message]:
         """Return those of a round's messages whose nodes can add their sums securely."""
 
-    def secure_sum(self, round: int, replies: Iterable[Message]) -> Sums:
+    def secure_sum(self, round: int, replies: Iterable[Message], reports: EvaluationSpec) -> Total:
         """Return the sum over all sites that replied, which the server cannot read singly."""
 
     def scores(self, replies: Iterable[Message]) -> Scores | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -14,14 +14,16 @@ from umbel.models.model import Model
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import ReleaseBy
+from umbel.protocol.releases import Scores
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import EvaluationSpec
 from umbel.strategies.base import Outcome
 from umbel.strategies.site_average import Explore, SiteAverage
 
 
 @dataclass(frozen=True)
 class Parties(Explore):
-    """Options of `SecureAverage`.
+    r"""Options of `SecureAverage`.
 
     Attributes
     ----------
@@ -29,10 +31,17 @@ class Parties(Explore):
         Number of sites that may give all their secrets to the server; the noise holds without theirs.
     least : int
         Minimum number of sites in a sum.
+    report_noise : float
+        Above 0, validation clients' loss and metric are in the sum, too. It is the \nu of their noise, in diagonals of
+        the square in which a report lies. At 0 they leave each site as its policy says.
+    report_bound : float
+        Loss and metric in a sum are clipped to lie between 0 and this.
     """
 
     colluding: Annotated[int, Field(ge=0)] = 0
     least: Annotated[int, Field(ge=2)] = 3
+    report_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    report_bound: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
 
 class SecureAverage(SiteAverage):
@@ -54,14 +63,49 @@ class SecureAverage(SiteAverage):
         if self.options.colluding > self.options.least - 2:
             text = f"with colluding={self.options.colluding}, at least {self.options.colluding + 2} sites are needed"
             raise ConfigError(f"{text}; set least", code="config.least")
+        if self.reports.summed:
+            for what, wrong, instead in (
+                ("random initial sets, which clients score one by one", run.restarts > 1, "restarts = 1"),
+                ("medians", run.validate_by != "mean", 'validate-by = "mean"'),
+                ("runs without noise", not run.noise_multiplier > 0, "noise-multiplier, or leave report-noise out"),
+            ):
+                if wrong:
+                    text = f"report-noise adds up losses, which does not work with {what}: set {instead}"
+                    raise ConfigError(text, code="config.report-noise")
+
+    @property
+    def reports(self) -> EvaluationSpec:
+        """How validation clients report."""
+        return self._with_reports(EvaluationSpec())
+
+    def _with_reports(self, task: EvaluationSpec) -> EvaluationSpec:
+        chosen = {"report_noise_multiplier": self.options.report_noise, "report_bound": self.options.report_bound}
+        return replace(task, **chosen)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask a sample of the training clients to train, and their sites to add their updates together."""
         messages = super().configure_train(server_round, arrays, config, grid)
-        return self.fleet.together(server_round, messages, self.options.colluding, self.options.least)
+        return self._together(server_round, messages)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask a sample of the validation clients to score the hypotheses, and perhaps their sites to add the losses."""
+        task = self._with_reports(EvaluationSpec.of_config(config))
+        messages = self.fleet.ask_evaluation(server_round, arrays, task, grid)
+        return self._together(server_round, messages) if task.summed and messages else messages
+
+    def _together(self, round: int, messages: list[Message]) -> list[Message]:
+        return self.fleet.together(round, messages, self.options.colluding, self.options.least, self.reports)
 
     def train(self, round: int, replies: Iterable[Message]) -> Outcome:
         """Return the outcome of a round from the replies to its training messages; it takes two more exchanges."""
-        return self.learn_sums(round, self.fleet.secure_sum(round, replies))
+        return self.learn_sums(round, self.fleet.secure_sum(round, replies, self.reports).sums)
+
+    def validate(self, round: int, replies: Iterable[Message]) -> Scores | None:
+        """Return the mean of the validation clients' scores; None without valid replies."""
+        if not self.reports.summed:
+            return super().validate(round, replies)
+        return self.fleet.secure_sum(round, replies, self.reports).scores

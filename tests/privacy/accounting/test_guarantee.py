@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from tests.helpers.ledgers import proven
 from tests.privacy.mechanisms.reference import Masses, add, delta_of, epsilon_of, laplace_cdf, rounded_down
 from umbel.privacy.accounting.accountant import compose
-from umbel.privacy.accounting.guarantee import amount, gap, guarantee, in_words, pure_cost, pure_spent, within_budget
+from umbel.privacy.accounting.guarantee import (
+    amount,
+    gap,
+    guarantee,
+    in_words,
+    pure_cost,
+    pure_spent,
+    secure_report,
+    within_budget,
+)
 from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
@@ -173,6 +182,20 @@ def test_gaussian_releases_share_one_account_of_squares() -> None:
     mixed = {gaussian(20.0): 200, gaussian(10.0): 10, replace(gaussian(10.0, hypotheses=3), kind=Kind.SITE): 9}
     assert within_budget(mixed, Fraction(8), 1e-5, 1.0, 1.0)
     assert not within_budget(mixed | {gaussian(10.0): 11}, Fraction(8), 1e-5, 1.0, 1.0)
+
+
+def test_reports_in_secure_sums_share_the_account_of_their_updates() -> None:
+    """A client that only reports has one too. 100 reports at nu = 10 are rho = 100 (1/10)^2 / 2 = 1/2; a training of
+    nu = 20 is (2/20)^2 / 2 = 1/200, so that 100 of them are as much."""
+    report, update = secure_report(10.0), replace(gaussian(20.0), mechanism="discrete-gaussian", kind=Kind.SECURE)
+    price = guarantee({report: 100})
+    assert price is not None
+    budget = Fraction(price.epsilon) + Fraction(1, 1000)
+    assert within_budget({report: 100}, budget, 1e-5)
+    assert not within_budget({report: 101}, budget, 1e-5)
+    assert within_budget({report: 50, update: 50}, budget, 1e-5)
+    assert not within_budget({update: 51, report: 50}, budget, 1e-5)
+    assert not within_budget({report: 1}, Fraction(1000), 0.0)
 
 
 def test_a_choice_beside_gaussian_noise_is_no_gaussian_release() -> None:

@@ -16,19 +16,20 @@ from numpy.typing import NDArray
 
 from tests.helpers.errors import raises
 from tests.helpers.ledgers import ledger_of
-from tests.helpers.messages import arrived, asked, of_node, refused, stacked, task_of, through_gate
+from tests.helpers.messages import Handler, arrived, asked, of_node, refused, stacked, task_of, through_gate
 from tests.helpers.sites import simulated
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate import secure_sums
-from umbel.privacy.gate.own_app import local_result
-from umbel.privacy.gate.secure_sums import SecureSanitiser
+from umbel.privacy.gate.own_app import local_report, local_result
+from umbel.privacy.gate.secure_sums import SecureReports, SecureSanitiser
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
-from umbel.privacy.secure.party import Announcement
+from umbel.privacy.secure.party import Announcement, Party
 from umbel.privacy.secure.terms import Grid, Terms
 from umbel.privacy.secure.wire import RECORD, Introduction, Request, Stage, masked_in
 from umbel.protocol.errors import Refused
-from umbel.protocol.messages import assigned_in, shared_in
+from umbel.protocol.messages import assigned_in, evaluation_in, shared_in
 from umbel.protocol.release import Clipping, Kind, Release
+from umbel.protocol.tasks import EvaluationSpec
 
 BOTH = np.array([[0.0], [100.0]])
 TERMS = Terms("spring", length=4, bits=30, deviation=512.0)
@@ -94,7 +95,8 @@ def test_the_price_is_that_of_one_gaussian_two_clip_norms_away() -> None:
 
 @pytest.mark.parametrize(
     ("terms", "changes"),
-    [({"length": 5}, {}), ({"deviation": 0.0}, {}), ({}, {"noise_multiplier": 0.0}), ({}, {"mechanism": "laplace"}),
+    [({"deviation": 0.0}, {}), ({}, {"release_by": "site"}), ({}, {"noise_multiplier": 0.0}),
+     ({}, {"mechanism": "laplace"}),
      ({"deviation": 256.0}, {"noise_multiplier": 300.0})],
 )  # fmt: skip
 def test_terms_that_do_not_fit_the_task_are_refused(terms: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -139,7 +141,7 @@ def test_masked_numbers_leave_once_their_clients_are_charged() -> None:
     context = node(0)
     reply = arrived(through_gate(request(), context, handler))
     assert {*reply.content} == {"secure", "released"}
-    assert shared_in(reply.content, 2).all()
+    assert shared_in(reply.content, 2, 0)[0].all()
     assert {*masked_in(reply.content).boxes} == {"node 1", "node 2"}
     account = ledger_of(context).account(0)
     assert [(release.kind, times) for release, times in account.items()] == [(Kind.SECURE, 1)]
@@ -178,6 +180,170 @@ def test_a_site_without_clients_in_a_round_adds_masks_alone() -> None:
     context, content = node(1), request()
     del content["training"]
     reply = arrived(through_gate(content, context, handler))
-    assert not shared_in(reply.content, 0).size
+    assert not any(flags.size for flags in shared_in(reply.content, 0, 0))
     assert masked_in(reply.content).numbers
     assert not any(ledger_of(context).account(client) for client in range(9))
+
+
+# --- reports
+
+WITH_REPORTS = replace(TERMS, length=6)
+REPORTING = EvaluationSpec(1, (0, 1), report_noise_multiplier=4.0)
+
+
+def of_reports(terms: Terms = WITH_REPORTS, entries: dict[str, Any] | None = None, **changes: Any) -> SecureReports:
+    return SecureReports.of(simulated(**entries or {}), replace(REPORTING, **changes), terms)
+
+
+def test_the_sums_of_three_reports_by_hand() -> None:
+    """A diagonal is 512 / 4 = 128 steps, so the bound is 90.5, of which 90 count.
+
+    Half a bound is 45 steps. What is above the bound, infinite or no number counts as the bound, and below 0 as 0.
+    """
+    scores = np.array([[0.5, 7.0, np.nan], [0.5, -1.0, np.inf]])
+    assert of_reports().summed(scores).tolist() == [45 + 90 + 90, 45 + 0 + 90]
+    assert of_reports(report_bound=3.0).summed(3 * scores).tolist() == [45 + 90 + 90, 45 + 0 + 90]
+
+
+@given(arrays(np.float64, (2, 2), elements=st.floats(allow_nan=True)), st.floats(0.01, 100), st.floats(0.5, 20))
+def test_two_reports_of_a_client_are_at_most_a_diagonal_apart(
+    scores: NDArray[np.float64], bound: float, noise_multiplier: float
+) -> None:
+    """That is the noise's deviation over nu: the distance that the account assumes."""
+    sums = of_reports(report_bound=bound, report_noise_multiplier=noise_multiplier)
+    one, other = (sums.summed(scores[:, i : i + 1]) for i in range(2))
+    assert np.linalg.norm(one - other) <= WITH_REPORTS.deviation / noise_multiplier * (1 + 1e-12)
+
+
+def test_a_report_costs_as_much_as_one_gaussian_a_diagonal_away() -> None:
+    """rho = (1 / nu)^2 / 2."""
+    found = guarantee({of_reports().release: 3})
+    assert found is not None
+    delta = ConcentratedLoss(3 * (1 / 4.0) ** 2 / 2).delta(np.array([found.epsilon]))[0]
+    assert math.isclose(delta, 1e-5, rel_tol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("terms", "entries", "code"),
+    [({"deviation": 0.0}, {}, "refused.secure-terms"),
+     ({}, {"role": "train", "report-noise-multiplier": 5.0}, "refused.noise"),
+     ({"deviation": 256.0}, {"changes": {"report_noise_multiplier": 300.0}}, "refused.secure-terms")],
+)  # fmt: skip
+def test_reports_with_less_noise_than_a_site_accepts_are_refused(
+    terms: dict[str, Any], entries: dict[str, Any], code: str
+) -> None:
+    changes = entries.pop("changes", {}) if "changes" in entries else {}
+    with raises(Refused, code):
+        of_reports(replace(WITH_REPORTS, **terms), entries, **changes)
+
+
+def reporting(evaluation: EvaluationSpec = REPORTING, clients: int = 2, terms: Terms = WITH_REPORTS) -> RecordDict:
+    """Return a message that asks clients to train, and others to report, in one sum."""
+    content = request(clients=clients, terms=terms)
+    content["evaluation"] = evaluation.to_record()
+    return content
+
+
+def of_both(trains: bool = False) -> Handler:
+    def answer(msg: Message, context: Context) -> Message:
+        if "training" in msg.content:
+            return handler(msg, context)
+        asked = evaluation_in(msg.content)
+        assert asked is not None
+        return Message(local_report(*np.full((2, len(asked.clients)), 0.5), asked.clients, trains), reply_to=msg)
+
+    return answer
+
+
+def accounts(context: Context, *clients: int) -> list[tuple[Kind, int]]:
+    return [(release.kind, times) for own in clients for release, times in ledger_of(context).account(own).items()]
+
+
+def test_updates_and_reports_leave_in_one_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients 0 and 1 train and report, which is 45 steps for each number; each is charged for both."""
+    seen: list[Any] = []
+    mask = Party.mask
+    monkeypatch.setattr(Party, "mask", lambda *args: seen.append(args[3].tolist()) or mask(*args))
+    context = node(0)
+    reply = arrived(through_gate(reporting(), context, of_both()))
+    assert {*reply.content} == {"secure", "released"}
+    assert [flags.tolist() for flags in shared_in(reply.content, 2, 2)] == [[True, True], [True, True]]
+    assert seen == [[256, 0, 512, 0, 90, 90]]
+    assert accounts(context, 0, 3) == 2 * [(Kind.SECURE, 1), (Kind.REPORT, 1)]
+
+
+def test_reports_alone_are_a_sum_as_well() -> None:
+    context, content = node(0), reporting()
+    del content["training"]
+    reply = arrived(through_gate(content, context, of_both()))
+    assert [len(flags) for flags in shared_in(reply.content, 0, 2)] == [0, 2]
+    assert accounts(context, 0) == [(Kind.REPORT, 1)]
+
+
+@pytest.mark.parametrize("part", ["training", "evaluation"])
+def test_a_part_that_fails_does_not_keep_the_other_from_the_sum(part: str) -> None:
+    context = node(0)
+
+    def fails(msg: Message, context: Context) -> Message:
+        if part in msg.content:
+            raise RuntimeError("boom")
+        return of_both()(msg, context)
+
+    reply = arrived(through_gate(reporting(), context, fails))
+    there = [len(flags) for flags in (reply.content["released"][name] for name in ("clients", "reported"))]
+    assert there == ([0, 2] if part == "training" else [2, 0])
+    assert {*reply.content} == {"secure", "released"}
+
+
+def test_nothing_leaves_where_both_parts_fail() -> None:
+    def fails(msg: Message, context: Context) -> Message:
+        raise RuntimeError("boom")
+
+    context = node(0)
+    assert refused(through_gate(reporting(), context, fails))
+    assert "umbel.secure" not in context.state
+
+
+@pytest.mark.parametrize(
+    ("changes", "terms"),
+    [({}, TERMS), ({"round": 2}, WITH_REPORTS), ({"report_noise_multiplier": 0.0}, None)],
+    ids=["no room", "another round", "no noise"],
+)
+def test_reports_that_a_sum_would_not_hide_stay_at_the_site(changes: dict[str, Any], terms: Terms | None) -> None:
+    """Where no noise is asked for, they are no part of the sum, and leave as the site's policy says."""
+    context = node(0)
+    content = reporting(
+        replace(REPORTING, report_noise_multiplier=10.0, **changes) if terms else replace(REPORTING, **changes)
+    )
+    if terms == TERMS:
+        content[RECORD] = request()[RECORD]
+    reply = arrived(through_gate(content, context, of_both()))
+    assert shared_in(reply.content, 2, 0)[0].all()
+    assert ("scores" in reply.content) is (terms is None)
+
+
+def test_reports_for_a_sum_never_leave_without_one() -> None:
+    content = reporting()
+    del content[RECORD], content["training"]
+    context = node(0)
+    assert refused(through_gate(content, context, of_both()))
+    assert not accounts(context, 0)
+
+
+def test_training_clients_report_only_where_the_site_lets_them() -> None:
+    for entries, reported in (({}, 0), ({"role": "train", "report-noise-multiplier": 2.0}, 2)):
+        reply = arrived(through_gate(reporting(), node(0, **entries), of_both(trains=True)))
+        assert len(reply.content["released"]["reported"]) == reported
+
+
+def test_a_client_over_budget_reports_no_more() -> None:
+    """Three reports cost more than a budget of 1.5 at delta 1e-5, and two do not."""
+    context = node(0, **{"budget": 1.5, "delta": 1e-5})
+    flags = []
+    for round in (1, 2, 3):
+        content = reporting(replace(REPORTING, round=round))
+        del content["training"]
+        content[RECORD] = request(round, terms=WITH_REPORTS)[RECORD]
+        flags.append(shared_in(arrived(through_gate(content, context, of_both())).content, 0, 2)[1].tolist())
+    assert flags == [[True, True], [True, True], [False, False]]
+    assert accounts(context, 0, 3) == 2 * [(Kind.REPORT, 2)]

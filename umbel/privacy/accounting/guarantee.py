@@ -24,7 +24,7 @@ from umbel.privacy.accounting.accountant import Either, Together, compose
 from umbel.privacy.mechanisms import load
 from umbel.privacy.mechanisms.base import Loss, Mechanism
 from umbel.privacy.mechanisms.choice import RandomisedResponse
-from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
+from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, DiscreteGaussian
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.release import Clipping, Kind, Release, exact
 
@@ -100,6 +100,12 @@ def secure_release(release: Release) -> Release:
     return replace(release, kind=Kind.SECURE, choice_epsilon=0.0)
 
 
+def secure_report(noise_multiplier: float, bound: float = 1.0) -> Release:
+    """Return the release with which a secure sum charges a client for its loss and metric, each from 0 to `bound`."""
+    radius, mechanism = math.sqrt(2) * bound, DiscreteGaussian.name
+    return Release(Kind.REPORT, 2, noise_multiplier, Clipping.PUBLIC, radius, mechanism)
+
+
 def pure_cost(release: Release) -> Fraction | float:
     """Return the pure epsilon of a release, exactly; infinite if there is no pure bound.
 
@@ -168,12 +174,14 @@ def within_budget(
         return True
     some = [release for release, times in releases.items() if times]
     trained = [release for release in some if release.kind is not Kind.REPORT]
-    if not delta or not trained or any(gap(release) for release in some):
+    if not delta or any(gap(release) for release in some):
         return False
-    first = trained[0]
+    first = (trained or some)[0]
     if (kind := _adds_up(first)) is not None:
         alike = [release for release in some if _adds_up(release) is kind]
         first_sort = {release: releases[release] for release in alike}
+    elif not trained:
+        return False
     else:
         alike = [release for release in trained if _sort(release) == _sort(first)]
         worst = _worst(alike, min_noise_multiplier, max_choice_epsilon)

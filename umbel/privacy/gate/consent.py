@@ -155,6 +155,8 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             evaluation,
             round=min(evaluation.round, config.rounds + 1),  # one evaluation follows the last round
             step_size=config.step_size,
+            # A site that takes part in secure sums has said with how much noise, and people see that price, too.
+            report_noise_multiplier=evaluation.report_noise_multiplier * (policy.release is AcceptedRelease.SECURE),
             clients=evaluation.clients[: config.validation_clients_per_round or None],
         )
         unlike = _unlike(evaluation, expected, "validation_clients_per_round")

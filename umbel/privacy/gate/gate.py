@@ -29,13 +29,21 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.releases import Sanitiser, check_noise, round_to_grid, sanitise
 from umbel.privacy.gate.runs import Runs
-from umbel.privacy.gate.secure_sums import SecureSanitiser, check_length, party_of, remember
+from umbel.privacy.gate.secure_sums import (
+    SecureReports,
+    SecureSanitiser,
+    check_length,
+    of_updates,
+    party_of,
+    remember,
+)
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry
 from umbel.privacy.gate.site_releases import SiteSanitiser
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.privacy.secure.party import Masked
+from umbel.privacy.secure.terms import REPORTS
 from umbel.privacy.secure.wire import Request, Stage
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
@@ -117,14 +125,6 @@ class SanitisedSums:
 
 
 @dataclass(frozen=True)
-class SanitisedShare:
-    """A site's part of a secure sum, with its share of the noise and masks, and a flag for each client."""
-
-    masked: Masked
-    paid: NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
 class Passage:
     r"""One message's way through the gate of its site.
 
@@ -163,21 +163,23 @@ class Passage:
         if self.hypotheses:
             check_hypotheses(self.hypotheses, self.site.policy)
 
-    def train(self, task: TrainingSpec, asked: Request | None = None) -> Sanitised | SanitisedSums | SanitisedShare:
-        """Return the releases of the asked training clients, their site's release, or its part of a secure sum.
-
-        `asked` is what a message says about a secure sum.
-        """
-        site, k = self.site, len(next(iter(self.hypotheses.values())))
-        site.policy.check(task, k)
-        if site.policy.tripwire:
-            check_honest(self.hypotheses, self.state)
+    def train(self, task: TrainingSpec) -> Sanitised | SanitisedSums:
+        """Return the releases of the asked training clients, or their site's release."""
         match task.release_by:
             case ReleaseBy.CLIENT:
-                return self._by_client(task, k)
+                return self._by_client(task, self._checked(task))
             case ReleaseBy.SITE:
+                self._checked(task)
                 return self._by_site(task)
-        return self._by_sites_together(task, asked)
+        raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
+
+    def _checked(self, task: TrainingSpec) -> int:
+        """Return k; raise `Refused` if task or hypotheses violate the policy."""
+        k = len(next(iter(self.hypotheses.values())))
+        self.site.policy.check(task, k)
+        if self.site.policy.tripwire:
+            check_honest(self.hypotheses, self.state)
+        return k
 
     def _by_client(self, task: TrainingSpec, k: int) -> Sanitised:
         """Return the release of each client within its budget."""
@@ -210,61 +212,41 @@ class Passage:
         sources = randomness.noise(self.seed, task.round, [site.first], "site")
         return SanitisedSums(*sanitiser.sanitised(trained, chosen, sources), paid)
 
-    def _by_sites_together(self, task: TrainingSpec, asked: Request | None) -> SanitisedShare:
-        """Return the site's part of a secure sum; each client within its budget is charged, also if the sum fails."""
-        site = self.site
-        if asked is None or asked.stage is not Stage.MASK or asked.round != task.round:
-            raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
-        sanitiser = SecureSanitiser.of(site, self.hypotheses, task, asked.terms)
-        party = party_of(site, self.seed, self.state, asked.terms)
-        # No client is charged for a sum that the party would not enter.
-        party.check(task.round, asked.announced)
-        paid, paying = self._charge_for_training(task, sanitiser.release)
-        sources = randomness.noise(self.seed, task.round, site.client_ids(paying), "choice")
-        assigned = choice.at_random(task.explore, len(sanitiser.hypotheses), sources)
-        trained, chosen = self._trained(task, paying, assigned)
-        masked = party.mask(task.round, asked.announced, sanitiser.summed(trained, chosen))
-        remember(site, self.state, party)
-        return SanitisedShare(masked, paid)
-
-    def join(self, asked: Request) -> Masked:
-        """Return the site's part of a secure sum to which its clients add nothing: noise and masks alone."""
-        if asked.stage is not Stage.MASK:
-            raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
-        check_length(self.hypotheses, asked.terms)  # before the memory for so many numbers is taken
-        party = party_of(self.site, self.seed, self.state, asked.terms)
-        masked = party.mask(asked.round, asked.announced, np.zeros(asked.terms.length, np.int64))
-        remember(self.site, self.state, party)
-        return masked
-
     def evaluate(self, task: EvaluationSpec) -> NDArray[np.float64]:
         """Return loss and metric (2, clients) of the asked clients, with noise unless the site reports exactly."""
-        if not self.site.simulated:
-            # Count before any client reports: a crash may waste a count, but never hides a report.
-            Runs.of(self.site).count_evaluation(self.run, self.site.policy)
-        able = self._able_to_report(task.clients)
-        self._note_unpaid("evaluate", able)
-        scores = np.full((2, len(task.clients)), np.nan)
-        if able.any():
-            some = task if able.all() else replace(task, clients=tuple(compress(task.clients, able)))
-            scores[:, able] = self._reported(some)
+        if task.summed:
+            raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
+        policy, scores = self.site.policy, np.full((2, len(task.clients)), np.nan)
+        priced = not policy.trainers_report and policy.report_noise > 0
+        able, some = self._able_to_report(task, self._report if priced else None)
+        if some.clients:
+            reported = self._reported(some)
+            exactly = reported.trains is False and policy.reports_exactly
+            scores[:, able] = reported.scores if exactly else self._noisy_reports(reported, some)
         return scores
 
-    def _able_to_report(self, clients: tuple[ClientOnNode, ...]) -> NDArray[np.bool_]:
-        """Return a flag for each client within its budget: the gate computes nothing on the data of others."""
-        site, policy = self.site, self.site.policy
-        if policy.trainers_report or not policy.report_noise > 0:
-            return np.ones(len(clients), bool)
-        return np.array(self._ledger.able(self._report, site.client_ids(clients), site.limits))
+    def _able_to_report(
+        self, task: EvaluationSpec, release: Release | None
+    ) -> tuple[NDArray[np.bool_], EvaluationSpec]:
+        """Return a flag for each asked client whose budget allows `release`, and the task for these.
 
-    def _reported(self, task: EvaluationSpec) -> NDArray[np.float64]:
-        """Return loss and metric (2, clients) as they may leave."""
+        The gate computes nothing on the data of others.
+        """
+        site, able = self.site, np.ones(len(task.clients), bool)
+        if not site.simulated:
+            # Count before any client reports: a crash may waste a count, but never hides a report.
+            Runs.of(site).count_evaluation(self.run, site.policy)
+        if release is not None:
+            able = np.array(self._ledger.able(release, site.client_ids(task.clients), site.limits))
+        self._note_unpaid("evaluate", able)
+        return able, task if able.all() else replace(task, clients=tuple(compress(task.clients, able)))
+
+    def _reported(self, task: EvaluationSpec) -> LocalReport:
+        """Return what clients report; it may not leave like this."""
         reported = self.clients.report(task)
-        values = reported.scores
-        if not _is_array(values, np.float64, (2, len(task.clients))):
+        if not _is_array(reported.scores, np.float64, (2, len(task.clients))):
             raise Refused("the handler does not return loss and metric of each client", code="refused.result")
-        exactly = reported.trains is False and self.site.policy.reports_exactly
-        return values if exactly else self._noisy_reports(reported, task)
+        return reported
 
     def _charge_for_training(
         self, task: TrainingSpec, release: Release, at_least: int = 1
@@ -358,15 +340,10 @@ class Passage:
         are NaN for clients over budget. Loss and metric lie in a square whose diagonal is the radius, so the guarantee
         holds between any two reports of one client, alone or in a sum.
         """
-        site, own = self.site, reported.clients
+        site, own = self.site, _reporting(reported)
         bound, release = site.policy.report_bound, self._report
         if not release.noise_multiplier > 0:
-            raise Refused(
-                "training clients of this site do not report; set report-noise-multiplier to let them",
-                code="refused.no-reports",
-            )
-        if len(own) != reported.scores.shape[1]:
-            raise Refused("the handler does not say to which clients loss and metric belong", code="refused.result")
+            raise Refused(_NO_REPORTS, code="refused.no-reports")
         radius, mechanism = math.sqrt(2) * bound, Laplace(release.noise_multiplier)
         check_noise(mechanism, 2, radius)
         paid = self._charge("evaluate", release, task.round, own, most=self.most_reports)
@@ -385,6 +362,89 @@ class Passage:
         finest = float(np.spacing(np.float32(bound * many)))
         scores[:, paid] = round_to_grid(noised, mechanism.deviation(2) * radius, finest).T / many
         return scores
+
+
+class Share:
+    """The site's part of a secure sum, to which its clients may add their updates and their reports.
+
+    Each client within its budget is charged, also if the sum fails.
+
+    Parameters
+    ----------
+    passage : Passage
+        The way of the message that asks for it.
+    asked : Request
+        The part of the message about the sum.
+    parts : int
+        How many of the two, updates and reports, are asked for.
+
+    Raises
+    ------
+    Refused
+        If the site would not enter this sum. Then no client is charged.
+    """
+
+    def __init__(self, passage: Passage, asked: Request, parts: int) -> None:
+        if asked.stage is not Stage.MASK:
+            raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
+        check_length(passage.hypotheses, asked.terms)  # before the memory for so many numbers is taken
+        self._passage, self._asked = passage, asked
+        self._party = party_of(passage.site, passage.seed, passage.state, asked.terms)
+        self._party.check(asked.round, asked.announced)
+        self._values = np.zeros(asked.terms.length, np.int64)
+        self._parts, self._added = parts, 0
+        self.paid, self.reported = np.zeros((2, 0), bool)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether a part that was asked for is in the sum, or none was asked for."""
+        return self._added > 0 or not self._parts
+
+    def train(self, task: TrainingSpec) -> None:
+        """Let the asked training clients add their updates; `paid` has a flag for each."""
+        passage, site = self._passage, self._passage.site
+        self._check_round(task)
+        passage._checked(task)
+        sanitiser = SecureSanitiser.of(site, passage.hypotheses, task, self._asked.terms)
+        paid, paying = passage._charge_for_training(task, sanitiser.release)
+        sources = randomness.noise(passage.seed, task.round, site.client_ids(paying), "choice")
+        assigned = choice.at_random(task.explore, len(sanitiser.hypotheses), sources)
+        trained, chosen = passage._trained(task, paying, assigned)
+        self._values[: of_updates(passage.hypotheses)] = sanitiser.summed(trained, chosen)
+        self.paid, self._added = paid, self._added + 1
+
+    def report(self, task: EvaluationSpec) -> None:
+        """Let the asked validation clients add loss and metric; `reported` has a flag for each."""
+        passage = self._passage
+        self._check_round(task)
+        sums = SecureReports.of(passage.site, task, self._asked.terms)
+        if self._asked.terms.length != of_updates(passage.hypotheses) + REPORTS:
+            raise Refused("the secure sum has no room for reports", code="refused.secure-terms")
+        able, some = passage._able_to_report(task, sums.release)
+        flags = np.zeros(len(task.clients), bool)
+        if some.clients:
+            reported = passage._reported(some)
+            if reported.trains is not False and not passage.site.policy.trainers_report:
+                raise Refused(_NO_REPORTS, code="refused.no-reports")
+            own = _reporting(reported)
+            paid = passage._charge("evaluate", sums.release, task.round, own, most=passage.most_reports)
+            self._values[-REPORTS:] = sums.summed(reported.scores[:, paid])
+            flags[np.flatnonzero(able)[paid]] = True
+        self.reported, self._added = flags, self._added + 1
+
+    def masked(self) -> Masked:
+        """Return what leaves: all that was added, with the site's share of the noise, and masks."""
+        passage = self._passage
+        masked = self._party.mask(self._asked.round, self._asked.announced, self._values)
+        remember(passage.site, passage.state, self._party)
+        return masked
+
+    def _check_round(self, task: TrainingSpec | EvaluationSpec) -> None:
+        if task.round != self._asked.round:
+            raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
+
+
+_NO_REPORTS = "training clients of this site do not report; set report-noise-multiplier to let them"
 
 
 def _price(release: Release) -> str:
@@ -411,6 +471,13 @@ def _check_result(trained: LocalResult, hypotheses: Arrays, clients: int) -> Non
     chosen = trained.chosen
     if not _is_array(chosen, np.int64, (clients,)) or not 0 <= chosen.min() <= chosen.max() < k:
         raise Refused("the handler does not say which hypothesis each client chose", code="refused.result")
+
+
+def _reporting(reported: LocalReport) -> tuple[ClientOnNode, ...]:
+    """Return the clients of a report, who are charged for it."""
+    if len(reported.clients) != reported.scores.shape[1]:
+        raise Refused("the handler does not say to which clients loss and metric belong", code="refused.result")
+    return reported.clients
 
 
 def _is_array(value: Any, dtype: type[np.generic], shape: tuple[int, ...]) -> bool:

@@ -19,7 +19,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from umbel.privacy.gate.consent import check_admitted, most_participations, most_reports
-from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, SanitisedShare, SanitisedSums
+from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, SanitisedSums, Share
 from umbel.privacy.gate.refusals import answered, explain, refusal
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
@@ -115,34 +115,53 @@ def _reply(passage: Passage, msg: Message) -> Message:
     """Return those results of both parts that may leave, or "refused"."""
     content: dict[str, Any] = {}
     first: Exception | None = None
+    try:
+        share = _share(passage, msg.content) if SECURE in msg.content else None
+    except Exception as error:
+        explain("train", error, passage.entry)
+        return refusal(msg, error)
     for what, part in (("train", _train), ("evaluate", _evaluate)):
         try:
-            content.update(part(passage, msg.content))
+            content.update(part(passage, msg.content, share))
         except Exception as error:  # fail closed for any error
             explain(what, error, passage.entry)
             first = first or error
+    if share is not None and share.leaves:
+        paid, reported = share.paid.astype(int).tolist(), share.reported.astype(int).tolist()
+        content.update(share_reply(masked_record(share.masked()), paid, reported))
     return Message(filled(RecordDict(), content), reply_to=msg) if content else refusal(msg, first)
 
 
-def _train(passage: Passage, content: RecordDict) -> RecordDict:
-    """Return the releases of the asked training clients, if there are any, or the site's part of a secure sum."""
-    task, asked = training_in(content), Request.read(content) if SECURE in content else None
+def _share(passage: Passage, content: RecordDict) -> Share:
+    """Return the site's part of a secure sum, to which nothing is added yet."""
+    training, evaluation = training_in(content), evaluation_in(content)
+    parts = (training is not None) + (evaluation is not None and evaluation.summed)
+    return Share(passage, Request.read(content), parts)
+
+
+def _train(passage: Passage, content: RecordDict, share: Share | None) -> RecordDict:
+    """Return what the asked training clients, if there are any, let leave outside a secure sum."""
+    task = training_in(content)
     if task is None:
-        return RecordDict() if asked is None else share_reply(masked_record(passage.join(asked)), [])
+        return RecordDict()
     logs.about(round=task.round)
-    found = passage.train(task, asked)
+    if share is not None:
+        share.train(task)
+        return RecordDict()
+    found = passage.train(task)
     paid = found.paid.astype(int).tolist()
-    if isinstance(found, SanitisedShare):
-        return share_reply(masked_record(found.masked), paid)
     if isinstance(found, SanitisedSums):
         return site_reply(found.sums, found.counts, paid)
     return training_reply(found.releases, paid, found.choices, found.step)
 
 
-def _evaluate(passage: Passage, content: RecordDict) -> RecordDict:
-    """Return loss and metric of the asked clients, if there are any."""
+def _evaluate(passage: Passage, content: RecordDict, share: Share | None) -> RecordDict:
+    """Return loss and metric of the asked clients, if there are any, outside a secure sum."""
     task = evaluation_in(content)
     if task is None:
+        return RecordDict()
+    if share is not None and task.summed:
+        share.report(task)
         return RecordDict()
     losses, metrics = passage.evaluate(task)
     return evaluation_reply(losses, metrics, passage.site.policy.report_noise)

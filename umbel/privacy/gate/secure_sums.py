@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from umbel.privacy.accounting.guarantee import secure_release
+from umbel.privacy.accounting.guarantee import secure_release, secure_report
 from umbel.privacy.gate import randomness, releases
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
@@ -27,14 +27,14 @@ from umbel.privacy.mechanisms.base import Matrix, clip
 from umbel.privacy.mechanisms.discrete_gaussian import SHORTER, DiscreteGaussian
 from umbel.privacy.secure.party import Party, Turn
 from umbel.privacy.secure.seeds import text_of
-from umbel.privacy.secure.terms import Grid, Terms
+from umbel.privacy.secure.terms import REPORTS, Grid, Terms
 from umbel.privacy.secure.wire import Introduction, Request, Stage, opened_record, signature_record
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.flower import filled
-from umbel.protocol.release import Clipping, Release
+from umbel.protocol.release import Clipping, Release, ReleaseBy
 from umbel.protocol.signatures import PublicKey, line_of, public_half, public_key, signed
-from umbel.protocol.tasks import TrainingSpec
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 _RECORD = "umbel.secure"
 
@@ -51,6 +51,8 @@ class SecureSanitiser:
     def of(cls, site: Site, hypotheses: Arrays, task: TrainingSpec, terms: Terms) -> SecureSanitiser:
         """Return a site's sanitiser for a task; raise `Refused` if the terms do not fit the task."""
         everything = flatten(hypotheses)
+        if task.release_by is not ReleaseBy.SECURE:
+            raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
         if task.clipping is not Clipping.PUBLIC or task.mechanism != DiscreteGaussian.name:
             text = f'a secure sum needs a public clip norm, and mechanism "{DiscreteGaussian.name}"'
             raise Refused(text, code="refused.secure-terms")
@@ -58,7 +60,6 @@ class SecureSanitiser:
             # All parties have the same grid, so no site can raise its own clip norm.
             text = f"a secure sum has clip norm {task.clip_norm:g}; this site's clip-norm-floor is"
             raise Refused(f"{text} {site.policy.clip_norm_floor:g}", code="refused.secure-terms")
-        check_length(hypotheses, terms)
         if (terms.deviation > 0) is not (task.noise_multiplier > 0):
             raise Refused("terms and task of the secure sum differ in noise", code="refused.secure-terms")
         return cls(task, everything, Grid.of(task.clip_norm, task.noise_multiplier, terms.deviation))
@@ -80,11 +81,50 @@ class SecureSanitiser:
         return np.concatenate([sums.ravel(), counts])
 
 
+@dataclass(frozen=True)
+class SecureReports:
+    """A site's part of a secure sum of loss and metric."""
+
+    task: EvaluationSpec
+    grid: Grid
+
+    @classmethod
+    def of(cls, site: Site, task: EvaluationSpec, terms: Terms) -> SecureReports:
+        """Return a site's sums of reports for a task; raise `Refused` if the task permits none."""
+        noise, least = task.report_noise_multiplier, site.policy.report_noise
+        if not terms.deviation > 0:
+            raise Refused("reports in a secure sum need noise, and its terms have none", code="refused.secure-terms")
+        if noise < least:
+            text = f"the server asks for reports with noise multiplier {noise:g}; this site accepts no less than"
+            raise Refused(f"{text} {least:g}", code="refused.noise")
+        return cls(task, Grid.of_reports(task.report_bound, noise, terms.deviation))
+
+    @property
+    def release(self) -> Release:
+        """The release with which each reporting client is charged."""
+        return secure_report(self.task.report_noise_multiplier, self.task.report_bound)
+
+    def summed(self, scores: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the sums (2,) of clients' loss and metric (2, clients), in steps.
+
+        A value that is no number counts as the bound. The bound has whole steps, rounded down, and no value has more.
+        So any two reports lie within the diagonal of the square.
+        """
+        bound = self.task.report_bound
+        inside = np.clip(np.nan_to_num(scores, nan=bound), 0, bound)
+        steps = np.minimum(np.rint(inside / self.grid.step), self.grid.weight).astype(np.int64)
+        return np.asarray(steps.sum(axis=1))
+
+
 def check_length(hypotheses: Arrays, terms: Terms) -> None:
-    """Raise `Refused` unless a sum has a number for each parameter of the hypotheses, and one for each of them."""
-    sizes = [value.size for value in hypotheses.values()]
-    if not sizes or terms.length != sum(sizes) + len(next(iter(hypotheses.values()))):
+    """Raise `Refused` unless a sum has room for the hypotheses' sums and counts, and perhaps for reports."""
+    if not hypotheses or terms.length - of_updates(hypotheses) not in (0, REPORTS):
         raise Refused("the secure sum has another length than the hypotheses", code="refused.secure-terms")
+
+
+def of_updates(hypotheses: Arrays) -> int:
+    """Return how many numbers of a sum are about training: each parameter of each hypothesis, and k counts."""
+    return sum(value.size for value in hypotheses.values()) + len(next(iter(hypotheses.values())))
 
 
 def party_of(site: Site, seed: int | None, state: RecordDict, terms: Terms) -> Party:

@@ -20,6 +20,8 @@ LARGEST = 1 << 15
 """Maximum deviation of a whole sum's noise, in steps: the table from which it is drawn takes memory and time."""
 WITHOUT_NOISE = 1 << 16
 """Steps in a clip norm, where there is no noise."""
+REPORTS = 2
+"""Numbers at the end of a sum for loss and metric, if clients report in it."""
 _FAR = 14.0
 """Deviations that noise exceeds with a probability below 1e-40."""
 
@@ -113,7 +115,7 @@ class Grid:
     step : float
         The size of a step, in the model's numbers.
     weight : int
-        Steps that a client adds to a count: one clip norm.
+        Steps in a clip norm, which a client adds to a count; in a grid of reports, in their bound.
     """
 
     step: float
@@ -133,6 +135,14 @@ class Grid:
             text = f"a clip norm of {clip_norm:g} has no {weight:g} steps that can be computed"
             raise Refused(text, code="refused.secure-terms")
         return cls(step, math.floor(weight))
+
+    @classmethod
+    def of_reports(cls, bound: float, noise_multiplier: float, deviation: float) -> Grid:
+        r"""Return the grid of loss and metric, each from 0 to a bound of `weight` steps.
+
+        The noise has a deviation of \nu diagonals of the square in which a report lies.
+        """
+        return cls.of(bound, math.sqrt(2) * noise_multiplier, deviation)
 
 
 def finest_deviation(parties: int, colluding: int = 0) -> float:

@@ -33,6 +33,7 @@ from umbel.research.experiments import (
     page,
     public_tables,
     recommender,
+    secure_sums,
     synthetic,
     when,
 )
@@ -61,6 +62,7 @@ _EXPERIMENTS: dict[str, tuple[ModuleType, str]] = {
     "hospital": (hospital, "Hospital charges: figures 3 and 4, and the privacy budgets of Table 1."),
     "drift": (drift, "Clients that change: data that drift, and clients that come, go and return."),
     "chosen-round": (chosen_round, "The best round, chosen by exact losses and by means with noise."),
+    "secure-sums": (secure_sums, "Secure sums over 20 sites, beside one trusted sum and site release."),
     "own": (own, "Personalised hypotheses, beside clients that train alone."),
     "attacks": (attacks, "The main results of umbel attack: images and local vectors read from releases."),
     "when": (when, "When a run is worth it: errors by clients, parameters and epsilon."),

@@ -57,6 +57,10 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         f"{_HERE}/frontier.py", "configs/qmnist-features-*.toml", f"{_DATA}/qmnist_features.py",
     ),
     "chosen-round": (f"{_HERE}/chosen_round.py", "configs/hospital-epsilon-4.toml", f"{_DATA}/hospital.py"),
+    "secure-sums": (
+        f"{_HERE}/secure_sums.py", "configs/hospital-services.toml", "configs/qmnist-features-epsilon-8.toml",
+        "configs/synthetic.toml", f"{_DATA}/hospital.py", f"{_DATA}/synthetic.py", f"{_DATA}/qmnist_features.py",
+    ),
     "own": (
         f"{_HERE}/own.py", "configs/hospital.toml", "configs/hospital-epsilon-4.toml",
         "configs/hospital-services.toml", "configs/synthetic.toml", "configs/qmnist-features-epsilon-4.toml",

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from logging import INFO, WARNING
 from typing import Any
@@ -30,14 +31,14 @@ from umbel.protocol.messages import (
     keep_request,
     merged,
     number_released,
+    number_reported,
     query,
     round_request,
-    scores_in,
 )
 from umbel.protocol.polling import pause
 from umbel.protocol.records import from_array_record, pack, to_array_record, unpack
 from umbel.protocol.release import ReleaseBy
-from umbel.protocol.releases import Releases, Scores, Sums
+from umbel.protocol.releases import Releases, Scores, Sums, Total
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
 from umbel.server.nodes.bounds import count_deviation, furthest, furthest_sum
@@ -45,7 +46,7 @@ from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.presence import Absence
 from umbel.server.nodes.replies import Asked, read_releases, read_scores, read_sums
 from umbel.server.nodes.roster import TRAIN, VALIDATION, Roster, check_enough, gather, hosting_of
-from umbel.server.nodes.secure import Together, summed, terms_of
+from umbel.server.nodes.secure import NO_REPORTS, Together, summed, terms_of
 from umbel.server.nodes.transport import transport_of
 from umbel.server.nodes.words import Names, code_in, told
 
@@ -54,6 +55,22 @@ _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
 _KEEP_S = 300.0  # seconds for which a run that is over waits for its nodes to be told
 _POLL_S = 5.0  # maximum seconds between two looks for nodes in a pause
 _TELL_S = 600.0  # between two lines about a pause
+
+
+@dataclass
+class _Joint:
+    """A round's secure sum: who was asked, the messages that ask for training, and its total once it is there."""
+
+    round: int
+    training: Asked
+    reporting: Asked | None = None
+    messages: list[Message] = field(default_factory=list)
+    total: Total | None = None
+
+    @property
+    def nodes(self) -> set[int]:
+        """The nodes in the sum."""
+        return {*self.training.positions, *(self.reporting.positions if self.reporting else ())}
 
 
 class Fleet:
@@ -96,6 +113,7 @@ class Fleet:
         self._furthest = 0.0
         self._outside = 0
         self._together: Together | None = None
+        self._joint: _Joint | None = None
 
     def roster(self, grid: Grid) -> Roster:
         """Return the nodes and their clients, asking them the first time."""
@@ -163,36 +181,58 @@ class Fleet:
             for node, one in asked.items()
         ]
 
-    def together(self, round: int, messages: Sequence[Message], colluding: int, least: int) -> list[Message]:
-        """Return the messages of the last `ask_training` to nodes that add their sums securely.
+    def together(
+        self,
+        round: int,
+        messages: Sequence[Message],
+        colluding: int,
+        least: int,
+        reports: EvaluationSpec = NO_REPORTS,
+    ) -> list[Message]:
+        """Return the messages of the last `ask_training`, or `ask_evaluation`, to nodes that add their sums securely.
 
-        If clients of too few nodes were drawn, others take part with noise and masks alone.
+        A round's evaluation joins the sum of its training, which comes first. If clients of too few nodes were drawn,
+        others take part with noise and masks alone.
 
         Parameters
         ----------
         colluding, least : int
             See `umbel.privacy.secure.terms.Terms`.
+        reports : EvaluationSpec
+            How reports are summed; the same in all rounds.
 
         Raises
         ------
         FleetError
             If a run has fewer nodes than `least`.
         """
-        exchange, task, asked = self._exchange, self.task, self._training
+        exchange, roster, joint = self._exchange, self._roster, self._joint
         assert exchange is not None
-        assert asked is not None
-        assert self._roster is not None
-        if len(self._roster) < least:
-            text = f"a secure sum needs at least {least} sites, and there are {len(self._roster)}; start more"
+        assert roster is not None
+        if len(roster) < least:
+            text = f"a secure sum needs at least {least} sites, and there are {len(roster)}; start more"
             raise FleetError(f"{text}, in simulation with --nodes", code="nodes.too-few-parties")
-        terms = terms_of(task, self.sent, self.clients_per_round, len(self._roster), colluding, least)
+        clients = self.clients_per_round, self.run.validation_clients_per_round or roster.validation
+        terms = terms_of(self.task, self.sent, clients[0], len(roster), colluding, least, reports, clients[1])
         if self._together is None or self._together.terms != terms:
             self._together = Together(terms, exchange, self.run.round_timeout)
-        idle = self._roster.idle(asked.positions, round)[: max(0, least - len(messages))]
-        asked.positions.update((node, np.zeros(0, np.int64)) for node in idle)
+        evaluates = any(asks(message.content)[1] for message in messages)
+        if not evaluates:
+            assert self._training is not None
+            joint = _Joint(round, self._training)
+        elif joint is None or joint.round != round:
+            joint = _Joint(round, Asked(np.zeros(0, np.int64), {}, names=roster.names))
+        joint.reporting = self._evaluation if evaluates else None
+        idle = roster.idle(joint.nodes, round)[: max(0, least - len(joint.nodes))]
+        joint.training.positions.update((node, np.zeros(0, np.int64)) for node in idle)
         packed = self._opened[2]
         joining = [Message(round_request(packed), node, "train", group_id=str(round)) for node in idle]
-        return self._together.invite([*messages, *joining], round)
+        invited = self._together.invite([*joint.messages, *messages, *joining], round)
+        if not evaluates:
+            joint.messages = invited
+        self._joint = joint
+        sent = {id(message) for message in joint.messages} if evaluates else ()
+        return [message for message in invited if id(message) not in sent]
 
     def ask_evaluation(
         self, round: int, hypotheses: ArrayRecord, task: EvaluationSpec, grid: Grid, group: str = ""
@@ -390,22 +430,24 @@ class Fleet:
         self._note(found.clients, found.outside)
         return found
 
-    def secure_sum(self, round: int, replies: Iterable[Message]) -> Sums:
-        """Return the secure sum over the nodes that replied to the last `ask_training`; count as above.
-
-        A sum that fails has no clients, and those that were charged for it are outside.
-        """
-        asked, answers = self._answers(replies)
+    def secure_sum(self, round: int, replies: Iterable[Message], reports: EvaluationSpec = NO_REPORTS) -> Total:
+        """Return the secure sum over the nodes that replied to the messages of `together`; count as above."""
+        joint = self._joint
         assert self._together is not None, "together comes first"
-        found = summed(self._together, round, self.task, self.sent, asked, answers)
-        self._note(found.clients, found.outside)
-        return found
+        assert joint is not None
+        if joint.total is None:
+            usable = _usable(replies, joint.nodes)
+            answers = {node: reply for node, reply in usable.items() if answers_training(reply.content)}
+            task, reporting = (self.task, self.sent), joint.reporting if reports.summed else None
+            joint.total = summed(self._together, round, *task, joint.training, answers, reports, reporting)
+            self._note(joint.total.sums.clients, joint.total.sums.outside)
+        return joint.total
 
     def _answers(self, replies: Iterable[Message]) -> tuple[Asked, dict[int, Message]]:
         """Return the clients that the last `ask_training` asked, and one usable reply of each node."""
         asked = self._training
         assert asked is not None
-        usable = _usable(replies, asked)
+        usable = _usable(replies, asked.positions)
         return asked, {node: reply for node, reply in usable.items() if answers_training(reply.content)}
 
     def _note(self, inside: NDArray[np.int64], outside: NDArray[np.int64]) -> None:
@@ -418,7 +460,7 @@ class Fleet:
         """Return the scores in the replies to the last `ask_evaluation`; None without valid replies."""
         if (asked := self._evaluation) is None:
             return None
-        return read_scores(_usable(replies, asked), asked, self.run.validate_by, self.metric_is_share)
+        return read_scores(_usable(replies, asked.positions), asked, self.run.validate_by, self.metric_is_share)
 
     def _enough(self, answers: Sequence[Answer], messages: Sequence[Message]) -> bool:
         """Return whether a quorum of the asked clients has replied."""
@@ -481,16 +523,16 @@ def _reported(answer: Answer, asked: Asked) -> int:
     """Return how many of the clients asked to report have scores in a reply."""
     number = len(asked.positions.get(answer.node, ()))
     try:
-        return number if scores_in(answer.reply.content, number) is not None else 0
+        return number_reported(answer.reply.content, number)
     except Exception:  # as above
         return 0
 
 
-def _usable(replies: Iterable[Message], asked: Asked) -> dict[int, Message]:
+def _usable(replies: Iterable[Message], asked: Container[int]) -> dict[int, Message]:
     """Return one usable reply for each node, without errors, repeats, and nodes that were not asked."""
     answers: dict[int, Message] = {}
     for reply in replies:
         node = reply.metadata.src_node_id
-        if not reply.has_error() and node in asked.positions:  # `exchange` logs the errors
+        if not reply.has_error() and node in asked:  # `exchange` logs the errors
             answers.setdefault(node, reply)
     return answers

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from umbel.privacy.secure import seeds
 from umbel.privacy.secure.party import Announcement, Masked, key_text
 from umbel.privacy.secure.sums import Sum
-from umbel.privacy.secure.terms import LARGEST, Grid, Terms, bits_for, finest_deviation
+from umbel.privacy.secure.terms import LARGEST, REPORTS, Grid, Terms, bits_for, finest_deviation
 from umbel.privacy.secure.wire import Introduction, Request, Stage, masked_in, opened_in, signature_in
 from umbel.protocol.arrays import Arrays, as_matrix
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import filled, log
 from umbel.protocol.messages import SECURE, shared_in
-from umbel.protocol.releases import Sums
+from umbel.protocol.releases import Scores, Sums, Total
 from umbel.protocol.signatures import PublicKey, line_of, public_key, verifies
-from umbel.protocol.tasks import TrainingSpec
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.replies import Asked
 from umbel.server.nodes.words import told
@@ -31,6 +31,10 @@ from umbel.server.nodes.words import told
 _KIND = "query.secure"
 _LEEWAY_S = 5.0
 """Once enough parties have replied, the others have as long again and this much more."""
+
+NO_REPORTS = EvaluationSpec()
+"""Reports that are not in a secure sum."""
+_NOBODY = np.zeros(0, np.int64)
 
 T = TypeVar("T")
 
@@ -183,48 +187,85 @@ class Together:
         return found
 
 
-def terms_of(task: TrainingSpec, hypotheses: Arrays, clients: int, parties: int, colluding: int, least: int) -> Terms:
-    """Return the terms of a run's secure sums over so many clients of so many parties, the same in each round."""
+def terms_of(
+    task: TrainingSpec,
+    hypotheses: Arrays,
+    clients: int,
+    parties: int,
+    colluding: int,
+    least: int,
+    reports: EvaluationSpec = NO_REPORTS,
+    reporting: int = 0,
+) -> Terms:
+    """Return the terms of a run's secure sums over so many clients of so many parties, the same in each round.
+
+    `reporting` is the number of clients that report, if `reports` are in the sums.
+    """
     everything, nu = as_matrix(hypotheses), task.noise_multiplier
     # As many steps in a clip norm as the noise's deviation needs, where there is room, so that rounding costs nothing.
     finest = finest_deviation(max(parties, least), colluding)
     deviation = max(min(max(1.0, nu) * finest, LARGEST), finest) if nu > 0 else 0.0
-    largest = clients * Grid.of(task.clip_norm, nu, deviation).weight
+    largest, length = clients * Grid.of(task.clip_norm, nu, deviation).weight, everything.size + len(everything)
+    if reports.summed:
+        length, largest = (
+            length + REPORTS,
+            max(
+                largest,
+                reporting * Grid.of_reports(reports.report_bound, reports.report_noise_multiplier, deviation).weight,
+            ),
+        )
     bits = bits_for(largest, deviation, max(parties, least), colluding)
-    return Terms(task.run, everything.size + len(everything), bits, deviation, colluding, least)
+    return Terms(task.run, length, bits, deviation, colluding, least)
 
 
 def summed(
-    together: Together, round: int, task: TrainingSpec, hypotheses: Arrays, asked: Asked, answers: Mapping[int, Message]
-) -> Sums:
-    """Return the secure sum of the nodes that sent their numbers, as sums of one site.
+    together: Together,
+    round: int,
+    task: TrainingSpec,
+    hypotheses: Arrays,
+    asked: Asked,
+    answers: Mapping[int, Message],
+    reports: EvaluationSpec = NO_REPORTS,
+    reporting: Asked | None = None,
+) -> Total:
+    """Return the secure sum of the nodes that sent their numbers.
 
-    If it fails, it has no clients, and those that were charged are outside.
+    `asked` and `reporting` are the clients that were asked to train, and to report in the sum.
     """
     k, n = as_matrix(hypotheses).shape
-    masked, mine = {}, {}
+    everyone = asked.positions | (reporting.positions if reporting else {})
+    masked, mine, told_by = {}, {}, {}
     for node, reply in answers.items():
+        both = [one.positions.get(node, _NOBODY) if one else _NOBODY for one in (asked, reporting)]
         try:
-            flags = shared_in(reply.content, len(asked.positions[node]))
-            masked[node], mine[node] = masked_in(reply.content), asked.clients[asked.positions[node][flags]]
+            flags, reported = shared_in(reply.content, *map(len, both))
+            masked[node], mine[node] = masked_in(reply.content), asked.clients[both[0][flags]]
+            told_by[node] = int(reported.sum())
         except Exception as error:  # keep running: one bad node must not stop the round
             log(WARNING, "dropped the reply of %s: %s", asked.names[node], told(error))
     inside: list[int] = []
-    sums, counts = np.zeros((0, k, n)), np.zeros((0, k))
+    sums, counts, scores = np.zeros((0, k, n)), np.zeros((0, k)), None
     try:
         total, inside = together.add(round, masked)
         values, _ = together.finish(total)
         grid = Grid.of(task.clip_norm, task.noise_multiplier, together.terms.deviation)
         sums = np.multiply(values[: k * n], grid.step, dtype=np.float64).reshape(1, k, n)
-        counts = np.divide(values[k * n :][None], grid.weight, dtype=np.float64)
+        counts = np.divide(values[k * n : k * n + k][None], grid.weight, dtype=np.float64)
+        if there := sum(told_by[node] for node in inside):
+            loss, metric = (
+                values[-REPORTS:]
+                * Grid.of_reports(reports.report_bound, reports.report_noise_multiplier, together.terms.deviation).step
+                / there
+            )
+            scores = Scores(float(loss), float(metric), there)
     except ProtocolError as error:
         log(WARNING, "the secure sum of round %d fails, and its clients are charged: %s", round, told(error))
         inside = []
-    together.forget([node for node in asked.positions if node not in masked])
+    together.forget([node for node in everyone if node not in masked])
     clients = _clients(mine[node] for node in inside)
     outside = _clients(own for node, own in mine.items() if node not in inside)
-    lost = len(asked.positions) - len(inside)
-    return Sums(sums, counts, clients, len(asked.clients), lost, outside)
+    lost = len(everyone) - len(inside)
+    return Total(Sums(sums, counts, clients, len(asked.clients), lost, outside), scores)
 
 
 def _clients(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
