@@ -47,7 +47,7 @@ def test_a_run_takes_all_of_them_at_once(
     own = {key: value for key, value in settings(mine).items() if not key.startswith("reader")}
     run = play(run_config | own | {"rounds": 2, "restarts": 1, "validate-every": 1})
     assert type(run.strategy).__name__ == "Halfway"
-    assert run.setup.release.mechanism == f"{mine}:Closer"
+    assert run.setup.release.mechanism == f"{mine}:Coordinates"
     assert run.state.history[-1].metric is not None
     counter = next(one for one in run.observers if type(one).__name__ == "Counter")
     section, released = counter.section(), sum(entry.releases for entry in run.state.history)

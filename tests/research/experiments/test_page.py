@@ -55,6 +55,22 @@ def test_the_page_has_the_experiments_tables_and_what_made_them(docs: Path) -> N
     assert written[3:] == ["One line.", "", "| who | error |", "| --- | --- |", "| FedAvg | 3.06 |"]
 
 
+def test_a_page_may_take_some_rows_and_leave_columns_out(docs: Path) -> None:
+    """All rows that begin with a word, in the order of the words."""
+    rows = ["| A | 1 | x |", "| B | 2 | y |", "| A | 3 |  |", "| C | 4 | z |"]
+    table = "\n".join(["| who | error | note |", "| --- | --- | --- |", *rows])
+    (docs / "results" / "synthetic" / "table.md").write_text(f"# Title\n\n## Errors\n\n{table}\n")
+    template = docs / "reproduce.md.j2"
+    template.write_text("{{ table('synthetic', 'Errors') }}\n")
+    assert page.render(docs)[docs / "reproduce.md"] == f"{table}\n"
+    template.write_text("{{ table('synthetic', 'Errors', 'C', 'A', without=('error',)) }}\n")
+    kept = ["| who | note |", "| --- | --- |", "| C | z |", "| A | x |", "| A |  |"]
+    assert page.render(docs)[docs / "reproduce.md"].splitlines() == kept
+    template.write_text("{{ table('synthetic', 'Errors', without=('price',)) }}")
+    with raises(ConfigError, "config.unknown-table", "price", "who, error, note"):
+        page.render(docs)
+
+
 def test_a_table_whose_settings_have_changed_says_so(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "have changed since" not in page.render(docs)[docs / "reproduce.md"]
     monkeypatch.setattr(page, "digest", lambda name: "another")

@@ -14,7 +14,7 @@ import hashlib
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -163,9 +163,9 @@ def write(docs: Path = DOCS) -> list[Path]:
 def render(docs: Path = DOCS) -> dict[Path, str]:
     """Return the pages and the picture as they should be; raise `ConfigError` if a text asks for a missing result.
 
-    In its text, ``{{ table(experiment, heading) }}`` is the table under a heading, or with more arguments its rows that
-    begin with these words; ``{{ text(experiment, heading) }}`` is what else stands there, and ``{{ made(experiment)
-    }}`` says in a line what made them.
+    In its text, ``{{ table(experiment, heading) }}`` is the table under a heading. With more arguments it has only the
+    rows that begin with these words, and ``without=(...)`` leaves columns out. ``{{ text(experiment, heading) }}`` is
+    what else stands there, and ``{{ made(experiment) }}`` says in a line what made them.
     """
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     results = _Results(docs / _RESULTS)
@@ -178,10 +178,13 @@ def render(docs: Path = DOCS) -> dict[Path, str]:
 
 
 def _picture(results: _Results) -> str:
-    table = results.table(_PICTURED, "Accuracy against epsilon").splitlines()
-    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table)
+    head, _, *rows = map(_cells, results.table(_PICTURED, "Accuracy against epsilon").splitlines())
     bars = picture.hospitals([dict(zip(head, row, strict=True)) for row in rows])
     return picture.draw(bars, _TITLE, _BELOW)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 class _Results:
@@ -190,13 +193,17 @@ class _Results:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def table(self, name: str, heading: str, *only: str) -> str:
+    def table(self, name: str, heading: str, *only: str, without: Collection[str] = ()) -> str:
         lines = [line for line in self._section(name, heading).splitlines() if line.startswith("|")]
-        firsts = {line.split("|")[1].strip(): line for line in lines[2:]}
-        if missing := [first for first in only if first not in firsts]:
-            text = f"results/{name} has no row {missing[0]!r} under {heading!r}; it has {', '.join(firsts)}"
-            raise ConfigError(text, code="config.unknown-table")
-        return "\n".join([*lines[:2], *map(firsts.__getitem__, only)] if only else lines)
+        head, _, *rows = map(_cells, lines)
+        firsts = [row[0] for row in rows]
+        for what, wanted, there in (("row", only, firsts), ("column", without, head)):
+            if missing := [one for one in wanted if one not in there]:
+                text = f"results/{name} has no {what} {missing[0]!r} under {heading!r}; it has {', '.join(there)}"
+                raise ConfigError(text, code="config.unknown-table")
+        kept = [line for one in only for line in lines[2:] if _cells(line)[0] == one] if only else lines[2:]
+        left = [at for at, column in enumerate(head) if column not in without]
+        return "\n".join(f"| {' | '.join(_cells(line)[at] for at in left)} |" for line in [*lines[:2], *kept])
 
     def text(self, name: str, heading: str) -> str:
         lines = self._section(name, heading).splitlines()
