@@ -13,7 +13,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -25,7 +25,12 @@ from benchmarks.many_sites import Reading, _numbers, measure
 from benchmarks.measure import Out, benchmark, console
 from umbel.protocol.signatures import line_of
 
-_NOISE = {"mechanism": "discrete-gaussian", "clipping": "public", "hypotheses": 2, "noise-multiplier": 5.0}
+_NOISE: dict[str, Any] = {
+    "mechanism": "discrete-gaussian",
+    "clipping": "public",
+    "hypotheses": 2,
+    "noise-multiplier": 5.0,
+}
 _POLICY = 'mechanisms="discrete-gaussian" release="any" min-clients=1'
 
 

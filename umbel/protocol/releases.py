@@ -54,6 +54,8 @@ class Sums:
         How many of its clients trained each hypothesis, according to the site: with noise, and between 0 and all.
     clients, asked, lost_nodes, outside
         As in `Releases`; outside are clients of sites whose sum is longer than valid updates allow.
+    moments : ndarray, shape (k, n, n) or (k, n), or None
+        The second moments of all clients' updates in a secure sum, if asked for: for many parameters squares alone.
     """
 
     sums: NDArray[np.float64]
@@ -62,6 +64,7 @@ class Sums:
     asked: int
     lost_nodes: int
     outside: NDArray[np.int64]
+    moments: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)

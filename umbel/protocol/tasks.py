@@ -142,7 +142,9 @@ class TrainingSpec(_Spec):
         clients; only where the site releases.
     release_by : ReleaseBy
         ``client``: each client's model, with separate noise. ``site``: for each hypothesis the sum of the updates
-        of the node's asked clients and their number, with noise once.
+        of the node's asked clients and their number, with noise once. ``secure``: the same over several nodes.
+    moments : bool
+        Whether a secure sum also has the second moments of updates (`umbel.privacy.secure.layout`).
     """
 
     FIRST_ROUND = 1
@@ -163,6 +165,7 @@ class TrainingSpec(_Spec):
     choice_epsilon: float = 2.0
     explore: float = 0.0
     release_by: ReleaseBy = ReleaseBy.CLIENT
+    moments: bool = False
 
     def __post_init__(self) -> None:
         _as_floats(self, "step_size", "noise_multiplier", "clip_norm", "message_noise", "choice_epsilon", "explore")
@@ -182,6 +185,8 @@ class TrainingSpec(_Spec):
             raise _range(f"explore must be between 0 and 1, got {self.explore}")
         if self.release_by is not ReleaseBy.CLIENT:
             _check_site_release(self)
+        if self.moments and self.release_by is not ReleaseBy.SECURE:
+            raise ProtocolError("only a secure sum has second moments", code="protocol.site-sums")
         _short("the run's name", self.run)
         _short("the mechanism's name", self.mechanism)
 

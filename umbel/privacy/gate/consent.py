@@ -148,6 +148,7 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             run=training.run,
             frozen_digest=training.frozen_digest,
             explore=training.explore,
+            moments=training.moments,
         )
         differs |= _unlike(training, said, "clients_per_round")
     if evaluation is not None:

@@ -32,8 +32,7 @@ from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.secure_sums import (
     SecureReports,
     SecureSanitiser,
-    check_length,
-    of_updates,
+    layout_of,
     party_of,
     remember,
 )
@@ -42,8 +41,8 @@ from umbel.privacy.gate.site_log import Entry
 from umbel.privacy.gate.site_releases import SiteSanitiser
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.privacy.secure.layout import REPORTS
 from umbel.privacy.secure.party import Masked
-from umbel.privacy.secure.terms import REPORTS
 from umbel.privacy.secure.wire import Request, Stage
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
@@ -375,8 +374,8 @@ class Share:
         The way of the message that asks for it.
     asked : Request
         The part of the message about the sum.
-    parts : int
-        How many of the two, updates and reports, are asked for.
+    training, evaluation : TrainingSpec or None, EvaluationSpec or None
+        The tasks that the message asks for.
 
     Raises
     ------
@@ -384,15 +383,19 @@ class Share:
         If the site would not enter this sum. Then no client is charged.
     """
 
-    def __init__(self, passage: Passage, asked: Request, parts: int) -> None:
+    def __init__(
+        self, passage: Passage, asked: Request, training: TrainingSpec | None, evaluation: EvaluationSpec | None
+    ) -> None:
         if asked.stage is not Stage.MASK:
             raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
-        check_length(passage.hypotheses, asked.terms)  # before the memory for so many numbers is taken
+        # Before the memory for so many numbers is taken.
+        self._layout = layout_of(passage.hypotheses, asked.terms, training, evaluation)
         self._passage, self._asked = passage, asked
         self._party = party_of(passage.site, passage.seed, passage.state, asked.terms)
         self._party.check(asked.round, asked.announced)
         self._values = np.zeros(asked.terms.length, np.int64)
-        self._parts, self._added = parts, 0
+        self._parts = (training is not None) + (evaluation is not None and evaluation.summed)
+        self._added = 0
         self.paid, self.reported = np.zeros((2, 0), bool)
 
     @property
@@ -410,7 +413,7 @@ class Share:
         sources = randomness.noise(passage.seed, task.round, site.client_ids(paying), "choice")
         assigned = choice.at_random(task.explore, len(sanitiser.hypotheses), sources)
         trained, chosen = passage._trained(task, paying, assigned)
-        self._values[: of_updates(passage.hypotheses)] = sanitiser.summed(trained, chosen)
+        self._values[: self._layout.updates] = sanitiser.summed(trained, chosen)
         self.paid, self._added = paid, self._added + 1
 
     def report(self, task: EvaluationSpec) -> None:
@@ -418,8 +421,6 @@ class Share:
         passage = self._passage
         self._check_round(task)
         sums = SecureReports.of(passage.site, task, self._asked.terms)
-        if self._asked.terms.length != of_updates(passage.hypotheses) + REPORTS:
-            raise Refused("the secure sum has no room for reports", code="refused.secure-terms")
         able, some = passage._able_to_report(task, sums.release)
         flags = np.zeros(len(task.clients), bool)
         if some.clients:

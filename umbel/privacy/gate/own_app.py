@@ -134,9 +134,7 @@ def _reply(passage: Passage, msg: Message) -> Message:
 
 def _share(passage: Passage, content: RecordDict) -> Share:
     """Return the site's part of a secure sum, to which nothing is added yet."""
-    training, evaluation = training_in(content), evaluation_in(content)
-    parts = (training is not None) + (evaluation is not None and evaluation.summed)
-    return Share(passage, Request.read(content), parts)
+    return Share(passage, Request.read(content), training_in(content), evaluation_in(content))
 
 
 def _train(passage: Passage, content: RecordDict, share: Share | None) -> RecordDict:
