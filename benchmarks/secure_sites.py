@@ -2,7 +2,7 @@
 
     python -m benchmarks.secure_sites [--sites 3,10,20] [--rounds 6] [--parameters 1000] [--out FILE]
 
-Each site is `umbel site start`, with data, a ledger and a key of its own, behind a separate SuperLink with TLS
+Each site is `umbel site start`, with its data, ledger and key, behind a separate SuperLink with TLS
 (`benchmarks.many_sites`). Site release takes one exchange a round, and a secure sum three. The first round, in which
 the sites introduce themselves, is left out.
 """

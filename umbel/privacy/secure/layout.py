@@ -38,7 +38,7 @@ Steps = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Layout:
-    """What is in a secure sum.
+    """The parts of a secure sum.
 
     Attributes
     ----------
