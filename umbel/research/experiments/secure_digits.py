@@ -49,7 +49,7 @@ def base() -> dict[str, Any]:
     """Return the settings of all runs: 120 rounds of 450 clients, each client in one."""
     return run_config("qmnist-images-sites-epsilon-8") | {
         "model": f"{__name__}:{Small.__name__}", "loss": "cross-entropy", "mechanism": DiscreteGaussian.name,
-        "rounds": 119, "clients-per-round": 450, "clip-norm": 4.0, "clip-norm-decay": 0.98, "validate-every": 120,
+        "rounds": 119, "clients-per-round": 450, "clip-norm": 6.0, "clip-norm-decay": 0.98, "validate-every": 120,
         "validation-clients-per-round": 1000,
     }  # fmt: skip
 
