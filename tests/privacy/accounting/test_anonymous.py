@@ -136,16 +136,40 @@ def test_a_server_that_knows_all_other_updates_learns_no_more(n: int, batch: int
 
 
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize(("batch", "epsilon"), [(5, 0.5), (40, 0.3)])
-def test_the_bound_is_the_lemma_for_the_extreme_pair(n: int, batch: int, epsilon: float) -> None:
-    """The server is told which releases are not from the blanket, Laplace noise around 0 with the chance e^-a."""
-    a, generator = 1.2, np.random.default_rng(10 + n)
-    first, second = ratios(n, a, noise(n, a, (50_000, batch), generator))
-    kept = generator.random(first.shape) < math.exp(-a)
-    sums = np.maximum((kept * math.exp(a) * (first - math.exp(epsilon) * second)).sum(1), 0) / batch
-    error = ERRORS * sums.std() / math.sqrt(len(sums))
-    bound = hockey_stick(cells(Laplace(n / a), n), batch, epsilon)
-    assert sums.mean() - error <= bound <= sums.mean() * 1.01 + error
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("kind", [Laplace, Gaussian])
+@pytest.mark.parametrize(("batch", "epsilon"), [(4, 0.6), (30, 0.4)])
+def test_the_bound_is_the_lemma_for_the_extreme_pair(
+    n: int, k: int, kind: type[Laplace | Gaussian], batch: int, epsilon: float
+) -> None:
+    """A release (j, y) is drawn with j uniform and noise y around 0, and kept with probability k q f(|y| + 1)/f(|y|).
+
+    So what is kept is the blanket. Z follows from the densities around e and -e, of preferences for j = 0 and 1.
+    """
+    choice, a, runs = 0.5, 1.2, 40_000
+    nu = n / a if kind is Laplace else 2.0
+    generator = np.random.default_rng(10 * n + k)
+
+    def log_density(points: Matrix) -> Matrix:
+        lengths = np.linalg.norm(points, axis=-1)
+        return -a * lengths if kind is Laplace else -np.square(lengths / nu) / 2
+
+    def further(points: Matrix) -> Matrix:
+        return points + points / np.linalg.norm(points, axis=-1, keepdims=True)
+
+    points = (
+        noise(n, a, (runs, batch), generator) if kind is Laplace else nu * generator.standard_normal((runs, batch, n))
+    )
+    j = generator.integers(k, size=(runs, batch))
+    share = k / (math.exp(choice) + k - 1) if k > 1 else 1.0
+    least = log_density(further(points))
+    kept = generator.random((runs, batch)) < share * np.exp(least - log_density(points))
+    first = np.exp(log_density(points - np.eye(n)[0]) - least + (choice * (j == 0) if k > 1 else 0))
+    second = np.exp(log_density(points + np.eye(n)[0]) - least + (choice * (j == 1) if k > 1 else 0))
+    sums = np.maximum((kept * (first - math.exp(epsilon) * second)).sum(1), 0) / batch
+    error = ERRORS * sums.std() / math.sqrt(runs)
+    bound = hockey_stick(cells(kind(nu), n, k, choice), batch, epsilon)
+    assert sums.mean() - error <= bound <= sums.mean() * 1.015 + error
 
 
 def test_rounds_compose_like_the_losses_of_a_simulated_server() -> None:

@@ -17,6 +17,7 @@ from umbel.protocol.release import LAPLACE, Clipping, Kind, Release
 _CHOICE_SHARE, _LARGEST_CHOICE = 0.25, 2.0
 _LEAST = 1e-4  # smallest wanted epsilon; a smaller one needs too much noise to learn anything
 _RARE = 1e-3  # probability that a client takes part more often than planned
+_ALONE = 3.0  # epsilon of a release with its sender, from which the search for noise behind a relay begins
 _DIGITS = 4  # of a computed noise multiplier
 
 
@@ -279,7 +280,9 @@ def _noise_for(task: Task, target: float, delta: float, participations: int, cho
     # With much noise the loss is nearly normal with mu = 2 / (nu of a Gaussian), and vector Laplace noise of n
     # components behaves like Gaussian noise of deviation nu / sqrt(n).
     scale = load(task.mechanism)(1.0).deviation(task.parameters)
-    guess = math.log(calibrate(target, max(delta, 1e-9), 2.0) * math.sqrt(participations) / scale)
+    # Behind a relay, releases reveal more by themselves.
+    start = max(target, _ALONE) if task.batch else target
+    guess = math.log(calibrate(start, max(delta, 1e-9), 2.0) * math.sqrt(participations) / scale)
     low, high = guess - 0.5, guess + 0.5
     while excess(high) > 0:
         low, high = high, high + 1
