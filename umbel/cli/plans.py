@@ -201,9 +201,6 @@ def costs(
     else:
         task = Task(parameters, hypotheses, clients, clients_per_round, mechanism or LAPLACE)
     if anonymous is not None:
-        if anonymous < 1:
-            text = f"anonymous must be at least 1 release, got {anonymous}"
-            raise ConfigError(text, code="config.impossible-figure")
         task = replace(task, batch=anonymous)
     if target_epsilon is not None:
         wanted = (task, target_epsilon, delta, participations, choice_epsilon)

@@ -179,7 +179,7 @@ def test_the_noise_reaches_a_target_against_the_server(hypotheses: int, particip
         assert 0.1 < alone <= 0.3
 
 
-@pytest.mark.parametrize("changes", [{"batch": 101}, {"batch": -1}, {"batch": 50, "sites": 3}])
+@pytest.mark.parametrize("changes", [{"batch": 101}, {"batch": 0}, {"batch": 50, "sites": 3}])
 def test_a_batch_holds_clients_of_one_round(changes: dict[str, int]) -> None:
     with raises(ConfigError, "config.impossible-figure", "anonymous"):
         replace(HOSPITAL, **changes)

@@ -44,10 +44,11 @@ _STEP, _PARTS, _MAX_GRID = 0.04, 100, 2**17
 _MAX_TRANSFORM = 2**23
 # Sums outside the transform's range have at most the probability exp(-_FAR), by Chernoff's bound.
 _FAR = 30.0
-# Rounding error of a transform for each summand, in probability, and of each mean, as a share.
-_ROUNDING, _SLACK = 4e-15, 1e-9
+# Rounding error of a step of a transform, as a share of its norm, and of each mean, as a share.
+_ROUNDING, _SLACK = 1e-15, 1e-9
 # Epsilons of a table: so many in a deviation, each so much further from the next than the last two.
 _DENSITY, _GROWTH = 12, 1.02
+# The largest epsilon of a table, and exponent of a weight.
 _MAX_EXPONENT = 200.0
 # Halvings of the interval that a tilt lies in; any tilt gives a bound.
 _HALVINGS = 6
@@ -109,10 +110,12 @@ def _expected_excess(masses: Matrix, first: int, times: int) -> float:
     sums = np.arange(1, size - low, dtype=np.float64)
     worth = sums * np.exp(-tilt * sums)
     chances = fft.irfft(fft.rfft(np.bincount((some + first) % size, law, size)) ** times, size)
-    inside = float(chances[1 : size - low] @ worth) + _ROUNDING * times * float(worth.max(initial=0.0))
+    # A transform errs by a share of its Euclidean norm, and the power by that of `times` factors.
+    rounding = _ROUNDING * math.log2(size) * (times + 2) * float(np.linalg.norm(law) * np.linalg.norm(worth))
+    inside = max(float(chances[1 : size - low] @ worth), 0.0) + rounding
     # E[S+ exp(-tilt S); S > high], as P(S > high) and E[(S - high)+] slope are at most exp(-_FAR).
     beyond = (high + 1 / slope) * math.exp(-_FAR - tilt * high)
-    return math.exp(min(times * log_moment + math.log(max(inside, 0.0) + beyond), 700.0))
+    return math.exp(min(times * log_moment + math.log(inside + beyond), 700.0))
 
 
 def _centre(mean_at: Callable[[float], float], values: Matrix, weights: Matrix) -> float:

@@ -40,8 +40,9 @@ _TAIL, _RARE = 1e-17, 5e-17
 _LENGTHS, _ANGLES, _NODES = 96, 160, 4
 # The share by which the mass of a blanket is lowered, for rounding errors; a smaller blanket is a blanket.
 _SHARE = 1e-8
-# The largest logarithm of a ratio: beyond it there is no blanket to speak of, and floats overflow.
-_LARGEST = 300.0
+# The largest logarithm of a ratio, for noise and for the choice. Beyond it a batch hides nothing, and squares of
+# ratios may overflow.
+_LARGEST = 70.0
 
 
 @dataclass(frozen=True)

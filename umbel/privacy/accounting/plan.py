@@ -36,9 +36,9 @@ class Task:
     mechanism : str
     sites : int
         Number of sites that release sums of their clients' updates; 0 if each client releases its own.
-    batch : int
+    batch : int, optional
         N, the least number of releases that a relay shuffles before the server reads them, by clients that do not work
-        with the server; 0 without a relay.
+        with the server; None without a relay.
     """
 
     parameters: int
@@ -47,7 +47,7 @@ class Task:
     clients_per_round: int
     mechanism: str = LAPLACE
     sites: int = 0
-    batch: int = 0
+    batch: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("parameters", "hypotheses", "clients"):
@@ -55,8 +55,10 @@ class Task:
                 raise _impossible(name, "at least 1", getattr(self, name))
         if not 1 <= self.clients_per_round <= self.clients:
             raise _impossible("clients-per-round", f"between 1 and the {self.clients} clients", self.clients_per_round)
-        if self.batch and not (1 <= self.batch <= self.clients_per_round and not self.sites):
-            rule = f"between 1 and the {self.clients_per_round} clients per round" if not self.sites else "left out"
+        if self.batch is not None and self.sites:
+            raise _impossible("anonymous", "left out where sites release sums", self.batch)
+        if self.batch is not None and not 1 <= self.batch <= self.clients_per_round:
+            rule = f"between 1 and the {self.clients_per_round} clients per round"
             raise _impossible("anonymous", rule, self.batch)
         load(self.mechanism)
 
@@ -179,8 +181,8 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
         raise _impossible("target-epsilon", f"a finite number of at least {_LEAST}", target)
     if participations < 1:
         raise _impossible("participations", "at least 1", participations)
-    if choice_epsilon is None and task.batch:
-        choice_epsilon = _choice_for(task, target, delta, participations)
+    if choice_epsilon is None and task.batch is not None:
+        choice_epsilon = _choice_in(task.batch, task.hypotheses, target, delta, participations)
     elif choice_epsilon is None:
         choice_epsilon = min(_CHOICE_SHARE * target / participations, _LARGEST_CHOICE)
     _check_numbers(1.0, choice_epsilon, delta)
@@ -230,15 +232,11 @@ def _anonymous(task: Task, release: Release, times: int, delta: float) -> Guaran
     return anonymous(release, times, task.batch, delta) if task.batch else None
 
 
-def _choice_for(task: Task, target: float, delta: float, participations: int) -> float:
-    """Return a choice-epsilon, two thirds of a larger one or the largest, that alone costs half the target at most."""
+def _choice_in(batch: int, hypotheses: int, target: float, delta: float, participations: int) -> float:
+    """Return a choice-epsilon of at most 2 whose choices alone, in shuffled batches, cost at most half the target."""
     found = _LARGEST_CHOICE
-    while (
-        task.hypotheses > 1
-        and choice_alone(task.hypotheses, found, participations, task.batch, delta) > target / 2
-        and found > _LEAST
-    ):
-        found = round(found * 2 / 3, 5)
+    while choice_alone(hypotheses, found, participations, batch, delta) > target / 2:
+        found = round(found * 2 / 3, 6)
     return found
 
 
