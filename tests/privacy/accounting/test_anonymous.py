@@ -20,6 +20,7 @@ from tests.helpers.errors import raises
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.anonymous import Anonymous, _expected_excess, anonymous, hockey_stick
 from umbel.privacy.accounting.blanket import Cells, blanket
+from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.mechanisms import Gaussian, Laplace
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.laplace import LaplaceLoss
@@ -330,6 +331,13 @@ def test_where_ratios_exceed_all_bounds_a_batch_hides_nothing() -> None:
     loss = Anonymous(Laplace(0.01), 11, 1, 0.0, 1000)
     assert (loss.delta(np.linspace(0, 2000, 5)) == LaplaceLoss(11, 2200.0).delta(np.linspace(0, 2000, 5))).all()
     assert compose({loss: 1}, DELTA) == pytest.approx(compose({LaplaceLoss(11, 2200.0): 1}, DELTA), rel=1e-8)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
+def test_a_large_model_gains_nothing(mechanism: str) -> None:
+    large = release(n=1_000_000, noise_multiplier=0.4, mechanism=mechanism, hypotheses=5, choice_epsilon=1.0)
+    assert anonymous(large, 10, 2062, DELTA) == guarantee({large: 10}, DELTA)
 
 
 # --- releases

@@ -262,9 +262,9 @@ def anonymous(release: Release, times: int, batch: int, delta: float) -> Guarant
             code="config.anonymous",
         )
     local = guarantee({release: times}, delta)
-    if local is None:
-        return None
     loss = Anonymous(mechanism, release.n, release.hypotheses, release.choice_epsilon, batch)
+    if local is None or loss._cells is None:
+        return local
     return replace(local, epsilon=min(local.epsilon, compose({loss: times}, delta)))
 
 
