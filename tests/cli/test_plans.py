@@ -22,6 +22,15 @@ def test_a_wanted_guarantee_gives_the_noise() -> None:
     assert planned.radius is None
 
 
+def test_behind_a_relay_the_target_holds_against_the_server() -> None:
+    planned = umbel.plan(**NUMBERS, target_epsilon=2.0, choice_epsilon=0.5, anonymous=50)
+    figures = planned.figures
+    assert figures.anonymous_maximum is not None
+    assert figures.maximum is not None
+    assert figures.anonymous_maximum.epsilon <= 2 < figures.maximum.epsilon
+    assert not planned.ways
+
+
 def test_a_configuration_gives_its_own_numbers() -> None:
     planned = umbel.plan("synthetic")
     assert planned.figures.release.n == 2
@@ -37,6 +46,7 @@ def test_a_configuration_gives_its_own_numbers() -> None:
         ({**NUMBERS, "target_epsilon": 4, "rounds": 10}, "config.both-ways"),
         ({**NUMBERS, "rounds": 10}, "config.missing-figure"),
         ({"parameters": 11}, "config.missing-figure"),
+        ({**NUMBERS, "target_epsilon": 4, "anonymous": 0}, "config.impossible-figure"),
         ({"config": "synthetic", "parameters": 11}, "config.given-twice"),
         ({**NUMBERS, "target_epsilon": 4, "public_data": True}, "config.missing-figure"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -81,6 +81,7 @@ def plan(
     choice_epsilon: float | None = None,
     delta: float = DELTA,
     public_data: bool = False,
+    anonymous: int | None = None,
 ) -> Planned: ...
 
 
@@ -110,7 +111,8 @@ def plan(
     **values
         With `epsilon`: run-config values that override the plan, with underscores for hyphens. Else the keywords of
         `costs`: ``parameters``, ``hypotheses``, ``clients``, ``clients_per_round``, ``mechanism``,
-        ``noise_multiplier``, ``rounds``, ``target_epsilon``, ``participations``, ``choice_epsilon``, ``public_data``.
+        ``noise_multiplier``, ``rounds``, ``target_epsilon``, ``participations``, ``choice_epsilon``, ``public_data``,
+        ``anonymous``.
 
     Returns
     -------
@@ -144,6 +146,7 @@ def costs(
     choice_epsilon: float | None = None,
     delta: float = DELTA,
     public_data: bool = False,
+    anonymous: int | None = None,
 ) -> Planned:
     """Work out what a run would cost its clients, or what noise a wanted guarantee takes.
 
@@ -169,6 +172,9 @@ def costs(
     public_data : bool
         Whether the data of `config` are public or made up. Only then are clients' first updates measured, since their
         norm is a release without noise that no ledger counts. The datasets that come with umbel are made up.
+    anonymous : int
+        N, the least number of releases that a relay shuffles before the server reads them. Adds the guarantee against
+        that server; with `target_epsilon`, this is the wanted one.
 
     Raises
     ------
@@ -194,9 +200,12 @@ def costs(
         raise ConfigError(text, code="config.missing-figure")
     else:
         task = Task(parameters, hypotheses, clients, clients_per_round, mechanism or LAPLACE)
+    if anonymous is not None:
+        task = replace(task, batch=anonymous)
     if target_epsilon is not None:
         wanted = (task, target_epsilon, delta, participations, choice_epsilon)
-        return Planned(plan_for(*wanted), delta, task.clients, what_helps(*wanted), radius)
+        ways = {} if task.batch else what_helps(*wanted)
+        return Planned(plan_for(*wanted), delta, task.clients, ways, radius)
     if noise_multiplier is None or rounds is None:
         raise ConfigError("give noise-multiplier and rounds, or target-epsilon", code="config.missing-figure")
     figures = plan_forward(task, noise_multiplier, choice_epsilon or 0.0, rounds, delta)

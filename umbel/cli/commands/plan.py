@@ -66,6 +66,16 @@ def command(
         str | None, typer.Option(help="laplace, gaussian, or package.module:Class.", show_default="laplace")
     ] = None,
     delta: Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (epsilon, delta) guarantee.")] = DELTA,
+    anonymous: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Add the guarantee against a server that reads at least N releases in one shuffled batch, without "
+            "their senders; with --target-epsilon, reach it. Needs umbel relay.",
+            show_default="none",
+        ),
+    ] = None,
     public_data: Annotated[
         bool,
         typer.Option(
@@ -89,7 +99,7 @@ def command(
         own = {"words", "epsilon", "write", "sites"}
         config = named[0] if named else ""
         planned = costs(config, **{name: one for name, one in context.params.items() if name not in own})
-    _show(planned, bool(config))
+    _show(planned, bool(config), anonymous)
 
 
 def _whole_run(
@@ -124,12 +134,14 @@ def _whole_run(
     typer.echo(f"Next: umbel run {shlex.quote(str(write))}")
 
 
-def _show(planned: Planned, from_config: bool) -> None:
+def _show(planned: Planned, from_config: bool, anonymous: int | None) -> None:
     """Print a plan, changes that would leave less noise, and warnings."""
     figures, delta = planned.figures, planned.delta
     release = figures.release
     (pure, epsilon), (most_pure, most) = in_words(figures.median), in_words(figures.maximum)
     between = gap(release) or "between any two data sets of a client, over all its participations; clipping public"
+    if anonymous is not None and not gap(release):
+        between += "; against whoever knows a release's sender, as relay and server together do"
     table = Table("figure", "value", "what it means", title="A planned run")
     add = table.add_row
     add("noise multiplier", f"{release.noise_multiplier:.4g}", f"of mechanism {release.mechanism}")
@@ -143,6 +155,14 @@ def _show(planned: Planned, from_config: bool) -> None:
     add("participations", participations, "assumed by these figures; set max-participations to the larger number")
     add("pure epsilon", f"median {pure}, most {most_pure}", between)
     add(f"epsilon at delta {delta:g}", f"median {epsilon}, most {most}", "the same, by numerical composition")
+    if anonymous is not None:
+        hidden, most_hidden = in_words(figures.anonymous_median)[1], in_words(figures.anonymous_maximum)[1]
+        behind = f"the same, against a server that reads {anonymous:,} releases or more shuffled in each batch, and"
+        add(
+            f"anonymous epsilon at delta {delta:g}",
+            f"median {hidden}, most {most_hidden}",
+            gap(release) or f"{behind} learns no sender; needs umbel relay",
+        )
     if figures.maximum is not None:
         worst = guarantee({replace(release, hypotheses=min(release.hypotheses, 2)): figures.max_participations}, delta)
         allowed = in_words(worst)[1]
