@@ -115,6 +115,11 @@ def test_a_planned_run_is_written_and_run(umbel_home: Path, tmp_path: Path, monk
     assert done.exit_code == 0, done.output
     code, printed = run("mine", "--epsilon", "4", "rounds=2")
     assert "noise-multiplier = " in printed
+    code, printed = run("mine", "--epsilon", "4", "rounds=2", "--release", "secure", "--sites", "3")
+    assert code == 0, printed
+    assert 'strategy = "secure-average"' in printed
+    assert 'mechanism = "discrete-gaussian"' in printed
+    assert "--nodes" in printed
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from umbel.cli.commands.run import pairs
-from umbel.cli.plans import Planned, as_toml, costs
+from umbel.cli.plans import Planned, ReleaseName, as_toml, costs, strategy_of
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
@@ -40,9 +40,14 @@ def command(
         typer.Option(help="Plan the whole run for this guarantee, as umbel run --epsilon does."),
     ] = None,
     write: Annotated[Path | None, typer.Option(help="File for the planned run config, for umbel run FILE.")] = None,
-    sites: Annotated[
-        int, typer.Option(min=1, help="With --epsilon: number of sites, if the strategy takes sums from sites.")
-    ] = 1,
+    release: Annotated[
+        ReleaseName | None,
+        typer.Option(
+            help="Who adds the noise: each client, each site to its sum, or all sites together to one secure sum.",
+            show_default="as the strategy says, or client",
+        ),
+    ] = None,
+    sites: Annotated[int, typer.Option(min=1, help="Number of sites, if these release sums.")] = 1,
     parameters: Annotated[int | None, typer.Option(help="n, the number of model parameters.")] = None,
     hypotheses: Annotated[int | None, typer.Option(help="k, the number of hypotheses.")] = None,
     clients: Annotated[int | None, typer.Option(help="Number of training clients.")] = None,
@@ -91,14 +96,15 @@ def command(
         if len(named) > 1:
             raise ConfigError(f"{named[-1]!r} is not KEY=VALUE", code="config.two-configurations")
         if epsilon is not None or write is not None:
-            _whole_run(context, named[0] if named else "", values, epsilon, delta, write, sites)
+            own = strategy_of(release, sites, values)
+            _whole_run(context, named[0] if named else "", own, epsilon, delta, write, sites)
             return
         if values:
             text = f"{next(iter(values))}=... needs the plan of a whole run; give --epsilon"
             raise ConfigError(text, code="config.missing-figure")
-        own = {"words", "epsilon", "write", "sites"}
+        others = {"words", "epsilon", "write"}
         config = named[0] if named else ""
-        planned = costs(config, **{name: one for name, one in context.params.items() if name not in own})
+        planned = costs(config, **{name: one for name, one in context.params.items() if name not in others})
     _show(planned, bool(config), anonymous)
 
 
@@ -114,7 +120,7 @@ def _whole_run(
     """Plan a whole run, print it, and write its run config if wanted."""
     if not name:
         raise ConfigError("name a configuration or dataset to plan its run", code="config.missing-figure")
-    others = set(context.params) - {"words", "epsilon", "write", "sites", "delta"}
+    others = set(context.params) - {"words", "epsilon", "write", "release", "sites", "delta"}
     given = [one for one in others if context.get_parameter_source(one) is not ParameterSource.DEFAULT]
     if given:
         text = f"--{given[0].replace('_', '-')} does not go with --epsilon; give KEY=VALUE, or leave out --epsilon"
