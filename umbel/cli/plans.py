@@ -126,7 +126,7 @@ def plan(
     sites : int
         Number of sites, if these release sums.
     release : str, optional
-        Who adds the noise: ``"client"``, ``"site"`` to the sum of its clients, or ``"secure"``, all sites together to
+        The party that adds the noise: ``"client"``, ``"site"`` to the sum of its clients, or ``"secure"``, all sites together to
         one sum; by default the strategy decides, or each client. With `epsilon` it names the strategy.
     **values
         With `epsilon`: run-config values that override the plan, with underscores for hyphens. Else the keywords of

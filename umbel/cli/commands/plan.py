@@ -43,7 +43,7 @@ def command(
     release: Annotated[
         ReleaseName | None,
         typer.Option(
-            help="Who adds the noise: each client, each site to its sum, or all sites together to one secure sum.",
+            help="The party that adds the noise: each client, each site to its sum, or all sites together to one sum.",
             show_default="as the strategy says, or client",
         ),
     ] = None,
