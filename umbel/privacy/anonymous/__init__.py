@@ -11,7 +11,7 @@ A relay stands between the sites and the server, and other people run it.
 The relay can read no release. The server does not learn who sent which, nor when. Together they can: against both, each
 client has the guarantee of its release alone, which the ledger charges.
 
-Whose releases count: those that a site signs whose key the relay and all other sites list. So a server cannot fill a
-batch with releases of its own. A batch holds releases from the same hypotheses, for the same task, in the same round,
-to the same key: a server that tells two sites different things gets two batches, and each has to be large enough.
+Only releases count that a listed site has signed; the relay and all sites list the same sites. So a server cannot fill
+a batch with its own releases. A batch holds releases from the same hypotheses, for the same task, in the same round, to
+the same key. A server that tells two sites different things gets two batches, and each has to be large enough.
 """

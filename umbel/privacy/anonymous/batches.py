@@ -1,7 +1,7 @@
 """The relay's batches: they collect submissions, and each is handed on once, shuffled, if it is large enough.
 
-They are in memory alone, and bounded. A listed site can make batches fail, by submissions for terms of its own or with
-a minimum that no batch reaches, but it cannot make one smaller than another site allows.
+They are in memory alone, and bounded. A listed site can make batches fail, by submissions for other terms or with a
+minimum that no batch reaches, but it cannot make one smaller than another site allows.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Batches:
     most_closed: ClassVar[int] = 100_000
     """Number of batches that are known to be closed; of each, the relay remembers 32 bytes."""
     open_seconds: ClassVar[float] = 86_400.0
-    """Seconds after which a batch that nobody closed is closed, and its submissions forgotten."""
+    """Seconds after which an open batch is closed, and its submissions forgotten."""
 
     def __init__(
         self,

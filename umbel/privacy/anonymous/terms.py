@@ -1,4 +1,4 @@
-"""The terms of a batch: what all of its releases have in common, and their encryption."""
+"""The terms of a batch, which all of its releases have in common, and their encryption."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NUMBER = np.dtype("<f4")
 
 @dataclass(frozen=True)
 class Opening:
-    """What a server says about a round's batch.
+    """A server's message about a round's batch.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Terms:
-    """What all releases of a batch have in common; a release for other terms is in another batch.
+    """The common properties of all releases of a batch; a release for other terms is in another batch.
 
     Attributes
     ----------
