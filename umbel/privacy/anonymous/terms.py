@@ -62,6 +62,11 @@ class Opening:
             raise ProtocolError("the message has no keys for its anonymous releases", code="protocol.anonymous")
         if type(least) is not int or not 1 <= least <= MOST:
             raise ProtocolError("the message does not say how many releases a batch has", code="protocol.anonymous")
+        try:
+            _SUITE.encrypt(b"", X25519PublicKey.from_public_bytes(key))
+        except ValueError:  # a point that gives everyone the same secret
+            text = "no release can be encrypted to the key in the message"
+            raise ProtocolError(text, code="protocol.anonymous") from None
         return cls(key, closing, least)
 
 

@@ -53,17 +53,17 @@ class Anonymous:
     _round: int = 0
 
     @classmethod
-    def of(cls, run: RunConfig, roster: Roster) -> Anonymous:
-        """Return those of a run; in simulation the relay is a part of this process.
+    def of(cls, run: RunConfig, roster: Roster, together: bool) -> Anonymous:
+        """Return those of a run; if its nodes are simulated `together` with the server, the relay is in this process.
 
         Raises
         ------
         ConfigError
-            If the run config names no relay, and nodes are not simulated.
+            If the run config names no relay, and nodes are not simulated here.
         RelayError
             If the relay is away.
         """
-        if roster.simulated:
+        if together and roster.simulated and not run.relay:
             return cls(run.anonymous_least, Batches(simulated_keys(run.seed, len(roster)), run.anonymous_least), True)
         if not (run.relay and run.relay_ca):
             text = "anonymous-least needs a relay: set relay and relay-ca, or anonymous-least = 0"

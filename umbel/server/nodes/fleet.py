@@ -108,7 +108,7 @@ class Fleet:
             check_enough("validation-clients-per-round", self.run.validation_clients_per_round, roster.validation)
             self.participations, self._turns = np.zeros((2, roster.train), np.int64)
             if self.run.anonymous_least:
-                self._anonymous = Anonymous.of(self.run, roster)
+                self._anonymous = Anonymous.of(self.run, roster, self.exchange_on(grid).transport.together)
             self._roster = roster
         return self._roster
 
@@ -393,7 +393,7 @@ class Fleet:
         asked, answers = self._answers(replies)
         assert self._anonymous is not None
         found = self._anonymous.releases(self.task, self.sent, asked, answers, self._furthest)
-        refused = {reply.metadata.src_node_id for reply in replies if reply.has_error()}
+        refused = {reply.metadata.src_node_id for reply in replies} - answers.keys()
         charged = [its for node, its in asked.positions.items() if node not in refused]
         self.participations[asked.clients[np.concatenate([np.zeros(0, np.int64), *charged])]] += 1
         self._outside += len(found.outside)
