@@ -6,6 +6,7 @@ import http.client
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Self
 from urllib.parse import urlsplit
 
 from umbel.privacy.anonymous.batches import too_many
@@ -32,7 +33,7 @@ def address_of(url: str) -> tuple[str, int]:
 
 @dataclass
 class RelayLink:
-    """A relay at another address.
+    """A relay at another address. As a context, it hangs up at the end; several submissions share a connection.
 
     Parameters
     ----------
@@ -46,9 +47,18 @@ class RelayLink:
     ca: str
     _connection: http.client.HTTPSConnection | None = field(default=None, repr=False)
 
+    def __enter__(self) -> Self:
+        """Return the link."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Hang up."""
+        self._hang_up()
+
     def check(self) -> None:
         """Raise `RelayError` if the relay is away."""
-        self._ask("GET", READY, b"", _LONGEST)
+        with self:
+            self._ask("GET", READY, b"", _LONGEST)
 
     def submit(self, submission: Submission) -> None:
         """Hand a submission to the relay; errors as for `umbel.privacy.anonymous.batches.Batches.submit`."""
@@ -57,7 +67,8 @@ class RelayLink:
     def close(self, terms: Terms, signature: bytes, most: int) -> list[bytes]:
         """Close a batch; see `umbel.privacy.anonymous.batches.Relay`."""
         size = terms.sealed_size
-        found = self._ask("POST", CLOSE, closing_request(terms, signature), most * size, again=False)
+        with self:
+            found = self._ask("POST", CLOSE, closing_request(terms, signature), most * size, again=False)
         if len(found) % size:
             raise RelayError("the relay's batch has another size than its releases", code="relay.size")
         return [found[start : start + size] for start in range(0, len(found), size)]

@@ -72,6 +72,6 @@ def relay_of(site: Site) -> RelayLink:
 
 def hand_over(site: Site, found: Iterable[Submission]) -> None:
     """Send submissions to a site's relay; raise `RelayError` at the first that it does not take."""
-    relay = relay_of(site)
-    for one in found:
-        relay.submit(one)
+    with relay_of(site) as relay:
+        for one in found:
+            relay.submit(one)
