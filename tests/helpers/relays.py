@@ -13,7 +13,7 @@ from umbel.deploy import certs
 from umbel.deploy.relay import server_of
 from umbel.privacy.anonymous.batches import Batches
 from umbel.privacy.anonymous.link import RelayLink
-from umbel.protocol.signatures import PublicKey
+from umbel.protocol.signatures import PublicKey, public_key
 
 
 @dataclass
@@ -28,6 +28,11 @@ class Served:
     def link(self) -> RelayLink:
         """A new way to it."""
         return RelayLink(self.url, self.ca)
+
+
+def known(listed: str) -> dict[str, PublicKey]:
+    """Return the keys in a policy's entry ``parties``."""
+    return {name: public_key(name, line) for name, line in (pair.split("=", 1) for pair in listed.split())}
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from flwr.app import Context, Message, RecordDict
 from tests.helpers.errors import raises
 from tests.helpers.ledgers import ledger_of, participations
 from tests.helpers.messages import arrived, asked, of_node, records, refused, stacked, task_of, through_gate, wire
-from tests.helpers.relays import Served, served
+from tests.helpers.relays import Served, known, served
 from tests.privacy.anonymous.conftest import Server
 from tests.strategies.test_secure_average import keys
 from umbel.privacy.anonymous.submission import Submission
@@ -26,7 +26,6 @@ from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import SiteError
 from umbel.protocol.messages import assigned_in, submissions_in
 from umbel.protocol.release import Kind
-from umbel.protocol.signatures import public_key
 
 BOTH = stacked(np.array([[0.0, 0.0], [1.0, 1.0]]), {"weight": (2,)})
 TASK: dict[str, Any] = {
@@ -90,8 +89,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], st
 
 @pytest.fixture(scope="module")
 def relay(tmp_path_factory: pytest.TempPathFactory, listed: tuple[dict[str, str], str]) -> Iterator[Served]:
-    known = {name: public_key(name, line) for name, line in (pair.split("=", 1) for pair in listed[1].split())}
-    with served(tmp_path_factory.mktemp("relay"), known, 2) as found:
+    with served(tmp_path_factory.mktemp("relay"), known(listed[1]), 2) as found:
         yield found
 
 

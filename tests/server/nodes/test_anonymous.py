@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from tests.helpers.errors import raises
 from tests.helpers.paper import ACCEPTED
-from tests.helpers.relays import Served, served
+from tests.helpers.relays import Served, known, served
 from tests.helpers.sources import ROOT
 from tests.privacy.anonymous.conftest import KEYS, Server, submission
 from tests.strategies.test_secure_average import keys
@@ -28,7 +28,6 @@ from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, RelayError
 from umbel.protocol.messages import submissions_in
 from umbel.protocol.release import Kind
-from umbel.protocol.signatures import public_key
 from umbel.server.observer import Observer, Run
 from umbel.simulation import in_process
 from umbel.simulation.grid import InProcessGrid
@@ -78,6 +77,15 @@ def test_the_server_counts_each_asked_client_and_no_others() -> None:
     assert set(found.fleet.participations) <= {1, 2}
     assert {*outcomes[0].clients.tolist()} == {-1}
     assert len(outcomes[0].groups) == 60
+
+
+def test_a_run_resumes_with_other_keys_and_the_same_result(umbel_home: Path) -> None:
+    config = CONFIG | {"anonymous_least": LEAST, "rounds": 4}
+    straight = in_process.run(run_config("synthetic", **config), nodes=3)
+    begun = in_process.run(run_config("synthetic", **config | {"rounds": 2}), nodes=3)
+    in_process.run(run_config("synthetic", **config | {"resume": str(begun)}), nodes=3)
+    for name, value in load_file(straight / "latest.safetensors").items():
+        assert np.array_equal(value, load_file(begun / "latest.safetensors")[name])
 
 
 @pytest.mark.parametrize(
@@ -174,8 +182,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], st
 
 @pytest.fixture(scope="module")
 def relay(tmp_path_factory: pytest.TempPathFactory, listed: tuple[dict[str, str], str]) -> Iterator[Served]:
-    known = {name: public_key(name, line) for name, line in (pair.split("=", 1) for pair in listed[1].split())}
-    with served(tmp_path_factory.mktemp("relay"), known, 2) as found:
+    with served(tmp_path_factory.mktemp("relay"), known(listed[1]), 2) as found:
         yield found
 
 
