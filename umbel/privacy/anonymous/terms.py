@@ -138,8 +138,8 @@ class Terms:
                 texts.append(text)
             except (InvalidTag, ValueError):  # a listed site may send anything
                 wrong += 1
-        vectors = np.frombuffer(b"".join(sorted(texts)), _NUMBER).reshape(len(texts), -1 if texts else 0)
-        return vectors.astype(np.float32).reshape(len(texts), self.size // _NUMBER.itemsize), wrong
+        vectors = np.frombuffer(b"".join(sorted(texts)), _NUMBER).astype(np.float32, copy=False)
+        return vectors.reshape(len(texts), self.size // _NUMBER.itemsize), wrong
 
 
 def _work(task: TrainingSpec, hypotheses: Arrays) -> str:

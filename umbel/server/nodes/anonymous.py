@@ -63,7 +63,7 @@ class Anonymous:
         RelayError
             If the relay is away.
         """
-        if together and roster.simulated and not run.relay:
+        if together and roster.simulated:
             return cls(run.anonymous_least, Batches(simulated_keys(run.seed, len(roster)), run.anonymous_least), True)
         if not (run.relay and run.relay_ca):
             text = "anonymous-least needs a relay: set relay and relay-ca, or anonymous-least = 0"
@@ -121,7 +121,7 @@ class Anonymous:
         if far := int((~inside).sum()):
             text = "left out %d of %d releases, further than %.3g from the hypotheses"
             log(WARNING, text, far, len(inside), furthest)
-        vectors = vectors[inside]
+        vectors = vectors if not far else vectors[inside]
         vectors.flags.writeable = False
         nobody = np.full(len(vectors), -1, np.int64)
         return Releases(vectors, nobody, None, len(asked.clients), lost, np.full(far, -1, np.int64))
@@ -129,7 +129,7 @@ class Anonymous:
     def _read(self, terms: Terms, sealed: Sequence[bytes]) -> tuple[Vectors, int]:
         vectors, wrong = terms.opened(sealed, self._private)
         finite = all_finite(vectors, axis=1)
-        return vectors[finite], wrong + int((~finite).sum())
+        return (vectors, wrong) if finite.all() else (vectors[finite], wrong + int((~finite).sum()))
 
     def _handed_on(self, reply: Message, node: int, asked: Asked) -> bool:
         """Hand a simulated node's submissions to the relay, and return whether it takes them."""
