@@ -117,7 +117,7 @@ def read_sites(file: Path) -> Mapping[str, PublicKey]:
 
 
 def main(
-    sites: Annotated[Path, typer.Option(help="TOML file with the table [parties] of the sites' policies.")],
+    sites: Annotated[Path, typer.Option(help="TOML file with the table parties of the sites' policies.")],
     least: Annotated[int, typer.Option(min=2, help="Fewest releases in a batch; a site may ask for more.")],
     certificate: Annotated[Path, typer.Option(help="The relay's certificate, for TLS.")],
     key: Annotated[Path, typer.Option(help="The private key of the certificate.")],
