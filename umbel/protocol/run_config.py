@@ -24,6 +24,8 @@ MAX_CLIENTS = 1_000_000
 AUTO = 0
 """Placeholder for a number of hypotheses that the strategy chooses (`umbel.strategies.how_many`)."""
 _AUTO_MOST, _RELEASES_EACH = 8, 4
+_LATER = frozenset(("anonymous-least", "relay", "relay-ca"))
+"""Settings that runs had no need to name before there were relays."""
 
 
 def _number(value: Any) -> Any:
@@ -302,8 +304,16 @@ class RunConfig(Settings):
         }
 
     def unsigned(self) -> dict[str, Any]:
-        """Return the entries without the signature: what it covers, and what people approve."""
-        return {key: value for key, value in self.entries().items() if key != SIGNATURE}
+        """Return the entries without the signature: what it covers, and what people approve.
+
+        Later settings are left out while they have their defaults: earlier signatures and approvals still hold.
+        """
+        defaults = {field.alias: field.default for field in type(self).model_fields.values()}
+        return {
+            key: value
+            for key, value in self.entries().items()
+            if key != SIGNATURE and not (key in _LATER and value == defaults[key])
+        }
 
 
 def read_saved(text: str) -> dict[str, Any]:

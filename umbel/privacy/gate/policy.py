@@ -336,7 +336,7 @@ class Policy(Settings):
             self._check_relay()
         elif self.release is AcceptedRelease.ANONYMOUS:
             raise ValueError('release = "anonymous" needs a relay: set relay, relay-ca, parties and party-key')
-        if self.colluding_parties > self.least_parties - 2:
+        if self.release is not AcceptedRelease.ANONYMOUS and self.colluding_parties > self.least_parties - 2:
             raise ValueError(f"colluding-parties = {self.colluding_parties} needs least-parties of at least two more")
         if self.delta > 0 and math.isinf(self.budget):
             raise ValueError("delta needs a budget: set budget, or leave delta out")
