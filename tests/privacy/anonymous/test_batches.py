@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -80,6 +81,45 @@ def test_clients_of_two_sites_may_have_the_same_admission() -> None:
     server = Server()
     terms = server.terms()
     assert len(server.close(filled(relay(), terms, 2, 2), terms)) == 4
+
+
+def tried(call: Callable[[], Any]) -> tuple[Any, str]:
+    """Return what a call returns, and the code of the relay's refusal, if it refuses."""
+    try:
+        return call(), ""
+    except RelayError as error:
+        return None, error.code
+
+
+SITES = st.sampled_from(sorted(KEYS))
+STEPS = st.one_of(st.tuples(st.integers(1, 2), SITES, st.integers(0, 4)), st.integers(1, 2))
+"""A client of a site submits in a round, or the server closes a round."""
+
+
+@given(st.lists(STEPS, max_size=25))
+def test_in_any_order_of_events_a_release_is_handed_on_at_most_once_and_never_among_few(steps: list[Any]) -> None:
+    server, there = Server(), relay()
+    waiting: dict[int, set[tuple[str, int]]] = {1: set(), 2: set()}
+    closed: set[int] = set()
+    for step in steps:
+        if isinstance(step, int):
+            found, code = tried(lambda: server.close(there, server.terms(step)))  # noqa: B023 (called at once)
+            if step in closed:
+                assert code == "relay.closed"
+            elif len(waiting[step]) < LEAST:
+                assert code == "relay.too-few"
+            else:
+                values = server.read(found, server.terms(step)).tolist()
+                assert sorted(map(tuple, values)) == sorted((client, ord(site[0])) for site, client in waiting[step])
+            closed |= {step} if waiting[step] else set()
+        else:
+            round, site, client = step
+            one = submission(server.terms(round), site, client, (client, ord(site[0])))
+            _, code = tried(lambda: there.submit(one))  # noqa: B023 (called at once)
+            assert code == ("relay.closed" if round in closed else "")
+            if not code:
+                waiting[round].add((site, client))
+    assert there.held[0] == sum(len(clients) for round, clients in waiting.items() if round not in closed)
 
 
 # --- too few
