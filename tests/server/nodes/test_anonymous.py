@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -354,8 +355,11 @@ def dataset(folder: Path, order: list[int]) -> Path:
     return folder
 
 
-def left_by(folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch, least: int) -> dict[str, Any]:
+def left_by(
+    folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch, least: int, caplog: pytest.LogCaptureFixture
+) -> dict[str, Any]:
     """Return what a run without noise or chance leaves at its server, apart from times and the names of files."""
+    caplog.clear()
     monkeypatch.setenv("UMBEL_HOME", str(folder))
     config = run_config("synthetic", **CONFIG | {
         "dataset": str(data), "anonymous_least": least, "clients_per_round": 12, "noise_multiplier": 0.0,
@@ -364,6 +368,8 @@ def left_by(folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch, least: in
     path = in_process.run(config, nodes=3)
     history = [json.loads(line) for line in (path / "history.jsonl").read_text(encoding="utf-8").splitlines()]
     found: dict[str, Any] = {"history": [{**entry, "seconds": 0, "stages": 0} for entry in history]}
+    lines = [record.getMessage() for record in caplog.records]
+    found["log"] = [re.sub(r"/\S+|\d[\d.]* (s|min|h)\b.*", "", line) for line in lines]
     for file in ("participations.jsonl", "ledger.csv"):
         found[file] = (path / file).read_text(encoding="utf-8")
     for file in path.glob("*.safetensors"):
@@ -372,12 +378,13 @@ def left_by(folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch, least: in
 
 
 def test_what_is_left_at_the_server_does_not_depend_on_which_client_is_which(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Clients change places, and the folder of the run is the same. Where releases have senders, it is not."""
+    """Clients change places, and the run's folder and log are the same. Where releases have senders, they are not."""
     straight, mixed = [*range(12)], [7, 2, 11, 0, 5, 9, 1, 10, 4, 8, 3, 6]
     data = [dataset(tmp_path / name, order) for name, order in (("straight", straight), ("mixed", mixed))]
     for least, same in ((12, True), (0, False)):
-        one, other = (left_by(tmp_path / f"{least}-{i}", data[i], monkeypatch, least) for i in range(2))
+        one, other = (left_by(tmp_path / f"{least}-{i}", data[i], monkeypatch, least, caplog) for i in range(2))
         assert "releases.safetensors" in one
+        assert len(one["log"]) > 5
         assert (one == other) is same
