@@ -97,6 +97,7 @@ COMMANDS: Table = {
     "policy": ("umbel.cli.commands.policy:app", "Explain a site's policy in words, and check its file."),
     "server": ("umbel.cli.main:server", "Start the server, sign in to it, and print a run's status."),
     "sites": ("umbel.cli.commands.sites:sites", "List the sites of a run, and why some are missing."),
+    "relay": ("umbel.deploy.relay:app", "Start a relay, which hides from a server whose release is whose."),
     "certs": ("umbel.deploy.certs:app", "Make the certificates, secrets and keys of a server and its sites."),
     "bundle": ("umbel.client.bundle:app", "Print the hash that identifies this umbel, and write its bundle."),
     "data": ("umbel.cli.commands.data:app", "List and describe datasets, and make more from recipes and tables."),

@@ -126,8 +126,8 @@ def plan(
     sites : int
         Number of sites, if these release sums.
     release : str, optional
-        The party that adds the noise: ``"client"``, ``"site"`` to the sum of its clients, or ``"secure"``, all sites together to
-        one sum; by default the strategy decides, or each client. With `epsilon` it names the strategy.
+        The party that adds the noise: ``"client"``, ``"site"`` to the sum of its clients, or ``"secure"``, all sites
+        together to one sum; by default the strategy decides, or each client. With `epsilon` it names the strategy.
     **values
         With `epsilon`: run-config values that override the plan, with underscores for hyphens. Else the keywords of
         `costs`: ``parameters``, ``hypotheses``, ``clients``, ``clients_per_round``, ``mechanism``,

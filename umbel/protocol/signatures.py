@@ -10,6 +10,7 @@ import json
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
+    NoEncryption,
+    PrivateFormat,
     PublicFormat,
     load_ssh_private_key,
     load_ssh_public_key,
@@ -55,6 +59,30 @@ def signed(text: bytes, key: Path) -> bytes:
 def public_half(key: Path) -> PublicKey:
     """Return the public key that belongs to a private SSH key; errors as for `sign`."""
     return _private(key).public_key()
+
+
+def secret_of(key: Path, purpose: str) -> bytes:
+    """Return 32 bytes for a purpose that only a private SSH key's owner can compute; errors as for `sign`."""
+    private = _private(key).private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+    return HKDF(hashes.SHA256(), 32, salt=None, info=purpose.encode()).derive(private)
+
+
+def simulated_key(seed: int | None, place: int) -> ed25519.Ed25519PrivateKey:
+    """Return the key of a simulated node; in a simulation there is one computer, and nothing to hide from it."""
+    return ed25519.Ed25519PrivateKey.from_private_bytes(
+        sha256(f"umbel {seed} {simulated_name(place)}".encode()).digest()
+    )
+
+
+def simulated_name(place: int) -> str:
+    """Return the name under which keys of a simulated node are listed."""
+    return f"node {place}"
+
+
+@lru_cache(maxsize=16)
+def simulated_keys(seed: int | None, nodes: int) -> dict[str, PublicKey]:
+    """Return the public keys of all nodes of a simulation, by name."""
+    return {simulated_name(place): simulated_key(seed, place).public_key() for place in range(nodes)}
 
 
 def _private(key: Path) -> ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey:

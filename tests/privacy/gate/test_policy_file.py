@@ -117,8 +117,8 @@ def test_each_entry_is_free_narrows_or_is_the_files_alone(write: Write) -> None:
     """An entry that is new in the policy is the file's alone until somebody decides otherwise."""
     alone = {*SET} - _FREE - _NARROWER.keys()
     assert alone == {
-        "app", "bundle", "hours", "insecure-seed", "noise-all-items", "parties", "report-noise-multiplier",
-        "researchers", "role",
+        "app", "bundle", "hours", "insecure-seed", "noise-all-items", "parties", "relay", "relay-ca",
+        "report-noise-multiplier", "researchers", "role",
     }  # fmt: skip
     base = {"data-path": "/data/site"} | write("")
     for key in alone:

@@ -143,7 +143,7 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             round=round,
             clients=training.clients[: config.clients_per_round],
             # A run config does not say who adds the noise; a site that accepts one has decided it.
-            release_by=ReleaseBy.CLIENT if policy.release is AcceptedRelease.ANY else ReleaseBy(policy.release.value),
+            release_by=_accepted(config, policy),
             # These do not change the price: the run's models, and a strategy's own option.
             run=training.run,
             frozen_digest=training.frozen_digest,
@@ -168,6 +168,12 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
     if (k := len(next(iter(hypotheses.values())))) > config.most_hypotheses:
         differs["hypotheses"] = k
     return differs
+
+
+def _accepted(config: RunConfig, policy: Policy) -> ReleaseBy:
+    if policy.release is not AcceptedRelease.ANY:
+        return ReleaseBy(policy.release.value)
+    return ReleaseBy.ANONYMOUS if config.anonymous_least else ReleaseBy.CLIENT
 
 
 def _unlike(asked: Spec, said: Spec, clients: str) -> dict[str, Any]:

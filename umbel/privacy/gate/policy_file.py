@@ -30,8 +30,13 @@ _NARROWER: Mapping[str, Callable[[Any, Any], bool]] = {
         ),
         lambda own, file: own <= file,
     ),
-    **dict.fromkeys(("min-noise-multiplier", "clip-norm-floor", "min-clients", "least-parties", "colluding-parties"),
-        lambda own, file: own >= file),
+    **dict.fromkeys(
+        (
+            "min-noise-multiplier", "clip-norm-floor", "min-clients", "least-parties", "colluding-parties",
+            "anonymous-least",
+        ),
+        lambda own, file: own >= file,
+    ),
     "exact-losses": lambda own, file: own <= file,
     "tripwire": lambda own, file: own >= file,
     "clipping": lambda own, file: own is AcceptedRadius.PUBLIC,

@@ -10,18 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from umbel.privacy.accounting.guarantee import secure_release, secure_report
 from umbel.privacy.gate import randomness, releases
+from umbel.privacy.gate.identity import Identity
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.base import Matrix, clip
@@ -32,10 +30,10 @@ from umbel.privacy.secure.seeds import text_of
 from umbel.privacy.secure.terms import Grid, Terms
 from umbel.privacy.secure.wire import Introduction, Request, Stage, opened_record, signature_record
 from umbel.protocol.arrays import Arrays, flatten
-from umbel.protocol.errors import Refused, SiteError
+from umbel.protocol.errors import Refused
 from umbel.protocol.flower import filled
 from umbel.protocol.release import Clipping, Release, ReleaseBy
-from umbel.protocol.signatures import PublicKey, line_of, public_half, public_key, signed
+from umbel.protocol.signatures import line_of
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 _RECORD = "umbel.secure"
@@ -144,7 +142,7 @@ def layout_of(
 
 def party_of(site: Site, seed: int | None, state: RecordDict, terms: Terms) -> Party:
     """Return the party that a site is in a run, with what it remembers."""
-    name, sign, keys = _identity(site, seed)
+    identity = Identity.of(site, seed)
     if not site.simulated:
         site.policy.check_terms(terms)
     record = state.get(_RECORD)
@@ -152,7 +150,7 @@ def party_of(site: Site, seed: int | None, state: RecordDict, terms: Terms) -> P
     if isinstance(record, ConfigRecord) and record.get("terms") == terms.digest:
         secret, turn = cast(bytes, record["secret"]), _turn(record)
     secret = secret or _random(site, seed, 0)(32)
-    return Party(terms, name, keys, sign, secret, turn, _random(site, seed, turn.round + 1))
+    return Party(terms, identity.name, identity.keys, identity.sign, secret, turn, _random(site, seed, turn.round + 1))
 
 
 def remember(site: Site, state: RecordDict, party: Party) -> None:
@@ -207,39 +205,6 @@ def _turn(record: ConfigRecord) -> Turn:
     found: dict[str, Any] = dict(record.items())
     members, survivors = tuple(found["members"]), tuple(found["survivors"])
     return Turn(found["round"], members, found["parties"], found["turn"], survivors, found["opened"])
-
-
-def _identity(site: Site, seed: int | None) -> tuple[str, Callable[[bytes], bytes], dict[str, PublicKey]]:
-    """Return the name of a site among the parties, what signs as this site, and the keys of all."""
-    if site.simulated:
-        names = [f"node {place}" for place in range(site.step)]
-        return (
-            names[site.first],
-            _simulated(seed, names[site.first]).sign,
-            {name: _public(seed, name) for name in names},
-        )
-    policy = site.policy
-    if not (policy.parties and policy.party_key):
-        text = "this site lists no sites for secure sums: set parties and party-key"
-        raise Refused(text, code="refused.secure-parties")
-    keys = {name: public_key(name, line) for name, line in policy.party_keys.items()}
-    path = Path(policy.party_key).expanduser()
-    own = line_of(public_half(path))
-    for name, key in keys.items():
-        if line_of(key) == own:
-            return name, partial(signed, key=path), keys
-    raise SiteError(f"parties does not list the key of {path}; add this site itself", code="site.not-a-party")
-
-
-@lru_cache(maxsize=1024)
-def _simulated(seed: int | None, name: str) -> Ed25519PrivateKey:
-    """Return the key of a simulated node; in a simulation there is one computer, and nothing to hide from it."""
-    return Ed25519PrivateKey.from_private_bytes(sha256(f"umbel {seed} {name}".encode()).digest())
-
-
-@lru_cache(maxsize=1024)
-def _public(seed: int | None, name: str) -> PublicKey:
-    return _simulated(seed, name).public_key()
 
 
 def _random(site: Site, seed: int | None, round: int) -> Callable[[int], bytes]:

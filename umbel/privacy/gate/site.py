@@ -43,7 +43,7 @@ _KNOWN = {*Policy.names(), *(old for old, new in SETTINGS.items() if new in Poli
 # A simulated node holds no site's data, and allows every request of a run.
 _SIMULATED: dict[str, Any] = {
     "role": "split", "min-noise-multiplier": 0.0, "clip-norm-floor": 0.0, "release": "any", "min-clients": 1,
-    "clipping": "any", "max-choice-epsilon": "inf", "budget": "inf", "exact-losses": True,
+    "anonymous-least": 2, "clipping": "any", "max-choice-epsilon": "inf", "budget": "inf", "exact-losses": True,
     "max-hypotheses": MAX_HYPOTHESES, "max-local-epochs": "inf", "max-local-steps": "inf", "max-examples": "inf",
     "max-seconds": "inf", "allow-unsanitised": True,
 }  # fmt: skip
@@ -132,7 +132,7 @@ class Site:
         if policy.insecure_seed and policy.budget < math.inf:
             text = 'insecure-seed leaves no epsilon for a budget to count: set budget = "inf"'
             raise SiteError(text, code="site.insecure-seed")
-        _ = self.ledger_path, self.keep_model
+        _ = self.ledger_path, self.keep_model, _path("relay-ca", policy.relay_ca)
 
     @cached_property
     def ledger_path(self) -> Path | None:
