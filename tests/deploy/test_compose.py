@@ -155,6 +155,7 @@ def test_insecure_must_be_asked_for_by_name() -> None:
             assert "--insecure" in service["command"]
             assert not service.get("secrets")
             parse(service["command"])
+    assert compose("client", "umbel/deploy/insecure.yml")["clientapp"]["environment"]["UMBEL_SERVER_CA"] == ""
     _, rules = start_guarded(compose("server", "umbel/deploy/insecure.yml")["superlink"]["command"])
     assert rules.control_from == parse_networks("0.0.0.0/0 ::/0")
     assert rules.runtime_at == {"inside"}
@@ -162,7 +163,9 @@ def test_insecure_must_be_asked_for_by_name() -> None:
 
 def test_apps_see_no_key_and_no_network_but_their_own(services: dict[str, Any]) -> None:
     for name in APPS:
-        assert "secrets" not in services[name]
+        [seen] = services[name]["secrets"]
+        assert seen["source"] == "ca.crt", "public: it says which server a researcher signed a run for"
+        assert services[name]["environment"]["UMBEL_SERVER_CA"] == "/run/secrets/ca.crt"
     for name in (*APPS, "serverapp"):
         assert "front" not in services[name]["networks"]
     for name in APPS:

@@ -50,6 +50,10 @@ def container(name: str) -> Document:
     return found
 
 
+def environment(name: str) -> dict[str, str]:
+    return {one["name"]: one["value"] for one in container(name)["env"]}
+
+
 def keys(name: str) -> set[str]:
     """Return the keys of Secrets that a container sees; all of a Secret's are *."""
     [of] = [role for role in helm.ROLES if name in {one["name"] for one in containers(role)}]
@@ -120,9 +124,10 @@ def test_keys_and_data_are_where_they_are_needed() -> None:
     assert keys("superlink") == {"*"}
     assert keys("serverapp") == {"ca.crt", "superexec.secret"}
     assert keys("supernode") == {"ca.crt", "node.key"}
-    assert keys("clientapp") == set()
+    assert keys("clientapp") == {"ca.crt"}
+    assert environment("clientapp")["UMBEL_SERVER_CA"] == "/run/secrets/umbel/ca.crt"
     mounts = {mount["mountPath"]: mount for mount in container("clientapp")["volumeMounts"]}
-    assert set(mounts) == {"/data", "/ledger", "/etc/umbel", "/tmp"}
+    assert set(mounts) == {"/data", "/ledger", "/etc/umbel", "/run/secrets/umbel", "/tmp"}
     assert mounts["/data"]["readOnly"]
     assert "/data" not in {mount["mountPath"] for mount in container("supernode")["volumeMounts"]}
 

@@ -28,6 +28,7 @@ from umbel.client.readiness import Readiness
 from umbel.deploy import supernode
 from umbel.deploy.link import ended
 from umbel.deploy.listening import option
+from umbel.privacy.gate.site import SERVER_CA
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import SiteError
@@ -52,6 +53,9 @@ def start(arguments: list[str]) -> list[str]:
         os.environ[logs.FORM] = logs.JSON
         arguments = [word for word in arguments if word != _LOG_JSON]
     supernode.check(arguments)
+    authority = option(arguments, "--root-certificates")
+    # Also where there is none: signed runs are for the server of this connection, and no other.
+    os.environ[SERVER_CA] = str(Path(authority).expanduser().absolute()) if authority else ""
     os.umask(0o077)
     host, port = option(arguments, "--host", supernode.HOST), option(arguments, "--port", supernode.PORT)
     # Other users of this machine reach the same port: without the secret they could take the site's messages.

@@ -28,7 +28,7 @@ PUBLIC = frozenset(
     for reason in (
         "budget", "bundle-or-task", "by-people", "choice", "clipping", "disclose-choice", "evaluations", "hours",
         "hypotheses", "long-request", "mechanism", "message-type", "min-clients", "no-reports", "noise",
-        "noise-out-of-range", "old-run", "old-site", "open-choice", "private-radius", "release", "role",
+        "noise-out-of-range", "old-run", "old-site", "open-choice", "other-server", "private-radius", "release", "role",
         "secure-parties", "secure-round", "secure-shares", "secure-survivors", "secure-terms",
         "signature", "strategy", "told-before", "too-late", "too-many-wait", "tripwire", "unbounded", "unknown-result",
         "unknown-run", "unsanitised", "waits", "work",
