@@ -187,6 +187,7 @@ def _site(folder: Path, i: int, public: str, year: Year) -> dict[str, Any]:
         hours = "20:00-06:00"
         [researchers]
         ann = "{public}"
+        # end
     ''')
     policy.chmod(0o600)
     return {"policy-file": str(policy), "ledger-path": str(folder / "ledger.sqlite"), "data-path": str(folder / "own")}
