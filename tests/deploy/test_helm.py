@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,6 +133,14 @@ def test_keys_and_data_are_where_they_are_needed() -> None:
     assert "/data" not in {mount["mountPath"] for mount in container("supernode")["volumeMounts"]}
 
 
+def test_a_sites_readiness_knows_its_ledger(services: dict[str, Any]) -> None:
+    assert environment("clientapp") == services["clientapp"]["environment"] | {
+        "UMBEL_SERVER_CA": "/run/secrets/umbel/ca.crt"
+    }
+    text = document("site", "ConfigMap")["data"]["policy.toml"]
+    assert tomllib.loads(text)["ledger-path"] == environment("clientapp")["UMBEL_LEDGER_PATH"]
+
+
 def test_all_are_confined(role: str) -> None:
     spec = pod(role)
     assert not spec["automountServiceAccountToken"]
@@ -143,8 +152,9 @@ def test_all_are_confined(role: str) -> None:
         }  # fmt: skip
         assert {"startupProbe", "readinessProbe", "livenessProbe"} <= one.keys()
         # A full disk takes a pod out of service, and does not start it again.
-        assert "/health'" not in str(one["readinessProbe"])
-        assert "/ready'" not in str(one["livenessProbe"])
+        assert "/ready'" in str(one["readinessProbe"])
+        assert "/health'" in str(one["livenessProbe"])
+        assert "/health'" in str(one["startupProbe"])
         # Slow is not dead: 15 minutes to start, and 10 minutes without an answer.
         assert one["startupProbe"]["failureThreshold"] * one["startupProbe"]["periodSeconds"] == 900
         assert one["livenessProbe"]["failureThreshold"] * one["livenessProbe"]["periodSeconds"] == 600
