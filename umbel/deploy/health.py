@@ -20,7 +20,8 @@ _LONGEST = 1000  # bytes of a reason
 def healthy(address: str, ca: str | None = None) -> bool:
     """Return whether a process is ready, at a URL or at ``HOST:PORT`` of an executor's gRPC health service.
 
-    ``HOST:PORT/health`` asks only whether the executor is alive. The certificate authority in the file `ca` verifies an https URL.
+    ``HOST:PORT/health`` asks only whether the executor is alive. The certificate authority in the file `ca` verifies an
+    https URL.
     """
     if "://" in address:
         context = ssl.create_default_context(cafile=ca) if ca else None
