@@ -31,7 +31,8 @@ from umbel.server.setup import Setup
 ROOT = Path(__file__).parents[2]
 PARSERS = {"flower-superlink": superlink, "flower-superexec": superexec, "flower-supernode": supernode}
 EXECUTOR = ["umbel", "site", "executor"]
-"""Takes the options of Flower's own executor."""
+SERVERS_EXECUTOR = ["umbel", "server", "executor"]
+"""Both take the options of Flower's own executor."""
 GUARDED = ["umbel", "server", "start"]
 """Takes the options of Flower's own SuperLink, and the guard's."""
 PACED = ["umbel", "site", "supernode"]
@@ -93,7 +94,8 @@ def start_guarded(command: list[str]) -> tuple[list[str], Rules]:
 
 def parse(command: list[str]) -> None:
     """Have Flower parse a command's options."""
-    program, *arguments = ["flower-superexec", *command[3:]] if command[:3] == EXECUTOR else command
+    executes = command[:3] in (EXECUTOR, SERVERS_EXECUTOR)
+    program, *arguments = ["flower-superexec", *command[3:]] if executes else command
     if command[:3] == PACED:
         program, arguments = "flower-supernode", command[3:]
     if command[:3] == GUARDED:

@@ -49,6 +49,7 @@ LOOK = {
         "whether a task of any kind still goes to the executor that `get_executor` returns, and nothing is looked "
         "up on the PATH"
     ),
+    "run_program": "whether a task's program is still started by `subprocess.Popen` with its name as the first word",
     "run_superlink": (
         "whether all of Flower's interfaces are still served by one `uvicorn.run(app=...)`, behind the guard; "
         "whether a node's messages still pass `push_messages(request=, state=)`; whether dead tasks are still "
@@ -128,12 +129,15 @@ PINNED = {
     "flwr.supercore.sql_mixin:SQLITE_PRAGMAS": "f940cbaa04ab",
     "flwr.supercore.sql_mixin:SqlMixin.initialize": "b3e8155fcf84",
     "flwr.supercore.sql_mixin:_set_sqlite_pragmas": "6cf87a44250e",
+    "flwr.supercore.superexec.executor.subprocess_executor:SubprocessExecutor.launch": "5a7c903289c3",
     "flwr.supercore.superexec.executor.types:LaunchResult": "52068f09cea4",
     "flwr.supercore.superexec.run_superexec:get_executor": "891abfc53747",
     "flwr.supercore.superexec.run_superexec:run_superexec": "d11f4e7fbc8f",
     "flwr.supercore.tls:validate_and_resolve_root_certificates": "bc209e39f349",
     "flwr.superlink.cli.flower_superlink:FLWR_INTERNAL_GRPC_CONTROL_API": "ab8e559ab0cf",
     "flwr.superlink.cli.flower_superlink:FLWR_INTERNAL_GRPC_FLEET_API": "f4a9673a8944",
+    "flwr.superlink.cli.flower_superlink:SuperLinkLifespan._start_superexec_if_needed": "f741bd4c4cb3",
+    "flwr.superlink.cli.flower_superlink:_get_superexec_command": "5d60007f01d1",
     "flwr.superlink.cli.flower_superlink:_run_superlink_http_api": "eb0d78b85f99",
     "flwr.superlink.cli.flower_superlink:flower_superlink": "398ce9c85755",
     "flwr.superlink.grid.http_grid:HttpGrid.pull_messages": "3e88fb5bcc84",

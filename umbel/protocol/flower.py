@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import subprocess
 import sys
 import time
 from argparse import Namespace
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, partial
 from importlib import import_module
+from importlib.metadata import distribution
 from pathlib import Path
 from threading import Lock
 from types import FunctionType, ModuleType, SimpleNamespace
@@ -63,6 +65,7 @@ __all__ = [
     "pull_soon",
     "refusal_in",
     "refuse_repeated_parts",
+    "run_program",
     "run_superexec",
     "run_superlink",
     "run_supernode",
@@ -112,6 +115,7 @@ READY = "ready"
 
 CLIENT_TASK = "flwr-clientapp"
 """The task type of a ClientApp."""
+_SUPEREXEC = "flower-superexec"
 
 
 def identify(node: int = 1) -> None:
@@ -192,8 +196,33 @@ def run_superexec(
     superexec = import_module("flwr.supercore.superexec.run_superexec")
     _replace(superexec, superexec.run_superexec, get_executor=lambda *_, **__: _Executor(launch))
     stay_at_server()
-    sys.argv = ["flower-superexec", *arguments]
+    sys.argv = [_SUPEREXEC, *arguments]
     command.flower_superexec()
+
+
+def run_program(name: str, arguments: Sequence[str], through: Sequence[str]) -> None:
+    """Run a program of Flower's, as its command does; a SuperExec runs those of its tasks by another command.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``flwr-serverapp``.
+    arguments : sequence of str
+        Its options.
+    through : sequence of str
+        The beginning of the command for a task's program, before the program's name.
+    """
+    [program] = [one for one in distribution("flwr").entry_points.select(group="console_scripts", name=name)]
+    if name == _SUPEREXEC:
+        executor = import_module("flwr.supercore.superexec.executor.subprocess_executor")
+
+        def start(command: Sequence[str], **how: Any) -> Any:
+            return subprocess.Popen([*through, *command], **how)
+
+        parts = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+        _replace(executor, executor.SubprocessExecutor.launch, subprocess=parts)
+    sys.argv = [name, *arguments]
+    program.load()()
 
 
 def plain_console() -> None:
@@ -215,7 +244,12 @@ def _readiness(alive: type, ready: Callable[[], bool]) -> type:
 
 
 def run_superlink(
-    arguments: Sequence[str], guard: Callable[[Any], Any], connection: type, loop: str, largest_answer: int
+    arguments: Sequence[str],
+    guard: Callable[[Any], Any],
+    connection: type,
+    loop: str,
+    largest_answer: int,
+    through: Sequence[str],
 ) -> None:
     """Run Flower's SuperLink with its command-line options.
 
@@ -232,6 +266,8 @@ def run_superlink(
     largest_answer : int
         Maximum bytes of a site's answer, all parts together, also where the message allows more or names no limit
         (`limit_answer`).
+    through : sequence of str
+        The beginning of the command that starts the ServerApps' SuperExec, before its name (`run_program`).
     """
     command = import_module("flwr.superlink.cli.flower_superlink")
     uvicorn = import_module("uvicorn")
@@ -245,6 +281,12 @@ def run_superlink(
         )
 
     _replace(command, command._run_superlink_http_api, uvicorn=SimpleNamespace(run=serve))
+    superexec = command._get_superexec_command
+    _replace(
+        command,
+        command.SuperLinkLifespan._start_superexec_if_needed,
+        _get_superexec_command=lambda *given, **options: [*through, *superexec(*given, **options)],
+    )
     router = import_module("flwr.superlink.routers.fleet.router")
     handlers = router.fleet_handlers
     answers = _Answers(largest_answer, handlers.push_messages, handlers.push_object)
