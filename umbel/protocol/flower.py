@@ -30,7 +30,7 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.config import parse_config_args
 from flwr.common.constant import ErrorCode, SType
-from flwr.proto.fleet_pb2 import PushMessagesResponse
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore import log
 from flwr.supercore.logger import FLOWER_LOGGER, update_console_handler
@@ -51,6 +51,7 @@ __all__ = [
     "Run",
     "SType",
     "TaskIdentity",
+    "ask_about_key",
     "build_bundle",
     "drop_limit",
     "encoded",
@@ -481,6 +482,47 @@ def refusal_in(reply: str) -> Refusal:
     if error.code == codes.FLEET_SUPERNODE_REGISTRATION_DISABLED:
         return Refusal.NO_KEY
     return next((one for one in Refusal if one == error.public_details), Refusal.UNTOLD)
+
+
+def ask_about_key(address: str, ca: Path, key: Any) -> Refusal | None:
+    """Return why a server would not admit a node with this key; None if it has the key. Nothing changes there.
+
+    The request to admit the node names no valid interval of heartbeats. A server refuses that only after it has found
+    the key, and admits no one.
+
+    Parameters
+    ----------
+    address : str
+        ``HOST:PORT`` of the server.
+    ca : Path
+        The certificate authority's certificate.
+    key : EllipticCurvePrivateKey
+
+    Raises
+    ------
+    httpx.HTTPError
+        If the server cannot be asked, or answers in another way.
+    """
+    connection = import_module("flwr.supernode.fleet_http_connection")
+    codes = import_module("flwr.supercore.error").ApiErrorCode
+    own = key.public_key()
+    stay_at_server()
+    request = ActivateNodeRequest(public_key=connection.public_key_to_bytes(own), heartbeat_interval=0.0)
+    with connection.FleetHttpClient.from_server_address(
+        address, False, str(ca), interceptors=[connection.NodeAuthHttpInterceptor(key, own)]
+    ) as client:
+        try:
+            client.ActivateNode(request)
+        except import_module("httpx").HTTPStatusError as error:
+            told = import_module("flwr.supercore.error").FlowerError.from_json(error.response.text)
+            if told is None or told.code not in (
+                codes.FLEET_INVALID_HEARTBEAT_INTERVAL,
+                codes.FLEET_NODE_ACTIVATION_FAILED,
+            ):
+                raise
+            known = told.code == codes.FLEET_INVALID_HEARTBEAT_INTERVAL
+            return None if known else refusal_in(error.response.text)
+    return None
 
 
 def tell_why(activate: Callable[..., Any]) -> Callable[..., Any]:
