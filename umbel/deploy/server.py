@@ -119,7 +119,10 @@ def _check(arguments: list[str], database: Database) -> None:
             except OSError as error:
                 text = f"{name} {file} cannot be read: {error.strerror}; make certificates and secrets: umbel certs"
                 raise ServerError(text, code="server.file") from None
-    for name, home in (("UMBEL_HOME", umbel_home()), ("FLWR_HOME", _flower_home())):
+    homes = {"FLWR_HOME": _flower_home()}
+    if option(arguments, "--isolation") != "process":  # else runs are written where the executor is
+        homes["UMBEL_HOME"] = umbel_home()
+    for name, home in homes.items():
         there = next(folder for folder in (home, *home.parents) if os.path.isdir(folder))
         if not os.access(there, os.W_OK | os.X_OK):
             text = f"{home} cannot be written to, so every run would fail; set {name} to a folder of the server's user"
