@@ -59,7 +59,8 @@ def console() -> Console:
 
 def printable(text: str) -> str:
     """Return text from a server without the control characters that a terminal acts on."""
-    return "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
+    # Each character once: a page has millions.
+    return text.translate({ord(one): "?" for one in set(text) if not (one.isprintable() or one == "\n")})
 
 
 def csv_cell(value: object) -> object:
