@@ -110,7 +110,7 @@ def started(compose: Run, keys: Path) -> Iterator[Run]:
     The sites may still be on their way: a run waits for them. All programs load at once, since that takes longest.
     """
     _title("The server, and the sites' executors")
-    compose("up", "--detach", "--no-deps", "superlink", "serverapp", *APPS)
+    compose("up", "--detach", "--no-deps", "superlink", *APPS)
     address = f"localhost:{compose('port', 'superlink', '8000', capture=True).strip().rpartition(':')[2]}"
     with tempfile.TemporaryDirectory(prefix="umbel-demo-") as scratch:
         connection = {"address": address, "root-certificates": str(keys / "ca.crt")}
@@ -128,6 +128,7 @@ def started(compose: Run, keys: Path) -> Iterator[Run]:
             _register(keys / f"{site}.pub", environment)
 
         _wait_until_ready(address, keys / "ca.crt")
+        compose("up", "--detach", "--no-deps", "serverapp")  # not before: Compose would wait for the server itself
         _title("The sites: make their ledgers, register their keys, start them")
         with ThreadPoolExecutor() as at_once:
             list(at_once.map(admit, SITES))
