@@ -123,15 +123,13 @@ def started(compose: Run, keys: Path) -> Iterator[Run]:
         def flwr(*arguments: str, capture: bool = False) -> str:
             return _call([_tool("flwr"), *arguments], environment, capture)
 
-        def admit(site: str) -> None:
-            compose("exec", "-T", f"{site}-app", "sh", "-c", MAKE_LEDGER)
-            _register(keys / f"{site}.pub", environment)
-
-        _wait_until_ready(address, keys / "ca.crt")
-        compose("up", "--detach", "--no-deps", "serverapp")  # not before: Compose would wait for the server itself
         _title("The sites: make their ledgers, register their keys, start them")
         with ThreadPoolExecutor() as at_once:
-            list(at_once.map(admit, SITES))
+            ledgers = at_once.map(lambda app: compose("exec", "-T", app, "sh", "-c", MAKE_LEDGER), APPS)
+            _wait_until_ready(address, keys / "ca.crt")
+            compose("up", "--detach", "--no-deps", "serverapp")  # not before: Compose would wait for the server itself
+            list(at_once.map(lambda site: _register(keys / f"{site}.pub", environment), SITES))
+            list(ledgers)
         compose("up", "--detach", "--no-deps", *SITES)
         yield flwr
 
