@@ -47,7 +47,7 @@ POLICY = (
 )
 LEDGER = "/ledger/umbel.sqlite"
 MAKE_LEDGER = f"test -e {LEDGER} || umbel ledger create {LEDGER}"
-_READY_S, _LOOK_S = 900.0, 0.3
+_READY_S, _LOOK_S = 300.0, 0.3
 LOGS = "containers.log"
 
 Run = Callable[..., str]
