@@ -23,6 +23,7 @@ from pathlib import Path
 import tomli_w
 import typer
 
+from umbel.client.bundle import unpack
 from umbel.data import find_dataset
 from umbel.data.split import split
 from umbel.deploy import certs
@@ -93,9 +94,10 @@ def composer(home: Path, project: str = "umbel-demo") -> Run:
 
 def _run(compose: Run, keys: Path) -> Path:
     """Start everything, run the task, and return the folder with its results."""
-    with started(compose, keys) as flwr:
+    with started(compose, keys) as flwr, tempfile.TemporaryDirectory() as scratch:
         _title("The run")
-        flwr("run", str(APP), "demo", "--stream", "--run-config", str(CONFIG))
+        unpack(app := Path(scratch) / "umbel")
+        flwr("run", str(app), "demo", "--stream", "--run-config", str(CONFIG))
         run = json.loads(flwr("list", "demo", "--format", "json", capture=True))["runs"][0]
         if run["status"] != "finished:completed":
             text = f"the run ended as {run['status']}: {run.get('status-details') or 'see the log above'}"
