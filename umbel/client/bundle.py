@@ -58,7 +58,8 @@ def reviewed(bundle: bytes, node_config: Mapping[str, Any]) -> str:
 
 
 def unpack(folder: Path) -> None:
-    """Write the files of the installed umbel's bundle into a new folder; among few files, ``flwr`` finds them at once."""
+    """Write the files of the installed umbel's bundle into a new folder; among these alone, ``flwr`` finds them at
+    once."""
     folder.mkdir(parents=True)
     with zipfile.ZipFile(BytesIO(build_bundle(APP))) as archive:
         archive.extractall(folder)
