@@ -182,8 +182,9 @@ def test_a_file_that_was_cut_anywhere_closes_the_site(newline: str, tmp_path: Pa
     lines = ['data-path = "/data"', "", "budget = 4", "# hours", "[researchers]", f'ann = "{ann.strip()}"', END]
     whole = newline.join(lines).encode()
     path = tmp_path / "policy.toml"
-    for end in (b"", newline.encode(), b"\n \n"):
-        path.write_bytes(whole + end)
+    indented = newline.join(f"    {line}" for line in lines).encode()
+    for text in (whole, whole + newline.encode(), whole + b"\n \n", indented):
+        path.write_bytes(text)
         path.chmod(0o644)
         assert Site.of({"policy-file": str(path)}).policy.budget == 4
     for length in range(len(whole)):

@@ -94,7 +94,7 @@ def read_policy(path: Path) -> dict[str, Any]:
     if not found:
         # As while somebody writes it: the defaults would answer more than its owner allows.
         raise SiteError(f"the policy file {path} is empty; give at least one entry", code="site.policy-file")
-    if text.rstrip().rpartition("\n")[2] != END:
+    if text.rstrip().rpartition("\n")[2].lstrip() != END:
         told = f'the policy file {path} may have been cut: add the last line "{END}", once all entries are there'
         raise SiteError(told, code="site.policy-cut")
     if POLICY_FILE in found:
