@@ -32,7 +32,8 @@ from umbel.server.setup import Setup
 ROOT = Path(__file__).parents[2]
 PARSERS = {"flower-superlink": superlink, "flower-superexec": superexec, "flower-supernode": supernode}
 EXECUTOR = ["umbel", "site", "executor"]
-"""Takes the options of Flower's own executor."""
+SERVERS_EXECUTOR = ["umbel", "server", "executor"]
+"""Both take the options of Flower's own executor."""
 GUARDED = ["umbel", "server", "start"]
 """Takes the options of Flower's own SuperLink, and the guard's."""
 PACED = ["umbel", "site", "supernode"]
@@ -98,7 +99,8 @@ def parse(command: list[str]) -> None:
     if command[:2] == RELAY:
         check(command)
         return
-    program, *arguments = ["flower-superexec", *command[3:]] if command[:3] == EXECUTOR else command
+    executes = command[:3] in (EXECUTOR, SERVERS_EXECUTOR)
+    program, *arguments = ["flower-superexec", *command[3:]] if executes else command
     if command[:3] == PACED:
         program, arguments = "flower-supernode", command[3:]
     if command[:3] == GUARDED:
@@ -173,6 +175,7 @@ def test_insecure_must_be_asked_for_by_name() -> None:
             assert "--insecure" in service["command"]
             assert not service.get("secrets")
             parse(service["command"])
+    assert compose("client", "umbel/deploy/insecure.yml")["clientapp"]["environment"]["UMBEL_SERVER_CA"] == ""
     _, rules = start_guarded(compose("server", "umbel/deploy/insecure.yml")["superlink"]["command"])
     assert rules.control_from == parse_networks("0.0.0.0/0 ::/0")
     assert rules.runtime_at == {"inside"}
@@ -180,7 +183,9 @@ def test_insecure_must_be_asked_for_by_name() -> None:
 
 def test_apps_see_no_key_and_no_network_but_their_own(services: dict[str, Any]) -> None:
     for name in APPS:
-        assert "secrets" not in services[name]
+        [seen] = services[name]["secrets"]
+        assert seen["source"] == "ca.crt", "public: it says which server a researcher signed a run for"
+        assert services[name]["environment"]["UMBEL_SERVER_CA"] == "/run/secrets/ca.crt"
     for name in (*APPS, "serverapp"):
         assert "front" not in services[name]["networks"]
     for name in APPS:

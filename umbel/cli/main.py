@@ -113,6 +113,7 @@ COMMANDS: Table = {
 SERVER: Table = {
     "start": ("umbel.deploy.server:start", "Start Flower's SuperLink behind umbel's guard."),
     "install": ("umbel.deploy.systemd:server", "Write a systemd unit that starts the server."),
+    "executor": ("umbel.deploy.programs:app", "Start only the executor, which runs the ServerApps."),
     "login": ("umbel.deploy.server:login", "Store the operator's secret for a connection of flwr."),
     "status": ("umbel.cli.commands.sites:status", "Print a run's round, its sites, and the time left."),
     "metrics": ("umbel.deploy.metrics:app", "Print the metrics of runs and sites for Prometheus, or serve them."),
