@@ -15,7 +15,7 @@ from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.errors import ConfigError
 from umbel.research.attacks.audit.findings import Bound
-from umbel.research.attacks.defences.laws import GAUSSIAN, LAPLACE, Fit, loss
+from umbel.research.attacks.defences.laws import GAUSSIAN, LAPLACE, loss
 
 
 @dataclass(frozen=True)
@@ -107,35 +107,26 @@ class Figures:
     provable: float
 
 
-def formula(
-    claim: Claim, found: Fit | None, deviation: float | None, share: float, n: int, rounds: int
-) -> float | None:
-    """Return the epsilon of so many rounds between any two updates, by umbel's accountant; None if it is not known.
+def formula(claim: Claim, law: str, scale: float, distance: float, n: int, rounds: int) -> float:
+    """Return the epsilon of so many rounds between any two updates, by umbel's accountant.
 
     Parameters
     ----------
     claim : Claim
-        For clip norm and delta.
-    found : Fit, optional
-        The law of the noise and its least scale.
-    deviation : float, optional
-        In place of the fit's scale.
-    share : float
-        Distance of releases for each unit of distance of updates.
+        For delta, and whether each value or the norm is bounded.
+    law : str
+        The law of the noise in each value.
+    scale : float
+        Its scale.
+    distance : float
+        Between releases: of two clip norms, or of two values at the ends of a box.
     n : int
         Values of an update.
     rounds : int
         Number of releases.
     """
-    if found is None or (claim.clip_norm is None and claim.box is None):
-        return None
-    # The fit's interval is that of a distance in scales; the same share of the scale is its lower end.
-    scale = deviation or found.scale * (found.apart / found.high if found.high else 1.0)
-    apart = 2 * claim.unit * share / scale
-    if found.law == GAUSSIAN:
-        return compose(
-            {loss(GAUSSIAN, apart * (math.sqrt(n) if claim.box and not claim.clip_norm else 1.0)): rounds}, claim.delta
-        )
-    if claim.clip_norm is None:
-        return compose({loss(LAPLACE, apart): n * rounds}, claim.delta)
-    return apart * math.sqrt(n) * rounds
+    apart, boxed = distance / scale, claim.clip_norm is None
+    if law == GAUSSIAN:
+        return compose({loss(GAUSSIAN, apart * (math.sqrt(n) if boxed else 1.0)): rounds}, claim.delta)
+    # The sum of the values' distances counts, at most the root of n times the Euclidean one.
+    return compose({loss(LAPLACE, apart): n * rounds}, claim.delta) if boxed else apart * math.sqrt(n) * rounds

@@ -1,8 +1,8 @@
 """The law of a target's noise, tested before it is used, and the privacy that follows from it.
 
-The statistic is Anderson and Darling's (1952) with estimated location and scale. Its distribution under a law depends
-on neither, so draws from the law give the p-value: the rank among `_DRAWS` draws is an exact test (Barnard, 1963). A
-test sees the body of a law. It says nothing about tails beyond the number of values.
+The statistic is Anderson and Darling's (1952) with estimated locations and scale. Its distribution under a law depends
+on none of them, so draws from the law give the p-value: the rank among `_DRAWS` draws is an exact test (Barnard,
+1963). A test sees the body of a law. It says nothing about tails beyond the number of values.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ FIT_LEVEL = 0.01
 
 GAUSSIAN, LAPLACE = "gaussian", "laplace"
 
-_VALUES = 1000  # that a test uses at most
+_VALUES = 500  # of each group that a test uses at most
 _DRAWS = 999
 _NULL = 211  # purpose of draws
 
 
-def _standardised(values: Matrix, law: str) -> Matrix:
-    """Return each row's (rows, n) values in order, with the law's estimates of location and scale taken out."""
-    ordered = np.sort(values, axis=-1)
+def _standardised(groups: Matrix, law: str) -> Matrix:
+    """Return groups (..., 2, k) in order (..., 2 k), without the law's estimates of their locations and scale."""
     if law == GAUSSIAN:
-        centre, scale = ordered.mean(-1, keepdims=True), ordered.std(-1, ddof=1, keepdims=True)
+        rest = groups - groups.mean(-1, keepdims=True)
+        scale = np.sqrt(np.square(rest).mean((-2, -1)))
     else:
-        centre = np.median(ordered, axis=-1, keepdims=True)
-        scale = np.abs(ordered - centre).mean(-1, keepdims=True)
-    found: Matrix = (ordered - centre) / scale
+        rest = groups - np.median(groups, axis=-1, keepdims=True)
+        scale = np.abs(rest).mean((-2, -1))
+    found: Matrix = np.sort(rest.reshape(*rest.shape[:-2], -1), axis=-1) / scale[..., None]
     return found
 
 
-def _statistic(values: Matrix, law: str) -> Matrix:
-    """Return Anderson and Darling's statistic of each row."""
-    ordered = _standardised(values, law)
+def _statistic(groups: Matrix, law: str) -> Matrix:
+    """Return Anderson and Darling's statistic of each pair of groups (..., 2, k)."""
+    ordered = _standardised(groups, law)
     below, above = (_log_below(ordered, law), _log_below(-ordered, law))
     n = ordered.shape[-1]
     weights = (2 * np.arange(1, n + 1) - 1) / n
@@ -64,19 +64,22 @@ def _log_below(points: Matrix, law: str) -> Matrix:
 
 
 @lru_cache(maxsize=16)
-def _null(law: str, n: int) -> Matrix:
+def _null(law: str, k: int) -> Matrix:
     """Return the statistics of draws from a law."""
-    generator = np.random.default_rng([_NULL, n])
-    draws = generator.standard_normal((_DRAWS, n)) if law == GAUSSIAN else generator.laplace(size=(_DRAWS, n))
-    return _statistic(draws, law)
+    generator, shape = np.random.default_rng([_NULL, k]), (_DRAWS, 2, k)
+    return _statistic(generator.standard_normal(shape) if law == GAUSSIAN else generator.laplace(size=shape), law)
 
 
-def p_value(values: Matrix, law: str) -> float:
-    """Return the p-value of values (n,) under a law of any location and scale; 0 if they are all equal."""
-    values = values[:_VALUES]
-    if len(values) < 8 or np.ptp(values) <= 1e-12 * np.abs(values).max():
+def p_value(one: Matrix, other: Matrix, law: str) -> float:
+    """Return the p-value of two groups of values under a law of one scale, and any two locations.
+
+    0 if the values of a group are all equal, or there are fewer than eight.
+    """
+    k = min(len(one), len(other), _VALUES)
+    if k < 8 or any(np.ptp(group[:k]) <= 1e-12 * np.abs(group[:k]).max() for group in (one, other)):
         return 0.0
-    return float((1 + (_null(law, len(values)) >= _statistic(values, law)).sum()) / (1 + _DRAWS))
+    groups = np.stack([one[:k], other[:k]])
+    return float((1 + (_null(law, k) >= _statistic(groups, law)).sum()) / (1 + _DRAWS))
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,8 @@ class Fit:
         The distance in scales: mu of a Gaussian.
     low, high : float
         An interval for it.
-    scale : float
-        The scale.
+    scale, least, greatest : float
+        The scale, with an interval.
     p_value : float
         Of the test.
     """
@@ -102,6 +105,8 @@ class Fit:
     low: float
     high: float
     scale: float
+    least: float
+    greatest: float
     p_value: float
 
     def epsilon(self, delta: float, rounds: int = 1, apart: float | None = None) -> float:
@@ -117,12 +122,13 @@ def loss(law: str, apart: float) -> Loss:
 def fit(one: Matrix, other: Matrix, level: float) -> Fit | None:
     """Return the fit to a statistic of releases of one update (m,) and of another (m',), at confidence 1 - `level`.
 
-    None if neither law passes its test: then nothing may be fitted.
+    None unless just one of the laws passes its test: otherwise nothing may be fitted.
     """
-    tested = {law: p_value(one, law) for law in (GAUSSIAN, LAPLACE)}
-    law = max(tested, key=lambda name: tested[name])
-    if tested[law] <= FIT_LEVEL:
+    tested = {law: p_value(one, other, law) for law in (GAUSSIAN, LAPLACE)}
+    passed = [law for law, found in tested.items() if found > FIT_LEVEL]
+    if len(passed) != 1:
         return None
+    law = passed[0]
     middle = np.mean if law == GAUSSIAN else np.median
     distance = abs(float(middle(one) - middle(other)))
     rest = np.concatenate([one - middle(one), other - middle(other)])
@@ -131,12 +137,12 @@ def fit(one: Matrix, other: Matrix, level: float) -> Fit | None:
     z = float(special.ndtri(1 - level / 4))
     if law == GAUSSIAN:
         scale = float(np.sqrt(np.square(rest).sum() / (m - 2)))
-        low, high = (scale * math.sqrt((m - 2) / stats.chi2.ppf(q, m - 2)) for q in (1 - level / 4, level / 4))
+        least, greatest = (scale * math.sqrt((m - 2) / stats.chi2.ppf(q, m - 2)) for q in (1 - level / 4, level / 4))
     else:
         # 2 sum |x| / b is nearly chi square with 2 m degrees.
         scale = float(np.abs(rest).mean())
-        low, high = (scale * 2 * m / stats.chi2.ppf(q, 2 * m) for q in (1 - level / 4, level / 4))
+        least, greatest = (scale * 2 * m / stats.chi2.ppf(q, 2 * m) for q in (1 - level / 4, level / 4))
     # The deviation of a Gaussian's mean, and nearly that of a Laplace law's median, is the scale over the root.
     error = z * scale * math.sqrt(1 / len(one) + 1 / len(other))
-    ends = max(0.0, distance - error) / high, (distance + error) / low
-    return Fit(law, distance / scale, float(ends[0]), float(ends[1]), scale, tested[law])
+    low, high = max(0.0, distance - error) / greatest, (distance + error) / least
+    return Fit(law, distance / scale, float(low), float(high), scale, float(least), float(greatest), tested[law])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from umbel.protocol.errors import NotApplicableError
+from umbel.research.attacks.defences import laws
 from umbel.research.attacks.defences.claims import Claim
 from umbel.research.attacks.defences.faults import Fault
 from umbel.research.attacks.defences.process import LAYOUT, Layout, Seen, Target, Worker
@@ -37,7 +38,6 @@ _FEW = 8  # canaries where one would show it
 _SOME = 32  # canaries where noise could hide it
 _MANY = 500  # canaries of each mean
 _GENERATORS = 10_000  # seeds that are tried
-_FINEST = 24  # releases of one update finer than all of the other: by chance twice in 2^24
 _FAR = 1e4  # an update that clipping cannot leave so far out
 
 
@@ -90,14 +90,48 @@ class Subject:
     @property
     def deviations(self) -> Matrix:
         """The deviation of each value (n,), for canaries with the same update."""
+        left = self.alike
+        found: Matrix = np.where(np.ptp(left, axis=0) > 0, left.std(axis=0), 0.0)
+        return found
+
+    @property
+    def alike(self) -> Matrix:
+        """The releases (m, n) of one update, in all rounds."""
+        seen = self.lines[0].seen
+        chosen = (self.lines[0].coins > 0)[:, None] & ~seen.gone
+        found: Matrix = seen.left[chosen]
+        return found
+
+    @property
+    def usual(self) -> float:
+        """The share of the most frequent first release of one update."""
         line = self.lines[0]
-        left = line.seen.left[(line.coins > 0) & ~line.seen.gone[:, 0], 0]
-        return np.where(np.ptp(left, axis=0) > 0, left.std(axis=0), 0.0)
+        _, counts = np.unique(line.seen.left[line.coins > 0, 0], axis=0, return_counts=True)
+        return float(counts.max() / counts.sum())
+
+    @property
+    def offset(self) -> Matrix:
+        """The difference (n,) of the first release and its update."""
+        found: Matrix = self.opening.left[0, 0] - self.share * self.claim.unit * OPENING
+        return found
 
     @property
     def noisy(self) -> bool:
-        """Whether any value has noise."""
-        return bool((self.deviations > 0).any())
+        """Whether any value has noise, if only the same noise each time."""
+        others = np.delete(self.offset, OPENING.argmax())
+        return bool((self.deviations > 0).any() or (np.abs(others) > 1e-3 * self.share * self.claim.unit).any())
+
+    @property
+    def longest_step(self) -> float:
+        """The most by which a canary's update can have moved a value, or its release along all values."""
+        return max(length + _z() * error for length, error in (_length(line, 1.0) for line in self.lines))
+
+    def law(self, level: float) -> laws.Fit | None:
+        """Return the law of the noise of one value, if it passed a test and bounded updates make it a mechanism."""
+        bounded = self.claim.clip_norm is not None or self.claim.box is not None
+        one, all_ = (laws.fit(*line.first, level) for line in self.lines)
+        # Gaussian noise is so along each line; Laplace noise of each value is so along one value alone.
+        return one if bounded and one and (one.law == laws.LAPLACE or all_) else None
 
     @property
     def deviation(self) -> float:
@@ -125,7 +159,7 @@ def bare_arrays(subject: Subject) -> Iterator[Fault]:
             bare.append(name)
         at += size
     if bare:
-        yield Fault("bare-arrays", f"array {', '.join(bare)} leaves without noise")
+        yield Fault("bare-arrays", f"no noise on array {', '.join(bare)}")
 
 
 def clipping(subject: Subject) -> Iterator[Fault]:
@@ -153,13 +187,16 @@ def clipping(subject: Subject) -> Iterator[Fault]:
 def _growth(subject: Subject) -> str:
     """Return how a long update leaves other than one of 10 clip norms; empty if it does not."""
     long, near = subject.lines[1], 10 * subject.claim.unit
-    short = draw(subject.worker, long.direction, long.name, near, 2 * _MANY, 1, subject.seed + 1)
+    short = draw(subject.worker, long.direction, long.name, near, min(2 * _MANY, subject.canaries), 1, subject.seed + 1)
     (far, error), (length, other) = (_length(line, subject.share) for line in (long, short))
     if far - length > _z() * math.hypot(error, other) + 1e-3 * length:
         return f"updates of norm {near:g} and {subject.longest:g} leave with {length:.3g} and {far:.3g}"
     if subject.noisy:
-        ours, theirs = (np.abs(line.first[0] - np.median(line.first[0])) for line in (long, short))
-        if stats.ks_2samp(ours[:_MANY], theirs).pvalue < LEVEL:
+        ours, theirs = (line.first[0] - np.median(line.first[0]) for line in (long, short))
+        # Equal values must stay equal, though their sums were rounded.
+        grid = 1e-6 * float(np.abs(ours).max()) or 1.0
+        far_noise, near_noise = (np.rint(np.abs(one[:_MANY]) / grid) for one in (ours, theirs))
+        if stats.ks_2samp(far_noise, near_noise).pvalue < LEVEL:
             spread = (float(np.sqrt(np.square(one).mean())) for one in (theirs, ours))
             return "the noise of a short update has a deviation of {:.3g}, of a long one {:.3g}".format(*spread)
     return ""
@@ -169,8 +206,9 @@ def seeded_noise(subject: Subject) -> Iterator[Fault]:
     """Noise that comes again: for another client, in another round, or in another process."""
     if not subject.noisy:
         return
-    left, other = subject.opening.left, subject.reopening.left
-    noise = left[0, 0] - subject.share * subject.claim.unit * OPENING
+    left, other, noise = subject.opening.left, subject.reopening.left, subject.offset
+    if len(np.unique(left[0, 0])) < N // 2:
+        return  # so few values come again by chance
     again = []
     if np.array_equal(left[0], left[1]):
         again.append("for another client")
@@ -205,57 +243,64 @@ def global_generator(subject: Subject) -> Iterator[Fault]:
     """Noise that an app knows if it seeds the global generators, as many do for reproducibility."""
     if not subject.noisy:
         return
-    seen = subject.same(OPENING * subject.claim.unit, 4, seed=1)
-    # If all noise is alike without a seed, the other probe tells.
-    if np.array_equal(seen.left[0], seen.left[1]) and not np.array_equal(
-        subject.opening.left[0], subject.opening.left[1]
-    ):
+    seen = subject.same(OPENING * subject.claim.unit, _SOME, seed=1)
+    # If releases come again without a seed, by chance or not, this tells nothing.
+    if subject.usual ** (_SOME - 1) < LEVEL and (seen.left == seen.left[0]).all():
         yield Fault("global-generator", "an app that seeds numpy.random, random or torch knows the noise")
 
 
 def low_bits(subject: Subject) -> Iterator[Fault]:
-    """Floats whose lattice depends on the update (Mironov, 2012): finer near 0 than near the clip norm."""
+    """Floats whose lattice depends on the update (Mironov, 2012): among releases of like size, finer for one update.
+
+    If the update told nothing, the finest releases of a size would be those of either update as often as there are
+    releases of it. That has the probability of an urn (hypergeometric), times the number of sizes.
+    """
     if not subject.noisy or subject.deviations[0] == 0:
         return
     updates = np.zeros((2, N))
     updates[0, 0] = updates[1, 1] = subject.longest
     which = np.arange(2 * subject.canaries) % 2
     first = subject.worker.run(updates, which).left[:, 0, 0]
-    steps = [_step(first[(which == choice) & np.isfinite(first) & (first != 0)]) for choice in (0, 1)]
-    if not all(map(len, steps)):
-        return
-    finer = [(steps[one] < steps[1 - one].min()).sum() for one in (0, 1)]
-    if max(finer) >= _FINEST:
-        share = max(finer) / subject.canaries
-        yield Fault(
-            "low-bits", f"the last bits of {share:.1%} of the releases of one update are impossible for another"
-        )
+    there = np.isfinite(first) & (first != 0)
+    which, (sizes, zeros) = which[there], _bits(first[there])
+    found = []
+    for size in np.unique(sizes):
+        one, other = (zeros[(sizes == size) & (which == choice)] for choice in (0, 1))
+        for ours, theirs in ((one, other), (other, one)):
+            if len(ours) and len(theirs) and (finer := int((ours < theirs.min()).sum())):
+                total = len(ours) + len(theirs)
+                chance = stats.hypergeom.sf(finer - 1, total, len(ours), finer)
+                found.append((chance, finer / total))
+    # Each size has two tests at most.
+    if found and min(found)[0] * 2 * len(np.unique(sizes)) < LEVEL:
+        yield Fault("low-bits", f"the last bits of a release tell the update: {min(found)[1]:.0%} of one size show it")
 
 
-def _step(values: Matrix) -> NDArray[np.int64]:
-    """Return the exponent of the lowest bit of each value."""
+def _bits(values: Matrix) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the binary exponent of each value, and the number of zeros at the end of its 53 bits."""
     mantissas, exponents = np.frexp(values)
     whole = np.abs(np.ldexp(mantissas, 53)).astype(np.int64)
-    lowest = np.log2((whole & -whole).astype(np.float64)).astype(np.int64)
-    found: NDArray[np.int64] = exponents - 53 + lowest
-    return found
+    zeros: NDArray[np.int64] = np.log2((whole & -whole).astype(np.float64)).astype(np.int64)
+    return exponents.astype(np.int64), zeros
 
 
 def scalars(subject: Subject) -> Iterator[Fault]:
     """A 0-d array that leaves as it is."""
     if not subject.noisy and not _changes(subject):
         return
-    update = np.append(np.zeros(N), subject.longest)
-    update[2] = subject.claim.unit / 2
-    seen = subject.same(update, _FEW, (*LAYOUT, ("s", (), "<f4")))
-    if seen.gone.all() or "s" in seen.lacking:
-        return
-    scalar = seen.left[~seen.gone[:, 0], 0, -1]
-    if np.ptp(scalar) == 0 and scalar[0] != 0:
-        same = abs(scalar[0] / (subject.share * subject.longest) - 1) < 0.01 and subject.facts["clips"]
-        yield Fault("scalars-pass", "a 0-d array leaves without noise" + (", and unclipped" if same else ""))
-    elif subject.facts["clips"] and np.median(scalar) > subject.share * subject.longest / 2:
-        yield Fault("scalars-pass", "a 0-d array leaves unclipped")
+    far = _FAR * (subject.claim.unit + subject.deviation / subject.share)
+    for value in (far, subject.claim.unit / 2) if subject.facts["clips"] else (subject.claim.unit / 2,):
+        update = np.append(subject.claim.unit / 4 * OPENING, value)
+        seen = subject.same(update, _FEW, (*LAYOUT, ("s", (), "<f4")), rounds=2)
+        if seen.gone.all() or "s" in seen.lacking:
+            return
+        scalar = seen.left[~seen.gone][:, -1]
+        if np.allclose(scalar, subject.share * value, rtol=1e-6):
+            yield Fault("scalars-pass", "a 0-d array leaves as it is")
+            return
+        if value == far and _changes(subject) and np.median(scalar) > subject.share * far / 2:
+            yield Fault("scalars-pass", "a 0-d array leaves unclipped")
+            return
 
 
 def _changes(subject: Subject) -> bool:
@@ -268,15 +313,15 @@ def integers(subject: Subject) -> Iterator[Fault]:
     """Integer arrays that pass as they are, or with noise that is cut to 0."""
     if not subject.noisy:
         return
-    whole = max(1.0, math.floor(subject.claim.unit))
-    seen = subject.same(np.append(np.zeros(N), [whole, 0.0]), _SOME, (*LAYOUT, ("count", (2,), "<i8")))
-    if seen.gone.all() or "count" in seen.lacking:
-        return
-    left = seen.left[~seen.gone[:, 0], 0, N]
-    values, counts = np.unique(left, return_counts=True)
-    usual = counts.argmax()
-    if values[usual] != 0 and counts[usual] >= 0.9 * len(left):
-        yield Fault("integers-pass", f"integer arrays leave without noise in {counts[usual]} of {len(left)} releases")
+    for whole in (7.0, max(1.0, math.floor(subject.claim.unit))):
+        counts = np.array([whole, 0.0])
+        seen = subject.same(np.append(np.zeros(N), counts), _SOME, (*LAYOUT, ("count", (2,), "<i8")), rounds=2)
+        if seen.gone.all() or "count" in seen.lacking:
+            continue
+        same = (seen.left[~seen.gone][:, N:] == counts).all(axis=1)
+        if same.mean() >= 0.75:
+            yield Fault("integers-pass", f"integer arrays leave as they are in {same.sum()} of {len(same)} releases")
+            return
 
 
 def not_finite(subject: Subject) -> Iterator[Fault]:
@@ -304,7 +349,7 @@ def not_finite(subject: Subject) -> Iterator[Fault]:
     if opens:
         yield Fault("nan-opens", f"one value of {' or '.join(opens)} lets all others leave unclipped")
     if passes:
-        yield Fault("nan-passes", f"{' and '.join(passes)} of an update shows in the release")
+        yield Fault("nan-passes", f"the release shows that an update has {' or '.join(passes)}")
 
 
 def zero_update(subject: Subject) -> Iterator[Fault]:
@@ -329,7 +374,7 @@ def records(subject: Subject) -> Iterator[Fault]:
         if abs(here[0] - there[0]) > 1e6 * max(np.ptp(here), np.ptp(there)):
             told.append(key)
     if told:
-        yield Fault("records-pass", f"{', '.join(told)} leave without noise")
+        yield Fault("records-pass", f"exact numbers leave beside the arrays: {', '.join(told)}")
 
 
 def weights(subject: Subject) -> Iterator[Fault]:
@@ -338,7 +383,7 @@ def weights(subject: Subject) -> Iterator[Fault]:
         return
     line = subject.lines[1]
     update = subject.longest * np.stack([line.direction, -line.direction])
-    which = np.arange(2 * _MANY) % 2
+    which = np.arange(min(2 * _MANY, subject.canaries)) % 2
     seen = subject.worker.run(update, which, examples=(1000,))
     if seen.gone.any():
         return
@@ -368,7 +413,7 @@ def nothing_allowed(subject: Subject) -> Iterator[Fault]:
                 yield Fault(code, f"{name} = 0 is accepted, and then each release raises {seen.errors[0]}")
             elif not np.isfinite(seen.left[~seen.gone[:, 0], 0]).all():
                 yield Fault(code, f"{name} = 0 is accepted, and then NaN or infinity leaves")
-            elif np.ptp(seen.left[~seen.gone[:, 0], 0], axis=0).max() == 0:
+            elif np.ptp(seen.left[~seen.gone[:, 0], 0], axis=0).max() < 1e-6 * subject.share * subject.claim.unit:
                 yield Fault(code, f"{name} = 0 is accepted, and then there is no noise")
 
 

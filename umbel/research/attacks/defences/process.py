@@ -224,6 +224,17 @@ class Worker:
         )  # fmt: skip
 
     def _ask(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+        reply = self._answer(header, arrays)
+        if "error" not in reply[0]:
+            return reply
+        if reply[0]["missing"]:
+            text = f"{self._target} is not installed for this interpreter: {reply[0]['error']}"
+            raise NotApplicableError(text, code="attack.target-not-found")
+        text = f"{self._target} cannot be audited: {reply[0]['error']}"
+        raise NotApplicableError(text, code="attack.target-fails")
+
+    def _answer(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+        """Return the worker's answer to a request."""
         assert self._process.stdin
         assert self._process.stdout
         try:
@@ -235,10 +246,4 @@ class Worker:
             self._words.seek(0)
             words = " ".join(self._words.read().decode(errors="replace").split())[-_TAIL:]
             raise NotApplicableError(f"the process of {self._target} ended: {words}", code="attack.worker-died")
-        if "error" in reply[0]:
-            if reply[0]["missing"]:
-                text = f"{self._target} is not installed for this interpreter: {reply[0]['error']}"
-                raise NotApplicableError(text, code="attack.target-not-found")
-            text = f"{self._target} cannot be audited: {reply[0]['error']}"
-            raise NotApplicableError(text, code="attack.target-fails")
         return reply

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.errors import ConfigError, NotApplicableError
 from umbel.research.attacks.audit.bounds import most
 from umbel.research.attacks.audit.findings import CONFIDENCE, Verdict
@@ -20,7 +19,7 @@ from umbel.research.attacks.defences.claims import Claim, Figures, claim_of, for
 from umbel.research.attacks.defences.faults import Fault
 from umbel.research.attacks.defences.probes import LEVEL, OPENING, PROBES, N, Subject
 from umbel.research.attacks.defences.process import Target, Worker
-from umbel.research.attacks.defences.trials import BEYOND, bound, directions, draw, tested
+from umbel.research.attacks.defences.trials import BEYOND, bound, directions, draw, judged
 
 CANARIES, ROUNDS = 2000, 3
 """Canaries along each line; rounds of Flower's own template of an app."""
@@ -214,21 +213,26 @@ def _figures(
         bound(line.positions[:, :rounds].sum(axis=1), line.coins, claim.delta, limit, confidence)
         for line in subject.lines
     ]
-    found = max((one for one in fits if one), key=lambda one: one.epsilon(claim.delta or DELTA), default=None)
-    known = fits[0] if fits[0] and (fits[0].law == laws.LAPLACE or fits[1]) else None
-    if not subject.noisy:
-        analytic: float | None = math.inf
-    else:
-        analytic = formula(claim, known, _stated(subject), subject.share, N, rounds)
-    low, high = (
-        (found.epsilon(claim.delta, rounds, found.low), found.epsilon(claim.delta, rounds, found.high))
-        if found
-        else (None, None)
-    )
+    fitted: tuple[float | None, float | None, float | None] = (None, None, None)
+    if found := _best(fits, claim.delta):
+        value, low, high = (found.epsilon(claim.delta, rounds, one) for one in (found.apart, found.low, found.high))
+        fitted = value, low, high
+    analytic: float | None = math.inf
+    if subject.noisy:
+        known = subject.law(1 - options.confidence)
+        scale = _stated(subject) or (known.least if known else 0.0)
+        reach = 2 * subject.claim.unit * subject.share
+        analytic = formula(claim, known.law, scale, reach, N, rounds) if known else None
     return Figures(
-        rounds, claimed, analytic, found.epsilon(claim.delta, rounds) if found else None, low, high,
-        max(bounds, key=lambda one: one.shown), most(tested(options.canaries), confidence),
+        rounds, claimed, analytic, *fitted, max(bounds, key=lambda one: one.shown),
+        most(judged(options.canaries), confidence),
     )  # fmt: skip
+
+
+def _best(fits: list[laws.Fit | None], delta: float) -> laws.Fit | None:
+    """Return the fit with the largest epsilon; a Gaussian law has none at a delta of 0, which only its tails decide."""
+    some = [one for one in fits if one and (delta or one.law == laws.LAPLACE)]
+    return max(some, key=lambda one: one.epsilon(delta), default=None)
 
 
 def _stated(subject: Subject) -> float | None:
@@ -239,15 +243,8 @@ def _stated(subject: Subject) -> float | None:
 
 def _disagrees(subject: Subject, told: float) -> bool:
     """Return whether measured noise cannot have the told deviation."""
-    for line in subject.lines:
-        one, other = line.first
-        found = laws.fit(one, other, LEVEL)
-        # The interval is that of a distance in scales; the distance itself is known far better.
-        if found and found.law == laws.GAUSSIAN and found.low and found.high:
-            apart = found.apart * found.scale
-            if not apart / found.high <= told <= apart / found.low:
-                return True
-    return False
+    found = subject.law(LEVEL)
+    return found is not None and found.law == laws.GAUSSIAN and not found.least <= told <= found.greatest
 
 
 def _of_figures(subject: Subject, figures: tuple[Figures, ...], spent: tuple[float, float] | None) -> Iterator[Fault]:
@@ -256,21 +253,35 @@ def _of_figures(subject: Subject, figures: tuple[Figures, ...], spent: tuple[flo
     if told is not None and subject.noisy and _disagrees(subject, told):
         text = f"attributes promise a deviation of {told:.3g}; measured: {subject.deviation:.3g}"
         yield Fault("other-deviation", text)
-    sure = [found for line in subject.lines if (found := laws.fit(*line.first, LEVEL))]
+    little = False
     for one in figures:
         if one.claimed is None or not subject.noisy:
             continue
-        least = max((found.epsilon(subject.claim.delta, one.rounds, found.low) for found in sure), default=0.0)
-        refuted = one.proved.verdict is Verdict.EXCEEDS
+        least, refuted = _least(subject, one.rounds), one.proved.verdict is Verdict.EXCEEDS
         if least <= one.claimed and not refuted:
             continue
-        shown = f"proved {one.proved.shown:.3g}" if refuted else f"fitted at least {least:.3g}"
-        text = f"epsilon {one.claimed:g} is claimed at delta {subject.claim.delta:g}, {shown}"
-        released = not np.all(subject.lines[0].seen.gone[:, one.rounds - 1])
+        shown = f"proved {one.proved.shown:.3g}" if refuted else f"it is at least {least:.3g} by its measured noise"
+        text = f"epsilon {one.claimed:.3g} is claimed at delta {subject.claim.delta:g}; {shown}"
         if one.rounds == 1 or spent is not None:
-            yield Fault("too-little-noise", f"{text}, in {_rounds(one.rounds)}")
-        elif released:
+            if not little:
+                yield Fault("too-little-noise", f"{text}, in {_rounds(one.rounds)}")
+            little = True
+        elif not subject.lines[0].seen.gone[:, one.rounds - 1].all():
             yield Fault("no-composition", f"{text}, in {_rounds(one.rounds)}, which it does not count")
+
+
+def _least(subject: Subject, rounds: int) -> float:
+    """Return what epsilon is at least, with noise of the tested law, but for one in 1/`LEVEL`."""
+    claim = subject.claim
+    fits = [laws.fit(*line.first, LEVEL) for line in subject.lines]
+    best, known = _best(fits, claim.delta), subject.law(LEVEL)
+    least = best.epsilon(claim.delta, rounds, best.low) if best else 0.0
+    # With Laplace noise and a Euclidean clip norm, the formula is not what some two updates reach.
+    if known and (claim.delta if known.law == laws.GAUSSIAN else claim.clip_norm is None):
+        # No further apart than the clip norm has it, nor than releases were.
+        reach = 2 * min(claim.unit * subject.share, subject.longest_step)
+        least = max(least, formula(claim, known.law, known.greatest, reach, N, rounds))
+    return least
 
 
 def _rounds(rounds: int) -> str:

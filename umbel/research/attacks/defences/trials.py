@@ -75,7 +75,7 @@ def draw(worker: Worker, direction: Matrix, name: str, length: float, canaries: 
     return Line(name, direction, coins, seen)
 
 
-def tested(canaries: int) -> int:
+def judged(canaries: int) -> int:
     """Return how many of the canaries are not pilots."""
     return canaries - canaries // _PILOTS
 
@@ -98,7 +98,7 @@ def bound(positions: Matrix, coins: NDArray[np.int64], delta: float, claimed: fl
     scores = positions - (means[0] + means[1]) / 2
     guesses = _best(scores[:pilots], known, len(coins) - pilots, delta, confidence)
     right = count_right(scores[pilots:], coins[pilots:], guesses)
-    m = tested(len(coins))
+    m = judged(len(coins))
     chance = 1.0 if np.isinf(claimed) else chance_of(m, guesses, right, claimed, delta)
     return Bound(delta, claimed, lower_bound(m, guesses, right, delta, confidence), guesses, right, chance)
 

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -231,25 +231,25 @@ def maker(
 
     def make() -> Any:
         whole = signature.bind_partial()
-        whole.arguments.update({one: by(given.arguments) for one, by in made.items()} | given.arguments)
+        whole.arguments.update({one: by() for one, by in made.items()} | given.arguments)
         return found(*whole.args, **whole.kwargs)
 
     return make, list(given.arguments)
 
 
-def _strategy(named: Mapping[str, Any]) -> Any:
+def _strategy() -> Any:
     from . import flower
 
-    return flower.plain_strategy(named)
+    return flower.plain_strategy()
 
 
-def _optimizer(_named: Mapping[str, Any]) -> Any:
+def _optimizer() -> Any:
     from . import opacus
 
     return opacus.plain_optimizer()
 
 
-MADE: types.MappingProxyType[str, Callable[[Mapping[str, Any]], Any]] = types.MappingProxyType(
+MADE: types.MappingProxyType[str, Callable[[], Any]] = types.MappingProxyType(
     {"strategy": _strategy, "optimizer": _optimizer}
 )
 """Arguments that the worker makes where none is given: what a wrapper wraps."""
