@@ -152,12 +152,16 @@ class Wrapper:
             update = self._mod.finite({name: np.atleast_1d(trained[name] - received[name]) for name in trained})
             norm = math.sqrt(sum(float(np.square(value, dtype=np.float64).sum()) for value in update.values()))
             for name, value in update.items():
-                total[name] += value / max(1.0, norm / self.clipping_norm)
-        left = {}
+                total[name] += self.weight(reply) * value / max(1.0, norm / self.clipping_norm)
+        left, weights = {}, sum(map(self.weight, replies))
         for name, value in total.items():
-            noisy = self._mod.rounded(value / len(replies) + self._mod.noise(name, value.shape))
+            noisy = self._mod.rounded(value / weights + self._mod.noise(name, value.shape))
             left[name] = Array(np.asarray(self._mod.shaped(noisy, received[name])))
         return ArrayRecord(left), None
+
+    def weight(self, reply: Message) -> float:
+        """The weight of a client: the same for all."""
+        return 1.0
 
 
 class LaplaceFunction:

@@ -1,4 +1,4 @@
-"""Mods that are wrong in one way each. Each is `GaussianMod` but for one line."""
+"""Targets that are wrong in one way each. Most are `GaussianMod` but for one line."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import Context, Message, MetricRecord
 from numpy.typing import NDArray
 
-from tests.helpers.defences.right import GaussianMod, Matrix, Update
+from tests.helpers.defences.right import GaussianMod, Matrix, Update, Wrapper, entropy
 
 
 class TooLittleNoise(GaussianMod):
@@ -148,6 +149,16 @@ class NanOpens(GaussianMod):
         return min(1.0, self.clip_norm / norm) if norm else 1.0
 
 
+class NanPasses(GaussianMod):
+    """An update with NaN is scaled to 0, but for its NaN."""
+
+    def finite(self, update: Update) -> Update:
+        return update
+
+    def factor(self, norm: float) -> float:
+        return super().factor(norm) if math.isfinite(norm) else 0.0
+
+
 class ZeroUpdate(GaussianMod):
     """Clipping divides by the norm."""
 
@@ -183,6 +194,40 @@ class LargeDelta(GaussianMod):
         super().__init__(delta=0.01)
 
 
+class NoNoise(GaussianMod):
+    """The update alone, clipped."""
+
+    def noise(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        return np.zeros(shape)
+
+
+class WeightedWrapper(Wrapper):
+    """Clients count as often as they say that they have rows."""
+
+    def weight(self, reply: Message) -> float:
+        return float(reply.content.metric_records["metrics"]["num-examples"])  # type: ignore[arg-type]
+
+
+class OtherDeviation:
+    """An optimizer with gradients of rows, as Opacus ships, that promises twice the noise that it draws."""
+
+    noise_multiplier, max_grad_norm, loss_reduction, expected_batch_size = 1.0, 1.0, "sum", 4
+
+    def __init__(self) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"params": []}]
+        self._generator = entropy()
+
+    def step(self) -> None:
+        """Clip each row's gradients jointly, sum them, and add noise."""
+        parameters = self.param_groups[0]["params"]
+        rows = torch.cat([one.grad_sample.reshape(len(one.grad_sample), -1) for one in parameters], dim=1)
+        norms = rows.norm(dim=1) if rows.isfinite().all() else torch.full((len(rows),), torch.inf)
+        for one in parameters:
+            total = torch.einsum("i,i...", 1 / norms.clamp(min=1.0), one.grad_sample.nan_to_num(0, 0, 0))
+            noise = self._generator.normal(0, self.noise_multiplier / 2, tuple(total.shape))
+            one.grad = (((total + torch.from_numpy(np.asarray(noise))) * 1024).round() / 1024).to(one.dtype)
+
+
 FAULTS = {
     "TooLittleNoise": "too-little-noise",
     "NoComposition": "no-composition",
@@ -199,9 +244,13 @@ FAULTS = {
     "RecordsPass": "records-pass",
     "ScalarsPass": "scalars-pass",
     "NanOpens": "nan-opens",
+    "NanPasses": "nan-passes",
     "ZeroUpdate": "zero-update",
     "ZeroEpsilon(epsilon=20.0)": "zero-epsilon",
     "ZeroDelta(delta=1e-5)": "zero-delta",
     "LargeDelta": "delta-too-large",
+    "NoNoise": "no-noise",
+    "WeightedWrapper": "weights-from-data",
+    "OtherDeviation": "other-deviation",
 }
 """The fault of each, by the end of the target's name."""

@@ -106,7 +106,8 @@ def test_a_filter_sees_a_difference_of_weights(monkeypatch: pytest.MonkeyPatch) 
 
     stand_ins = {
         "nvflare.apis.dxo": {
-            "DXO": Dxo, "DataKind": SimpleNamespace(WEIGHT_DIFF="WEIGHT_DIFF"), "from_shareable": lambda one: one["DXO"],
+            "DXO": Dxo, "DataKind": SimpleNamespace(WEIGHT_DIFF="WEIGHT_DIFF"),
+            "from_shareable": lambda one: one["DXO"],
         },
         "nvflare.apis.fl_context": {"FLContext": SimpleNamespace},
     }  # fmt: skip

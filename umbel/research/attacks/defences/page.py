@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from umbel.privacy.accounting.guarantee import amount
@@ -81,7 +82,7 @@ def _faults(report: Report) -> Section:
 
 
 def _amount(epsilon: float | None) -> str:
-    return _NONE if epsilon is None else amount(epsilon)
+    return _NONE if epsilon is None else "infinite" if epsilon == math.inf else amount(epsilon)
 
 
 def _fitted(one: Figures) -> str:

@@ -289,7 +289,8 @@ def scalars(subject: Subject) -> Iterator[Fault]:
     if not subject.noisy and not _changes(subject):
         return
     far = _FAR * (subject.claim.unit + subject.deviation / subject.share)
-    for value in (far, subject.claim.unit / 2) if subject.facts["clips"] else (subject.claim.unit / 2,):
+    values = [far] * bool(subject.facts["clips"]) + [subject.claim.unit / 2] * bool(subject.deviations.any())
+    for value in values:
         update = np.append(subject.claim.unit / 4 * OPENING, value)
         seen = subject.same(update, _FEW, (*LAYOUT, ("s", (), "<f4")), rounds=2)
         if seen.gone.all() or "s" in seen.lacking:
