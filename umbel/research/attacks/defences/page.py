@@ -15,7 +15,8 @@ _NONE = "none"
 
 def page(report: Report, confidence: float) -> Page:
     """Return the page of a report."""
-    return Page(report.target, [_figures(report, confidence), _faults(report), Section("", verdict(report))], [])
+    faults = [_faults(report)] if report.faults else []
+    return Page(report.target, [_figures(report, confidence), *faults, Section("", verdict(report))], [])
 
 
 def table(reports: Sequence[Report]) -> Page:
@@ -78,7 +79,7 @@ def _law(report: Report) -> str:
 
 def _faults(report: Report) -> Section:
     rows = [(fault.code, fault.text, fault.mend) for fault in report.faults]
-    return Section("Faults", "", ("fault", "seen", "how to mend"), rows) if rows else Section("", "No fault found.")
+    return Section("Faults", "", ("fault", "seen", "how to mend"), rows)
 
 
 def _amount(epsilon: float | None) -> str:
