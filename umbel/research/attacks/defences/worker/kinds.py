@@ -174,17 +174,19 @@ class Function(Kind):
 
 def kind_of(make: Callable[[], Any], options: dict[str, Any]) -> Kind:
     """Return the kind of target that `make` makes."""
-    from . import flower, nvflare, opacus
+    from .flower import Mod, Wrapper
+    from .nvflare import Filter
+    from .opacus import Optimizer
 
     one = make()
     if hasattr(one, "configure_train") and hasattr(one, "aggregate_train"):
-        return flower.Wrapper(make, options)
+        return Wrapper(make, options)
     if hasattr(one, "process_dxo") or (hasattr(one, "process") and not callable(one)):
-        return nvflare.Filter(make, options)
+        return Filter(make, options)
     if hasattr(one, "max_grad_norm") and hasattr(one, "step"):
-        return opacus.Optimizer(make, options)
+        return Optimizer(make, options)
     if callable(one):
-        return flower.Mod(make, options) if required(one) == 3 else Function(make, options)
+        return Mod(make, options) if required(one) == 3 else Function(make, options)
     raise TypeError(f"{type(one).__name__} is no Mod, strategy, filter, optimizer or function of arrays")
 
 
@@ -238,15 +240,15 @@ def maker(
 
 
 def _strategy() -> Any:
-    from . import flower
+    from .flower import plain_strategy
 
-    return flower.plain_strategy()
+    return plain_strategy()
 
 
 def _optimizer() -> Any:
-    from . import opacus
+    from .opacus import plain_optimizer
 
-    return opacus.plain_optimizer()
+    return plain_optimizer()
 
 
 MADE: types.MappingProxyType[str, Callable[[], Any]] = types.MappingProxyType(
