@@ -20,7 +20,7 @@ from umbel.research.attacks.defences.process import Target
 from umbel.research.attacks.defences.report import Options, Report, audit
 
 CLIENTS = 50_000
-CANARIES = {"TooLittleNoise": 400, "NoComposition": 400}
+CANARIES = {"TooLittleNoise": 400, "NoComposition": 400, "OtherDeviation": 400}
 """More than 200 where a law has to be told from another."""
 
 ALSO = {
