@@ -64,11 +64,12 @@ def silent(arrays: list[Any]) -> list[Any]:
         (TOLD | {"epsilon": 2.0, "delta": 1e-6, "clip_norm": 3.0}, (), Claim(2.0, 1e-6, 3.0, None)),
         (TOLD | {"box": 0.5}, (), Claim(None, DELTA, None, 0.5)),
         (TOLD | {"epsilon": 2.0, "box": 0.5}, (1.0, 1e-3, 4.0), Claim(1.0, 1e-3, 4.0, None)),
-        (TOLD | {"epsilon": 0.0, "delta": 0.0}, (), Claim(0.0, DELTA, None, None)),
+        (TOLD | {"epsilon": 0.0, "delta": 0.0}, (), Claim(0.0, 0.0, None, None)),
+        (TOLD, (None, 0.0), Claim(None, 0.0, None, None)),
     ],
 )
 def test_a_claim_is_that_of_the_attributes_unless_the_user_gives_another(
-    facts: dict[str, Any], given: tuple[float, ...], claim: Claim
+    facts: dict[str, Any], given: tuple[float | None, ...], claim: Claim
 ) -> None:
     assert claim_of(facts, *given) == claim
 

@@ -27,7 +27,7 @@ class Claim:
     epsilon : float, optional
         None if nothing is claimed.
     delta : float
-        0 for a pure epsilon; `DELTA` where only an epsilon is missing.
+        0 for a pure epsilon; `DELTA` if nothing is claimed.
     clip_norm : float, optional
         Euclidean norm to which updates are clipped.
     box : float, optional
@@ -72,9 +72,9 @@ def claim_of(
     found = facts["epsilon"] if epsilon is None else epsilon
     told = facts["delta"] if delta is None else delta
     norm = facts["clip_norm"] if clip_norm is None else clip_norm
-    pure = found is not None and told is None
-    within = told is not None and 0 < told < 1
-    return Claim(found, 0.0 if pure else told if within else DELTA, norm or None, None if norm else facts["box"])
+    if told is None or not 0 <= told < 1:
+        told = DELTA if found is None else 0.0
+    return Claim(found, told, norm or None, None if norm else facts["box"])
 
 
 @dataclass(frozen=True)

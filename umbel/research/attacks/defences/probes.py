@@ -112,7 +112,8 @@ class Subject:
     @property
     def offset(self) -> Matrix:
         """The difference (n,) of the first release and its update."""
-        found: Matrix = self.opening.left[0, 0] - self.share * self.claim.unit * OPENING
+        expected = self.facts["baseline"] + self.share * self.claim.unit * OPENING
+        found: Matrix = self.opening.left[0, 0] - expected
         return found
 
     @property

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -163,6 +164,8 @@ class Worker:
         self._process.kill()
         self._process.wait()
         self._process.stdout.close()
+        with suppress(OSError):  # a request that was not read
+            self._process.stdin.close()
         self._words.close()
 
     def open(self, **changed: Any) -> dict[str, Any]:

@@ -140,7 +140,11 @@ class Wrapper(Kind):
         self._mod = maker(*self.options["mod"])[0]() if self.options.get("mod") else None
         self._clients = int(getattr(self.target, "num_sampled_clients", _CLIENTS))
         self.share = 1 / self._clients
-        self._contexts = {_CANARY + i: _context(_CANARY + i) for i in range(self._clients)}
+        self.baseline = (1 - self.share) * _SMALL
+        # A strategy waits without end for nodes that it is told to need.
+        inner = getattr(self.target, "strategy", self.target)
+        self._nodes = max(self._clients, int(getattr(inner, "min_available_nodes", 0)))
+        self._contexts = {_CANARY + i: _context(_CANARY + i) for i in range(self._nodes)}
 
     def release(self, asked: Asked) -> Left:
         from flwr.app import ConfigRecord, RecordDict
@@ -148,7 +152,7 @@ class Wrapper(Kind):
         received = _record(asked.received)
         others = Asked({name: np.full_like(value, _SMALL) for name, value in asked.update.items()}, asked.round)
         replies, told = [], {}
-        messages = self.target.configure_train(asked.round, received, ConfigRecord({}), _Nodes(self._clients))
+        messages = self.target.configure_train(asked.round, received, ConfigRecord({}), _Nodes(self._nodes))
         for message in list(messages):
             node = message.metadata.dst_node_id
             told = _others(message.content)
@@ -166,9 +170,10 @@ class Wrapper(Kind):
         return Left(_arrays(arrays), _others(kept))
 
     def facts(self) -> dict[str, Any]:
-        # Whether clients are told to clip shows in the first round's messages.
-        self.release(Asked({"w": np.zeros(2, np.float32) + 0.5}, 1))
         found = super().facts()
+        # Whether clients are told to clip shows in the first round's messages.
+        self.release(Asked({"w": np.full(2, 0.5, np.float32)}, 1))
+        found["clips"] = self.clips
         self.begin()
         return found
 

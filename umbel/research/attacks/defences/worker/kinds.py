@@ -66,6 +66,8 @@ class Kind(ABC):
         For people.
     share : float
         Distance by which a release moves for each unit of distance between two updates.
+    baseline : float
+        The value to which an update of 0 leads, by the updates of others.
     clips : bool
         Whether it limits updates itself. Otherwise each update already has at most the clip norm.
     rows : bool
@@ -74,6 +76,7 @@ class Kind(ABC):
 
     name = ""
     share = 1.0
+    baseline = 0.0
     clips = True
     rows = False
 
@@ -99,6 +102,7 @@ class Kind(ABC):
         return {
             "kind": self.name,
             "share": self.share,
+            "baseline": self.baseline,
             "clips": self.clips,
             "rows": self.rows,
             "epsilon": number(one, EPSILONS),
