@@ -15,7 +15,7 @@ from tests.helpers.defences import right, wrong
 from tests.helpers.defences.bench import WorkerHere
 from umbel.research.attacks.defences import report
 from umbel.research.attacks.defences.faults import MENDS
-from umbel.research.attacks.defences.probes import LEVEL, PROBES
+from umbel.research.attacks.defences.probes import LEVEL, TESTS
 from umbel.research.attacks.defences.process import Target
 from umbel.research.attacks.defences.report import Options, Report, audit
 
@@ -62,8 +62,7 @@ def test_a_right_target_passes(name: str) -> None:
 
 def test_six_right_targets_pass_together_with_the_stated_probability() -> None:
     assert len(right.TARGETS) == 6
-    by_chance = len(PROBES) + 1  # and the figures, for one round and for several
-    assert 1 - 6 * by_chance * LEVEL > 0.95
+    assert 1 - 6 * TESTS * LEVEL > 0.95
 
 
 def test_every_fault_has_a_mend_and_a_wrong_target() -> None:

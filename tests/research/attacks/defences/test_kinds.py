@@ -50,7 +50,7 @@ def test_a_mod_needs_three_arguments() -> None:
     found = kind.release(Asked(UPDATE, 2, loss=0.25, examples=9))
     assert kind.name == "Flower Mod"
     assert found.arrays["w"].tolist() == [[3, 4]]
-    assert found.others == {"metrics.train_loss": 0.25, "metrics.num-examples": 9}
+    assert found.others == {"metrics.train_loss": 0.25, "metrics.num-examples": 9, "client.rows": 9}
 
 
 def test_a_mod_reads_what_the_server_sent() -> None:

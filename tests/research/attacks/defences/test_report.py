@@ -108,6 +108,15 @@ def test_a_target_with_an_account_claims_what_it_says() -> None:
     assert all(2 * one.rounds <= one.formula < 2.6 * one.rounds for one in found.figures if one.formula)
 
 
+def test_rounds_after_the_end_of_a_budget_cost_nothing() -> None:
+    """The Mod refuses a second round, so its account, and the figures, stay as after the first."""
+    found = audit(Target(f"{RIGHT}:GaussianMod", (), {"rounds": 1}), replace(FEW, rounds=3))
+    first, last = found.figures
+    assert first.claimed == last.claimed == pytest.approx(20.0, rel=1e-6)
+    assert (first.formula, first.fitted) == (last.formula, last.fitted)
+    assert not found.faults
+
+
 def test_the_account_of_a_large_model_is_read_where_there_is_one() -> None:
     given = replace(FEW, canaries=200, parameters=1000)
     assert audit(Target(f"{RIGHT}:LaplaceFunction", (2.0,)), given).accounted == 2.0

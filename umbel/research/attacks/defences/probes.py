@@ -1,7 +1,9 @@
 """One probe for each kind of fault. A probe runs the target with updates that show the fault, if it is there.
 
-Each probe that rests on chance has a false-alarm rate of at most `LEVEL`. An audit has fewer than fifteen of them. So
-six right targets all pass with a probability above 1 - 6 x 15 x LEVEL, which is above 95 %.
+Each test that rests on chance has a false-alarm rate of at most `LEVEL`. An audit has at most fifteen: four of
+clipping, one each of the global generator, low bits, integers, weights and the promised deviation, and three of the
+noise for each of two numbers of rounds. So six right targets all pass with a probability of at least 1 - 6 x 15 x LEVEL = 99.1 %
+(Bonferroni), where 95 % is wanted.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from umbel.research.attacks.defences.worker.kinds import DELTAS, EPSILONS
 
 Matrix = NDArray[np.float64]
 
-LEVEL = 1e-4
-"""False-alarm rate of each probe that rests on chance."""
+LEVEL, TESTS = 1e-4, 15
+"""False-alarm rate of each test that rests on chance, and how many there are at most."""
 
 N = 8
 """Values of an update with the usual layout."""
@@ -63,6 +65,8 @@ class Subject:
         Number of canaries where a rate is wanted.
     clients : int
         Number of clients in all; 0 if not given.
+    seed : int
+        Of the audit's draws.
     """
 
     worker: Worker
@@ -126,6 +130,10 @@ class Subject:
     def longest_step(self) -> float:
         """The most by which a canary's update can have moved a value, or its release along all values."""
         return max(length + _z() * error for length, error in (_length(line, 1.0) for line in self.lines))
+
+    def released(self, rounds: int) -> int:
+        """Return the most releases that a canary made in so many rounds: a budget may have ended."""
+        return max(int((~line.seen.gone[:, :rounds]).sum(axis=1).max()) for line in self.lines)
 
     def law(self, level: float) -> laws.Fit | None:
         """Return the law of the noise of one value, if it passed a test and bounded updates make it a mechanism."""

@@ -205,7 +205,7 @@ def _claimed(claim: Claim, options: Options, spent: tuple[float, float] | None) 
 def _figures(
     subject: Subject, fits: list[laws.Fit | None], rounds: int, claimed: float | None, options: Options
 ) -> Figures:
-    claim = subject.claim
+    claim, released = subject.claim, subject.released(rounds)
     limit = math.inf if claimed is None else claimed
     # Two lines are looked at: each at half the level.
     confidence = 1 - (1 - options.confidence) / len(subject.lines)
@@ -215,14 +215,14 @@ def _figures(
     ]
     fitted: tuple[float | None, float | None, float | None] = (None, None, None)
     if found := _best(fits, claim.delta):
-        value, low, high = (found.epsilon(claim.delta, rounds, one) for one in (found.apart, found.low, found.high))
+        value, low, high = (found.epsilon(claim.delta, released, one) for one in (found.apart, found.low, found.high))
         fitted = value, low, high
     analytic: float | None = math.inf
     if subject.noisy:
         known = subject.law(1 - options.confidence)
         scale = _stated(subject) or (known.least if known else 0.0)
         reach = 2 * subject.claim.unit * subject.share
-        analytic = formula(claim, known.law, scale, reach, N, rounds) if known else None
+        analytic = formula(claim, known.law, scale, reach, N, released) if known else None
     return Figures(
         rounds, claimed, analytic, *fitted, max(bounds, key=lambda one: one.shown),
         most(judged(options.canaries), confidence),
@@ -266,21 +266,21 @@ def _of_figures(subject: Subject, figures: tuple[Figures, ...], spent: tuple[flo
             if not little:
                 yield Fault("too-little-noise", f"{text}, in {_rounds(one.rounds)}")
             little = True
-        elif not subject.lines[0].seen.gone[:, one.rounds - 1].all():
+        else:
             yield Fault("no-composition", f"{text}, in {_rounds(one.rounds)}, which it does not count")
 
 
 def _least(subject: Subject, rounds: int) -> float:
     """Return what epsilon is at least, with noise of the tested law, but for one in 1/`LEVEL`."""
-    claim = subject.claim
+    claim, released = subject.claim, subject.released(rounds)
     fits = [laws.fit(*line.first, LEVEL) for line in subject.lines]
     best, known = _best(fits, claim.delta), subject.law(LEVEL)
-    least = best.epsilon(claim.delta, rounds, best.low) if best else 0.0
+    least = best.epsilon(claim.delta, released, best.low) if best else 0.0
     # With Laplace noise and a Euclidean clip norm, the formula is not what some two updates reach.
     if known and (claim.delta if known.law == laws.GAUSSIAN else claim.clip_norm is None):
         # No further apart than the clip norm has it, nor than releases were.
         reach = 2 * min(claim.unit * subject.share, subject.longest_step)
-        least = max(least, formula(claim, known.law, known.greatest, reach, N, rounds))
+        least = max(least, formula(claim, known.law, known.greatest, reach, N, released))
     return least
 
 

@@ -45,13 +45,16 @@ def _context(node: int) -> Any:
     return Context(_RUN, node, config, RecordDict(), {})
 
 
-def _trained(asked: Asked) -> Callable[[Any, Any], Any]:
-    """Return an ordinary train function."""
-    from flwr.app import Message, MetricRecord, RecordDict
+def _trained(asked: Asked, config: bool = False) -> Callable[[Any, Any], Any]:
+    """Return an ordinary train function; with `config`, its reply also has a record of the client's configuration."""
+    from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
     def train(msg: Any, _context: Any) -> Any:
         metrics = MetricRecord({"train_loss": asked.loss, "num-examples": asked.examples})
-        return Message(RecordDict({"arrays": _record(asked.update), "metrics": metrics}), reply_to=msg)
+        content = RecordDict({"arrays": _record(asked.update), "metrics": metrics})
+        if config:
+            content["client"] = ConfigRecord({"rows": asked.examples})
+        return Message(content, reply_to=msg)
 
     return train
 
@@ -93,7 +96,7 @@ class Mod(Kind):
         norm = self.options.get("clip_norm")
         config = {} if norm is None else {"clipping_norm": float(norm)}
         message = _request(asked.received, asked.round, _CANARY, config)
-        content = _told(self.target(message, self._context, _trained(asked)))
+        content = _told(self.target(message, self._context, _trained(asked, config=True)))
         found: Named = {}
         for record in content.array_records.values():
             found |= _arrays(record)
