@@ -2,8 +2,8 @@
 
 Each test that rests on chance has a false-alarm rate of at most `LEVEL`. An audit has at most fifteen: four of
 clipping, one each of the global generator, low bits, integers, weights and the promised deviation, and three of the
-noise for each of two numbers of rounds. So six right targets all pass with a probability of at least 1 - 6 x 15 x LEVEL = 99.1 %
-(Bonferroni), where 95 % is wanted.
+noise for each of two numbers of rounds. So six right targets all pass with a probability of at least
+1 - 6 x 15 x LEVEL = 99.1 % (Bonferroni), where 95 % is wanted.
 """
 
 from __future__ import annotations
