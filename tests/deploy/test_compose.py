@@ -138,7 +138,7 @@ def test_a_relay_has_tls_and_no_disk_and_apps_reach_it_only_where_that_is_asked_
     asked = {profile: compose(profile, "umbel/deploy/relay.yml") for profile in ("client", "server")}
     app, server = asked["client"]["clientapp"], asked["server"]["serverapp"]
     assert {*app["networks"]} == {"site", "front"}
-    assert {secret["source"] for secret in app["secrets"]} == {"relay-ca.crt", "party.key"}
+    assert {secret["source"] for secret in app["secrets"]} == {"ca.crt", "relay-ca.crt", "party.key"}
     assert {*server["networks"]} == {"server", "front"}
     assert {secret["source"] for secret in server["secrets"]} == {"ca.crt", "superexec.secret", "relay-ca.crt"}
 
