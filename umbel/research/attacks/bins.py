@@ -14,7 +14,7 @@ from torch import Tensor
 
 from umbel.models.model import Model, Parameters
 from umbel.protocol.errors import NotApplicableError
-from umbel.research.attacks.layers import dense_layers, inputs_of_layers
+from umbel.research.attacks.layers import dense_layers, inputs_of_layers, parameter
 from umbel.research.attacks.small_batch import two_layers
 
 _PULL = 1e-3  # of a unit on the outputs: so little that all images have about the same weight in a sum
@@ -47,7 +47,8 @@ def binning(model: Model, parameters: Parameters, images: Tensor, generator: tor
 
 def bins_of(model: Model, parameters: Parameters, images: Tensor) -> list[int]:
     r"""Return the bin of each of the images (images, \*shape) under a hypothesis of `binning`; -1 for none."""
-    layer, (_, bias, *_) = two_layers(model, parameters, tuple(images.shape[1:]))
+    layer = dense_layers(model, parameters, tuple(images.shape[1:]))[0]
+    bias = parameter(layer, "bias")
     above = _measured(model, parameters, layer, images)[:, None] > -parameters[bias].double()
     return [int(own.sum()) - 1 for own in above]
 
@@ -58,8 +59,9 @@ def inputs_by_bin(model: Model, parameters: Parameters, gradient: Parameters, sh
     `gradient` is that of a sum of images of a shape, at a hypothesis of `binning`. The input belongs to an image if its
     bin has only one. Noise in the gradient is twice as large here, in variance.
     """
-    _, (weight, bias, *_) = two_layers(model, parameters, shape)
-    units = torch.cat([gradient[weight], gradient[bias][:, None]], dim=1).double()
+    layer = dense_layers(model, parameters, shape)[0]
+    weight, bias = (gradient[parameter(layer, kind)] for kind in ("weight", "bias"))
+    units = torch.cat([weight, bias[:, None]], dim=1).double()
     apart = units - torch.cat([units[1:], units.new_zeros(1, units.shape[1])])
     inputs: Tensor = apart * torch.where(apart[:, -1:] < 0, -1.0, 1.0)
     return inputs

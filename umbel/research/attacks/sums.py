@@ -49,10 +49,10 @@ from umbel.research.attacks.victims import CLIP_NORM, Mode, Victims, gradients, 
 from umbel.research.output import Page, Section
 
 SIZES = (1, 2, 3, 10, 30, 100)
-MULTIPLIERS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
+MULTIPLIERS = (0.0, 0.1, 1.0, 3.0, 10.0)
 INTERACTIONS = 64
 """Sums from which local vectors are read."""
-VICTIMS = 20
+VICTIMS = 10
 ERROR = 0.05
 """A vector is found from which at most this share of the client's predictions comes out wrong, up to the sign."""
 

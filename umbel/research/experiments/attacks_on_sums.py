@@ -13,7 +13,7 @@ from umbel.research.experiments.runs import Finished, Spec
 from umbel.research.experiments.sweep import FIRST_SEED, Result
 from umbel.research.experiments.tables import good, page
 
-SEEDS = 2
+SEEDS = 1
 CODE = ("umbel/research/attacks",)
 
 _PREFERENCES, _IMAGES = "preferences-112", "femnist"
