@@ -101,6 +101,10 @@ COMMANDS: Table = {
     "certs": ("umbel.deploy.certs:app", "Make the certificates, secrets and keys of a server and its sites."),
     "bundle": ("umbel.client.bundle:app", "Print the hash that identifies this umbel, and write its bundle."),
     "data": ("umbel.cli.commands.data:app", "List and describe datasets, and make more from recipes and tables."),
+    "audit": (
+        "umbel.cli.commands.audit:app",
+        "Audit a Mod, filter or strategy wrapper of any package: is its claim true?",
+    ),
     "experiment": (
         "umbel.research.experiments.__main__:app",
         "Reproduce the papers' tables and figures, and measure the cost of a guarantee.",
