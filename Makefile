@@ -80,7 +80,7 @@ sbom: dist ## Write dist/*.cdx.json, CycloneDX lists of what the wheel needs and
 	{ cat requirements/site.txt; grep '^torch==' constraints.txt; } | $(CYCLONEDX) requirements - \
 	  --pyproject pyproject.toml --output-file dist/umbel-wheel.cdx.json
 	if docker image inspect umbel:$${TORCH:-cpu} >/dev/null 2>&1; then \
-	  docker run --rm --network none umbel:$${TORCH:-cpu} python -m pip freeze | $(CYCLONEDX) requirements - \
+	  docker run --rm --network none umbel:$${TORCH:-cpu} python -m pip freeze --all | $(CYCLONEDX) requirements - \
 	    --pyproject pyproject.toml --output-file dist/umbel-image.cdx.json; \
 	else echo "There is no image: make image, then make sbom, lists it as well."; fi
 

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,8 +131,20 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def measure(nodes: int, rounds: int, parameters: int, sqlite: bool = True, real: bool = False) -> Reading:
-    """Run with so many nodes and return its cost, with all failures."""
+def measure(
+    nodes: int,
+    rounds: int,
+    parameters: int,
+    sqlite: bool = True,
+    real: bool = False,
+    policies: Callable[[Path, Sequence[str]], Sequence[str]] | None = None,
+    **changes: Any,
+) -> Reading:
+    """Run with so many nodes and return its cost, with all failures.
+
+    `changes` are those of the run config. `policies` returns entries of real nodes' configurations, from a folder and
+    the nodes' names.
+    """
     reading = Reading(f"{nodes} real" if real else str(nodes))
     names = [f"site-{i}" for i in range(nodes)]
     with place(names) as home, ExitStack() as stack:
@@ -144,8 +156,9 @@ def measure(nodes: int, rounds: int, parameters: int, sqlite: bool = True, real:
         for name in names:
             public: Any = load_ssh_public_key((home / f"{name}.pub").read_bytes())
             control.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(public), name=name))
-        hosts = start_real(home, address, names, parameters) if real else start_light(home, address, names)
-        _watch(home, control, superlink, hosts, reading, run_config(nodes, rounds, parameters))
+        own = policies(home, names) if policies else [""] * nodes
+        hosts = start_real(home, address, names, parameters, own) if real else start_light(home, address, names)
+        _watch(home, control, superlink, hosts, reading, run_config(nodes, rounds, parameters) | changes)
         reading.failures += failures(home)
     return reading
 
@@ -215,14 +228,17 @@ def start_light(home: Path, address: str, names: Sequence[str]) -> list[psutil.P
     return [start(home, part[0], *light, *(f"{home}/{name}" for name in part)) for part in parts]
 
 
-def start_real(home: Path, address: str, names: Sequence[str], parameters: int) -> list[psutil.Process]:
+def start_real(
+    home: Path, address: str, names: Sequence[str], parameters: int, policies: Sequence[str]
+) -> list[psutil.Process]:
     """Start sites, each with a separate ledger."""
     write_site(home / "site", parameters)
     hosts = []
-    for name in names:
+    for name, policy in zip(names, policies, strict=True):
         ledger = f"{home}/{name}.sqlite"
         _umbel("ledger", "create", ledger)
-        config = f'data-path="{home}/site" ledger-path="{ledger}" role="split" max-participations=1000 {_POLICY}'
+        config = f'data-path="{home}/site" ledger-path="{ledger}" role="split" max-participations=1000 {_POLICY} '
+        config += policy
         hosts.append(start(
             home, name, "umbel", "site", "start", "--superlink", address, "--port", str(free_port()),
             "--node-config", config, "--root-certificates", f"{home}/ca.crt",

@@ -43,7 +43,9 @@ def test_no_module_imports_what_is_not_umbel(bundle: Path) -> None:
     for file in bundle.rglob("*.py"):
         # A recipe is a script that finds the modules next to it; one of them reads Hugging Face's `datasets`.
         if file.parent.name != "datasets":
-            assert not packages_imported(file) & OUTSIDE, file
+            # The worker of audits is a package by another name where umbel is not installed.
+            beside = {"."} if file.parent.name == "worker" else set()
+            assert not packages_imported(file) & (OUTSIDE - beside), file
             ours = {name for name in imported(file) if name.startswith("umbel.")}
             missing = {
                 name for name in ours if not _there(bundle, name) and not _there(bundle, name.rpartition(".")[0])

@@ -160,11 +160,11 @@ def test_what_umbel_imports_comes_with_it() -> None:
     """Or with the extra of a room; libraries of models and trackers are the user's to install."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras, homes = project["optional-dependencies"], metadata.packages_distributions()
-    optional = {"mlflow", "onnx", "onnxruntime", "sklearn", "wandb"}
+    optional = {"mlflow", "nvflare", "onnx", "onnxruntime", "sklearn", "wandb"}
     for room in (ROOT / "umbel").iterdir():
         more = {"datasets": extras["recipes"], "research": extras["research"]}.get(room.name, [])
         there = installed_with(*project["dependencies"], *more)
-        own = {file.stem for file in room.glob("*.py")} if room.name == "datasets" else set()
+        own = {file.stem for file in room.glob("*.py")} if room.name == "datasets" else {"."}
         for file in room.rglob("*.py") if room.is_dir() else [room]:
             for name in packages_imported(file) - sys.stdlib_module_names - {"umbel", *optional, *own}:
                 assert there & {canonicalize_name(home) for home in homes[name]}, f"{file} imports {name}"

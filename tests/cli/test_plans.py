@@ -22,6 +22,33 @@ def test_a_wanted_guarantee_gives_the_noise() -> None:
     assert planned.radius is None
 
 
+def test_behind_a_relay_the_target_holds_against_the_server() -> None:
+    planned = umbel.plan(**NUMBERS, target_epsilon=2.0, choice_epsilon=0.5, anonymous=50)
+    figures = planned.figures
+    assert figures.anonymous_maximum is not None
+    assert figures.maximum is not None
+    assert figures.anonymous_maximum.epsilon <= 2 < figures.maximum.epsilon
+    assert not planned.ways
+
+
+def test_noise_in_a_mean_falls_with_those_who_share_a_draw() -> None:
+    """One hypothesis and 100 clients a round, at the same guarantee: each client leaves 1 / 10 of its noise in a mean,
+    each of 20 sites sqrt(20) / 100, and all together 1 / 100."""
+    numbers = NUMBERS | {"hypotheses": 1, "mechanism": "discrete-gaussian", "target_epsilon": 4.0, "sites": 20}
+    left = {release: umbel.plan(**numbers, release=release).figures for release in ("client", "site", "secure")}
+    nu = left["secure"].release.noise_multiplier
+    assert {figures.release.noise_multiplier for figures in left.values()} == {nu}
+    shares = {release: figures.noise_left / (nu * 11**0.5) for release, figures in left.items()}
+    assert shares == pytest.approx({"client": 0.1, "site": 20**0.5 / 100, "secure": 0.01})
+
+
+def test_a_secure_sum_has_its_own_mechanism_and_hides_the_choice_for_nothing() -> None:
+    figures = umbel.plan(**NUMBERS, target_epsilon=4.0, release="secure", sites=3).figures
+    one = umbel.plan(**NUMBERS | {"hypotheses": 1}, target_epsilon=4.0, release="secure", sites=3).figures
+    assert figures.release.mechanism == "discrete-gaussian"
+    assert figures.release.noise_multiplier == one.release.noise_multiplier
+
+
 def test_a_configuration_gives_its_own_numbers() -> None:
     planned = umbel.plan("synthetic")
     assert planned.figures.release.n == 2
@@ -37,8 +64,13 @@ def test_a_configuration_gives_its_own_numbers() -> None:
         ({**NUMBERS, "target_epsilon": 4, "rounds": 10}, "config.both-ways"),
         ({**NUMBERS, "rounds": 10}, "config.missing-figure"),
         ({"parameters": 11}, "config.missing-figure"),
+        ({**NUMBERS, "target_epsilon": 4, "anonymous": 0}, "config.impossible-figure"),
         ({"config": "synthetic", "parameters": 11}, "config.given-twice"),
         ({**NUMBERS, "target_epsilon": 4, "public_data": True}, "config.missing-figure"),
+        ({**NUMBERS, "target_epsilon": 4, "release": "secure"}, "config.impossible-figure"),
+        ({**NUMBERS, "target_epsilon": 4, "release": "secure", "sites": 3, "mechanism": "laplace"}, "config.mechanism"),
+        ({"config": "hospital-services", "epsilon": 4, "release": "site", "strategy": "fedavg"}, "config.both-ways"),
+        ({"config": "hospital-services", "epsilon": 4, "release": "secure", "sites": 2}, "config.impossible-figure"),
     ],
 )
 def test_what_is_missing_or_given_twice_is_named(asked: dict[str, object], code: str) -> None:

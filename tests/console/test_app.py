@@ -124,11 +124,11 @@ def test_a_page_has_the_policy_of_its_time(site: Site) -> None:
     """A node reads the file for each message."""
     file = site.ledger.parent / "policy.toml"
     policy = f'data-path = "{site.ledger.parent / "own"}"\nledger-path = "{site.ledger}"\nrole = "split"\n'
-    file.write_text(policy + "budget = 7.5\n")
+    file.write_text(policy + "budget = 7.5\n# end\n")
     found = Books.of(f'policy-file="{file}"')
     client = TestClient(console(found, PORT, TOKEN), base_url=AT)
     assert "At most an epsilon of 7.5" in client.get(f"/{TOKEN}/").text
-    file.write_text(policy + "budget = 2.5\n")
+    file.write_text(policy + "budget = 2.5\n# end\n")
     assert "At most an epsilon of 2.5" in client.get(f"/{TOKEN}/").text
     file.write_text(policy + "budget = nothing\n")
     shown = client.get(f"/{TOKEN}/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.helpers.errors import raises
 from tests.helpers.messages import refused
 from umbel.cli.main import app
 from umbel.client.checks import entries_of
-from umbel.console.books import Books, prices
+from umbel.console.books import Books, Share, prices
 from umbel.console.page import Chosen, render
 from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
@@ -52,6 +53,43 @@ def test_the_part_of_a_budget_that_is_used_is_what_the_gate_counts(tmp_path: Pat
     assert list(used) == sorted(used)
     assert used[-1] > 0.85, "no other release is within the budget"
     assert used[0] == pytest.approx(1.1 / 8, rel=1e-4), "the first is covered by its pure epsilon"
+
+
+@pytest.fixture
+def crowd(tmp_path: Path) -> Path:
+    """A ledger of 300 clients: the first 50 have three releases of 1.8 each, the next 100 two, and the others one."""
+    ledger = Ledger.create(tmp_path / "crowd.sqlite")
+    charge = Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC, hypotheses=2, choice_epsilon=1.0))
+    for clients in (300, 150, 50):
+        assert all(ledger.charge(charge, [ClientInDataset(number) for number in range(clients)]))
+    return ledger.path
+
+
+def test_of_many_clients_those_near_their_budget_are_listed_and_the_others_put_together(crowd: Path) -> None:
+    # Of a budget of 8 they have used .675, .45 and .225.
+    found = Books(crowd, GateSite.of({"data-path": "/data", "ledger-path": str(crowd), "budget": 8.0}))
+    assert [(one.number, one.releases) for one in found.nearest(2)] == [(0, 3), (1, 3)]
+    assert found.nearest(300) == found.clients
+    assert found.shares(60) == [Share(4, 90, 2, 2), Share(2, 150, 1, 1)]
+    assert found.shares(300) == []
+    assert Books(crowd).shares(10) == [Share(None, 290, 1, 3)], "no budget is known"
+
+
+def test_a_page_of_many_clients_stays_small_and_computes_only_what_it_shows(
+    crowd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    spent = Books._spent
+    found = Books(crowd, GateSite.of({"data-path": "/data", "ledger-path": str(crowd), "budget": 8.0}))
+    monkeypatch.setattr(Books, "_spent", lambda *given: bool(asked.append(given)) or spent(*given))
+    html = render(found)
+    assert len(asked) == 2, "the kinds of account of the 100 that are listed"
+    assert html.count("% of the budget") == 100
+    assert "300 clients took part" in html
+    assert "80 more clients" in html
+    assert re.search(r"20 to 30 %</th>\s*<td>150</td>\s*<td>1</td>", html)
+    assert re.search(r"40 to 50 %</th>\s*<td>50</td>\s*<td>2</td>", html)
+    assert len(found.as_json()["clients"]) == 300
 
 
 def test_alike_clients_are_looked_at_once_for_each_request(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

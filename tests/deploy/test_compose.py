@@ -19,6 +19,7 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as sup
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode
 from typer.testing import CliRunner
 
+from tests.helpers.commands import check
 from umbel.cli.main import app
 from umbel.deploy import server as guarded
 from umbel.deploy.database import Database
@@ -31,11 +32,13 @@ from umbel.server.setup import Setup
 ROOT = Path(__file__).parents[2]
 PARSERS = {"flower-superlink": superlink, "flower-superexec": superexec, "flower-supernode": supernode}
 EXECUTOR = ["umbel", "site", "executor"]
-"""Takes the options of Flower's own executor."""
+SERVERS_EXECUTOR = ["umbel", "server", "executor"]
+"""Both take the options of Flower's own executor."""
 GUARDED = ["umbel", "server", "start"]
 """Takes the options of Flower's own SuperLink, and the guard's."""
 PACED = ["umbel", "site", "supernode"]
 """Takes the options of Flower's own SuperNode."""
+RELAY = ["umbel", "relay"]
 SERVER = {"superlink", "serverapp"}
 CLIENT = {"supernode", "clientapp"}
 DEMO = {*SERVER, *SITES, *(f"{site}-app" for site in SITES)}
@@ -93,7 +96,11 @@ def start_guarded(command: list[str]) -> tuple[list[str], Rules]:
 
 def parse(command: list[str]) -> None:
     """Have Flower parse a command's options."""
-    program, *arguments = ["flower-superexec", *command[3:]] if command[:3] == EXECUTOR else command
+    if command[:2] == RELAY:
+        check(command)
+        return
+    executes = command[:3] in (EXECUTOR, SERVERS_EXECUTOR)
+    program, *arguments = ["flower-superexec", *command[3:]] if executes else command
     if command[:3] == PACED:
         program, arguments = "flower-supernode", command[3:]
     if command[:3] == GUARDED:
@@ -102,7 +109,8 @@ def parse(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("profile", "expected"), [("server", SERVER), ("client", CLIENT), ("demo", DEMO), ("image", {"image"})]
+    ("profile", "expected"),
+    [("server", SERVER), ("client", CLIENT), ("demo", DEMO), ("image", {"image"}), ("relay", {"relay"})],
 )
 def test_each_profile_is_valid_and_starts_its_own(profile: str, expected: set[str]) -> None:
     assert set(compose(profile)) == expected
@@ -117,10 +125,22 @@ def test_sites_run_the_images_own_app(services: dict[str, Any]) -> None:
     assert {name for name, service in services.items() if service["command"][:3] == EXECUTOR} == APPS
 
 
-def test_one_port_is_published(services: dict[str, Any]) -> None:
+def test_a_server_and_a_relay_publish_one_port_each(services: dict[str, Any]) -> None:
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
-    assert list(published) == ["superlink"]
-    assert [(port["target"], port["published"]) for port in published["superlink"]] == [(8000, "8000")]
+    ports = {name: [(port["target"], port["published"]) for port in found] for name, found in published.items()}
+    assert ports == {"superlink": [(8000, "8000")], "relay": [(8443, "8443")]}
+
+
+def test_a_relay_has_tls_and_no_disk_and_apps_reach_it_only_where_that_is_asked_for(services: dict[str, Any]) -> None:
+    relay = services["relay"]
+    assert "--key=/run/secrets/server.key" in relay["command"]
+    assert "volumes" not in relay
+    asked = {profile: compose(profile, "umbel/deploy/relay.yml") for profile in ("client", "server")}
+    app, server = asked["client"]["clientapp"], asked["server"]["serverapp"]
+    assert {*app["networks"]} == {"site", "front"}
+    assert {secret["source"] for secret in app["secrets"]} == {"relay-ca.crt", "party.key"}
+    assert {*server["networks"]} == {"server", "front"}
+    assert {secret["source"] for secret in server["secrets"]} == {"ca.crt", "superexec.secret", "relay-ca.crt"}
 
 
 def test_tls_and_keys_are_the_default(services: dict[str, Any]) -> None:
@@ -155,6 +175,7 @@ def test_insecure_must_be_asked_for_by_name() -> None:
             assert "--insecure" in service["command"]
             assert not service.get("secrets")
             parse(service["command"])
+    assert compose("client", "umbel/deploy/insecure.yml")["clientapp"]["environment"]["UMBEL_SERVER_CA"] == ""
     _, rules = start_guarded(compose("server", "umbel/deploy/insecure.yml")["superlink"]["command"])
     assert rules.control_from == parse_networks("0.0.0.0/0 ::/0")
     assert rules.runtime_at == {"inside"}
@@ -162,7 +183,9 @@ def test_insecure_must_be_asked_for_by_name() -> None:
 
 def test_apps_see_no_key_and_no_network_but_their_own(services: dict[str, Any]) -> None:
     for name in APPS:
-        assert "secrets" not in services[name]
+        [seen] = services[name]["secrets"]
+        assert seen["source"] == "ca.crt", "public: it says which server a researcher signed a run for"
+        assert services[name]["environment"]["UMBEL_SERVER_CA"] == "/run/secrets/ca.crt"
     for name in (*APPS, "serverapp"):
         assert "front" not in services[name]["networks"]
     for name in APPS:

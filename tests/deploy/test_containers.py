@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.deploy.conftest import SHORT, TRAIN, write_site
-from tests.deploy.processes import RUN_S, wait_until
+from tests.deploy.processes import RUN_S, START_S, wait_until
 from tests.deploy.thief import write_thief
 from umbel.client.bundle import Bundle
 from umbel.deploy import certs, demo
@@ -64,6 +64,12 @@ class Stack(NamedTuple):
         ]
 
 
+def online(flwr: demo.Run) -> list[str]:
+    """Return the numbers of the nodes that are online."""
+    nodes = json.loads(flwr("supernode", "list", "demo", "--format", "json", capture=True))["nodes"]
+    return [node["node-id"] for node in nodes if node["status"] == "online"]
+
+
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     home = tmp_path_factory.mktemp("containers")
@@ -79,6 +85,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     compose("build", "image")
     try:
         with demo.started(compose, keys) as flwr:
+            wait_until("sites online", lambda: len(online(flwr)) == len(demo.SITES), START_S, pause=1.0)
             yield Stack(compose, flwr)
     except DemoError:
         compose("logs", "--tail", "40")
@@ -90,8 +97,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def test_a_gateless_bundle_is_refused_and_takes_nothing(stack: Stack, tmp_path: Path) -> None:
     thief, own = write_thief(tmp_path / "umbel"), Bundle.installed()
     assert own
-    nodes = json.loads(stack.flwr("supernode", "list", "demo", "--format", "json", capture=True))["nodes"]
-    names = " ".join(node["node-id"] for node in nodes if node["status"] == "online")
+    names = " ".join(online(stack.flwr))
     stack.run(thief, out="/umbel/loot.json", nodes=names)
     loot = json.loads(stack.compose("exec", "-T", "serverapp", "cat", "/umbel/loot.json", capture=True))
     sent = hashlib.sha256(build_bundle(thief)).hexdigest()

@@ -77,8 +77,44 @@ def test_it_has_the_operators_secret(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise demo.DemoError("far enough")
 
     monkeypatch.setattr(demo, "_register", register)
+    monkeypatch.setattr(demo, "_wait_until_ready", lambda *_: None)
     with pytest.raises(demo.DemoError, match="far enough"):
         demo._run(lambda *_, **__: "127.0.0.1:49153\n", tmp_path)
+
+
+def test_the_server_is_waited_for_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [False, False, True]
+    monkeypatch.setattr(demo, "_LOOK_S", 0.0)
+    monkeypatch.setattr(demo, "healthy", lambda *_: bool(print("reason")) or answers.pop(0))
+    demo._wait_until_ready("localhost:1", tmp_path)
+    assert answers == []
+    monkeypatch.setattr(demo, "_READY_S", -1.0)
+    answers.append(False)
+    with raises(demo.DemoError, "demo.offline"):
+        demo._wait_until_ready("localhost:1", tmp_path)
+
+
+def test_all_programs_load_at_once_and_a_site_starts_when_its_key_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node without a registered key ends."""
+    certs.make(tmp_path, [], [])
+    done: list[str] = []
+    monkeypatch.setattr(demo, "_register", lambda key, _: done.append(key.stem))
+    monkeypatch.setattr(demo, "_wait_until_ready", lambda *_: done.append("ready"))
+
+    def compose(*words: str, capture: bool = False) -> str:
+        done.append(" ".join(words[:4]) if words[0] == "up" else words[0])
+        return "127.0.0.1:49153\n"
+
+    with demo.started(compose, tmp_path):
+        pass
+    assert [one for one in done if one != "exec"] == [
+        "up --detach --no-deps superlink", "port", "ready", "up --detach --no-deps serverapp",
+        *sorted(demo.SITES, key=done.index), "up --detach --no-deps site-1",
+    ]  # fmt: skip
+    assert done.count("exec") == 3, "a ledger of each site"
+    assert done[-1] == "up --detach --no-deps site-1"
 
 
 def test_a_step_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,6 +49,10 @@ def containers(*roles: str) -> Iterator[Document]:
 def container(name: str) -> Document:
     [found] = [one for one in containers() if one["name"] == name]
     return found
+
+
+def environment(name: str) -> dict[str, str]:
+    return {one["name"]: one["value"] for one in container(name)["env"]}
 
 
 def keys(name: str) -> set[str]:
@@ -120,11 +125,20 @@ def test_keys_and_data_are_where_they_are_needed() -> None:
     assert keys("superlink") == {"*"}
     assert keys("serverapp") == {"ca.crt", "superexec.secret"}
     assert keys("supernode") == {"ca.crt", "node.key"}
-    assert keys("clientapp") == set()
+    assert keys("clientapp") == {"ca.crt"}
+    assert environment("clientapp")["UMBEL_SERVER_CA"] == "/run/secrets/umbel/ca.crt"
     mounts = {mount["mountPath"]: mount for mount in container("clientapp")["volumeMounts"]}
-    assert set(mounts) == {"/data", "/ledger", "/etc/umbel", "/tmp"}
+    assert set(mounts) == {"/data", "/ledger", "/etc/umbel", "/run/secrets/umbel", "/tmp"}
     assert mounts["/data"]["readOnly"]
     assert "/data" not in {mount["mountPath"] for mount in container("supernode")["volumeMounts"]}
+
+
+def test_a_sites_readiness_knows_its_ledger(services: dict[str, Any]) -> None:
+    assert environment("clientapp") == services["clientapp"]["environment"] | {
+        "UMBEL_SERVER_CA": "/run/secrets/umbel/ca.crt"
+    }
+    text = document("site", "ConfigMap")["data"]["policy.toml"]
+    assert tomllib.loads(text)["ledger-path"] == environment("clientapp")["UMBEL_LEDGER_PATH"]
 
 
 def test_all_are_confined(role: str) -> None:
@@ -138,8 +152,9 @@ def test_all_are_confined(role: str) -> None:
         }  # fmt: skip
         assert {"startupProbe", "readinessProbe", "livenessProbe"} <= one.keys()
         # A full disk takes a pod out of service, and does not start it again.
-        assert "/health'" not in str(one["readinessProbe"])
-        assert "/ready'" not in str(one["livenessProbe"])
+        assert "/ready'" in str(one["readinessProbe"])
+        assert "/health'" in str(one["livenessProbe"])
+        assert "/health'" in str(one["startupProbe"])
         # Slow is not dead: 15 minutes to start, and 10 minutes without an answer.
         assert one["startupProbe"]["failureThreshold"] * one["startupProbe"]["periodSeconds"] == 900
         assert one["livenessProbe"]["failureThreshold"] * one["livenessProbe"]["periodSeconds"] == 600

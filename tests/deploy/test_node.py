@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.errors import raises
-from umbel.deploy import node
+from umbel.deploy import certs, node
+from umbel.privacy.gate.site import SERVER_CA
 from umbel.protocol.errors import SiteError
 from umbel.simulation.superlink import free_port
 
@@ -22,10 +23,27 @@ def test_what_would_run_the_servers_code_cannot_be_asked_for(option: str) -> Non
         node.start([option])
 
 
-def test_what_a_site_writes_is_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start nothing beside the node, and keep its environment from other tests."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(os, "fork", lambda: 1)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setenv(SERVER_CA, "/of/another/server.crt")
+
+
+def test_a_site_knows_for_which_server_runs_are_signed_from_its_connection_alone(
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certs.make(tmp_path / "certs", [], [])
+    monkeypatch.chdir(tmp_path)
+    node.start(["--port", str(free_port()), "--root-certificates", "certs/ca.crt"])
+    assert os.environ[SERVER_CA] == str(tmp_path / "certs" / "ca.crt")
+    node.start(["--port", str(free_port()), "--insecure"])
+    assert os.environ[SERVER_CA] == ""
+
+
+def test_what_a_site_writes_is_its_users_alone(tmp_path: Path, alone: None) -> None:
     os.umask(0)
     node.start(["--port", str(free_port())])
     (tmp_path / "written").touch()

@@ -15,6 +15,7 @@ import ssl
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,18 @@ from flwr.app import Context, RecordDict
 from tests.deploy.conftest import CLIENTS, SHORT, TRAIN, write_site
 from tests.deploy.processes import APP, CONNECTION, Deployment, Member, Run
 from tests.deploy.thief import THIEF, Attack, attack, write_liar, write_thief
+from tests.helpers.errors import raises
+from tests.helpers.keys import pair
 from tests.helpers.paper import ACCEPTED
 from umbel.client.app import app as client_app
 from umbel.client.bundle import Bundle
+from umbel.client.checks import server_checks
+from umbel.privacy.gate.runs import Runs, Status
 from umbel.privacy.gate.store import beside
+from umbel.protocol.errors import SiteError
 from umbel.protocol.flower import build_bundle
+from umbel.protocol.run_config import RunConfig
+from umbel.protocol.signatures import server_of, sign
 from umbel.server.app import app as server_app
 from umbel.simulation.grid import InProcessGrid
 
@@ -75,15 +83,17 @@ def liar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory, thief: Path, liar: Path) -> Iterator[Deployment]:
-    """Three hospitals; only the north lets a client report, and the south names the bundles that it has reviewed."""
+    """Three hospitals; only the north lets a client report, and the south names the bundles that it has reviewed, and
+    a researcher."""
     folder = tmp_path_factory.mktemp("deployment")
     own, sent = Bundle.installed(), hashlib.sha256(build_bundle(thief)).hexdigest()
     assert own
     # As far as Flower's own names of bundles go, the thief's is a reviewed one.
-    reviewed = {"south": {"bundle": f"{own.sha256} {sent[:8]}{own.sha256[8:]}"}}
+    _, public = pair(folder / "ann")
+    reviewed = {"bundle": f"{own.sha256} {sent[:8]}{own.sha256[8:]}", "researchers": f"ann={public.split()[1]}"}
     with Deployment(folder, server_path=[OWN, liar]) as deployment:
         for name in ("north", "south", "west"):
-            deployment.start_node(name, **node_config(folder, name), **reviewed.get(name, {}))
+            deployment.start_node(name, **node_config(folder, name), **(reviewed if name == "south" else {}))
         deployment.wait_until_online()
         yield deployment
 
@@ -166,6 +176,13 @@ def known(deployment: Deployment) -> tuple[set[str], set[str]]:
     return {run["run-id"] for run in runs}, {node["node-id"] for node in nodes}
 
 
+def signature(deployment: Deployment, config: dict[str, Any]) -> str:
+    """Return a researcher's signature of a run at the deployment's server."""
+    entries = RunConfig.parse({key.replace("_", "-"): value for key, value in config.items()}).unsigned()
+    until = datetime.now(UTC) + timedelta(days=1)
+    return sign(entries, deployment.folder / "ann", until, server_of(deployment.ca))
+
+
 @pytest.fixture(scope="module")
 def episode(deployment: Deployment, thief: Path) -> Episode:
     own = Bundle.installed()
@@ -176,7 +193,7 @@ def episode(deployment: Deployment, thief: Path) -> Episode:
     (planted / "client").mkdir()
     (planted / "client" / "app.py").write_text(THIEF, encoding="utf-8")
     before = known(deployment)
-    run = deployment.submit(**CONFIG)
+    run = deployment.submit(**CONFIG, signature=signature(deployment, CONFIG))
     strangers = {
         "unregistered": deployment.start_stranger("unregistered", deployment.write_key("unregistered")),
         "without key": deployment.start_stranger("keyless"),
@@ -206,6 +223,11 @@ def test_sites_learn_together_though_one_refuses(episode: Episode) -> None:
     assert second["moved"]
     assert first["loss"] != second["loss"] != last["loss"], "validation scores hypotheses that moved"
     assert all(np.isfinite(value).all() for value in episode.run.hypotheses().values())
+
+
+def test_a_signed_run_needs_no_approval(deployment: Deployment, episode: Episode) -> None:
+    [request] = [one for one in Runs(deployment.nodes["south"].ledger).requests() if one.run == episode.run.id]
+    assert (request.status, request.person, request.reason) == (Status.APPROVED, "ann", "signed")
 
 
 def test_what_was_planted_is_not_run(deployment: Deployment, episode: Episode) -> None:
@@ -282,6 +304,20 @@ def test_a_stranger_is_refused_and_the_run_goes_on_undisturbed(episode: Episode,
     )
     assert not stranger.charges
     assert [entry["lost_nodes"] for entry in episode.run.history] == [1, 0, 0], "the west, left out of round 2"
+
+
+def test_a_site_asks_whether_its_key_is_registered_and_stays_as_it_is(deployment: Deployment, episode: Episode) -> None:
+    before = deployment.flwr("supernode", "list", CONNECTION, "--format", "json")
+    known, unknown = (
+        dict(server_checks(deployment.address, deployment.ca, deployment.write_key(name)))["registered"]
+        for name in ("north", "unregistered")
+    )
+    assert known() == "the server has this site's key"
+    with raises(SiteError, "site.key-unknown"):
+        unknown()
+    after = deployment.flwr("supernode", "list", CONNECTION, "--format", "json")
+    statuses = [[(one["node-id"], one["status"]) for one in json.loads(text)["nodes"]] for text in (before, after)]
+    assert statuses[0] == statuses[1]
 
 
 def test_without_tls_nothing_is_answered(deployment: Deployment) -> None:

@@ -41,6 +41,7 @@ from tests.helpers.errors import ended
 from umbel.cli.main import app as umbel
 from umbel.deploy import guard
 from umbel.deploy.database import Database
+from umbel.deploy.programs import THROUGH
 from umbel.protocol.flower import FLOWER_LOGGER, Refusal, refusal_in
 
 SECRET = "0123456789abcdef" * 4
@@ -97,7 +98,6 @@ def test_of_all_that_flower_serves_a_site_gets_to_the_fleet_alone(
     served: dict[str, Any], secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
-    monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setattr(guard, "_is_this_user", lambda scope: True)  # no socket is open here
     for door in DOORS:
         monkeypatch.setenv(door, "1")
@@ -105,7 +105,12 @@ def test_of_all_that_flower_serves_a_site_gets_to_the_fleet_alone(
     assert done.exit_code == 0, done.output
     assert (served["host"], served["port"], served["proxy_headers"]) == ("127.0.0.1", 21999, False)
     assert served["ws"] == "none", "such a connection would never count as closed"
-    assert os.environ["PATH"].startswith(str(Path(sys.executable).parent)), "there its executor is found"
+    superlink = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    executor = superlink._get_superexec_command("127.0.0.1:8000", None, None, 1, False)
+    assert executor[: len(THROUGH)] == [*THROUGH], "not one of that name on the PATH"
+    assert executor[-6:] == [
+        "flower-superexec", "--insecure", "--runtime-api-address", "127.0.0.1:8000", "--parent-pid", "1"
+    ]  # fmt: skip
     # Flower would serve the same on other ports.
     assert not any(door in os.environ for door in DOORS)
 
@@ -413,6 +418,8 @@ def test_a_server_whose_user_has_no_home_does_not_start(
     done = start()
     ended(done.exit_code, done.output, "server.home", name, home / "server")
     assert not served
+    # A container's file system is read-only: runs are in the executor's.
+    assert (start("--isolation=process").exit_code == 0) is (name == "UMBEL_HOME")
 
 
 def test_a_port_that_is_in_use_is_told_in_one_line(served: dict[str, Any]) -> None:

@@ -32,14 +32,16 @@ from tests.helpers.keys import pair
 from tests.helpers.runs import run_app
 from umbel.client.app import app
 from umbel.data import offsets_of, write_dataset
+from umbel.deploy import certs
 from umbel.privacy.accounting.guarantee import pure_spent
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.site import SERVER_CA
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol.errors import FleetError
 from umbel.protocol.release import Kind
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.signatures import sign
+from umbel.protocol.signatures import server_of, sign
 from umbel.simulation.grid import InProcessGrid
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(7200)]
@@ -120,6 +122,8 @@ def test_a_year_loses_no_charge_and_leaves_no_site_behind(tmp_path: Path, monkey
 
     for module in (umbel.privacy.gate.consent, umbel.privacy.gate.site_log):
         monkeypatch.setattr(module, "datetime", Clock)
+    certs.make(tmp_path / "certs", [], [])
+    monkeypatch.setenv(SERVER_CA, str(authority := tmp_path / "certs" / "ca.crt"))
     key, public = pair(tmp_path / "ann")
     configs = [_site(tmp_path / f"site-{i}", i, public, year) for i in range(SITES)]
     ledgers = [Path(config["ledger-path"]) for config in configs]
@@ -130,7 +134,7 @@ def test_a_year_loses_no_charge_and_leaves_no_site_behind(tmp_path: Path, monkey
         year.now = START + timedelta(days=day)
         _events(day, rng, year, ledgers)
         config = RunConfig.parse(RUN | {"seed": day}).unsigned()
-        config["signature"] = sign(config, key, year.now + timedelta(days=1))
+        config["signature"] = sign(config, key, year.now + timedelta(days=1), server_of(authority))
         for context in grid.contexts.values():
             context.run_config, context.run_id = config, 1000 + day
         before = [Ledger(ledger).hash_of()[0] for ledger in ledgers]
@@ -183,6 +187,7 @@ def _site(folder: Path, i: int, public: str, year: Year) -> dict[str, Any]:
         hours = "20:00-06:00"
         [researchers]
         ann = "{public}"
+        # end
     ''')
     policy.chmod(0o600)
     return {"policy-file": str(policy), "ledger-path": str(folder / "ledger.sqlite"), "data-path": str(folder / "own")}

@@ -30,7 +30,7 @@ def policy(tmp_path: Path) -> Callable[..., list[str]]:
     def write(**entries: str) -> list[str]:
         file = tmp_path / "policy.toml"
         said = {"data-path": "/srv/hospital"} | {name.replace("_", "-"): value for name, value in entries.items()}
-        file.write_text("".join(f'{name} = "{value}"\n' for name, value in said.items()))
+        file.write_text("".join(f'{name} = "{value}"\n' for name, value in said.items()) + "# end\n")
         file.chmod(0o644)
         return ["--node-config", f'policy-file="{file}"']
 

@@ -49,6 +49,7 @@ LOOK = {
         "whether a task of any kind still goes to the executor that `get_executor` returns, and nothing is looked "
         "up on the PATH"
     ),
+    "run_program": "whether a task's program is still started by `subprocess.Popen` with its name as the first word",
     "run_superlink": (
         "whether all of Flower's interfaces are still served by one `uvicorn.run(app=...)`, behind the guard; "
         "whether a node's messages still pass `push_messages(request=, state=)`; whether dead tasks are still "
@@ -69,6 +70,9 @@ LOOK = {
         "node still gives up by `flwr_exit`"
     ),
     "refusal_in": "whether a server still tells by these codes that it wants a key, and details by `public_details`",
+    "ask_about_key": (
+        "whether a server still finds the key before it refuses the interval of heartbeats, and admits no one with it"
+    ),
     "tell_why": "whether a node that is not admitted still gets this code, after its signature was checked",
     "_refusal": "whether a removed node still has this status, and no longer a number",
     "keep_beating": "whether a failed heartbeat still ends all of them, and one that returns False is repeated",
@@ -110,6 +114,7 @@ PINNED = {
     "flwr.supercore.constant:NodeStatus.UNREGISTERED": "6de7c0854b9c",
     "flwr.supercore.corestate.sql_corestate:SqlCoreState._cleanup_expired_task_tokens": "4f11fd6575df",
     "flwr.supercore.credential_store:FileCredentialStore": "29106e4af133",
+    "flwr.supercore.error:ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL": "1832ed815e64",
     "flwr.supercore.error:ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED": "b779aef91ab3",
     "flwr.supercore.error:ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED": "c70b9f69191c",
     "flwr.supercore.error:FlowerError": "5791034e4609",
@@ -119,21 +124,24 @@ PINNED = {
     "flwr.supercore.grpc_health.health_server:run_health_server_grpc_no_tls": "e5bc76e5ceee",
     "flwr.supercore.inflatable.inflatable_object:get_object_children_ids_from_object_content": "de77457a9d36",
     "flwr.supercore.inflatable.inflatable_object:iterate_object_tree": "34c0fe845619",
-    "flwr.supercore.object_store:NoObjectInStoreError": "dd414d00e383",
     "flwr.supercore.object_store.in_memory_object_store:InMemoryObjectStore": "f0690484616d",
     "flwr.supercore.object_store.sql_object_store:SqlObjectStore": "4c553d469e5f",
+    "flwr.supercore.object_store:NoObjectInStoreError": "dd414d00e383",
     "flwr.supercore.protobuf.client:ProtobufClient.__init__": "ac3846e60234",
     "flwr.supercore.protobuf.translation:ProtobufTranslationMiddleware": "5ff23a6fdd06",
     "flwr.supercore.routers.runtime.tracing:RuntimeTracingMiddleware": "4f574b47f7f3",
     "flwr.supercore.sql_mixin:SQLITE_PRAGMAS": "f940cbaa04ab",
     "flwr.supercore.sql_mixin:SqlMixin.initialize": "b3e8155fcf84",
     "flwr.supercore.sql_mixin:_set_sqlite_pragmas": "6cf87a44250e",
+    "flwr.supercore.superexec.executor.subprocess_executor:SubprocessExecutor.launch": "5a7c903289c3",
     "flwr.supercore.superexec.executor.types:LaunchResult": "52068f09cea4",
     "flwr.supercore.superexec.run_superexec:get_executor": "891abfc53747",
     "flwr.supercore.superexec.run_superexec:run_superexec": "d11f4e7fbc8f",
     "flwr.supercore.tls:validate_and_resolve_root_certificates": "bc209e39f349",
     "flwr.superlink.cli.flower_superlink:FLWR_INTERNAL_GRPC_CONTROL_API": "ab8e559ab0cf",
     "flwr.superlink.cli.flower_superlink:FLWR_INTERNAL_GRPC_FLEET_API": "f4a9673a8944",
+    "flwr.superlink.cli.flower_superlink:SuperLinkLifespan._start_superexec_if_needed": "f741bd4c4cb3",
+    "flwr.superlink.cli.flower_superlink:_get_superexec_command": "5d60007f01d1",
     "flwr.superlink.cli.flower_superlink:_run_superlink_http_api": "eb0d78b85f99",
     "flwr.superlink.cli.flower_superlink:flower_superlink": "398ce9c85755",
     "flwr.superlink.grid.http_grid:HttpGrid.pull_messages": "3e88fb5bcc84",
@@ -154,9 +162,12 @@ PINNED = {
     "flwr.supernode.cli.flower_supernode:_start_supernode_http_api": "b2832210a0ca",
     "flwr.supernode.cli.flower_supernode:flower_supernode": "e263e1045207",
     "flwr.supernode.fleet_http_connection:FleetHttpClient": "9f33ca6d39a8",
+    "flwr.supernode.fleet_http_connection:FleetHttpClient.from_server_address": "611bbd7b5bd4",
     "flwr.supernode.fleet_http_connection:HeartbeatSender": "27714c8e3512",
+    "flwr.supernode.fleet_http_connection:NodeAuthHttpInterceptor": "a032beb3c41b",
     "flwr.supernode.fleet_http_connection:flwr_exit": "1445f36e9999",
     "flwr.supernode.fleet_http_connection:http_request_response.__wrapped__": "b80ca36779c2",
+    "flwr.supernode.fleet_http_connection:public_key_to_bytes": "552b787ae343",
     "flwr.supernode.main:create_app": "28b04dd1c246",
     "flwr.supernode.runtime.run_clientapp:get_load_client_app_fn": "f7790dd641ba",
     "flwr.supernode.runtime.run_clientapp:get_project_dir": "155c70517e73",

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from umbel.deploy.programs import THROUGH
+
 LOGS = """
 import sys
 from logging import ERROR, INFO
@@ -47,9 +49,45 @@ logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', "1.2.3.4:5",
 """
 
 
-def written(form: str, code: str = LOGS) -> str:
+COMMAND = """
+import sys
+from umbel.protocol import logs
+from umbel.protocol.cli import fail
+logs.configure()
+try:
+    fail("no such\\nledger [ledger.gone]", 2)
+except BaseException as end:
+    assert end.exit_code == 2
+"""
+UNEXPECTED = """
+import logging, threading, warnings, weakref
+from umbel.protocol import logs
+logs.configure()
+warnings.warn("old\\nway")
+logging.getLogger("another").warning("of\\na library")
+def broken(*_):
+    raise ValueError("bro\\nken")
+def ends():
+    raise SystemExit
+for target in (broken, ends):
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
+class Kept:
+    __del__ = broken
+del (kept := [Kept()])[:]
+broken()
+"""
+
+
+def written(form: str, code: str = LOGS, status: int = 0) -> str:
+    return said(form, "-c", code, status=status)
+
+
+def said(form: str, *words: str, status: int = 0) -> str:
     environment = os.environ | {"UMBEL_LOG": form}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == status, done.stderr
     return done.stderr + done.stdout
 
 
@@ -66,6 +104,32 @@ def test_lines_about_requests_are_json_too_and_every_reader_takes_them() -> None
     first, second = [json.loads(line)["message"] for line in text.splitlines()]
     assert (first, second) == ("Started", '1.2.3.4:5 - "GET /\n? HTTP/1.1" 403')
     assert "\\ud" not in text
+
+
+def test_a_commands_last_error_is_a_line_too() -> None:
+    [error] = map(json.loads, written("json", COMMAND).splitlines())
+    assert (error["level"], error["message"]) == ("ERROR", "no such\nledger [ledger.gone]")
+    assert written("plain", COMMAND) == "Error: no such\nledger [ledger.gone]\n"
+
+
+def test_what_no_one_expected_is_a_line_too() -> None:
+    found = [json.loads(line) for line in written("json", UNEXPECTED, status=1).splitlines()]
+    assert "old\nway" in found[0]["message"]
+    assert found[1]["message"] == "of\na library"
+    assert [one["message"] for one in found[2:]] == ["ValueError"] * 3, "in a thread, a finaliser and the program"
+    assert all("ValueError: bro\nken" in one["trace"] for one in found[2:])
+
+
+def test_flowers_own_programs_at_the_server_write_lines_too() -> None:
+    """The second is what a SuperExec starts for a run; without a server it would try again and again."""
+    options = ["--insecure", "--runtime-api-address", "127.0.0.1:1"]
+    executor = said("json", "-m", "umbel", "server", "executor", *options, "--executor-config", "gone", status=1)
+    began, ended = map(json.loads, executor.splitlines())
+    assert (began["message"], ended["level"]) == ("Starting Flower SuperExec", "ERROR")
+    refused = said("json", *THROUGH[1:], "flwr-serverapp", "--token", "x", "--root-certificates", "gone", status=1)
+    first, *others = map(json.loads, refused.splitlines())
+    assert first["message"] == "Start `flwr-serverapp` process"
+    assert others
 
 
 def test_text_of_a_server_forges_no_line_of_a_site_and_steers_no_terminal() -> None:

@@ -1,4 +1,4 @@
-"""A signature shows which researcher signed a run config, until when, and that nothing of it has changed."""
+"""A signature shows which researcher signed a run config, for which server, until when, and that nothing changed."""
 
 from __future__ import annotations
 
@@ -9,46 +9,84 @@ import pytest
 
 from tests.helpers.errors import raises
 from tests.helpers.keys import pair
+from umbel.deploy import certs
 from umbel.protocol.errors import CertificateError, SiteError
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.signatures import public_key, sign, signer
+from umbel.protocol.signatures import Signed, names_no_server, public_key, server_of, sign, signer
 
 RUN = RunConfig(rounds=3, step_size=0.1).unsigned()
 UNTIL = datetime(2030, 1, 2, 3, 4, tzinfo=UTC)
+HERE = "5e" * 32
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa"])
 def test_who_signed_is_found_by_the_public_key(kind: str, tmp_path: Path) -> None:
     key, public = pair(tmp_path / "ann", kind)
     _, other = pair(tmp_path / "bob")
-    signature = sign(RUN, key, UNTIL)
-    assert signer(RUN, signature, {"bob": other, "ann": public}) == ("ann", UNTIL)
-    assert signer(dict(reversed(RUN.items())), signature, {"ann": public}) == ("ann", UNTIL), "in any order"
-    assert signer(RUN, signature, {"bob": other}) == ("", None)
-    assert signer(RUN, signature, {}) == ("", None)
+    signature = sign(RUN, key, UNTIL, HERE)
+    by_ann = Signed("ann", UNTIL, HERE)
+    assert signer(RUN, signature, {"bob": other, "ann": public}) == by_ann
+    assert signer(dict(reversed(RUN.items())), signature, {"ann": public}) == by_ann, "in any order"
+    assert signer(RUN, signature, {"bob": other}) is None
+    assert signer(RUN, signature, {}) is None
 
 
 @pytest.mark.parametrize("name", ["rounds", "noise-multiplier", "dataset", "observers"])
 def test_any_other_setting_is_not_signed(name: str, tmp_path: Path) -> None:
     key, public = pair(tmp_path / "ann")
-    signature = sign(RUN, key, UNTIL)
+    signature = sign(RUN, key, UNTIL, HERE)
     changed = RUN[name] + (1 if isinstance(RUN[name], int | float) else "x")
-    assert signer(RUN | {name: changed}, signature, {"ann": public}) == ("", None)
+    assert signer(RUN | {name: changed}, signature, {"ann": public}) is None
 
 
-def test_nor_is_a_later_end(tmp_path: Path) -> None:
+def test_nor_is_a_later_end_or_another_server(tmp_path: Path) -> None:
     key, public = pair(tmp_path / "ann")
-    _, _, signed = sign(RUN, key, UNTIL).partition(" ")
+    last, server, signed = sign(RUN, key, UNTIL, HERE).split(" ")
     later = UNTIL + timedelta(days=1)
-    assert signer(RUN, f"{later:%Y-%m-%dT%H:%MZ} {signed}", {"ann": public}) == ("", None)
+    for other in (f"{later:%Y-%m-%dT%H:%MZ} {server} {signed}", f"{last} {'0' * 64} {signed}", f"{last} {signed}"):
+        assert signer(RUN, other, {"ann": public}) is None
+
+
+def test_a_server_is_its_authority_and_not_its_certificate(tmp_path: Path) -> None:
+    certs.make(tmp_path / "one", [], [])
+    certs.make(tmp_path / "two", [], [])
+    one, two = (tmp_path / name / "ca.crt" for name in ("one", "two"))
+    before = server_of(one)
+    assert len(before) == 64
+    assert before != server_of(two)
+    certs.make(tmp_path / "one", ["another.example.org"], [])  # the server's certificate has changed
+    assert server_of(one) == before
+    both = tmp_path / "both.crt"
+    both.write_bytes(one.read_bytes() + two.read_bytes())
+    with raises(CertificateError, "certificate.several", both):
+        server_of(both)
+    with raises(CertificateError, "certificate.unreadable", tmp_path / "one" / "ca.key"):
+        server_of(tmp_path / "one" / "ca.key")
+    with raises(CertificateError, "certificate.unreadable", "gone.crt"):
+        server_of(tmp_path / "gone.crt")
+
+
+def test_a_signature_of_before_is_known_by_its_form(tmp_path: Path) -> None:
+    assert names_no_server("2030-01-02T03:04Z c2lnbmF0dXJl")
+    assert not names_no_server("")
+    assert not names_no_server(sign(RUN, pair(tmp_path / "ann")[0], UNTIL, HERE))
 
 
 @pytest.mark.parametrize(
-    "signature", ["", "x", "2030-01-02T03:04Z", "2030-01-02T03:04Z =", "2030-01-02T03:04Z ÄÖ", "\x00 a"]
+    "signature",
+    [
+        "",
+        "x",
+        "2030-01-02T03:04Z",
+        "2030-01-02T03:04Z =",
+        "2030-01-02T03:04Z 5e =",
+        "2030-01-02T03:04Z 5e ÄÖ",
+        "\x00 a b",
+    ],
 )
 def test_what_is_no_signature_is_nobodys(signature: str, tmp_path: Path) -> None:
     _, public = pair(tmp_path / "ann")
-    assert signer(RUN, signature, {"ann": public}) == ("", None)
+    assert signer(RUN, signature, {"ann": public}) is None
 
 
 @pytest.mark.parametrize(
@@ -63,4 +101,11 @@ def test_a_public_key_does_not_sign(tmp_path: Path) -> None:
     key, public = pair(tmp_path / "ann")
     key.write_text(public)
     with raises(CertificateError, "certificate.no-key", key):
-        sign(RUN, key, UNTIL)
+        sign(RUN, key, UNTIL, HERE)
+
+
+def test_a_signature_of_a_run_without_a_relay_is_the_same_as_before_there_were_relays() -> None:
+    assert not {"anonymous-least", "relay", "relay-ca", "signature"} & RUN.keys()
+    assert {"rounds", "step-size", "seed"} <= RUN.keys()
+    relayed = RunConfig(rounds=3, step_size=0.1, clients_per_round=7, anonymous_least=5).unsigned()
+    assert relayed == RUN | {"anonymous-least": 5, "clients-per-round": 7}

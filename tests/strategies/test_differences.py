@@ -12,9 +12,10 @@ from tests.helpers.errors import raises
 from umbel.models.prior import Prior, positive
 from umbel.privacy.mechanisms import load
 from umbel.protocol.errors import ProtocolError
-from umbel.protocol.release import Clipping
+from umbel.protocol.release import Clipping, ReleaseBy
+from umbel.protocol.releases import Sums
 from umbel.protocol.tasks import TrainingSpec
-from umbel.strategies.differences import covariance, look, noise_variance, prior_of
+from umbel.strategies.differences import covariance, look, look_at_sums, noise_variance, prior_of
 
 TASK = TrainingSpec(noise_multiplier=3.0, clipping=Clipping.PUBLIC, clip_norm=0.5)
 TRUE = np.array([[2.0, 0.8, 0.0], [0.8, 1.0, 0.0], [0.0, 0.0, 0.1]])
@@ -115,3 +116,54 @@ def test_a_prior_travels_and_is_checked() -> None:
     for changes in wrong:
         with raises(ProtocolError, "protocol.prior", "does not fit 1 hypotheses of 2 parameters"):
             Prior.read(prior.arrays | changes if changes else {}, 1, 2)
+
+
+# --- from secure sums
+
+SUMMED = replace(
+    TASK, noise_multiplier=2.0, clip_norm=8.0, mechanism="discrete-gaussian", release_by=ReleaseBy.SECURE, moments=True
+)
+
+
+def sums(count: int, seed: int, task: TrainingSpec = SUMMED) -> Sums:
+    """Draw clients' updates of covariance `TRUE`, and return what a secure sum with second moments shows of them."""
+    generator = np.random.default_rng(seed)
+    own = generator.multivariate_normal(np.ones(3), TRUE, size=count)
+    assert np.linalg.norm(own, axis=1).max() < task.clip_norm
+    noise = task.noise_multiplier * task.clip_norm
+    square = generator.normal(size=(3, 3)) * noise * task.clip_norm
+    square = np.triu(square, 1) + np.triu(square, 1).T + np.diag(np.diag(square)) * np.sqrt(2)
+    total = own.sum(axis=0) + generator.normal(size=3) * noise
+    counts = np.array([[count + generator.normal() * np.sqrt(2) * task.noise_multiplier]])
+    return Sums(total[None, None], counts, np.arange(count), count, 0, np.arange(0), (own.T @ own + square)[None])
+
+
+def test_the_covariance_in_sums_is_estimated_without_bias_and_the_error_is_known() -> None:
+    """Over 300 sums of 400 clients: the mean within 4 standard errors, and the squared error within a third of what the
+    estimate says of itself."""
+    found, errors = [], []
+    for seed in range(300):
+        state: dict[str, Any] = {}
+        look_at_sums(state, sums(400, seed), SUMMED)
+        found.append(state["prior/covariances"][0])
+        errors.append(state["prior/errors"][0])
+    deviations = np.std(found, axis=0) / np.sqrt(len(found))
+    # The count's noise, of 1 in 140, biases by its square.
+    assert (np.abs(np.mean(found, axis=0) - TRUE) < 4 * deviations + 1e-3).all()
+    measured = np.square(np.array(found) - TRUE).sum(axis=(1, 2)).mean()
+    assert measured == pytest.approx(np.mean(errors), rel=0.33)
+
+
+def test_sums_over_few_clients_say_nothing() -> None:
+    state: dict[str, Any] = {}
+    look_at_sums(state, sums(4, 1), SUMMED)
+    assert prior_of(state, 1) is None
+
+
+def test_sums_over_many_clients_are_trusted() -> None:
+    state: dict[str, Any] = {}
+    look_at_sums(state, sums(20_000, 1), SUMMED)
+    prior = prior_of(state, 1)
+    assert prior is not None
+    assert prior.trust.item() > 0.9
+    np.testing.assert_allclose(prior.matrices[0], TRUE / np.trace(TRUE), atol=0.1)

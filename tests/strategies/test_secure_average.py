@@ -16,7 +16,10 @@ from tests.helpers.errors import raises
 from tests.helpers.ledgers import ledger_of
 from tests.helpers.paper import ACCEPTED
 from tests.helpers.sources import ROOT
+from umbel.data import find_dataset, open_dataset
+from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.policy import Personal
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.flower import ErrorCode
@@ -24,8 +27,10 @@ from umbel.protocol.release import Kind
 from umbel.protocol.signatures import line_of
 from umbel.server.observer import Run
 from umbel.simulation import in_process
+from umbel.simulation.baselines import personalised
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play, run_config
+from umbel.strategies.differences import prior_of
 
 CONFIG: dict[str, Any] = {
     "strategy": "secure-average", "strategy_options": "", "clipping": "public", "mechanism": "discrete-gaussian",
@@ -187,6 +192,37 @@ def test_a_validation_without_training_is_a_sum_as_well(monkeypatch: pytest.Monk
 def test_reports_that_cannot_be_added_are_refused(changes: dict[str, Any]) -> None:
     with raises(ConfigError, "config.report-noise"):
         played(**REPORTS | changes)
+
+
+# --- second moments
+
+
+def test_moments_tell_how_clients_differ_and_change_little_else() -> None:
+    """Without noise: updates are clipped to a share of the clip norm, and the prior is that of one site's updates."""
+    options = {"noise_multiplier": 0.0, "strategy_options": "explore=0.0", "rounds": 3}
+    plain, run = played(**options), played(**options | {"strategy_options": "explore=0.0 moments=true"})
+    np.testing.assert_allclose(moved(run), moved(plain), rtol=5e-3, atol=5e-3)
+    prior = prior_of(run.strategy.state, 2)
+    assert prior is not None
+    assert prior.matrices.shape == (2, 2, 2)
+    assert prior.trust.min() > 0.5
+
+
+def test_moments_cost_no_privacy_and_their_noise_is_in_the_counts() -> None:
+    plain, run = (played(rounds=2, strategy_options=f"moments={flag}") for flag in ("false", "true"))
+    release = [one.setup.release for one in (plain, run)]
+    assert guarantee({release[0]: 1}) == guarantee({release[1]: 1})
+    assert run.fleet.count_deviation == pytest.approx(np.sqrt(2) * plain.fleet.count_deviation)
+
+
+def test_clients_personalise_by_the_prior_from_sums() -> None:
+    """Through a whole run: moments, reports, and models made each client's own by Bayes."""
+    run = played(rounds=3, noise_multiplier=1.0, strategy_options="moments=true report_noise=10 report_bound=400")
+    prior = prior_of(run.strategy.state, 2)
+    assert prior is not None
+    dataset = open_dataset(find_dataset("synthetic"))
+    own = personalised(run.setup.model, dataset, run.state.hypotheses, run.setup.config, Personal.BAYES, prior=prior)
+    assert np.isfinite(own["mean"])
 
 
 # --- sites that fall silent

@@ -97,9 +97,14 @@ COMMANDS: Table = {
     "policy": ("umbel.cli.commands.policy:app", "Explain a site's policy in words, and check its file."),
     "server": ("umbel.cli.main:server", "Start the server, sign in to it, and print a run's status."),
     "sites": ("umbel.cli.commands.sites:sites", "List the sites of a run, and why some are missing."),
+    "relay": ("umbel.deploy.relay:app", "Start a relay, which hides from a server whose release is whose."),
     "certs": ("umbel.deploy.certs:app", "Make the certificates, secrets and keys of a server and its sites."),
     "bundle": ("umbel.client.bundle:app", "Print the hash that identifies this umbel, and write its bundle."),
     "data": ("umbel.cli.commands.data:app", "List and describe datasets, and make more from recipes and tables."),
+    "audit": (
+        "umbel.cli.commands.audit:app",
+        "Audit a Mod, filter or strategy wrapper of any package: is its claim true?",
+    ),
     "experiment": (
         "umbel.research.experiments.__main__:app",
         "Reproduce the papers' tables and figures, and measure the cost of a guarantee.",
@@ -112,6 +117,7 @@ COMMANDS: Table = {
 SERVER: Table = {
     "start": ("umbel.deploy.server:start", "Start Flower's SuperLink behind umbel's guard."),
     "install": ("umbel.deploy.systemd:server", "Write a systemd unit that starts the server."),
+    "executor": ("umbel.deploy.programs:app", "Start only the executor, which runs the ServerApps."),
     "login": ("umbel.deploy.server:login", "Store the operator's secret for a connection of flwr."),
     "status": ("umbel.cli.commands.sites:status", "Print a run's round, its sites, and the time left."),
     "metrics": ("umbel.deploy.metrics:app", "Print the metrics of runs and sites for Prometheus, or serve them."),

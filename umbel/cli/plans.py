@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import tomli_w
 
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.accounting.plan import Plan, Task, plan_for, what_helps
 from umbel.privacy.accounting.plan import plan as plan_forward
+from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE
 from umbel.protocol.run_config import RunConfig
@@ -19,6 +20,13 @@ from umbel.protocol.run_config import RunConfig
 if TYPE_CHECKING:
     from umbel.simulation.planner import PlannedRun
 
+ReleaseName = Literal["client", "site", "secure"]
+_STRATEGIES: Mapping[ReleaseName, dict[str, Any]] = {
+    "client": {},
+    "site": {"strategy": "site-average"},
+    "secure": {"strategy": "secure-average", "mechanism": DiscreteGaussian.name},
+}
+_FEWEST = 3  # sites in a secure sum, by default
 _LARGE = 0.1
 """Product of delta and the number of clients above which delta protects too few of them."""
 
@@ -61,7 +69,13 @@ class Planned:
 
 @overload
 def plan(
-    config: str | Path | Mapping[str, Any] = "", *, epsilon: float, delta: float = DELTA, sites: int = 1, **values: Any
+    config: str | Path | Mapping[str, Any] = "",
+    *,
+    epsilon: float,
+    delta: float = DELTA,
+    sites: int = 1,
+    release: ReleaseName | None = None,
+    **values: Any,
 ) -> PlannedRun: ...
 
 
@@ -81,6 +95,9 @@ def plan(
     choice_epsilon: float | None = None,
     delta: float = DELTA,
     public_data: bool = False,
+    anonymous: int | None = None,
+    release: ReleaseName | None = None,
+    sites: int = 1,
 ) -> Planned: ...
 
 
@@ -90,6 +107,7 @@ def plan(
     epsilon: float | None = None,
     delta: float = DELTA,
     sites: int = 1,
+    release: ReleaseName | None = None,
     **values: Any,
 ) -> Planned | PlannedRun:
     """Plan a whole run for a guarantee, or compute a run's cost for its clients.
@@ -106,11 +124,15 @@ def plan(
     delta : float
         Delta of the guarantee; 0 for a pure epsilon.
     sites : int
-        With `epsilon`: number of sites, if the strategy takes sums from sites.
+        Number of sites, if these release sums.
+    release : str, optional
+        The party that adds the noise: ``"client"``, ``"site"`` to the sum of its clients, or ``"secure"``, all sites
+        together to one sum; by default the strategy decides, or each client. With `epsilon` it names the strategy.
     **values
         With `epsilon`: run-config values that override the plan, with underscores for hyphens. Else the keywords of
         `costs`: ``parameters``, ``hypotheses``, ``clients``, ``clients_per_round``, ``mechanism``,
-        ``noise_multiplier``, ``rounds``, ``target_epsilon``, ``participations``, ``choice_epsilon``, ``public_data``.
+        ``noise_multiplier``, ``rounds``, ``target_epsilon``, ``participations``, ``choice_epsilon``, ``public_data``,
+        ``anonymous``.
 
     Returns
     -------
@@ -123,10 +145,27 @@ def plan(
         If a value is missing, given twice or impossible, or the run would learn nothing with the guarantee.
     """
     if epsilon is None:
-        return costs(config, delta=delta, **values)  # type: ignore[arg-type]
+        return costs(config, delta=delta, release=release, sites=sites, **values)  # type: ignore[arg-type]
     from umbel.simulation.start import values_of
 
-    return values_of(config, {key.replace("_", "-"): one for key, one in values.items()}, epsilon, delta, sites)
+    own = strategy_of(release, sites, {key.replace("_", "-"): one for key, one in values.items()})
+    return values_of(config, own, epsilon, delta, sites)
+
+
+def strategy_of(release: ReleaseName | None, sites: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return run-config values with the strategy of a release; raise `ConfigError` if they name another."""
+    _check_sites(release, sites)
+    own = _STRATEGIES[release] if release else {}
+    if twice := next((name for name in own if name in values), ""):
+        text = f'release = "{release}" decides {twice}; leave {twice} or release out'
+        raise ConfigError(text, code="config.both-ways")
+    return own | dict(values)
+
+
+def _check_sites(release: ReleaseName | None, sites: int) -> None:
+    if release == "secure" and sites < _FEWEST:
+        text = f"a secure sum is over at least {_FEWEST} sites, not {sites}; give sites"
+        raise ConfigError(text, code="config.impossible-figure")
 
 
 def costs(
@@ -144,6 +183,9 @@ def costs(
     choice_epsilon: float | None = None,
     delta: float = DELTA,
     public_data: bool = False,
+    anonymous: int | None = None,
+    release: ReleaseName | None = None,
+    sites: int = 1,
 ) -> Planned:
     """Work out what a run would cost its clients, or what noise a wanted guarantee takes.
 
@@ -169,6 +211,11 @@ def costs(
     public_data : bool
         Whether the data of `config` are public or made up. Only then are clients' first updates measured, since their
         norm is a release without noise that no ledger counts. The datasets that come with umbel are made up.
+    anonymous : int
+        N, the least number of releases that a relay shuffles before the server reads them. Adds the guarantee against
+        that server; with `target_epsilon`, this is the wanted one.
+    release, sites : str, int
+        As for `plan`.
 
     Raises
     ------
@@ -177,6 +224,7 @@ def costs(
     """
     if target_epsilon is not None and (noise_multiplier is not None or rounds is not None):
         raise ConfigError("give target-epsilon, or noise-multiplier and rounds, not both", code="config.both-ways")
+    _check_sites(release, sites)
     radius = None
     if str(config):
         if any(number is not None for number in (parameters, hypotheses, clients, clients_per_round, mechanism)):
@@ -194,9 +242,19 @@ def costs(
         raise ConfigError(text, code="config.missing-figure")
     else:
         task = Task(parameters, hypotheses, clients, clients_per_round, mechanism or LAPLACE)
+    if release == "secure":
+        if mechanism not in (None, DiscreteGaussian.name):
+            text = f'secure sums have mechanism "{DiscreteGaussian.name}", not "{mechanism}"; leave mechanism out'
+            raise ConfigError(text, code="config.mechanism")
+        task = replace(task, mechanism=DiscreteGaussian.name)
+    if release in ("site", "secure"):
+        task = replace(task, sites=sites if release == "site" else 1)
+    if anonymous is not None:
+        task = replace(task, batch=anonymous)
     if target_epsilon is not None:
         wanted = (task, target_epsilon, delta, participations, choice_epsilon)
-        return Planned(plan_for(*wanted), delta, task.clients, what_helps(*wanted), radius)
+        ways = {} if task.batch else what_helps(*wanted)
+        return Planned(plan_for(*wanted), delta, task.clients, ways, radius)
     if noise_multiplier is None or rounds is None:
         raise ConfigError("give noise-multiplier and rounds, or target-epsilon", code="config.missing-figure")
     figures = plan_forward(task, noise_multiplier, choice_epsilon or 0.0, rounds, delta)

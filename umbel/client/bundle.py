@@ -57,6 +57,14 @@ def reviewed(bundle: bytes, node_config: Mapping[str, Any]) -> str:
     return f"this site runs {runs}; it has not reviewed bundle {sha256}, which the server sent"
 
 
+def unpack(folder: Path) -> None:
+    """Write the files of the installed umbel's bundle into a new folder; among these alone, ``flwr`` finds them at
+    once."""
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(BytesIO(build_bundle(APP))) as archive:
+        archive.extractall(folder)
+
+
 def main(
     out: Annotated[Path | None, typer.Option(help="A new folder for the bundle's files, for flwr run.")] = None,
 ) -> None:
@@ -67,9 +75,7 @@ def main(
         if out is not None:
             if out.exists():
                 raise ConfigError(f"{out} exists already; give a new folder", code="config.project-exists")
-            out.mkdir(parents=True)
-            with zipfile.ZipFile(BytesIO(build_bundle(APP))) as archive:
-                archive.extractall(out)
+            unpack(out)
         typer.echo(own)
 
 

@@ -1,7 +1,7 @@
 """The checks of ``umbel site check``: a site's files, its disk, and its way to the server.
 
-Each check returns what it found as text, or raises an error that names the remedy. Nothing here registers, or sends
-anything but an unsigned question for the server's health.
+Each check returns what it found as text, or raises an error that names the remedy. Nothing here connects the node. The
+server gets two questions: for its health, and whether it has the node's key.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from umbel.privacy.gate.anonymous import relay_of
+from umbel.privacy.gate.identity import Identity
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside, may_begin
 from umbel.protocol.errors import SiteError
-from umbel.protocol.flower import parse_config_args
+from umbel.protocol.flower import Refusal, ask_about_key, parse_config_args
 from umbel.protocol.home import umbel_home
 from umbel.protocol.words import count_of
 
@@ -42,6 +44,33 @@ _AHEAD_S, _BEHIND_S = 4.0, 290.0  # Flower refuses a clock that is more than 5 s
 _SOON_DAYS = 14
 _EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
 _LEAST_FREE = 256 << 20  # bytes on the ledger's disk
+
+
+_BY_REASON = {
+    Refusal.REVOKED: SiteError(
+        "the server's operator has removed this site, and its key cannot be used again; make another key "
+        "(umbel certs --node NAME), and let the operator register it",
+        code="site.key-revoked",
+    ),
+    Refusal.UNKNOWN: SiteError(
+        "the server does not know this site's key; let its operator register the key's .pub file, then start again",
+        code="site.key-unknown",
+    ),
+    Refusal.ONLINE: SiteError(
+        "the server counts this site as online: another process uses its key, or its last process has just been "
+        "killed; end the other process, or wait a minute",
+        code="site.still-online",
+    ),
+    Refusal.NO_KEY: SiteError(
+        "the server admits only sites with a registered key; name it: --auth-supernode-private-key FILE",
+        code="site.no-key",
+    ),
+}
+_REFUSED = SiteError(
+    "the server refuses this site's key: it is not registered, has been removed, or another process uses it; ask the "
+    "server's operator",
+    code="site.key-refused",
+)
 
 
 def entries_of(node_config: str) -> dict[str, Any]:
@@ -57,7 +86,7 @@ def entries_of(node_config: str) -> dict[str, Any]:
 
 
 def own_checks(site: Site) -> Iterator[Check]:
-    """Yield the checks of a site's ledger, log, permissions and disk; none in simulation."""
+    """Yield the checks of a site's ledger, log, permissions, disk and relay; none in simulation."""
     if site.ledger_path is None:
         return
     ledger, log = site.ledger_path, beside(site.ledger_path)
@@ -65,10 +94,12 @@ def own_checks(site: Site) -> Iterator[Check]:
     yield "log", lambda: _log(SiteLog(log))
     yield "permissions", lambda: _permissions([ledger, log])
     yield "disk", lambda: _disk(ledger)
+    if site.policy.relay:
+        yield "relay", lambda: _relay(site)
 
 
 def server_checks(address: str, ca: Path | None, key: Path | None) -> Iterator[Check]:
-    """Yield the checks of a site's key, of the server and its certificate, and of the clock.
+    """Yield the checks of a site's key, of the server and its certificate, of the clock, and of the key there.
 
     Parameters
     ----------
@@ -83,6 +114,7 @@ def server_checks(address: str, ca: Path | None, key: Path | None) -> Iterator[C
     look = cache(lambda: _look(address, ca))  # both checks are of one reply
     yield "server", lambda: _server(address, look())
     yield "clock", lambda: _clock(look())
+    yield "registered", lambda: _registered(address, ca, key, look)
 
 
 def file_checks(ca: Path | None, key: Path | None) -> Iterator[Check]:
@@ -131,7 +163,20 @@ def _disk(ledger: Path) -> str:
     return f"{free / 2**30:.1f} GiB free for ledger and log"
 
 
+def _relay(site: Site) -> str:
+    Identity.of(site, None)
+    relay_of(site).check()
+    return f"there, and parties lists this site: {site.policy.relay}"
+
+
 def _key(path: Path) -> str:
+    _private(path)
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise SiteError(f"other users can read the key {path}; close it: chmod 600 {path}", code="site.permissions")
+    return f"a private key; its public half is in {path}.pub"
+
+
+def _private(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except OSError as error:
@@ -142,9 +187,27 @@ def _key(path: Path) -> str:
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise SiteError(f"{path} is no key of an elliptic curve; make one: umbel certs --node NAME", code="site.key")
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise SiteError(f"other users can read the key {path}; close it: chmod 600 {path}", code="site.permissions")
-    return f"a private key; the server's operator registers {path}.pub"
+    return key
+
+
+def _registered(address: str, ca: Path | None, key: Path | None, look: Callable[[], _Look]) -> str:
+    """Ask the server whether it has the node's key."""
+    if key is None or ca is None:
+        missing = "--auth-supernode-private-key" if key is None else "--root-certificates"
+        return f"not checked, without {missing}; a server with registered keys refuses this site"
+    own = _private(key)
+    look()  # it tells better why no server can be asked
+    try:
+        reason = ask_about_key(address, ca, own)
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code == httpx.codes.UNAUTHORIZED:
+            return "not checked: the server cannot verify this site's signature now; look at the clock"
+        return f"not checked: the server replied {error.response.status_code}, and does not say whether it has the key"
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        raise connection_fault(address, error) from None
+    if reason is not None:
+        raise refusal_fault(reason)
+    return "the server has this site's key"
 
 
 def _authority(path: Path) -> str:
@@ -202,6 +265,11 @@ def connection_fault(address: str, error: Exception) -> SiteError:
         f"no server can be reached at {address} ({error}); check HOST:PORT, the firewall, and that the server runs",
         code="site.no-server",
     )
+
+
+def refusal_fault(reason: Refusal) -> SiteError:
+    """Return the error for a server that does not admit a node."""
+    return _BY_REASON.get(reason, _REFUSED)
 
 
 def _context(ca: Path) -> ssl.SSLContext:

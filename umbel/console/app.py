@@ -107,7 +107,7 @@ def main(
     """
     with errors_in_one_line():
         books = Books.of(node_config)
-        _ = books.clients, books.lines  # a damaged ledger or log is named here
+        _ = books.nearest(0), books.lines  # a damaged ledger or log is named here
         with _listening(port) as place, suppress(KeyboardInterrupt):
             # Printed once no other process can listen there and be given the secret.
             token = secrets.token_urlsafe(32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -15,6 +15,7 @@ from umbel.client.checks import entries_of
 from umbel.privacy.accounting.guarantee import (
     DELTA,
     amount,
+    gap,
     guarantee,
     in_words,
     pure_spent,
@@ -56,10 +57,19 @@ class Client:
     used: float | None
     left: int | None
 
-    @property
-    def order(self) -> tuple[float, int]:
-        """Clients near the end of their budget come first."""
-        return -(self.used or 0.0), self.number
+
+@dataclass(frozen=True)
+class Share:
+    """Clients that have used about the same part of their budgets.
+
+    `tenth` is 0 for less than a tenth, and 9 for nine tenths or more; None without a budget or a guarantee.
+    """
+
+    tenth: int | None
+    clients: int
+    fewest: int
+    most: int
+    """The smallest and the largest number of releases of one of them."""
 
 
 @dataclass(frozen=True)
@@ -144,19 +154,23 @@ class Books:
         log.check_in_ledger(lines[-1] if lines else None)
         return lines
 
-    @cached_property
+    @property
     def clients(self) -> list[Client]:
         """Every client that has released something, by number."""
-        last, _ = self._charged
-        names = dict(enumerate(Names(self.ledger).read()))
-        shared: dict[Any, tuple[str, str, float | None, int | None]] = {}
-        found = []
-        for number, account in self.accounts.items():
-            key = tuple(account.items()), last[number]
-            if key not in shared:
-                shared[key] = (*self._spent(account), self.used(account), self._left(account, last[number]))
-            found.append(Client(number, str(names.get(number, "")), sum(account.values()), *shared[key]))
-        return found
+        return self._listed(self.accounts)
+
+    def nearest(self, most: int) -> list[Client]:
+        """Return at most so many clients: those nearest to the end of their budgets."""
+        return self._listed(self._by_used[:most])
+
+    def shares(self, after: int) -> list[Share]:
+        """Return all clients but the `after` nearest to the end of their budgets, put together by tenths of these."""
+        releases: dict[int | None, list[int]] = {}
+        for number in self._by_used[after:]:
+            used, account = self._used[number], self.accounts[number]
+            tenth = None if used is None else min(9, int(10 * used))
+            releases.setdefault(tenth, []).append(sum(account.values()))
+        return [Share(tenth, len(own), min(own), max(own)) for tenth, own in releases.items()]
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -185,12 +199,14 @@ class Books:
     def used(self, account: Account) -> float | None:
         """Return the part of its budget that a client has used; None without a budget or a guarantee."""
         limits = self.limits
-        if limits.budget == math.inf or not limits.budget or (found := guarantee(account, self.delta)) is None:
+        if limits.budget == math.inf or not limits.budget or any(map(gap, account)):
             return None
+        budget = Fraction(limits.budget)
         if not limits.delta:
-            return min(1.0, found.pure / float(limits.budget)) if math.isfinite(found.pure) else None
+            pure = pure_spent(account)
+            return float(min(Fraction(1), pure / budget)) if isinstance(pure, Fraction) else None
         # At a delta, the gate counts some releases with the least noise that the site accepts.
-        budget, low, high = Fraction(limits.budget), 0.0, 1.0
+        low, high = 0.0, 1.0
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             low, high = (low, middle) if limits.covers(account, Fraction(middle) * budget) else (middle, high)
@@ -206,6 +222,40 @@ class Books:
             "runs": [asdict(one) for one in self.runs],
             "requests": [with_prices(one) for one in self.requests],
         }
+
+    def _listed(self, numbers: Iterable[ClientInDataset]) -> list[Client]:
+        names = dict(enumerate(Names(self.ledger).read()))
+        return [self._client(number, str(names.get(number, ""))) for number in numbers]
+
+    def _client(self, number: ClientInDataset, name: str) -> Client:
+        account, last = self.accounts[number], self._charged[0][number]
+        key = tuple(account.items()), last
+        if key not in self._spending:
+            self._spending[key] = (*self._spent(account), self._left(account, last))
+        pure, at_delta, left = self._spending[key]
+        return Client(number, name, sum(account.values()), pure, at_delta, self._used[number], left)
+
+    @cached_property
+    def _spending(self) -> dict[Any, tuple[str, str, int | None]]:
+        """The spending of alike clients, and what is left: many have the same account."""
+        return {}
+
+    @cached_property
+    def _used(self) -> dict[ClientInDataset, float | None]:
+        """The part of its budget that each client has used."""
+        shared: dict[Any, float | None] = {}
+        found = {}
+        for number, account in self.accounts.items():
+            key = tuple(account.items())
+            if key not in shared:
+                shared[key] = self.used(account)
+            found[number] = shared[key]
+        return found
+
+    @cached_property
+    def _by_used(self) -> list[ClientInDataset]:
+        """The clients; those near the end of their budgets come first."""
+        return sorted(self.accounts, key=lambda number: (-(self._used[number] or 0.0), number))
 
     @cached_property
     def _opened(self) -> Ledger:

@@ -6,7 +6,6 @@ import tomllib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
-from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined, Template
 
@@ -15,10 +14,12 @@ from umbel.console.explained import asked, explained
 from umbel.privacy.gate.runs import SHOWN, Request, Status
 from umbel.privacy.gate.site_log import Decision
 from umbel.protocol.cli import printable
+from umbel.protocol.project import PACKAGE
 from umbel.protocol.words import count_of
 
 _MOST_LINES = 500
-_MOST_CLIENTS = 20  # shown at once: those who have spent most
+_MOST_CLIENTS = 20  # shown at once: those who have used most of their budgets
+_LISTED = 100  # clients, with those on request; all others together, since a page must stay small
 _STOPPING = (
     "To stop a run now, refuse the request that allowed it. If the policy alone allowed it, stop the site's node, or "
     'set approve = "ask" and start the node again.'
@@ -51,7 +52,9 @@ def render(books: Books, token: str = "", told: str = "", chosen: Chosen = Chose
         decided=[one for one in reversed(books.requests) if one.status is not Status.WAITING],
         people={one.digest[:SHOWN]: _allowed(one) for one in books.requests},
         lines=lines[:_MOST_LINES],
+        clients=books.nearest(_LISTED),
         most=_MOST_CLIENTS,
+        shares=books.shares(_LISTED),
         stopping=_STOPPING,
     )
     return printable(page)
@@ -66,8 +69,11 @@ def _allowed(request: Request) -> str:
 
 @cache
 def _page() -> Template:
-    text = tomllib.loads((files(__package__) / "page.toml").read_text(encoding="utf-8"))
-    shared = tomllib.loads((files("umbel.server.report") / "page.toml").read_text(encoding="utf-8"))
+    # By its path: the report's package imports what draws its figures, which takes longer than all else here.
+    text, shared = (
+        tomllib.loads((PACKAGE / room / "page.toml").read_text(encoding="utf-8"))
+        for room in ("console", "server/report")
+    )
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page.globals |= {"count_of": count_of, "asked": asked, "explained": explained, "plan": plan, "prices": prices}
     page.globals["time"] = lambda text: text[:19].replace("T", " ")

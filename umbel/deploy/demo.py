@@ -16,16 +16,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
 import tomli_w
 import typer
 
+from umbel.client.bundle import unpack
 from umbel.data import find_dataset
 from umbel.data.split import split
 from umbel.deploy import certs
 from umbel.deploy.guard import read_secret
+from umbel.deploy.health import healthy
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import DemoError
 from umbel.protocol.flower import keep_secret
@@ -33,6 +36,7 @@ from umbel.protocol.home import make_folder, umbel_home, write_atomically
 from umbel.protocol.project import APP, CONFIGS
 
 SITES = ("site-1", "site-2", "site-3")
+APPS = tuple(f"{site}-app" for site in SITES)
 CONFIG = CONFIGS / "hospital-sites.toml"
 # Each site's manifest says which clients train. A training client spends 3.2 in a run, enough for 5 runs. A validation
 # client spends 2 * 2 / 10 = 0.4 on a report, and 2.8 on the 7 of a run: also 5 runs. Errors are clipped to 0.25, which
@@ -44,7 +48,7 @@ POLICY = (
 )
 LEDGER = "/ledger/umbel.sqlite"
 MAKE_LEDGER = f"test -e {LEDGER} || umbel ledger create {LEDGER}"
-_ONLINE_S = 900.0
+_READY_S, _LOOK_S = 300.0, 0.3
 LOGS = "containers.log"
 
 Run = Callable[..., str]
@@ -67,8 +71,9 @@ def main() -> None:
             # The volumes stay, with each site's ledger.
             compose("down")
         _title("All containers are stopped; the sites' ledgers remain on their volumes")
-        for site in SITES:
-            compose("run", "--rm", "--no-deps", f"{site}-app", "umbel", "ledger", "check", LEDGER)
+        with ThreadPoolExecutor() as at_once:
+            check = ("run", "--rm", "--no-deps", "-T")
+            list(at_once.map(lambda app: compose(*check, app, "umbel", "ledger", "check", LEDGER), APPS))
         compose("down")
     typer.echo(f"The results are in this folder; open report.html first:\n{results}")
 
@@ -89,9 +94,10 @@ def composer(home: Path, project: str = "umbel-demo") -> Run:
 
 def _run(compose: Run, keys: Path) -> Path:
     """Start everything, run the task, and return the folder with its results."""
-    with started(compose, keys) as flwr:
+    with started(compose, keys) as flwr, tempfile.TemporaryDirectory() as scratch:
         _title("The run")
-        flwr("run", str(APP), "demo", "--stream", "--run-config", str(CONFIG))
+        unpack(app := Path(scratch) / "umbel")
+        flwr("run", str(app), "demo", "--stream", "--run-config", str(CONFIG))
         run = json.loads(flwr("list", "demo", "--format", "json", capture=True))["runs"][0]
         if run["status"] != "finished:completed":
             text = f"the run ended as {run['status']}: {run.get('status-details') or 'see the log above'}"
@@ -101,9 +107,12 @@ def _run(compose: Run, keys: Path) -> Path:
 
 @contextmanager
 def started(compose: Run, keys: Path) -> Iterator[Run]:
-    """Start the server and the sites; yield a function that runs `flwr` as the researcher, who has the secret."""
-    _title("The server")
-    compose("up", "--detach", "--wait", "superlink", "serverapp")
+    """Start the server and the sites; yield a function that runs `flwr` as the researcher, who has the secret.
+
+    The sites may still be on their way: a run waits for them. All programs load at once, since that takes longest.
+    """
+    _title("The server, and the sites' executors")
+    compose("up", "--detach", "--no-deps", "superlink", *APPS)
     address = f"localhost:{compose('port', 'superlink', '8000', capture=True).strip().rpartition(':')[2]}"
     with tempfile.TemporaryDirectory(prefix="umbel-demo-") as scratch:
         connection = {"address": address, "root-certificates": str(keys / "ca.crt")}
@@ -116,12 +125,14 @@ def started(compose: Run, keys: Path) -> Iterator[Run]:
         def flwr(*arguments: str, capture: bool = False) -> str:
             return _call([_tool("flwr"), *arguments], environment, capture)
 
-        _title("The sites: register their keys, make their ledgers, start them")
-        for site in SITES:
-            _register(keys / f"{site}.pub", environment)
-            compose("run", "--rm", "--no-deps", f"{site}-app", "sh", "-c", MAKE_LEDGER)
-        compose("up", "--detach", "--wait")
-        _wait_until_online(flwr)
+        _title("The sites: make their ledgers, register their keys, start them")
+        with ThreadPoolExecutor() as at_once:
+            ledgers = at_once.map(lambda app: compose("exec", "-T", app, "sh", "-c", MAKE_LEDGER), APPS)
+            _wait_until_ready(address, keys / "ca.crt")
+            compose("up", "--detach", "--no-deps", "serverapp")  # not before: Compose would wait for the server itself
+            list(at_once.map(lambda site: _register(keys / f"{site}.pub", environment), SITES))
+            list(ledgers)
+        compose("up", "--detach", "--no-deps", *SITES)
         yield flwr
 
 
@@ -135,15 +146,14 @@ def _register(key: Path, environment: Mapping[str, str]) -> None:
     typer.echo(f"{key.stem} is registered")
 
 
-def _wait_until_online(flwr: Run) -> None:
-    deadline = time.monotonic() + _ONLINE_S
-    while True:
-        nodes = json.loads(flwr("supernode", "list", "demo", "--format", "json", capture=True))["nodes"]
-        if sum(node["status"] == "online" for node in nodes) >= len(SITES):
-            return
-        if time.monotonic() > deadline:
-            raise DemoError(f"not all sites are online after {_ONLINE_S:.0f} s: {nodes}", code="demo.offline")
-        time.sleep(1)
+def _wait_until_ready(address: str, ca: Path) -> None:
+    """Wait for the server: Compose would look every ten seconds."""
+    deadline = time.monotonic() + _READY_S
+    with redirect_stdout(None):  # each failure's reason
+        while not healthy(f"https://{address}/ready", str(ca)):
+            if time.monotonic() > deadline:
+                raise DemoError(f"the server is not ready after {_READY_S:.0f} s", code="demo.offline")
+            time.sleep(_LOOK_S)
 
 
 def _keep_logs(compose: Run, file: Path) -> None:

@@ -96,35 +96,16 @@ class Rules:
         return _is_this_machine(scope) and _is_this_user(scope)
 
 
-class Guard:
-    """An ASGI application that passes allowed requests on to another; sites' replies only if there is no fault."""
+class Bodies:
+    """An ASGI application that passes requests on to another as long as their bodies are within bounds."""
 
-    def __init__(self, app: Asgi, rules: Rules, fault: Fault = lambda: None) -> None:
-        self._app, self.rules, self._fault = app, rules, fault
+    def __init__(self, app: Asgi) -> None:
+        self._app = app
         self._in_flight: Counter[str] = Counter()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a connection on, or refuse it."""
-        kind = scope["type"]
-        if kind == "lifespan":
-            await self._app(scope, receive, send)
-        elif kind == "http":
-            if not self.rules.let(scope):
-                await _refuse(send, 403, REFUSAL)
-            elif scope["path"] in _STORED and (fault := self._fault()):
-                await _refuse(send, 503, f"the server cannot store a reply now; try again [{fault.code}]")
-            elif scope["path"].startswith("/v1/fleet/"):
-                await self._bounded(scope, receive, send)
-            else:
-                await self._app(scope, receive, send)
-        elif kind == "websocket":
-            # Before it is accepted; the caller sees 403.
-            await send({"type": "websocket.close", "code": 1008})
-
-    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a site's request on unless it is too large: Flower reads all of it before it checks a key."""
+    async def pass_on(self, scope: Scope, receive: Receive, send: Send, most: int, each: int = 1) -> None:
+        """Pass a request on unless it has more bytes than `most`; each takes so many bytes of memory."""
         peer = peer_of(scope.get("client"))
-        most, each = (_LARGEST_OBJECT, 1) if scope["path"] == _OBJECT else (_LARGEST_BODY, _UNFOLDED)
         taken, refusal, begun = 0, (0, ""), False
         until = asyncio.get_running_loop().time() + _BODY_S
 
@@ -162,6 +143,34 @@ class Guard:
                 del self._in_flight[peer]
         if refusal[0] and not begun:
             await _refuse(send, *refusal)
+
+
+class Guard:
+    """An ASGI application that passes allowed requests on to another; sites' replies only if there is no fault."""
+
+    def __init__(self, app: Asgi, rules: Rules, fault: Fault = lambda: None) -> None:
+        self._app, self.rules, self._fault = app, rules, fault
+        self._bodies = Bodies(app)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a connection on, or refuse it."""
+        kind = scope["type"]
+        if kind == "lifespan":
+            await self._app(scope, receive, send)
+        elif kind == "http":
+            if not self.rules.let(scope):
+                await _refuse(send, 403, REFUSAL)
+            elif scope["path"] in _STORED and (fault := self._fault()):
+                await _refuse(send, 503, f"the server cannot store a reply now; try again [{fault.code}]")
+            elif scope["path"].startswith("/v1/fleet/"):
+                # Flower reads all of a request before it checks a key.
+                bounds = (_LARGEST_OBJECT, 1) if scope["path"] == _OBJECT else (_LARGEST_BODY, _UNFOLDED)
+                await self._bodies.pass_on(scope, receive, send, *bounds)
+            else:
+                await self._app(scope, receive, send)
+        elif kind == "websocket":
+            # Before it is accepted; the caller sees 403.
+            await send({"type": "websocket.close", "code": 1008})
 
 
 async def _refuse(send: Send, status: int, detail: str) -> None:

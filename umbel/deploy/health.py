@@ -2,6 +2,7 @@
 
 python umbel/deploy/health.py https://localhost:8000/ready /run/secrets/ca.crt
 python umbel/deploy/health.py 127.0.0.1:9095
+python umbel/deploy/health.py 127.0.0.1:9095/health
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _LONGEST = 1000  # bytes of a reason
 def healthy(address: str, ca: str | None = None) -> bool:
     """Return whether a process is ready, at a URL or at ``HOST:PORT`` of an executor's gRPC health service.
 
-    The certificate authority in the file `ca` verifies an https URL.
+    ``HOST:PORT/health`` asks only whether the executor is alive. The certificate authority in the file `ca` verifies an
+    https URL.
     """
     if "://" in address:
         context = ssl.create_default_context(cafile=ca) if ca else None
@@ -36,10 +38,12 @@ def healthy(address: str, ca: str | None = None) -> bool:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+    host, _, path = address.partition("/")
+    service = "" if path == "health" else "ready"
     try:
-        with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+        with grpc.insecure_channel(host, [("grpc.enable_http_proxy", 0)]) as channel:
             answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(service="ready"), timeout=_TIMEOUT_S
+                health_pb2.HealthCheckRequest(service=service), timeout=_TIMEOUT_S
             )
     except grpc.RpcError as error:
         print(error.code())

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import httpx
 
-from umbel.client.checks import ahead_of, clock_fault, connection_fault
+from umbel.client.checks import ahead_of, clock_fault, connection_fault, refusal_fault
 from umbel.protocol.durations import in_time
 from umbel.protocol.errors import SiteError
 from umbel.protocol.flower import Refusal, log, refusal_in
@@ -26,31 +26,6 @@ _PATIENCE_S = 90.0
 _FIRST_S, _LONGEST_S = 2.0, 10.0
 """The shortest and the longest pause between two tries; each is twice the one before."""
 
-_BY_REASON = {
-    Refusal.REVOKED: SiteError(
-        "the server's operator has removed this site, and its key cannot be used again; make another key "
-        "(umbel certs --node NAME), and let the operator register it",
-        code="site.key-revoked",
-    ),
-    Refusal.UNKNOWN: SiteError(
-        "the server does not know this site's key; let its operator register the key's .pub file, then start again",
-        code="site.key-unknown",
-    ),
-    Refusal.ONLINE: SiteError(
-        "the server counts this site as online: another process uses its key, or its last process has just been "
-        "killed; end the other process, or wait a minute",
-        code="site.still-online",
-    ),
-    Refusal.NO_KEY: SiteError(
-        "the server admits only sites with a registered key; name it: --auth-supernode-private-key FILE",
-        code="site.no-key",
-    ),
-}
-_REFUSED = SiteError(
-    "the server refuses this site's key: it is not registered, has been removed, or another process uses it; ask the "
-    "server's operator",
-    code="site.key-refused",
-)
 _FORGOTTEN = SiteError(
     "the server no longer accepts this site's key: its operator has removed the site, or the server has lost its "
     "database; ask the operator, and make another key if the site was removed (umbel certs --node NAME)",
@@ -137,7 +112,7 @@ class Link:
             self._note(SiteError(f"the server at {self._address} replied {_told(response)}", code="site.server-fault"))
             return False
         reason = refusal_in(response.text)
-        fault = _BY_REASON.get(reason, _REFUSED)
+        fault = refusal_fault(reason)
         if reason not in (Refusal.ONLINE, Refusal.UNTOLD):
             raise ended(fault)
         self._note(fault)

@@ -28,6 +28,7 @@ from umbel.client.readiness import Readiness
 from umbel.deploy import supernode
 from umbel.deploy.link import ended
 from umbel.deploy.listening import option
+from umbel.privacy.gate.site import SERVER_CA
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import SiteError
@@ -44,14 +45,13 @@ def start(arguments: list[str]) -> list[str]:
     """Start an executor beside this process, which then becomes its SuperNode; return the SuperNode's options.
 
     These are `arguments` and additional ones; by default only an executor on this machine reaches the SuperNode.
-    ``--log-json`` is for both processes, and none of Flower's.
     """
     if taken := [name for name in _OURS if any(word.split("=")[0] == name for word in arguments)]:
         raise SiteError(f"this command sets {taken[0]} itself; leave it out", code="site.own-option")
-    if _LOG_JSON in arguments:
-        os.environ[logs.FORM] = logs.JSON
-        arguments = [word for word in arguments if word != _LOG_JSON]
     supernode.check(arguments)
+    authority = option(arguments, "--root-certificates")
+    # Also where there is none: signed runs are for the server of this connection, and no other.
+    os.environ[SERVER_CA] = str(Path(authority).expanduser().absolute()) if authority else ""
     os.umask(0o077)
     host, port = option(arguments, "--host", supernode.HOST), option(arguments, "--port", supernode.PORT)
     # Other users of this machine reach the same port: without the secret they could take the site's messages.
@@ -116,9 +116,12 @@ def main(context: typer.Context) -> None:
 
     With --log-json, both write their log as lines of JSON.
     """
+    given = [word for word in context.args if word != _LOG_JSON]
+    if given != context.args:
+        os.environ[logs.FORM] = logs.JSON
     with errors_in_one_line():
-        site = Readiness.of(entries_of(option(context.args, "--node-config")))
-        arguments = start(context.args)
+        site = Readiness.of(entries_of(option(given, "--node-config")))
+        arguments = start(given)
     supernode.run(arguments, site.fault if site else lambda: None)
 
 

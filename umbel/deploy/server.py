@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import tomllib
 from logging import INFO
 from numbers import Real
@@ -30,6 +29,7 @@ from umbel.deploy.connections import LOOP, BoundedConnection
 from umbel.deploy.database import Database
 from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secret
 from umbel.deploy.listening import check_port, option
+from umbel.deploy.programs import THROUGH
 from umbel.deploy.ready import Asgi, Ready
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
@@ -69,6 +69,8 @@ def _start(
     ] = False,
 ) -> None:
     """Start Flower's SuperLink behind umbel's guard. Takes the options of flower-superlink."""
+    if log_json:
+        os.environ[logs.FORM] = logs.JSON
     with errors_in_one_line():
         rules = Rules(
             secret=read_secret(control_secret) if control_secret else None,
@@ -78,18 +80,14 @@ def _start(
         )
         database = Database.of(context.args)
         _check(context.args, database)
-    if log_json:
-        os.environ[logs.FORM] = logs.JSON
     logs.configure()
     os.umask(0o077)  # messages in the database, the app's code, runs
-    # Flower looks for its executor there, also if this environment is not activated.
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     log(INFO, "Runs and registration are allowed for %s", _who(rules))
     database.watch()
     with errors_in_one_line():
         try:
             run_superlink(context.args, lambda served: _guarded(served, rules, database), BoundedConnection, LOOP,
-                largest_answer << 20)  # fmt: skip
+                largest_answer << 20, THROUGH)  # fmt: skip
         except (SQLAlchemyError, HTTPException) as error:
             if fault := database.fault():
                 raise fault from None
@@ -121,7 +119,10 @@ def _check(arguments: list[str], database: Database) -> None:
             except OSError as error:
                 text = f"{name} {file} cannot be read: {error.strerror}; make certificates and secrets: umbel certs"
                 raise ServerError(text, code="server.file") from None
-    for name, home in (("UMBEL_HOME", umbel_home()), ("FLWR_HOME", _flower_home())):
+    homes = {"FLWR_HOME": _flower_home()}
+    if option(arguments, "--isolation") != "process":  # else runs are written where the executor is
+        homes["UMBEL_HOME"] = umbel_home()
+    for name, home in homes.items():
         there = next(folder for folder in (home, *home.parents) if os.path.isdir(folder))
         if not os.access(there, os.W_OK | os.X_OK):
             text = f"{home} cannot be written to, so every run would fail; set {name} to a folder of the server's user"

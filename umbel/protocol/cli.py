@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
+from umbel.protocol import logs
 from umbel.protocol.errors import UmbelError
 from umbel.protocol.home import disk_error
 
@@ -58,7 +59,8 @@ def console() -> Console:
 
 def printable(text: str) -> str:
     """Return text from a server without the control characters that a terminal acts on."""
-    return "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
+    # Each character once: a page has millions.
+    return text.translate({ord(one): "?" for one in set(text) if not (one.isprintable() or one == "\n")})
 
 
 def csv_cell(value: object) -> object:
@@ -70,6 +72,6 @@ _FORMULAS = tuple("=+-@\t\r")
 
 
 def fail(reason: str, exit_code: int = 1) -> NoReturn:
-    """Print one line of error and exit."""
-    typer.echo(f"Error: {printable(reason)}", err=True)
+    """Print one line of error, of JSON where the log is, and exit."""
+    typer.echo(logs.error(printable(reason)), err=True)
     raise typer.Exit(exit_code) from None

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import subprocess
 import sys
 import time
 from argparse import Namespace
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, partial
 from importlib import import_module
+from importlib.metadata import distribution
 from pathlib import Path
 from threading import Lock
 from types import FunctionType, ModuleType, SimpleNamespace
@@ -28,7 +30,7 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.config import parse_config_args
 from flwr.common.constant import ErrorCode, SType
-from flwr.proto.fleet_pb2 import PushMessagesResponse
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore import log
 from flwr.supercore.logger import FLOWER_LOGGER, update_console_handler
@@ -49,6 +51,7 @@ __all__ = [
     "Run",
     "SType",
     "TaskIdentity",
+    "ask_about_key",
     "build_bundle",
     "drop_limit",
     "encoded",
@@ -63,6 +66,7 @@ __all__ = [
     "pull_soon",
     "refusal_in",
     "refuse_repeated_parts",
+    "run_program",
     "run_superexec",
     "run_superlink",
     "run_supernode",
@@ -112,6 +116,7 @@ READY = "ready"
 
 CLIENT_TASK = "flwr-clientapp"
 """The task type of a ClientApp."""
+_SUPEREXEC = "flower-superexec"
 
 
 def identify(node: int = 1) -> None:
@@ -192,8 +197,33 @@ def run_superexec(
     superexec = import_module("flwr.supercore.superexec.run_superexec")
     _replace(superexec, superexec.run_superexec, get_executor=lambda *_, **__: _Executor(launch))
     stay_at_server()
-    sys.argv = ["flower-superexec", *arguments]
+    sys.argv = [_SUPEREXEC, *arguments]
     command.flower_superexec()
+
+
+def run_program(name: str, arguments: Sequence[str], through: Sequence[str]) -> None:
+    """Run a program of Flower's, as its command does; a SuperExec runs those of its tasks by another command.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``flwr-serverapp``.
+    arguments : sequence of str
+        Its options.
+    through : sequence of str
+        The beginning of the command for a task's program, before the program's name.
+    """
+    [program] = [one for one in distribution("flwr").entry_points.select(group="console_scripts", name=name)]
+    if name == _SUPEREXEC:
+        executor = import_module("flwr.supercore.superexec.executor.subprocess_executor")
+
+        def start(command: Sequence[str], **how: Any) -> Any:
+            return subprocess.Popen([*through, *command], **how)
+
+        parts = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+        _replace(executor, executor.SubprocessExecutor.launch, subprocess=parts)
+    sys.argv = [name, *arguments]
+    program.load()()
 
 
 def plain_console() -> None:
@@ -215,7 +245,12 @@ def _readiness(alive: type, ready: Callable[[], bool]) -> type:
 
 
 def run_superlink(
-    arguments: Sequence[str], guard: Callable[[Any], Any], connection: type, loop: str, largest_answer: int
+    arguments: Sequence[str],
+    guard: Callable[[Any], Any],
+    connection: type,
+    loop: str,
+    largest_answer: int,
+    through: Sequence[str],
 ) -> None:
     """Run Flower's SuperLink with its command-line options.
 
@@ -232,6 +267,8 @@ def run_superlink(
     largest_answer : int
         Maximum bytes of a site's answer, all parts together, also where the message allows more or names no limit
         (`limit_answer`).
+    through : sequence of str
+        The beginning of the command that starts the ServerApps' SuperExec, before its name (`run_program`).
     """
     command = import_module("flwr.superlink.cli.flower_superlink")
     uvicorn = import_module("uvicorn")
@@ -245,6 +282,12 @@ def run_superlink(
         )
 
     _replace(command, command._run_superlink_http_api, uvicorn=SimpleNamespace(run=serve))
+    superexec = command._get_superexec_command
+    _replace(
+        command,
+        command.SuperLinkLifespan._start_superexec_if_needed,
+        _get_superexec_command=lambda *given, **options: [*through, *superexec(*given, **options)],
+    )
     router = import_module("flwr.superlink.routers.fleet.router")
     handlers = router.fleet_handlers
     answers = _Answers(largest_answer, handlers.push_messages, handlers.push_object)
@@ -439,6 +482,47 @@ def refusal_in(reply: str) -> Refusal:
     if error.code == codes.FLEET_SUPERNODE_REGISTRATION_DISABLED:
         return Refusal.NO_KEY
     return next((one for one in Refusal if one == error.public_details), Refusal.UNTOLD)
+
+
+def ask_about_key(address: str, ca: Path, key: Any) -> Refusal | None:
+    """Return why a server would not admit a node with this key; None if it has the key. Nothing changes there.
+
+    The request to admit the node names no valid interval of heartbeats. A server refuses that only after it has found
+    the key, and admits no one.
+
+    Parameters
+    ----------
+    address : str
+        ``HOST:PORT`` of the server.
+    ca : Path
+        The certificate authority's certificate.
+    key : EllipticCurvePrivateKey
+
+    Raises
+    ------
+    httpx.HTTPError
+        If the server cannot be asked, or answers in another way.
+    """
+    connection = import_module("flwr.supernode.fleet_http_connection")
+    codes = import_module("flwr.supercore.error").ApiErrorCode
+    own = key.public_key()
+    stay_at_server()
+    request = ActivateNodeRequest(public_key=connection.public_key_to_bytes(own), heartbeat_interval=0.0)
+    with connection.FleetHttpClient.from_server_address(
+        address, False, str(ca), interceptors=[connection.NodeAuthHttpInterceptor(key, own)]
+    ) as client:
+        try:
+            client.ActivateNode(request)
+        except import_module("httpx").HTTPStatusError as error:
+            told = import_module("flwr.supercore.error").FlowerError.from_json(error.response.text)
+            if told is None or told.code not in (
+                codes.FLEET_INVALID_HEARTBEAT_INTERVAL,
+                codes.FLEET_NODE_ACTIVATION_FAILED,
+            ):
+                raise
+            known = told.code == codes.FLEET_INVALID_HEARTBEAT_INTERVAL
+            return None if known else refusal_in(error.response.text)
+    return None
 
 
 def tell_why(activate: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,14 +6,15 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 from copy import copy
 from datetime import UTC, datetime
 from functools import partial
 from numbers import Real
+from types import TracebackType
 from typing import Any
 
-from umbel.protocol.flower import plain_console
 from umbel.protocol.words import one_line
 
 FORM = "UMBEL_LOG"
@@ -32,14 +33,22 @@ def configure(strangers: bool = False) -> None:
     form = os.environ.get(FORM, "")
     handlers = logging.getLogger("flwr").handlers
     if form == JSON:
-        for handler in handlers:
+        others = logging.StreamHandler()
+        logging.lastResort = others  # of other libraries
+        logging.getLogger("py.warnings").handlers = [others]
+        logging.captureWarnings(True)
+        for handler in (*handlers, others):
             handler.format = line  # type: ignore[method-assign]
+        sys.excepthook = _uncaught
+        threading.excepthook = sys.unraisablehook = _unraised
         _configure_uvicorn()
         return
     if strangers:
         for handler in handlers:
             handler.format = partial(_plain, handler.format)  # type: ignore[method-assign]
     if form == PLAIN or not sys.stderr.isatty():
+        from umbel.protocol.flower import plain_console  # here, since it takes long: commands use `error` alone
+
         plain_console()
 
 
@@ -61,6 +70,25 @@ def line(record: logging.LogRecord) -> str:
     if record.exc_info:
         said["trace"] = _text(logging.Formatter().formatException(record.exc_info))
     return json.dumps(said, default=str)
+
+
+def error(reason: str) -> str:
+    """Return the last error of a command as one line: of JSON, where the log is."""
+    if os.environ.get(FORM) != JSON:
+        return f"Error: {reason}"
+    return line(logging.LogRecord("umbel", logging.ERROR, "", 0, reason, None, None))
+
+
+def _uncaught(kind: type[BaseException], fault: BaseException | None, trace: TracebackType | None) -> None:
+    if issubclass(kind, SystemExit):
+        return  # as where a thread ends so
+    found = fault or kind()
+    record = logging.LogRecord("umbel", logging.CRITICAL, "", 0, "%s", (kind.__name__,), (kind, found, trace))
+    print(line(record), file=sys.stderr)
+
+
+def _unraised(fault: Any) -> None:
+    _uncaught(fault.exc_type, fault.exc_value, fault.exc_traceback)
 
 
 def _plain(form: Callable[[logging.LogRecord], str], record: logging.LogRecord) -> str:

@@ -15,7 +15,7 @@ SPREAD = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 @dataclass(frozen=True)
 class Releases:
-    """The releases of a round, in client order.
+    """The releases of a round, in client order; anonymous ones in the order of their numbers.
 
     Attributes
     ----------
@@ -23,7 +23,7 @@ class Releases:
         Sanitised parameter vectors as they travelled; read-only. Sum over clients in 64 bits
         (`umbel.protocol.arrays.mean_of`).
     clients : ndarray of int, shape (m,)
-        The clients that released, counted over the dataset.
+        The clients that released, counted over the dataset; all -1 if releases are anonymous.
     choices : ndarray of int, shape (m,), or None
         Their choices, if clients were asked for them.
     asked : int
@@ -54,6 +54,8 @@ class Sums:
         How many of its clients trained each hypothesis, according to the site: with noise, and between 0 and all.
     clients, asked, lost_nodes, outside
         As in `Releases`; outside are clients of sites whose sum is longer than valid updates allow.
+    moments : ndarray, shape (k, n, n) or (k, n), or None
+        The second moments of all clients' updates in a secure sum, if asked for: for many parameters squares alone.
     """
 
     sums: NDArray[np.float64]
@@ -62,6 +64,7 @@ class Sums:
     asked: int
     lost_nodes: int
     outside: NDArray[np.int64]
+    moments: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)

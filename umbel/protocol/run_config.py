@@ -24,6 +24,8 @@ MAX_CLIENTS = 1_000_000
 AUTO = 0
 """Placeholder for a number of hypotheses that the strategy chooses (`umbel.strategies.how_many`)."""
 _AUTO_MOST, _RELEASES_EACH = 8, 4
+_LATER = frozenset(("anonymous-least", "relay", "relay-ca"))
+"""Settings that runs had no need to name before there were relays."""
 
 
 def _number(value: Any) -> Any:
@@ -183,6 +185,15 @@ class RunConfig(Settings):
         description="sigma of the PAC paper's noisy messages; the guarantee does not count it",
     )
 
+    anonymous_least: int = Field(
+        0,
+        ge=0,
+        description="fewest releases in a batch that a relay hands on without their senders; 0 for releases that name "
+        "their client",
+    )
+    relay: str = Field("", description="address of that relay, as https://HOST:PORT; not in simulation")
+    relay_ca: str = Field("", description="absolute path of the CA certificate of the relay's operator")
+
     max_clients_per_node: int = Field(
         MAX_CLIENTS, ge=1, description="nodes that report more clients are left out; not in simulation"
     )
@@ -229,6 +240,11 @@ class RunConfig(Settings):
         if self.mechanism != LAPLACE and self.clipping is Clipping.UPDATE and self.noise_multiplier:
             text = f'mechanism = "{self.mechanism}" needs a public clip norm; set clipping = "public"'
             raise ValueError(text)
+        if self.anonymous_least > self.clients_per_round:
+            text = f"anonymous-least = {self.anonymous_least} exceeds clients-per-round = {self.clients_per_round}"
+            raise ValueError(f"{text}; lower it, or ask more clients")
+        if self.anonymous_least and self.clipping is not Clipping.PUBLIC:
+            raise ValueError('anonymous-least needs a public clip norm; set clipping = "public"')
         if self.max_participations and self.max_node_share < 1:
             text = "max-participations and max-node-share cannot be combined; set max-participations = 0"
             raise ValueError(f"{text}, or max-node-share = 1")
@@ -288,8 +304,16 @@ class RunConfig(Settings):
         }
 
     def unsigned(self) -> dict[str, Any]:
-        """Return the entries without the signature: what it covers, and what people approve."""
-        return {key: value for key, value in self.entries().items() if key != SIGNATURE}
+        """Return the entries without the signature: what it covers, and what people approve.
+
+        Later settings are left out while they have their defaults: earlier signatures and approvals still hold.
+        """
+        defaults = {field.alias: field.default for field in type(self).model_fields.values()}
+        return {
+            key: value
+            for key, value in self.entries().items()
+            if key != SIGNATURE and not (key in _LATER and value == defaults[key])
+        }
 
 
 def read_saved(text: str) -> dict[str, Any]:

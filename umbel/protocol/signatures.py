@@ -1,7 +1,8 @@
 """Signed run configs: a researcher signs a run's settings, and a site checks them against keys that its policy lists.
 
-A signature covers every entry of the run config and a time until which it may be used. Keys are SSH keys, as
-``ssh-keygen -t ed25519`` and ``umbel certs make --node NAME`` write them.
+A signature covers every entry of the run config, a time until which it may be used, and the server: a site answers it
+only at a server with a certificate of the same authority. Keys are SSH keys, as ``ssh-keygen -t ed25519`` and ``umbel
+certs --node NAME`` write them.
 """
 
 from __future__ import annotations
@@ -9,16 +10,22 @@ from __future__ import annotations
 import json
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
+    NoEncryption,
+    PrivateFormat,
     PublicFormat,
     load_ssh_private_key,
     load_ssh_public_key,
@@ -32,8 +39,44 @@ PublicKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey
 _TIME = "%Y-%m-%dT%H:%MZ"
 
 
-def sign(entries: Mapping[str, Any], key: Path, until: datetime) -> str:
+@dataclass(frozen=True)
+class Signed:
+    """A valid signature: the name of who signed, until when it is valid, and the server (`server_of`)."""
+
+    name: str
+    until: datetime
+    server: str
+
+
+def server_of(authority: Path) -> str:
+    """Return what identifies a server: the SHA-256 fingerprint of its certificate authority's certificate.
+
+    Raises
+    ------
+    CertificateError
+        If the file does not hold exactly one certificate. Of several, any could have certified another server.
+    """
+    try:
+        found = x509.load_pem_x509_certificates(authority.read_bytes())
+    except (OSError, ValueError) as error:
+        text = f"{authority} cannot be read as a certificate: {error}"
+        raise CertificateError(text, code="certificate.unreadable") from None
+    if len(found) != 1:
+        text = f"{authority} holds {len(found)} certificates; give the one of the server's certificate authority"
+        raise CertificateError(text, code="certificate.several")
+    return found[0].fingerprint(hashes.SHA256()).hex()
+
+
+def sign(entries: Mapping[str, Any], key: Path, until: datetime, server: str) -> str:
     """Return the signature of a whole run config (`umbel.protocol.run_config.RunConfig.unsigned`), until a time.
+
+    Parameters
+    ----------
+    entries : mapping
+    key : Path
+    until : datetime
+    server : str
+        Where the run will be started (`server_of`).
 
     Raises
     ------
@@ -41,7 +84,7 @@ def sign(entries: Mapping[str, Any], key: Path, until: datetime) -> str:
         If `key` holds no private SSH key without a passphrase, of the kind Ed25519 or ECDSA.
     """
     last = until.astimezone(UTC).strftime(_TIME)
-    return f"{last} {urlsafe_b64encode(signed(_text(entries, last), key)).decode()}"
+    return f"{last} {server} {urlsafe_b64encode(signed(_text(entries, last, server), key)).decode()}"
 
 
 def signed(text: bytes, key: Path) -> bytes:
@@ -57,6 +100,30 @@ def public_half(key: Path) -> PublicKey:
     return _private(key).public_key()
 
 
+def secret_of(key: Path, purpose: str) -> bytes:
+    """Return 32 bytes for a purpose that only a private SSH key's owner can compute; errors as for `sign`."""
+    private = _private(key).private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+    return HKDF(hashes.SHA256(), 32, salt=None, info=purpose.encode()).derive(private)
+
+
+def simulated_key(seed: int | None, place: int) -> ed25519.Ed25519PrivateKey:
+    """Return the key of a simulated node; in a simulation there is one computer, and nothing to hide from it."""
+    return ed25519.Ed25519PrivateKey.from_private_bytes(
+        sha256(f"umbel {seed} {simulated_name(place)}".encode()).digest()
+    )
+
+
+def simulated_name(place: int) -> str:
+    """Return the name under which keys of a simulated node are listed."""
+    return f"node {place}"
+
+
+@lru_cache(maxsize=16)
+def simulated_keys(seed: int | None, nodes: int) -> dict[str, PublicKey]:
+    """Return the public keys of all nodes of a simulation, by name."""
+    return {simulated_name(place): simulated_key(seed, place).public_key() for place in range(nodes)}
+
+
 def _private(key: Path) -> ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey:
     try:
         private = load_ssh_private_key(key.read_bytes(), password=None)
@@ -68,20 +135,25 @@ def _private(key: Path) -> ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKe
     return private
 
 
-def signer(entries: Mapping[str, Any], signature: str, keys: Mapping[str, str]) -> tuple[str, datetime | None]:
-    """Return who of `keys` signed a run config, and until when the signature is valid; an empty name if none did.
+def signer(entries: Mapping[str, Any], signature: str, keys: Mapping[str, str]) -> Signed | None:
+    """Return what a signature of a run config says; None if it is by none of `keys`.
 
     `keys` are public keys by name, as `public_key` reads them.
     """
-    last, _, coded = signature.partition(" ")
     try:
+        last, server, coded = signature.split(" ", 2)
         until, code = datetime.strptime(last, _TIME).replace(tzinfo=UTC), urlsafe_b64decode(coded)
     except ValueError:
-        return "", None
+        return None
     for name, text in keys.items():
-        if verifies(public_key(name, text), code, _text(entries, last)):
-            return name, until
-    return "", None
+        if verifies(public_key(name, text), code, _text(entries, last, server)):
+            return Signed(name, until, server)
+    return None
+
+
+def names_no_server(signature: str) -> bool:
+    """Return whether a signature has the form that umbel made before signatures named a server."""
+    return signature.count(" ") == 1
 
 
 def identity(entries: Mapping[str, Any], signature: str, key: str) -> str:
@@ -89,8 +161,8 @@ def identity(entries: Mapping[str, Any], signature: str, key: str) -> str:
 
     Whoever has a signature can write it in other ways, and of an ECDSA signature can compute another one that is valid.
     """
-    last = signature.partition(" ")[0]
-    return sha256(_text(entries, last) + key.encode()).hexdigest()
+    last, server, _ = signature.split(" ", 2)
+    return sha256(_text(entries, last, server) + key.encode()).hexdigest()
 
 
 def public_key(name: str, text: str) -> PublicKey:
@@ -129,6 +201,8 @@ def verifies(key: PublicKey, signed: bytes, text: bytes) -> bool:
     return True
 
 
-def _text(entries: Mapping[str, Any], until: str) -> bytes:
+def _text(entries: Mapping[str, Any], until: str, server: str) -> bytes:
     """Return what is signed; the same for the same settings in any order."""
-    return f"umbel run until {until}\n{json.dumps(dict(entries), sort_keys=True)}".encode("utf-8", "surrogatepass")
+    return f"umbel run until {until} at {server}\n{json.dumps(dict(entries), sort_keys=True)}".encode(
+        "utf-8", "surrogatepass"
+    )

@@ -141,8 +141,11 @@ class TrainingSpec(_Spec):
         Share of a site's clients that train a hypothesis drawn at random, so that none stays without
         clients; only where the site releases.
     release_by : ReleaseBy
-        ``client``: each client's model, with separate noise. ``site``: for each hypothesis the sum of the updates
-        of the node's asked clients and their number, with noise once.
+        ``client``: each client's model, with separate noise. ``anonymous``: the same, through a relay. ``site``: for
+        each hypothesis the sum of the updates of the node's asked clients and their number, with noise once.
+        ``secure``: the same over several nodes.
+    moments : bool
+        Whether a secure sum also has the second moments of updates (`umbel.privacy.secure.layout`).
     """
 
     FIRST_ROUND = 1
@@ -163,6 +166,7 @@ class TrainingSpec(_Spec):
     choice_epsilon: float = 2.0
     explore: float = 0.0
     release_by: ReleaseBy = ReleaseBy.CLIENT
+    moments: bool = False
 
     def __post_init__(self) -> None:
         _as_floats(self, "step_size", "noise_multiplier", "clip_norm", "message_noise", "choice_epsilon", "explore")
@@ -181,7 +185,9 @@ class TrainingSpec(_Spec):
         if not 0 <= self.explore <= 1:
             raise _range(f"explore must be between 0 and 1, got {self.explore}")
         if self.release_by is not ReleaseBy.CLIENT:
-            _check_site_release(self)
+            _check_public_release(self)
+        if self.moments and self.release_by is not ReleaseBy.SECURE:
+            raise ProtocolError("only a secure sum has second moments", code="protocol.site-sums")
         _short("the run's name", self.run)
         _short("the mechanism's name", self.mechanism)
 
@@ -277,9 +283,9 @@ class Hosting:
         return self.step > 0
 
 
-def _check_site_release(spec: TrainingSpec) -> None:
-    """Raise if a site cannot release the sums of this spec."""
-    # The bound on each client's part of a sum must not depend on the client's data.
+def _check_public_release(spec: TrainingSpec) -> None:
+    """Raise if a site cannot make the sums or the anonymous releases of this spec."""
+    # The bound on each client's part of a sum must not depend on the client's data, nor the size of anonymous noise.
     if spec.clipping is not Clipping.PUBLIC:
         reason = f'only with clipping "public", not {spec.clipping.value!r}'
     elif spec.noise_per is not NoisePer.VECTOR:
@@ -288,6 +294,8 @@ def _check_site_release(spec: TrainingSpec) -> None:
         reason = "and does not disclose which hypothesis each client chose"
     else:
         return
+    if spec.release_by is ReleaseBy.ANONYMOUS:
+        raise ProtocolError(f"a site releases anonymously {reason}", code="protocol.anonymous")
     raise ProtocolError(f"a site releases sums {reason}", code="protocol.site-sums")
 
 

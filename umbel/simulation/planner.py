@@ -59,6 +59,11 @@ _PURE = 1.15  # maximum factor on the noise of the best mechanism at a delta, to
 _LARGE_ROUND, _LARGE_ROUNDS = 400, (10, 120)  # for models that are too large to try: from handwriting
 _SMALL_NOISE = 0.5  # of all releases' mean, in clip norms: with more a client does as well alone
 _DROWNED = 5.0  # ratio of the noise to the way of a whole run from which such a model learns nothing
+_WHO = {
+    ReleaseBy.CLIENT: "it adds noise itself",
+    ReleaseBy.SITE: "its site adds noise to the sum",
+    ReleaseBy.SECURE: "all sites together add noise to one sum (in simulation: umbel run --nodes)",
+}
 _ROOMY = 3.0  # standard deviations within which a feature's mean should lie, and its scale within as many times 1
 _MOST_NAMED = 30  # columns that an error lists
 _MOST_UNITS = 200  # features that a model's name may scale
@@ -589,7 +594,7 @@ class _Search:
             f"pure epsilon {amount(have.pure)}" if pure else f"epsilon {amount(have.epsilon)} at delta {self.delta:g}"
         )
         times_in_words = "once" if participations == 1 else f"up to {participations} times"
-        who = "its site adds noise to the sum" if self.sites else "it adds noise itself"
+        who = _WHO[self.setup.strategy.release_by]
         lines = [
             f"Planned: {worth} for a client over the whole run, with {count_of(run.rounds, 'round')} of "
             f"{count_of(run.clients_per_round, 'client')}. A client takes part {times_in_words}, and {who}.",

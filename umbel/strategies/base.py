@@ -97,7 +97,7 @@ class Outcome:
     Attributes
     ----------
     clients : ndarray of int, shape (m,)
-        The training clients that released.
+        The training clients that released; all -1 if releases are anonymous.
     groups : ndarray of int, shape (m,)
         The hypothesis that each release was assigned to; -1 if there were too few releases, and if sites released
         sums, which hide who trained which hypothesis.

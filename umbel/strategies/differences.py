@@ -2,12 +2,14 @@
 
 The covariance of a group's releases is that of the trained parameters plus that of the noise, which is public and
 isotropic. So the difference estimates the former without bias. It is computed from sanitised releases only, so it costs
-no privacy. It concerns updates clipped to the clip norm, and so is known only up to a scale.
+no privacy. It concerns updates clipped to the clip norm, and so is known only up to a scale. A secure sum, which has no
+single releases, may have second moments instead.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from umbel.models.prior import LARGEST, Prior, positive
 from umbel.privacy.mechanisms import load
 from umbel.protocol.arrays import Labels, Matrix, Vectors, in_blocks
 from umbel.protocol.release import Clipping
+from umbel.protocol.releases import Sums
 from umbel.protocol.tasks import TrainingSpec
 
 _SCATTER, _WEIGHT, _ERROR = "prior/covariances", "prior/weights", "prior/errors"
@@ -32,18 +35,48 @@ def look(
     noise = noise_variance(task, n)
     if noise is None or n > _MOST:
         return
-    shape = (k, n, n) if n <= LARGEST else (k, n)
-    if state.get(_SCATTER, np.zeros(0)).shape != shape:
-        # The number of hypotheses has changed.
-        state[_SCATTER], state[_WEIGHT], state[_ERROR] = np.zeros(shape), np.zeros(k), np.zeros(k)
-    means, weights, errors = state[_SCATTER].copy(), state[_WEIGHT] * _REMEMBERED, state[_ERROR].copy()
+    seen = {}
     for j in range(k):
         rows = np.flatnonzero(labels == j)
-        if (more := len(rows) - 1) < 1:
+        if (more := len(rows) - 1) >= 1:
+            found = covariance(releases, rows, noise)
+            seen[j] = found, float(more), _error(found, noise) / more
+    _remember(state, (k, n, n) if n <= LARGEST else (k, n), seen)
+
+
+def look_at_sums(state: dict[str, NDArray[Any]], sums: Sums, task: TrainingSpec) -> None:
+    """Add a round's secure sum, with second moments, to the strategy's `state`."""
+    assert sums.moments is not None
+    k, n = sums.sums.shape[1:]
+    noise, seen = task.noise_multiplier * task.clip_norm, {}
+    counts, deviation = sums.counts.sum(axis=0), math.sqrt(2) * task.noise_multiplier
+    for j in range(k):
+        # With few clients there is only noise.
+        if (number := float(counts[j])) < max(2.0, 2 * deviation):
             continue
-        found = covariance(releases, rows, noise)
+        mean, matrix = sums.sums[:, j].sum(axis=0) / number, sums.moments.ndim == 3
+        about = np.outer(mean, mean) if matrix else np.square(mean)
+        # The mean's noise adds to its square, on the diagonal.
+        about = about - (noise / number) ** 2 * (np.eye(n) if matrix else 1.0)
+        found = (sums.moments[j] / number - about) * (number / (number - 1))
+        # A moment has noise of sqrt(2) clip norms' on the diagonal, and of one clip norm's off it.
+        moments = (noise * task.clip_norm / number) ** 2 * n * ((n + 1) if matrix else 2)
+        seen[j] = found, number - 1, _error(found, 0.0) / (number - 1) + moments
+    _remember(state, sums.moments.shape, seen)
+
+
+def _remember(
+    state: dict[str, NDArray[Any]], shape: tuple[int, ...], seen: Mapping[int, tuple[Matrix, float, float]]
+) -> None:
+    """Add covariances, each with its weight and expected squared error, by hypothesis, to what is known."""
+    if state.get(_SCATTER, np.zeros(0)).shape != shape:
+        # The number of hypotheses has changed.
+        k = shape[0]
+        state[_SCATTER], state[_WEIGHT], state[_ERROR] = np.zeros(shape), np.zeros(k), np.zeros(k)
+    means, weights, errors = state[_SCATTER].copy(), state[_WEIGHT] * _REMEMBERED, state[_ERROR].copy()
+    for j, (found, more, error) in seen.items():
         share = more / (weights[j] + more)
-        errors[j] = (1 - share) ** 2 * errors[j] + share**2 * _error(found, noise) / more
+        errors[j] = (1 - share) ** 2 * errors[j] + share**2 * error
         means[j] += share * (found - means[j])
         weights[j] += more
     state[_SCATTER], state[_WEIGHT], state[_ERROR] = means, weights, errors

@@ -16,8 +16,9 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.releases import Scores
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.tasks import EvaluationSpec
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.strategies.base import Outcome
+from umbel.strategies.differences import look_at_sums
 from umbel.strategies.site_average import Explore, SiteAverage
 
 
@@ -36,12 +37,16 @@ class Parties(Explore):
         the square in which a report lies. At 0 they leave each site as its policy says.
     report_bound : float
         Loss and metric in a sum are clipped to lie between 0 and this.
+    moments : bool
+        Whether the sum also has the second moments of updates, from which the server estimates how clients differ
+        (`umbel.models.prior`). They cost no privacy, but counts have 1.4 times the noise.
     """
 
     colluding: Annotated[int, Field(ge=0)] = 0
     least: Annotated[int, Field(ge=2)] = 3
     report_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     report_bound: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    moments: bool = False
 
 
 class SecureAverage(SiteAverage):
@@ -82,6 +87,10 @@ class SecureAverage(SiteAverage):
         chosen = {"report_noise_multiplier": self.options.report_noise, "report_bound": self.options.report_bound}
         return replace(task, **chosen)
 
+    def task(self, round: int, template: TrainingSpec) -> TrainingSpec:
+        """Return the task for the clients of a round."""
+        return replace(super().task(round, template), moments=self.options.moments)
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
@@ -102,7 +111,10 @@ class SecureAverage(SiteAverage):
 
     def train(self, round: int, replies: Iterable[Message]) -> Outcome:
         """Return the outcome of a round from the replies to its training messages; it takes two more exchanges."""
-        return self.learn_sums(round, self.fleet.secure_sum(round, replies, self.reports).sums)
+        found = self.fleet.secure_sum(round, replies, self.reports).sums
+        if found.moments is not None and len(found.clients):
+            look_at_sums(self.state, found, self.fleet.task)
+        return self.learn_sums(round, found)
 
     def validate(self, round: int, replies: Iterable[Message]) -> Scores | None:
         """Return the mean of the validation clients' scores; None without valid replies."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from datetime import UTC, datetime, timedelta
@@ -18,12 +19,14 @@ from tests.cli.commands.test_approvals import Site
 from tests.helpers.keys import pair
 from tests.helpers.messages import refused
 from umbel.cli.main import app as command
+from umbel.deploy import certs
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import SHOWN, Runs, Status
+from umbel.privacy.gate.site import SERVER_CA
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.signatures import sign
+from umbel.protocol.signatures import server_of, sign
 
 P384 = int(
     "ffffffffffffffffffffffffffffffffffffffffffffffffc7634d81f4372ddf581a0db248b0a77aecec196accc52973", 16
@@ -31,8 +34,11 @@ P384 = int(
 LATER = datetime.now(UTC) + timedelta(days=1)
 
 
-def signed(run_config: dict[str, Any], key: Path, until: datetime = LATER) -> dict[str, Any]:
-    return run_config | {"signature": sign(RunConfig.of(run_config).unsigned(), key, until)}
+def signed(run_config: dict[str, Any], key: Path, until: datetime = LATER, ca: str = "") -> dict[str, Any]:
+    """Return a run config, signed for the server of an authority: the one that the site trusts, unless another is
+    given."""
+    server = server_of(Path(ca or os.environ[SERVER_CA]))
+    return run_config | {"signature": sign(RunConfig.of(run_config).unsigned(), key, until, server)}
 
 
 def of(site: Site, run_config: dict[str, Any], run: int = 1) -> Site:
@@ -46,6 +52,14 @@ def codes(site: Site) -> list[str]:
     """Return the codes of the site's log."""
     lines = SiteLog(beside(site.ledger)).lines()
     return [line["reason"].rpartition("[")[2].rstrip("]") for line in lines if line["reason"]]
+
+
+@pytest.fixture(autouse=True)
+def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The certificate authority by which the site knows its server."""
+    certs.make(tmp_path / "certs", [], [])
+    monkeypatch.setenv(SERVER_CA, str(tmp_path / "certs" / "ca.crt"))
+    return tmp_path / "certs" / "ca.crt"
 
 
 @pytest.fixture
@@ -172,9 +186,41 @@ def test_a_signature_is_for_one_run_and_ends(
     assert site.waiting == [], "a listed researcher's old signature is refused, not asked about"
 
 
+def test_another_server_cannot_use_a_signed_run(
+    site: Site,
+    run_config: dict[str, Any],
+    keys: dict[str, tuple[Path, str]],
+    authority: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A site of two federations lists the same researcher in both, and has one ledger."""
+    certs.make(tmp_path / "elsewhere", [], [])
+    once = signed(run_config, keys["ann"][0])
+    monkeypatch.setenv(SERVER_CA, str(tmp_path / "elsewhere" / "ca.crt"))
+    assert not answers(of(site, once, 7)), "a server elsewhere repeats it"
+    monkeypatch.setenv(SERVER_CA, "")
+    assert not answers(of(site, once, 7)), "no certificate shows which server this is"
+    assert {*codes(site)} == {"refused.other-server"}
+    monkeypatch.setenv(SERVER_CA, str(tmp_path / "gone.crt"))
+    assert not answers(of(site, once, 7)), "the certificate cannot be read"
+    monkeypatch.setenv(SERVER_CA, str(authority))
+    assert answers(of(site, once, 7)), "where it was signed for it has not been used yet"
+    assert site.waiting == []
+
+
+def test_a_signature_that_names_no_server_is_refused_and_told_to_be_made_again(
+    site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
+) -> None:
+    until, _, coded = signed(run_config, keys["ann"][0])["signature"].split(" ")
+    assert not answers(of(site, run_config | {"signature": f"{until} {coded}"}, 7))
+    assert {*codes(site)} == {"refused.signature"}
+    assert site.waiting == []
+
+
 def written_again(signature: str) -> list[str]:
     """Return other texts of a signature that a server can make without the key."""
-    until, _, coded = signature.partition(" ")
+    until, coded = signature.rsplit(" ", 1)
     return [f"{until} {other}" for other in (f"{coded}\n", f"!{coded}", f"{coded}=", f"{coded[:9]} {coded[9:]}")]
 
 
@@ -187,7 +233,7 @@ def test_a_signature_that_is_written_in_another_way_is_for_the_same_run(
     once = signed(run_config, key)
     others = written_again(once["signature"])
     if kind == "ecdsa":
-        until, _, coded = once["signature"].partition(" ")
+        until, coded = once["signature"].rsplit(" ", 1)
         r, s = decode_dss_signature(urlsafe_b64decode(coded))
         others.append(f"{until} {urlsafe_b64encode(encode_dss_signature(r, P384 - s)).decode()}")
     assert answers(of(site, once, 7))
@@ -288,10 +334,11 @@ def test_a_run_is_signed_from_the_command_line(
 
     config = tmp_path / "mine.toml"
     config.write_text(tomli_w.dumps(run_config | {"rounds": 9}))
-    done = CliRunner().invoke(command, ["sign", str(config), "--key", str(keys["ann"][0])])
+    server = ["--root-certificates", os.environ[SERVER_CA]]
+    done = CliRunner().invoke(command, ["sign", str(config), "--key", str(keys["ann"][0]), *server])
     assert done.exit_code == 0, done.output
     written = tomllib.loads((tmp_path / "mine.signed.toml").read_text())
     assert written.keys() == set(RunConfig.names()), "whole, so that an app's own defaults change nothing"
     assert answers(of(site, written, 5))
-    done = CliRunner().invoke(command, ["sign", str(config), "--key", str(config)])
+    done = CliRunner().invoke(command, ["sign", str(config), "--key", str(config), *server])
     assert "[certificate.no-key]" in done.output

@@ -13,7 +13,7 @@ from tests.helpers.errors import raises
 from tests.helpers.keys import pair
 from tests.privacy.gate.test_site import SET, WITH
 from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.policy_file import _FREE, _NARROWER, read_policy
+from umbel.privacy.gate.policy_file import _FREE, _NARROWER, END, read_policy
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import SiteError
 
@@ -31,7 +31,7 @@ def write(tmp_path: Path) -> Write:
 
     def written(text: str) -> dict[str, Any]:
         path = tmp_path / "policy.toml"
-        path.write_text(text or "role = 'train'")  # an empty file is refused
+        path.write_text((text or "role = 'train'") + f"\n{END}\n")  # without an entry it is refused
         path.chmod(0o644)
         return {"policy-file": str(path)}
 
@@ -117,8 +117,8 @@ def test_each_entry_is_free_narrows_or_is_the_files_alone(write: Write) -> None:
     """An entry that is new in the policy is the file's alone until somebody decides otherwise."""
     alone = {*SET} - _FREE - _NARROWER.keys()
     assert alone == {
-        "app", "bundle", "hours", "insecure-seed", "noise-all-items", "parties", "report-noise-multiplier",
-        "researchers", "role",
+        "app", "bundle", "hours", "insecure-seed", "noise-all-items", "parties", "relay", "relay-ca",
+        "report-noise-multiplier", "researchers", "role",
     }  # fmt: skip
     base = {"data-path": "/data/site"} | write("")
     for key in alone:
@@ -173,6 +173,31 @@ def test_a_key_is_one_researchers(write: Write, tmp_path: Path) -> None:
     assert len(Site.of(write(f"data-path = '/data'\n[researchers]\nann = '{ann}'\nbob = '{bob}'")).policy.keys) == 2
     with raises(SiteError, "site.conflict", "ann", "eve"):
         Site.of(write(f"data-path = '/data'\n[researchers]\nann = '{ann}'\nbob = '{bob}'\neve = '{ann} eve@x'"))
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_file_that_was_cut_anywhere_closes_the_site(newline: str, tmp_path: Path) -> None:
+    """As by a full disk or a broken copy; between two lines it would still be TOML, with fewer limits."""
+    _, ann = pair(tmp_path / "ann")
+    lines = ['data-path = "/data"', "", "budget = 4", "# hours", "[researchers]", f'ann = "{ann.strip()}"', END]
+    whole = newline.join(lines).encode()
+    path = tmp_path / "policy.toml"
+    indented = newline.join(f"    {line}" for line in lines).encode()
+    for text in (whole, whole + newline.encode(), whole + b"\n \n", indented):
+        path.write_bytes(text)
+        path.chmod(0o644)
+        assert Site.of({"policy-file": str(path)}).policy.budget == 4
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(SiteError) as error:
+            Site.of({"policy-file": str(path)})
+        assert error.value.code in ("site.policy-file", "site.policy-cut")
+    path.write_bytes(newline.join(lines[:5]).encode())
+    with raises(SiteError, "site.policy-cut", path):
+        Site.of({"policy-file": str(path)})
+    path.write_bytes(whole + newline.encode() + b'bob = "AAAA"')
+    with raises(SiteError, "site.policy-cut", path):
+        Site.of({"policy-file": str(path)})
 
 
 def test_a_file_that_is_missing_closes_the_site(tmp_path: Path) -> None:

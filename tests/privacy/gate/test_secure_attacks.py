@@ -22,7 +22,6 @@ from tests.helpers.ledgers import ledger_of
 from tests.helpers.messages import arrived, of_node, refused, task_of, through_gate
 from tests.helpers.sites import own, simulated
 from tests.privacy.gate.test_secure_sums import TASK, TERMS, announced, handler, node, request, sanitiser
-from umbel.privacy.gate import secure_sums
 from umbel.privacy.gate.secure_sums import SecureSanitiser, party_of, remember, reply
 from umbel.privacy.gate.site import Site
 from umbel.privacy.secure.party import Announcement, key_text
@@ -31,7 +30,7 @@ from umbel.privacy.secure.wire import RECORD, Introduction, Request, Stage, mask
 from umbel.protocol.errors import ProtocolError, Refused, SiteError
 from umbel.protocol.messages import shared_in
 from umbel.protocol.release import Kind
-from umbel.protocol.signatures import line_of
+from umbel.protocol.signatures import line_of, simulated_key
 
 # --- terms
 
@@ -206,7 +205,7 @@ def test_a_sum_with_a_key_that_is_no_key_charges_nobody() -> None:
     """A listed site signs a key of small order. Every round would fail after its clients were charged."""
     context, content = node(0), request()
     found, public = announced(), bytes(32)
-    bad = secure_sums._simulated(7, "node 2").sign(key_text(TERMS, "node 2", public))
+    bad = simulated_key(7, 2).sign(key_text(TERMS, "node 2", public))
     content[RECORD] = Request(Stage.MASK, TERMS, 1, {**found, "node 2": Announcement(public, bad)}).to_record()
     assert refused(through_gate(content, context, handler))
     assert not ledger_of(context).account(0)

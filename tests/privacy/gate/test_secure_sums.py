@@ -304,22 +304,19 @@ def test_nothing_leaves_where_both_parts_fail() -> None:
     assert "umbel.secure" not in context.state
 
 
-@pytest.mark.parametrize(
-    ("changes", "terms"),
-    [({}, TERMS), ({"round": 2}, WITH_REPORTS), ({"report_noise_multiplier": 0.0}, None)],
-    ids=["no room", "another round", "no noise"],
-)
-def test_reports_that_a_sum_would_not_hide_stay_at_the_site(changes: dict[str, Any], terms: Terms | None) -> None:
+@pytest.mark.parametrize("changes", [{"round": 2}, {"report_noise_multiplier": 0.0}], ids=["another round", "no noise"])
+def test_reports_that_a_sum_would_not_hide_stay_at_the_site(changes: dict[str, Any]) -> None:
     """Where no noise is asked for, they are no part of the sum, and leave as the site's policy says."""
-    context = node(0)
-    content = reporting(
-        replace(REPORTING, report_noise_multiplier=10.0, **changes) if terms else replace(REPORTING, **changes)
-    )
-    if terms == TERMS:
-        content[RECORD] = request()[RECORD]
-    reply = arrived(through_gate(content, context, of_both()))
+    reply = arrived(through_gate(reporting(replace(REPORTING, **changes)), node(0), of_both()))
     assert shared_in(reply.content, 2, 0)[0].all()
-    assert ("scores" in reply.content) is (terms is None)
+    assert ("scores" in reply.content) is ("round" not in changes)
+
+
+def test_a_sum_without_room_for_reports_is_refused_before_anybody_is_charged() -> None:
+    context, content = node(0), reporting()
+    content[RECORD] = request()[RECORD]
+    assert refused(through_gate(content, context, of_both()))
+    assert not accounts(context, 0)
 
 
 def test_reports_for_a_sum_never_leave_without_one() -> None:

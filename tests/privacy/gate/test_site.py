@@ -277,7 +277,7 @@ SET: dict[str, tuple[str, Any]] = {
     "max-evaluations": ("12", 12.0), "max-evaluations-in-all": ("13", 13.0), "report-noise-multiplier": ("4", 4.0),
     "report-bound": ("3", 3.0), "personalise-epochs": ("3", 3), "tripwire": ("true", True),
     "noise-all-items": ("TRUE", True), "balanced-batches": ("True", True), "insecure-seed": ("true", True),
-    "least-parties": ("4", 4), "colluding-parties": ("1", 1),
+    "least-parties": ("4", 4), "colluding-parties": ("1", 1), "anonymous-least": ("600", 600),
 }  # fmt: skip
 TEXTS = {
     "researchers": "ann=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb",
@@ -287,6 +287,7 @@ TEXTS = {
     "ledger-path": "/ledger/umbel.sqlite", "approve": "ask", "app": "hospital.client_app:app",
     "app-keys": "device workers", "bundle": "ab" * 32, "keep-model": "/models", "personalise": "interpolate",
     "parties": "north=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb", "party-key": "/keys/north",
+    "relay": "https://relay:8443", "relay-ca": "/keys/relay-ca.crt",
 }  # fmt: skip
 SET |= {key: (text, text) for key, text in TEXTS.items()}
 # What a key is of no use without.
@@ -296,6 +297,11 @@ WITH: dict[str, dict[str, str]] = {
     "insecure-seed": {"budget": "inf"},
     "parties": {"party-key": "/keys/own"},
     "party-key": {"parties": "north=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb"},
+    "relay": {
+        "relay-ca": "/keys/ca.crt",
+        "party-key": "/keys/own",
+        "parties": "north=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb",
+    },
     "delta": {"budget": "8"},
     "personalise": {"keep-model": "/models"},
     "personalise-epochs": {"keep-model": "/models", "personalise": "fine-tune"},

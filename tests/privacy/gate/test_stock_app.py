@@ -209,7 +209,7 @@ def test_an_app_only_narrows_the_budget_of_a_policy_file(
     """The file has the default, 8, of which each participation takes 4."""
     for name in ("CLIPPING", "MAX_CHOICE_EPSILON"):
         monkeypatch.delenv(f"UMBEL_{name}")
-    (tmp_path / "policy.toml").write_text('role = "train"')
+    (tmp_path / "policy.toml").write_text('role = "train"\n# end')
     (tmp_path / "policy.toml").chmod(0o644)
     gate = Gate(1.0, 1.0, budget=asked, delta=delta)
     node = Node(gate, unchanged, tmp_path, policy_file=str(tmp_path / "policy.toml"))

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from umbel.cli.commands.run import pairs
-from umbel.cli.plans import Planned, as_toml, costs
+from umbel.cli.plans import Planned, ReleaseName, as_toml, costs, strategy_of
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
@@ -40,9 +40,14 @@ def command(
         typer.Option(help="Plan the whole run for this guarantee, as umbel run --epsilon does."),
     ] = None,
     write: Annotated[Path | None, typer.Option(help="File for the planned run config, for umbel run FILE.")] = None,
-    sites: Annotated[
-        int, typer.Option(min=1, help="With --epsilon: number of sites, if the strategy takes sums from sites.")
-    ] = 1,
+    release: Annotated[
+        ReleaseName | None,
+        typer.Option(
+            help="The party that adds the noise: each client, each site to its sum, or all sites together to one sum.",
+            show_default="as the strategy says, or client",
+        ),
+    ] = None,
+    sites: Annotated[int, typer.Option(min=1, help="Number of sites, if these release sums.")] = 1,
     parameters: Annotated[int | None, typer.Option(help="n, the number of model parameters.")] = None,
     hypotheses: Annotated[int | None, typer.Option(help="k, the number of hypotheses.")] = None,
     clients: Annotated[int | None, typer.Option(help="Number of training clients.")] = None,
@@ -66,6 +71,16 @@ def command(
         str | None, typer.Option(help="laplace, gaussian, or package.module:Class.", show_default="laplace")
     ] = None,
     delta: Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (epsilon, delta) guarantee.")] = DELTA,
+    anonymous: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Add the guarantee against a server that reads at least N releases in one shuffled batch, without "
+            "their senders; with --target-epsilon, reach it. Needs umbel relay.",
+            show_default="none",
+        ),
+    ] = None,
     public_data: Annotated[
         bool,
         typer.Option(
@@ -81,15 +96,16 @@ def command(
         if len(named) > 1:
             raise ConfigError(f"{named[-1]!r} is not KEY=VALUE", code="config.two-configurations")
         if epsilon is not None or write is not None:
-            _whole_run(context, named[0] if named else "", values, epsilon, delta, write, sites)
+            own = strategy_of(release, sites, values)
+            _whole_run(context, named[0] if named else "", own, epsilon, delta, write, sites)
             return
         if values:
             text = f"{next(iter(values))}=... needs the plan of a whole run; give --epsilon"
             raise ConfigError(text, code="config.missing-figure")
-        own = {"words", "epsilon", "write", "sites"}
+        others = {"words", "epsilon", "write"}
         config = named[0] if named else ""
-        planned = costs(config, **{name: one for name, one in context.params.items() if name not in own})
-    _show(planned, bool(config))
+        planned = costs(config, **{name: one for name, one in context.params.items() if name not in others})
+    _show(planned, bool(config), anonymous)
 
 
 def _whole_run(
@@ -104,7 +120,7 @@ def _whole_run(
     """Plan a whole run, print it, and write its run config if wanted."""
     if not name:
         raise ConfigError("name a configuration or dataset to plan its run", code="config.missing-figure")
-    others = set(context.params) - {"words", "epsilon", "write", "sites", "delta"}
+    others = set(context.params) - {"words", "epsilon", "write", "release", "sites", "delta"}
     given = [one for one in others if context.get_parameter_source(one) is not ParameterSource.DEFAULT]
     if given:
         text = f"--{given[0].replace('_', '-')} does not go with --epsilon; give KEY=VALUE, or leave out --epsilon"
@@ -124,12 +140,14 @@ def _whole_run(
     typer.echo(f"Next: umbel run {shlex.quote(str(write))}")
 
 
-def _show(planned: Planned, from_config: bool) -> None:
+def _show(planned: Planned, from_config: bool, anonymous: int | None) -> None:
     """Print a plan, changes that would leave less noise, and warnings."""
     figures, delta = planned.figures, planned.delta
     release = figures.release
     (pure, epsilon), (most_pure, most) = in_words(figures.median), in_words(figures.maximum)
     between = gap(release) or "between any two data sets of a client, over all its participations; clipping public"
+    if anonymous is not None and not gap(release):
+        between += "; against whoever knows a release's sender, as relay and server together do"
     table = Table("figure", "value", "what it means", title="A planned run")
     add = table.add_row
     add("noise multiplier", f"{release.noise_multiplier:.4g}", f"of mechanism {release.mechanism}")
@@ -143,6 +161,14 @@ def _show(planned: Planned, from_config: bool) -> None:
     add("participations", participations, "assumed by these figures; set max-participations to the larger number")
     add("pure epsilon", f"median {pure}, most {most_pure}", between)
     add(f"epsilon at delta {delta:g}", f"median {epsilon}, most {most}", "the same, by numerical composition")
+    if anonymous is not None:
+        hidden, most_hidden = in_words(figures.anonymous_median)[1], in_words(figures.anonymous_maximum)[1]
+        behind = f"the same, against a server that reads {anonymous:,} releases or more shuffled in each batch, and"
+        add(
+            f"anonymous epsilon at delta {delta:g}",
+            f"median {hidden}, most {most_hidden}",
+            gap(release) or f"{behind} learns no sender; needs umbel relay",
+        )
     if figures.maximum is not None:
         worst = guarantee({replace(release, hypotheses=min(release.hypotheses, 2)): figures.max_participations}, delta)
         allowed = in_words(worst)[1]

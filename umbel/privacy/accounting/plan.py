@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from umbel.privacy.accounting.anonymous import anonymous, choice_alone
 from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, Guarantee, guarantee, site_release
 from umbel.privacy.mechanisms import load
 from umbel.privacy.mechanisms.gaussian import calibrate
@@ -16,6 +17,7 @@ from umbel.protocol.release import LAPLACE, Clipping, Kind, Release
 _CHOICE_SHARE, _LARGEST_CHOICE = 0.25, 2.0
 _LEAST = 1e-4  # smallest wanted epsilon; a smaller one needs too much noise to learn anything
 _RARE = 1e-3  # probability that a client takes part more often than planned
+_ALONE = 3.0  # epsilon of a release with its sender, from which the search for noise behind a relay begins
 _DIGITS = 4  # of a computed noise multiplier
 
 
@@ -34,6 +36,9 @@ class Task:
     mechanism : str
     sites : int
         Number of sites that release sums of their clients' updates; 0 if each client releases its own.
+    batch : int, optional
+        N, the least number of releases that a relay shuffles before the server reads them, by clients that do not work
+        with the server; None without a relay.
     """
 
     parameters: int
@@ -42,6 +47,7 @@ class Task:
     clients_per_round: int
     mechanism: str = LAPLACE
     sites: int = 0
+    batch: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("parameters", "hypotheses", "clients"):
@@ -49,6 +55,11 @@ class Task:
                 raise _impossible(name, "at least 1", getattr(self, name))
         if not 1 <= self.clients_per_round <= self.clients:
             raise _impossible("clients-per-round", f"between 1 and the {self.clients} clients", self.clients_per_round)
+        if self.batch is not None and self.sites:
+            raise _impossible("anonymous", "left out where sites release sums", self.batch)
+        if self.batch is not None and not 1 <= self.batch <= self.clients_per_round:
+            rule = f"between 1 and the {self.clients_per_round} clients per round"
+            raise _impossible("anonymous", rule, self.batch)
         load(self.mechanism)
 
     def release(self, noise_multiplier: float, choice_epsilon: float) -> Release:
@@ -84,12 +95,14 @@ class Plan:
         Of a participation, with a public clip norm.
     median_participations, max_participations : int
         Participations of the median client, and the maximum over all clients in 99.9 % of runs.
-        median, maximum : Guarantee or None
-            Their guarantees between any two data sets of a client; None if there is none.
+    median, maximum : Guarantee or None
+        Their guarantees between any two data sets of a client; None if there is none.
     noise_left : float
         See `Task.noise_left`.
     largest_curvature_step : float
         Step size times curvature must stay below this for stable rounds.
+    anonymous_median, anonymous_maximum : Guarantee or None
+        As `median` and `maximum`, against a server that reads shuffled batches; None without a relay.
     """
 
     release: Release
@@ -99,6 +112,8 @@ class Plan:
     maximum: Guarantee | None
     noise_left: float
     largest_curvature_step: float
+    anonymous_median: Guarantee | None = None
+    anonymous_maximum: Guarantee | None = None
 
     @property
     def warnings(self) -> list[str]:
@@ -147,13 +162,15 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
     ----------
     task : Task
     target : float
-        Maximum epsilon between any two data sets of a client, over all its participations.
+        Maximum epsilon between any two data sets of a client, over all its participations. If the task has a batch,
+        this is the guarantee against a server that reads shuffled batches.
     delta : float
         Delta of that guarantee; 0 for a pure epsilon.
     participations : int
         Maximum participations of a client.
     choice_epsilon : float, optional
-        By default a quarter of a participation's share of the target, and at most 2.
+        By default a quarter of a participation's share of the target, and at most 2. If the task has a batch, the
+        choices alone cost at most half the target.
 
     Raises
     ------
@@ -164,7 +181,9 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
         raise _impossible("target-epsilon", f"a finite number of at least {_LEAST}", target)
     if participations < 1:
         raise _impossible("participations", "at least 1", participations)
-    if choice_epsilon is None:
+    if choice_epsilon is None and task.batch is not None:
+        choice_epsilon = _choice_in(task.batch, task.hypotheses, target, delta, participations)
+    elif choice_epsilon is None:
         choice_epsilon = min(_CHOICE_SHARE * target / participations, _LARGEST_CHOICE)
     _check_numbers(1.0, choice_epsilon, delta)
     nu = _noise_for(task, target, delta, participations, choice_epsilon)
@@ -204,7 +223,21 @@ def _figures(task: Task, nu: float, choice_epsilon: float, median: int, most: in
         maximum=guarantee({release: most}, delta),
         noise_left=left,
         largest_curvature_step=2 / (1 + left**2),
+        anonymous_median=_anonymous(task, release, median, delta),
+        anonymous_maximum=_anonymous(task, release, most, delta),
     )
+
+
+def _anonymous(task: Task, release: Release, times: int, delta: float) -> Guarantee | None:
+    return anonymous(release, times, task.batch, delta) if task.batch else None
+
+
+def _choice_in(batch: int, hypotheses: int, target: float, delta: float, participations: int) -> float:
+    """Return a choice-epsilon of at most 2 whose choices alone, in shuffled batches, cost at most half the target."""
+    found = _LARGEST_CHOICE
+    while choice_alone(hypotheses, found, participations, batch, delta) > target / 2:
+        found = round(found * 2 / 3, 6)
+    return found
 
 
 def _check_numbers(nu: float, choice_epsilon: float, delta: float) -> None:
@@ -224,7 +257,10 @@ def _noise_for(task: Task, target: float, delta: float, participations: int, cho
     """Return the smallest noise multiplier, with a few digits, that reaches the target."""
 
     def epsilon(nu: float) -> float:
-        found = guarantee({task.release(nu, choice_epsilon): participations}, delta)
+        release = task.release(nu, choice_epsilon)
+        found = guarantee({release: participations}, delta)
+        if task.batch:
+            found = anonymous(release, participations, task.batch, delta)
         if found is None:
             raise ConfigError(
                 "choice-epsilon must be above 0: an open choice has no guarantee", code="config.open-choice"
@@ -242,7 +278,9 @@ def _noise_for(task: Task, target: float, delta: float, participations: int, cho
     # With much noise the loss is nearly normal with mu = 2 / (nu of a Gaussian), and vector Laplace noise of n
     # components behaves like Gaussian noise of deviation nu / sqrt(n).
     scale = load(task.mechanism)(1.0).deviation(task.parameters)
-    guess = math.log(calibrate(target, max(delta, 1e-9), 2.0) * math.sqrt(participations) / scale)
+    # Behind a relay, releases reveal more by themselves.
+    start = max(target, _ALONE) if task.batch else target
+    guess = math.log(calibrate(start, max(delta, 1e-9), 2.0) * math.sqrt(participations) / scale)
     low, high = guess - 0.5, guess + 0.5
     while excess(high) > 0:
         low, high = high, high + 1

@@ -13,7 +13,7 @@ from flwr.app import RecordDict
 from umbel.privacy.gate.hours import is_open
 from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy, Role
 from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
-from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.site import SERVER_CA, Site
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol.arrays import Arrays
@@ -21,10 +21,11 @@ from umbel.protocol.errors import LedgerError, Refused, UmbelError
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.signatures import identity, signer
+from umbel.protocol.signatures import identity, names_no_server, signer
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 Spec = TypeVar("Spec", TrainingSpec, EvaluationSpec)
+_SHOWN = 16  # digits of a fingerprint
 
 
 def check_admitted(
@@ -121,15 +122,29 @@ def most_reports(site: Site, config: RunConfig) -> float:
 
 
 def _researcher(site: Site, run: str, config: RunConfig) -> str:
-    """Return the name of the listed researcher who signed a run, or an empty name if none did."""
-    name, until = signer(config.unsigned(), config.signature, site.policy.keys)
-    if until is None:
+    """Return the name of the listed researcher who signed a run for this site's server, or an empty name if none
+    did."""
+    keys = site.policy.keys
+    found = signer(config.unsigned(), config.signature, keys)
+    if found is None:
+        if keys and names_no_server(config.signature):
+            text = "the signature names no server; sign the run again: umbel sign --root-certificates ca.crt"
+            raise Refused(text, code="refused.signature")
         return ""
-    if until < datetime.now(UTC):
-        text = f"the signature of {name} was valid until {until:%Y-%m-%d %H:%M} (UTC); sign the run again"
+    if found.until < datetime.now(UTC):
+        text = f"the signature of {found.name} was valid until {found.until:%Y-%m-%d %H:%M} (UTC); sign the run again"
         raise Refused(text, code="refused.signature")
-    Runs.of(site).use_signature(run, identity(config.unsigned(), config.signature, site.policy.keys[name]))
-    return name
+    if not site.server:
+        text = f"this site does not know its server's certificate authority, so no signature is for it; set {SERVER_CA}"
+        raise Refused(text, code="refused.other-server")
+    if found.server != site.server:
+        text = (
+            f"{found.name} signed the run for the server of authority {found.server[:_SHOWN]}, and this site's has "
+            f"{site.server[:_SHOWN]}; sign it for this one: umbel sign --root-certificates ca.crt"
+        )
+        raise Refused(text, code="refused.other-server")
+    Runs.of(site).use_signature(run, identity(config.unsigned(), config.signature, keys[found.name]))
+    return found.name
 
 
 def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypotheses: Arrays) -> dict[str, Any]:
@@ -143,11 +158,12 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             round=round,
             clients=training.clients[: config.clients_per_round],
             # A run config does not say who adds the noise; a site that accepts one has decided it.
-            release_by=ReleaseBy.CLIENT if policy.release is AcceptedRelease.ANY else ReleaseBy(policy.release.value),
+            release_by=_accepted(config, policy),
             # These do not change the price: the run's models, and a strategy's own option.
             run=training.run,
             frozen_digest=training.frozen_digest,
             explore=training.explore,
+            moments=training.moments,
         )
         differs |= _unlike(training, said, "clients_per_round")
     if evaluation is not None:
@@ -167,6 +183,12 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
     if (k := len(next(iter(hypotheses.values())))) > config.most_hypotheses:
         differs["hypotheses"] = k
     return differs
+
+
+def _accepted(config: RunConfig, policy: Policy) -> ReleaseBy:
+    if policy.release is not AcceptedRelease.ANY:
+        return ReleaseBy(policy.release.value)
+    return ReleaseBy.ANONYMOUS if config.anonymous_least else ReleaseBy.CLIENT
 
 
 def _unlike(asked: Spec, said: Spec, clients: str) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from umbel.privacy.accounting.guarantee import amount, pure_cost
-from umbel.privacy.gate import randomness
+from umbel.privacy.anonymous.submission import Submission
+from umbel.privacy.anonymous.terms import Opening, Terms
+from umbel.privacy.gate import anonymous, randomness
 from umbel.privacy.gate.charges import Account, Charge
 from umbel.privacy.gate.hypotheses import check_honest, check_hypotheses
 from umbel.privacy.gate.ledger import Ledger
@@ -32,8 +34,7 @@ from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.secure_sums import (
     SecureReports,
     SecureSanitiser,
-    check_length,
-    of_updates,
+    layout_of,
     party_of,
     remember,
 )
@@ -42,8 +43,8 @@ from umbel.privacy.gate.site_log import Entry
 from umbel.privacy.gate.site_releases import SiteSanitiser
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.privacy.secure.layout import REPORTS
 from umbel.privacy.secure.party import Masked
-from umbel.privacy.secure.terms import REPORTS
 from umbel.privacy.secure.wire import Request, Stage
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
@@ -171,7 +172,9 @@ class Passage:
             case ReleaseBy.SITE:
                 self._checked(task)
                 return self._by_site(task)
-        raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
+            case ReleaseBy.SECURE:
+                raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
+        raise Refused("anonymous releases do not leave in a reply", code="refused.anonymous")
 
     def _checked(self, task: TrainingSpec) -> int:
         """Return k; raise `Refused` if task or hypotheses violate the policy."""
@@ -180,6 +183,24 @@ class Passage:
         if self.site.policy.tripwire:
             check_honest(self.hypotheses, self.state)
         return k
+
+    def check_anonymous(self, task: TrainingSpec, opening: Opening) -> None:
+        """Raise `Refused` if no client may release anonymously for a task; charge nothing, and read no data."""
+        site = self.site
+        self._checked(task)
+        anonymous.check(site, self.seed, task, opening)
+        site.check_priced(Sanitiser.of(site, self.hypotheses, task).release)
+        self.clients.check(task)
+
+    def train_anonymously(self, task: TrainingSpec, opening: Opening) -> list[Submission]:
+        """Return the releases of the clients within their budgets, for the relay; `check_anonymous` comes first.
+
+        Each is charged as for a release that names its client, which holds against relay and server together.
+        """
+        found = self._by_client(task, len(next(iter(self.hypotheses.values()))))
+        terms = Terms.of(opening, task, task.round, self.hypotheses)
+        paying = self.site.client_ids(tuple(compress(task.clients, found.paid)))
+        return anonymous.submissions(self.site, self.seed, terms, opening.least, found.releases, paying)
 
     def _by_client(self, task: TrainingSpec, k: int) -> Sanitised:
         """Return the release of each client within its budget."""
@@ -375,8 +396,8 @@ class Share:
         The way of the message that asks for it.
     asked : Request
         The part of the message about the sum.
-    parts : int
-        How many of the two, updates and reports, are asked for.
+    training, evaluation : TrainingSpec or None, EvaluationSpec or None
+        The tasks that the message asks for.
 
     Raises
     ------
@@ -384,15 +405,19 @@ class Share:
         If the site would not enter this sum. Then no client is charged.
     """
 
-    def __init__(self, passage: Passage, asked: Request, parts: int) -> None:
+    def __init__(
+        self, passage: Passage, asked: Request, training: TrainingSpec | None, evaluation: EvaluationSpec | None
+    ) -> None:
         if asked.stage is not Stage.MASK:
             raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
-        check_length(passage.hypotheses, asked.terms)  # before the memory for so many numbers is taken
+        # Before the memory for so many numbers is taken.
+        self._layout = layout_of(passage.hypotheses, asked.terms, training, evaluation)
         self._passage, self._asked = passage, asked
         self._party = party_of(passage.site, passage.seed, passage.state, asked.terms)
         self._party.check(asked.round, asked.announced)
         self._values = np.zeros(asked.terms.length, np.int64)
-        self._parts, self._added = parts, 0
+        self._parts = (training is not None) + (evaluation is not None and evaluation.summed)
+        self._added = 0
         self.paid, self.reported = np.zeros((2, 0), bool)
 
     @property
@@ -410,7 +435,7 @@ class Share:
         sources = randomness.noise(passage.seed, task.round, site.client_ids(paying), "choice")
         assigned = choice.at_random(task.explore, len(sanitiser.hypotheses), sources)
         trained, chosen = passage._trained(task, paying, assigned)
-        self._values[: of_updates(passage.hypotheses)] = sanitiser.summed(trained, chosen)
+        self._values[: self._layout.updates] = sanitiser.summed(trained, chosen)
         self.paid, self._added = paid, self._added + 1
 
     def report(self, task: EvaluationSpec) -> None:
@@ -418,8 +443,6 @@ class Share:
         passage = self._passage
         self._check_round(task)
         sums = SecureReports.of(passage.site, task, self._asked.terms)
-        if self._asked.terms.length != of_updates(passage.hypotheses) + REPORTS:
-            raise Refused("the secure sum has no room for reports", code="refused.secure-terms")
         able, some = passage._able_to_report(task, sums.release)
         flags = np.zeros(len(task.clients), bool)
         if some.clients:

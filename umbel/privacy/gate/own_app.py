@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from logging import INFO
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -18,6 +19,9 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
+from umbel.privacy.anonymous.submission import Submission
+from umbel.privacy.anonymous.terms import Opening
+from umbel.privacy.gate.anonymous import hand_over
 from umbel.privacy.gate.consent import check_admitted, most_participations, most_reports
 from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, SanitisedSums, Share
 from umbel.privacy.gate.refusals import answered, explain, refusal
@@ -29,9 +33,10 @@ from umbel.protocol import logs
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import Refused
-from umbel.protocol.flower import filled, with_content
+from umbel.protocol.flower import filled, log, with_content
 from umbel.protocol.messages import (
     SECURE,
+    acknowledgement,
     evaluation_in,
     evaluation_only,
     evaluation_reply,
@@ -44,8 +49,10 @@ from umbel.protocol.messages import (
     training_reply,
 )
 from umbel.protocol.records import Held, held_in
+from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+from umbel.protocol.words import count_of
 
 _RESULT, _NODE = "result", "node"
 
@@ -93,6 +100,8 @@ class RoundGate:
     def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return a sanitised reply, or "refused"."""
 
+        outbox: list[Submission] = []
+
         def answer(site: Site, entry: Entry) -> Message:
             run, run_id = RunConfig.of(context.run_config), str(context.run_id)
             logs.about(run=context.run_id)
@@ -106,12 +115,24 @@ class RoundGate:
                 # At the end of the run, the site must know the hypotheses that the run can have found.
                 for name in run_names(msg.content):
                     Runs.of(site).note_sent(run_id, name, hypotheses)
-            return _reply(passage, msg)
+            return _reply(passage, msg, outbox)
 
-        return answered(msg, context, answer)
+        reply = answered(msg, context, answer)
+        if outbox and not reply.has_error():  # the message is on record
+            _hand_over(context, outbox)
+        return reply
 
 
-def _reply(passage: Passage, msg: Message) -> Message:
+def _hand_over(context: Context, outbox: list[Submission]) -> None:
+    """Send anonymous releases to the relay. If that fails, only the node's own log says so."""
+    try:
+        hand_over(Site.of(context.node_config), outbox)
+        log(INFO, "the relay has taken %s", count_of(len(outbox), "release"))
+    except Exception as error:
+        explain("anonymous releases; their clients are charged", error)
+
+
+def _reply(passage: Passage, msg: Message, outbox: list[Submission]) -> Message:
     """Return those results of both parts that may leave, or "refused"."""
     content: dict[str, Any] = {}
     first: Exception | None = None
@@ -120,9 +141,12 @@ def _reply(passage: Passage, msg: Message) -> Message:
     except Exception as error:
         explain("train", error, passage.entry)
         return refusal(msg, error)
-    for what, part in (("train", _train), ("evaluate", _evaluate)):
+    for what, part in (
+        ("train", partial(_train, share=share, outbox=outbox)),
+        ("evaluate", partial(_evaluate, share=share)),
+    ):
         try:
-            content.update(part(passage, msg.content, share))
+            content.update(part(passage, msg.content))
         except Exception as error:  # fail closed for any error
             explain(what, error, passage.entry)
             first = first or error
@@ -134,13 +158,14 @@ def _reply(passage: Passage, msg: Message) -> Message:
 
 def _share(passage: Passage, content: RecordDict) -> Share:
     """Return the site's part of a secure sum, to which nothing is added yet."""
-    training, evaluation = training_in(content), evaluation_in(content)
-    parts = (training is not None) + (evaluation is not None and evaluation.summed)
-    return Share(passage, Request.read(content), parts)
+    return Share(passage, Request.read(content), training_in(content), evaluation_in(content))
 
 
-def _train(passage: Passage, content: RecordDict, share: Share | None) -> RecordDict:
-    """Return what the asked training clients, if there are any, let leave outside a secure sum."""
+def _train(passage: Passage, content: RecordDict, share: Share | None, outbox: list[Submission]) -> RecordDict:
+    """Return what the asked training clients, if there are any, let leave outside a secure sum.
+
+    Anonymous releases go to the outbox.
+    """
     task = training_in(content)
     if task is None:
         return RecordDict()
@@ -148,11 +173,29 @@ def _train(passage: Passage, content: RecordDict, share: Share | None) -> Record
     if share is not None:
         share.train(task)
         return RecordDict()
+    if task.release_by is ReleaseBy.ANONYMOUS:
+        return _train_anonymously(passage, task, Opening.read(content), outbox)
     found = passage.train(task)
     paid = found.paid.astype(int).tolist()
     if isinstance(found, SanitisedSums):
         return site_reply(found.sums, found.counts, paid)
     return training_reply(found.releases, paid, found.choices, found.step)
+
+
+def _train_anonymously(passage: Passage, task: TrainingSpec, opening: Opening, outbox: list[Submission]) -> RecordDict:
+    """Return the acknowledgement, the same for all sites and clients once the task is accepted."""
+    passage.check_anonymous(task, opening)
+    try:
+        found = passage.train_anonymously(task, opening)
+    except Exception as error:
+        if passage.site.simulated:
+            raise
+        explain("train", error, passage.entry)
+        return acknowledgement()
+    if passage.site.simulated:
+        return acknowledgement([one.to_bytes() for one in found])
+    outbox += found
+    return acknowledgement()
 
 
 def _evaluate(passage: Passage, content: RecordDict, share: Share | None) -> RecordDict:

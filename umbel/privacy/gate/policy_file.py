@@ -1,7 +1,8 @@
 """A site's policy in a file, ``policy.toml``, which the node's configuration and the environment may only narrow.
 
 Whoever starts a node, or changes its environment, can thus make the site stricter, and never more open. An entry that
-the file leaves out has its default there.
+the file leaves out has its default there. So the file must end with a line that says so (`END`): a file that was cut
+between two lines would lack entries, and open the site.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from umbel.protocol.errors import SiteError
 from umbel.protocol.rules import shown
 
 POLICY_FILE = "policy-file"
+END = "# end"
+"""The last line of a policy file."""
 _KEYS = ("researchers", "parties")
 
 # Whether an entry's value is as strict as the file's, or stricter.
@@ -30,8 +33,13 @@ _NARROWER: Mapping[str, Callable[[Any, Any], bool]] = {
         ),
         lambda own, file: own <= file,
     ),
-    **dict.fromkeys(("min-noise-multiplier", "clip-norm-floor", "min-clients", "least-parties", "colluding-parties"),
-        lambda own, file: own >= file),
+    **dict.fromkeys(
+        (
+            "min-noise-multiplier", "clip-norm-floor", "min-clients", "least-parties", "colluding-parties",
+            "anonymous-least",
+        ),
+        lambda own, file: own >= file,
+    ),
     "exact-losses": lambda own, file: own <= file,
     "tripwire": lambda own, file: own >= file,
     "clipping": lambda own, file: own is AcceptedRadius.PUBLIC,
@@ -82,14 +90,18 @@ def read_policy(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             if (mode := os.fstat(file.fileno()).st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
-                text = f"other users can write {path} (mode {stat.S_IMODE(mode):o}); run: chmod go-w {path}"
-                raise SiteError(text, code="site.policy-file")
-            found = Policy.current(tomllib.load(file, parse_float=_float))
+                told = f"other users can write {path} (mode {stat.S_IMODE(mode):o}); run: chmod go-w {path}"
+                raise SiteError(told, code="site.policy-file")
+            text = file.read().decode()
+        found = Policy.current(tomllib.loads(text, parse_float=_float))
     except (OSError, ValueError, RecursionError) as error:
         raise SiteError(f"the policy file {path} cannot be read: {error}", code="site.policy-file") from None
     if not found:
         # As while somebody writes it: the defaults would answer more than its owner allows.
         raise SiteError(f"the policy file {path} is empty; give at least one entry", code="site.policy-file")
+    if text.rstrip().rpartition("\n")[2].lstrip() != END:
+        told = f'the policy file {path} may have been cut: add the last line "{END}", once all entries are there'
+        raise SiteError(told, code="site.policy-cut")
     if POLICY_FILE in found:
         raise SiteError(f"{path} names a policy file itself; leave {POLICY_FILE} out", code="site.policy-file")
     return {name: _entry(path, name, value) for name, value in found.items()}

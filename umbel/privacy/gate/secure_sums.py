@@ -7,33 +7,33 @@ steps as well. So the sum, modulo a power of two, is exact, and its noise is wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from umbel.privacy.accounting.guarantee import secure_release, secure_report
 from umbel.privacy.gate import randomness, releases
+from umbel.privacy.gate.identity import Identity
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.base import Matrix, clip
 from umbel.privacy.mechanisms.discrete_gaussian import SHORTER, DiscreteGaussian
+from umbel.privacy.secure.layout import Layout
 from umbel.privacy.secure.party import Party, Turn
 from umbel.privacy.secure.seeds import text_of
-from umbel.privacy.secure.terms import REPORTS, Grid, Terms
+from umbel.privacy.secure.terms import Grid, Terms
 from umbel.privacy.secure.wire import Introduction, Request, Stage, opened_record, signature_record
 from umbel.protocol.arrays import Arrays, flatten
-from umbel.protocol.errors import Refused, SiteError
+from umbel.protocol.errors import Refused
 from umbel.protocol.flower import filled
 from umbel.protocol.release import Clipping, Release, ReleaseBy
-from umbel.protocol.signatures import PublicKey, line_of, public_half, public_key, signed
+from umbel.protocol.signatures import line_of
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 _RECORD = "umbel.secure"
@@ -65,20 +65,29 @@ class SecureSanitiser:
         return cls(task, everything, Grid.of(task.clip_norm, task.noise_multiplier, terms.deviation))
 
     @property
+    def layout(self) -> Layout:
+        """The numbers about training."""
+        k, n = self.hypotheses.shape
+        return Layout(k, n, self.task.moments)
+
+    @property
     def release(self) -> Release:
         """The release with which each participating client is charged."""
         return secure_release(releases.train_release(self.task, self.hypotheses, self.task.clip_norm))
 
     def summed(self, trained: Arrays, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sums of the clients' updates and their counts by hypothesis, (k n + k,), in steps."""
-        k, n = self.hypotheses.shape
-        sums = np.zeros((k, n), np.int64)
-        for block in releases.blocks(len(chosen), n):
+        """Return the clients' sums by hypothesis, without reports, in steps (`umbel.privacy.secure.layout`)."""
+        (k, n), layout, weight = self.hypotheses.shape, self.layout, self.grid.weight
+        sums, squares = np.zeros((k, n), np.int64), np.zeros((k, layout.squares), np.int64)
+        longest = self.task.clip_norm * SHORTER * layout.inside(weight)
+        for block in releases.blocks(len(chosen), max(n, layout.squares)):
             updates = releases.updates_in(trained, block, self.hypotheses[chosen[block]])
-            inside = clip(updates, self.task.clip_norm * SHORTER)
-            np.add.at(sums, chosen[block], np.trunc(inside / self.grid.step).astype(np.int64))
-        counts = np.bincount(chosen, minlength=k).astype(np.int64) * self.grid.weight
-        return np.concatenate([sums.ravel(), counts])
+            steps = np.trunc(clip(updates, longest) / self.grid.step).astype(np.int64)
+            np.add.at(sums, chosen[block], steps)
+            if layout.moments:
+                np.add.at(squares, chosen[block], layout.squared(steps, weight))
+        counts = np.bincount(chosen, minlength=k).astype(np.int64) * layout.count(weight)
+        return np.concatenate([sums.ravel(), counts, squares.ravel()])
 
 
 @dataclass(frozen=True)
@@ -112,24 +121,28 @@ class SecureReports:
         """
         bound = self.task.report_bound
         inside = np.clip(np.nan_to_num(scores, nan=bound), 0, bound)
-        steps = np.minimum(np.rint(inside / self.grid.step), self.grid.weight).astype(np.int64)
+        steps = np.minimum(np.rint(inside / self.grid.step), math.floor(self.grid.weight)).astype(np.int64)
         return np.asarray(steps.sum(axis=1))
 
 
-def check_length(hypotheses: Arrays, terms: Terms) -> None:
-    """Raise `Refused` unless a sum has room for the hypotheses' sums and counts, and perhaps for reports."""
-    if not hypotheses or terms.length - of_updates(hypotheses) not in (0, REPORTS):
-        raise Refused("the secure sum has another length than the hypotheses", code="refused.secure-terms")
+def layout_of(
+    hypotheses: Arrays, terms: Terms, training: TrainingSpec | None, evaluation: EvaluationSpec | None
+) -> Layout:
+    """Return what is in a sum; raise `Refused` if what is asked for does not fit into its terms.
 
-
-def of_updates(hypotheses: Arrays) -> int:
-    """Return how many numbers of a sum are about training: each parameter of each hypothesis, and k counts."""
-    return sum(value.size for value in hypotheses.values()) + len(next(iter(hypotheses.values())))
+    A run's terms stay the same in rounds without training or without reports, so these may have room for both.
+    """
+    moments = (False, True) if training is None else (training.moments,)
+    reports = (True,) if evaluation is not None and evaluation.summed else (False, True)
+    for layout in (Layout.of(hypotheses, one, other) for one in moments for other in reports if hypotheses):
+        if layout.length == terms.length:
+            return layout
+    raise Refused("the secure sum has another length than the hypotheses", code="refused.secure-terms")
 
 
 def party_of(site: Site, seed: int | None, state: RecordDict, terms: Terms) -> Party:
     """Return the party that a site is in a run, with what it remembers."""
-    name, sign, keys = _identity(site, seed)
+    identity = Identity.of(site, seed)
     if not site.simulated:
         site.policy.check_terms(terms)
     record = state.get(_RECORD)
@@ -137,7 +150,7 @@ def party_of(site: Site, seed: int | None, state: RecordDict, terms: Terms) -> P
     if isinstance(record, ConfigRecord) and record.get("terms") == terms.digest:
         secret, turn = cast(bytes, record["secret"]), _turn(record)
     secret = secret or _random(site, seed, 0)(32)
-    return Party(terms, name, keys, sign, secret, turn, _random(site, seed, turn.round + 1))
+    return Party(terms, identity.name, identity.keys, identity.sign, secret, turn, _random(site, seed, turn.round + 1))
 
 
 def remember(site: Site, state: RecordDict, party: Party) -> None:
@@ -192,39 +205,6 @@ def _turn(record: ConfigRecord) -> Turn:
     found: dict[str, Any] = dict(record.items())
     members, survivors = tuple(found["members"]), tuple(found["survivors"])
     return Turn(found["round"], members, found["parties"], found["turn"], survivors, found["opened"])
-
-
-def _identity(site: Site, seed: int | None) -> tuple[str, Callable[[bytes], bytes], dict[str, PublicKey]]:
-    """Return the name of a site among the parties, what signs as this site, and the keys of all."""
-    if site.simulated:
-        names = [f"node {place}" for place in range(site.step)]
-        return (
-            names[site.first],
-            _simulated(seed, names[site.first]).sign,
-            {name: _public(seed, name) for name in names},
-        )
-    policy = site.policy
-    if not (policy.parties and policy.party_key):
-        text = "this site lists no sites for secure sums: set parties and party-key"
-        raise Refused(text, code="refused.secure-parties")
-    keys = {name: public_key(name, line) for name, line in policy.party_keys.items()}
-    path = Path(policy.party_key).expanduser()
-    own = line_of(public_half(path))
-    for name, key in keys.items():
-        if line_of(key) == own:
-            return name, partial(signed, key=path), keys
-    raise SiteError(f"parties does not list the key of {path}; add this site itself", code="site.not-a-party")
-
-
-@lru_cache(maxsize=1024)
-def _simulated(seed: int | None, name: str) -> Ed25519PrivateKey:
-    """Return the key of a simulated node; in a simulation there is one computer, and nothing to hide from it."""
-    return Ed25519PrivateKey.from_private_bytes(sha256(f"umbel {seed} {name}".encode()).digest())
-
-
-@lru_cache(maxsize=1024)
-def _public(seed: int | None, name: str) -> PublicKey:
-    return _simulated(seed, name).public_key()
 
 
 def _random(site: Site, seed: int | None, round: int) -> Callable[[int], bytes]:

@@ -28,6 +28,7 @@ from umbel.protocol.old_names import SETTINGS
 from umbel.protocol.plugins import TRUST
 from umbel.protocol.release import Release, exact
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
+from umbel.protocol.signatures import server_of
 from umbel.protocol.simulated import runs_in_simulation
 
 DATA_PATH = "data-path"
@@ -36,14 +37,16 @@ DATA_PATH = "data-path"
 _PARTITION = ("partition-id", "num-partitions")
 _PREFIX = "UMBEL_"
 _OURS = re.compile(_PREFIX, re.IGNORECASE).match
-_NO_ENTRIES = ("UMBEL_HOME", TRUST, FORM)
+SERVER_CA = "UMBEL_SERVER_CA"
+"""Environment variable with the file of the certificate authority by which the node knows its server."""
+_NO_ENTRIES = ("UMBEL_HOME", TRUST, FORM, SERVER_CA)
 
 _KNOWN = {*Policy.names(), *(old for old, new in SETTINGS.items() if new in Policy.names())}
 
 # A simulated node holds no site's data, and allows every request of a run.
 _SIMULATED: dict[str, Any] = {
     "role": "split", "min-noise-multiplier": 0.0, "clip-norm-floor": 0.0, "release": "any", "min-clients": 1,
-    "clipping": "any", "max-choice-epsilon": "inf", "budget": "inf", "exact-losses": True,
+    "anonymous-least": 2, "clipping": "any", "max-choice-epsilon": "inf", "budget": "inf", "exact-losses": True,
     "max-hypotheses": MAX_HYPOTHESES, "max-local-epochs": "inf", "max-local-steps": "inf", "max-examples": "inf",
     "max-seconds": "inf", "allow-unsanitised": True,
 }  # fmt: skip
@@ -132,7 +135,7 @@ class Site:
         if policy.insecure_seed and policy.budget < math.inf:
             text = 'insecure-seed leaves no epsilon for a budget to count: set budget = "inf"'
             raise SiteError(text, code="site.insecure-seed")
-        _ = self.ledger_path, self.keep_model
+        _ = self.ledger_path, self.keep_model, _path("relay-ca", policy.relay_ca)
 
     @cached_property
     def ledger_path(self) -> Path | None:
@@ -178,6 +181,13 @@ class Site:
     def approves(self) -> bool:
         """Whether people decide on runs: on all, or on those that no listed researcher signed."""
         return not self.simulated and (self.policy.approve is Approval.ASK or bool(self.policy.researchers))
+
+    @cached_property
+    def server(self) -> str:
+        """The server that the node trusts (`umbel.protocol.signatures.server_of`); empty if its connection does not
+        show that."""
+        authority = os.environ.get(SERVER_CA)
+        return server_of(Path(authority)) if authority else ""
 
     @property
     def identity(self) -> str:

@@ -20,8 +20,6 @@ LARGEST = 1 << 15
 """Maximum deviation of a whole sum's noise, in steps: the table from which it is drawn takes memory and time."""
 WITHOUT_NOISE = 1 << 16
 """Steps in a clip norm, where there is no noise."""
-REPORTS = 2
-"""Numbers at the end of a sum for loss and metric, if clients report in it."""
 _FAR = 14.0
 """Deviations that noise exceeds with a probability below 1e-40."""
 
@@ -114,12 +112,12 @@ class Grid:
     ----------
     step : float
         The size of a step, in the model's numbers.
-    weight : int
-        Steps in a clip norm, which a client adds to a count; in a grid of reports, in their bound.
+    weight : float
+        Steps in a clip norm; in a grid of reports, in their bound.
     """
 
     step: float
-    weight: int
+    weight: float
 
     @classmethod
     def of(cls, clip_norm: float, noise_multiplier: float, deviation: float) -> Grid:
@@ -134,7 +132,7 @@ class Grid:
         if not (step := clip_norm / weight) >= sys.float_info.min:
             text = f"a clip norm of {clip_norm:g} has no {weight:g} steps that can be computed"
             raise Refused(text, code="refused.secure-terms")
-        return cls(step, math.floor(weight))
+        return cls(step, weight)
 
     @classmethod
     def of_reports(cls, bound: float, noise_multiplier: float, deviation: float) -> Grid:

@@ -61,6 +61,9 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         f"{_HERE}/secure_sums.py", "configs/hospital-services.toml", "configs/qmnist-features-epsilon-8.toml",
         "configs/synthetic.toml", f"{_DATA}/hospital.py", f"{_DATA}/synthetic.py", f"{_DATA}/qmnist_features.py",
     ),
+    "secure-digits": (
+        f"{_HERE}/secure_digits.py", "configs/qmnist-images-sites-epsilon-8.toml", f"{_DATA}/qmnist_features.py",
+    ),
     "own": (
         f"{_HERE}/own.py", "configs/hospital.toml", "configs/hospital-epsilon-4.toml",
         "configs/hospital-services.toml", "configs/synthetic.toml", "configs/qmnist-features-epsilon-4.toml",

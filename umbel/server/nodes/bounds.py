@@ -82,7 +82,7 @@ def count_deviation(task: TrainingSpec) -> float:
     """Return the standard deviation of the noise on each count of a site's sums, or of a secure sum."""
     mechanism = _mechanism(task)
     if task.release_by is ReleaseBy.SECURE:
-        return task.noise_multiplier  # a count weighs a clip norm
+        return task.noise_multiplier * (math.sqrt(2) if task.moments else 1.0)  # a count weighs a clip norm, or less
     return 0.0 if mechanism is None else mechanism.deviation(1) * mechanism.count_radius(task.choice_epsilon)
 
 

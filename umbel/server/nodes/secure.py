@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,9 +14,10 @@ from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
 from umbel.privacy.secure import seeds
+from umbel.privacy.secure.layout import REPORTS, Layout
 from umbel.privacy.secure.party import Announcement, Masked, key_text
 from umbel.privacy.secure.sums import Sum
-from umbel.privacy.secure.terms import LARGEST, REPORTS, Grid, Terms, bits_for, finest_deviation
+from umbel.privacy.secure.terms import LARGEST, Grid, Terms, bits_for, finest_deviation
 from umbel.privacy.secure.wire import Introduction, Request, Stage, masked_in, opened_in, signature_in
 from umbel.protocol.arrays import Arrays, as_matrix
 from umbel.protocol.errors import ProtocolError
@@ -34,6 +36,7 @@ _LEEWAY_S = 5.0
 
 NO_REPORTS = EvaluationSpec()
 """Reports that are not in a secure sum."""
+_FINER = 50  # steps in a clip norm for each root of the number of second moments
 _NOBODY = np.zeros(0, np.int64)
 
 T = TypeVar("T")
@@ -201,21 +204,18 @@ def terms_of(
 
     `reporting` is the number of clients that report, if `reports` are in the sums.
     """
-    everything, nu = as_matrix(hypotheses), task.noise_multiplier
+    nu, layout = task.noise_multiplier, Layout.of(hypotheses, task.moments, reports.summed)
     # As many steps in a clip norm as the noise's deviation needs, where there is room, so that rounding costs nothing.
+    # Second moments are rounded, and need more.
     finest = finest_deviation(max(parties, least), colluding)
-    deviation = max(min(max(1.0, nu) * finest, LARGEST), finest) if nu > 0 else 0.0
-    largest, length = clients * Grid.of(task.clip_norm, nu, deviation).weight, everything.size + len(everything)
+    finer = max(finest, _FINER * math.sqrt(layout.squares))
+    deviation = max(min(max(1.0, nu) * finer, LARGEST), finest) if nu > 0 else 0.0
+    largest = clients * Grid.of(task.clip_norm, nu, deviation).weight
     if reports.summed:
-        length, largest = (
-            length + REPORTS,
-            max(
-                largest,
-                reporting * Grid.of_reports(reports.report_bound, reports.report_noise_multiplier, deviation).weight,
-            ),
-        )
+        grid = Grid.of_reports(reports.report_bound, reports.report_noise_multiplier, deviation)
+        largest = max(largest, reporting * grid.weight)
     bits = bits_for(largest, deviation, max(parties, least), colluding)
-    return Terms(task.run, length, bits, deviation, colluding, least)
+    return Terms(task.run, layout.length, bits, deviation, colluding, least)
 
 
 def summed(
@@ -244,13 +244,17 @@ def summed(
         except Exception as error:  # keep running: one bad node must not stop the round
             log(WARNING, "dropped the reply of %s: %s", asked.names[node], told(error))
     inside: list[int] = []
-    sums, counts, scores = np.zeros((0, k, n)), np.zeros((0, k)), None
+    sums, counts, scores, moments = np.zeros((0, k, n)), np.zeros((0, k)), None, None
+    layout = Layout.of(hypotheses, task.moments)
     try:
         total, inside = together.add(round, masked)
         values, _ = together.finish(total)
         grid = Grid.of(task.clip_norm, task.noise_multiplier, together.terms.deviation)
         sums = np.multiply(values[: k * n], grid.step, dtype=np.float64).reshape(1, k, n)
-        counts = np.divide(values[k * n : k * n + k][None], grid.weight, dtype=np.float64)
+        counts = np.divide(values[k * n : k * n + k][None], layout.count(grid.weight), dtype=np.float64)
+        if layout.moments:
+            squares = values[k * n + k : layout.updates].reshape(k, -1)
+            moments = layout.matrices(squares, grid.weight, grid.step)
         if there := sum(told_by[node] for node in inside):
             loss, metric = (
                 values[-REPORTS:]
@@ -265,7 +269,7 @@ def summed(
     clients = _clients(mine[node] for node in inside)
     outside = _clients(own for node, own in mine.items() if node not in inside)
     lost = len(everyone) - len(inside)
-    return Total(Sums(sums, counts, clients, len(asked.clients), lost, outside), scores)
+    return Total(Sums(sums, counts, clients, len(asked.clients), lost, outside, moments), scores)
 
 
 def _clients(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -62,7 +62,7 @@ livenessProbe: {{- toYaml . | nindent 2 }}
 {{- end }}
 
 {{- define "umbel.executor-health" -}}
-exec: {command: [python, umbel/deploy/health.py, "127.0.0.1:9095"]}
+exec: {command: [python, umbel/deploy/health.py, "127.0.0.1:9095/health"]}
 {{- end }}
 
 {{- define "umbel.claim" -}}
