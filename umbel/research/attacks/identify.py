@@ -218,7 +218,7 @@ def audit(
 
     `options` and `changes` are those of `attack`.
     """
-    data = _preferences(dataset)
+    data = preferences(dataset)
     plans = [(Defence(NO_DEFENCE), nu) for nu in multipliers]
     if defended:
         plans += [(defence, defence.noise_multiplier) for defence in defences(int(options["after"]))]
@@ -240,7 +240,7 @@ def attack(dataset: str, policy: Mapping[str, Any], options: Mapping[str, Any], 
     single value in ``multipliers``. The rest are changes of ``configs/pac-attack.toml``, or of
     ``configs/recommender.toml`` if the model has biases.
     """
-    data = _preferences(dataset)
+    data = preferences(dataset)
     text = " ".join(f"{name}={value}" for name, value in options.items())
     own = parse_options(AttackOptions, text, "strategy-options")
     # A model with biases is attacked with the settings of its training.
@@ -270,7 +270,7 @@ def attack(dataset: str, policy: Mapping[str, Any], options: Mapping[str, Any], 
     return stolen
 
 
-def _preferences(name: str) -> Dataset:
+def preferences(name: str) -> Dataset:
     """Return a dataset; raise where it is not one of preferences."""
     dataset = open_dataset(find_dataset(name))
     if not dataset.manifest.model.startswith("factors "):

@@ -27,7 +27,7 @@ from torch import Tensor
 from umbel.models.model import Model, Parameters
 from umbel.protocol.errors import NotApplicableError
 from umbel.research.attacks.layers import biased, dense_layers, inputs_of_layers, parameter
-from umbel.research.attacks.small_batch import rectified
+from umbel.research.attacks.small_batch import two_layers
 
 Vector = NDArray[np.float64]
 
@@ -51,15 +51,7 @@ def trap(
     of other clients. Raises `NotApplicableError` if the model has no such layers, or the candidate is among the images.
     """
     shape = tuple(candidate.shape)
-    layers = dense_layers(model, parameters, shape)
-    names = [parameter(layer, kind) for layer in layers[-2:] for kind in ("weight", "bias")]
-    fits = len(layers) > 1 and parameters.keys() >= set(names)
-    if fits:
-        before, last = (parameters[parameter(layer, "weight")] for layer in layers[-2:])
-        fits = last.shape[1] == before.shape[0] and rectified(model, parameters, layers[-2], shape)
-    if not fits:
-        text = f"model {model.name!r} does not end in two fully connected layers with biases and ReLU between them"
-        raise NotApplicableError(text, code="attack.no-two-layers")
+    layer, names = two_layers(model, parameters, shape)
     weight1, bias1, weight2, bias2 = names
     moved = {name: value.clone() for name, value in parameters.items()}
     leaves = (name for name, module in model.module.named_modules() if not list(module.children()))
@@ -68,7 +60,7 @@ def trap(
         moved[biases[at - 1]] += _LIFT
     with inputs_of_layers(model) as seen, torch.no_grad():
         model.apply(moved, torch.cat([images, candidate[None].to(images)]))
-        known, own = seen[layers[-2]][:-1].double(), seen[layers[-2]][-1].double()
+        known, own = seen[layer][:-1].double(), seen[layer][-1].double()
     # 1 for the candidate and 0 for the others: the part of it that the others, minus their mean, do not explain.
     centre = known.mean(dim=0)
     others, away = known - centre, own - centre

@@ -8,14 +8,14 @@ local parameters from their releases. The gate in between is the clients' own. A
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import INFO
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from pydantic import Field, PlainValidator
@@ -26,6 +26,7 @@ from umbel.data import Dataset
 from umbel.models.factors import BiasedFactors, Factors
 from umbel.models.model import Model
 from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import log
 from umbel.protocol.home import write_atomically
@@ -441,11 +442,15 @@ def local_parameters(grid: Grid, roster: Roster, clients: NDArray[np.int64], run
     if not isinstance(grid, InProcessGrid):
         return found
     for node_id, (positions, locals_) in roster.place(TRAIN, clients).items():
-        context = grid.contexts[node_id]
-        with in_process():
-            node = Node.of(context.node_config, context.run_config)
-        kept = LocalParameters(node.site, context.state, node.model, run, node.seed)
-        values = kept.read(node.training_clients(tuple(locals_)))
+        values = kept_by(grid.contexts[node_id], locals_, run)
         for row, position in enumerate(positions):
             found[int(clients[position])] = {name: value[row] for name, value in values.items()}
     return found
+
+
+def kept_by(context: Context, clients: Sequence[ClientOnNode], run: str = "") -> Arrays:
+    r"""Return the current local parameters, each (clients, \*shape), of clients of a node in this process."""
+    with in_process():
+        node = Node.of(context.node_config, context.run_config)
+    kept = LocalParameters(node.site, context.state, node.model, run, node.seed)
+    return kept.read(node.training_clients(tuple(clients)))

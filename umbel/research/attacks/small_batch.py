@@ -115,6 +115,23 @@ def rectified(model: Model, parameters: Parameters, layer: str, shape: tuple[int
     return bool((slopes[off] == 0).all() and (slopes[~off] != 0).any())
 
 
+def two_layers(model: Model, parameters: Parameters, shape: tuple[int, ...]) -> tuple[str, list[str]]:
+    """Return the last fully connected layer but one, and the names of weight and bias of it and of the last.
+
+    `shape` is that of a row. Raises `NotApplicableError` unless both have biases, and only ReLU is between them.
+    """
+    layers = dense_layers(model, parameters, shape)
+    names = [parameter(layer, kind) for layer in layers[-2:] for kind in ("weight", "bias")]
+    fits = len(layers) > 1 and parameters.keys() >= set(names)
+    if fits:
+        before, last = (parameters[parameter(layer, "weight")] for layer in layers[-2:])
+        fits = last.shape[1] == before.shape[0] and rectified(model, parameters, layers[-2], shape)
+    if not fits:
+        text = f"model {model.name!r} does not end in two fully connected layers with biases and ReLU between them"
+        raise NotApplicableError(text, code="attack.no-two-layers")
+    return layers[-2], names
+
+
 def _with_output(model: Model, parameters: Parameters, name: str, images: Tensor) -> tuple[Tensor, Tensor]:
     """Return the output of a network, and that of one of its modules."""
     kept: list[Tensor] = []

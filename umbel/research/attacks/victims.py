@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -158,8 +158,13 @@ class Victims:
 
     def claimed(self, client: int) -> Guarantee | None:
         """Return the guarantee to a client by the node's own ledger; None if there is none."""
+        return guarantee(MemoryLedger(self.context.state).account(ClientInDataset(client)), DELTA)
+
+    @property
+    def context(self) -> Context:
+        """The node's own state, which no server can read."""
         (context,) = self._grid.contexts.values()
-        return guarantee(MemoryLedger(context.state).account(ClientInDataset(client)), DELTA)
+        return context
 
 
 def answer(grid: InProcessGrid, content: RecordDict) -> RecordDict:

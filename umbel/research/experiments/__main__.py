@@ -21,6 +21,7 @@ from umbel.protocol.cli import command_group, errors_in_one_line
 from umbel.protocol.home import umbel_home
 from umbel.research.experiments import (
     attacks,
+    attacks_on_sums,
     centaur,
     chosen_round,
     drift,
@@ -67,6 +68,7 @@ _EXPERIMENTS: dict[str, tuple[ModuleType, str]] = {
     "secure-digits": (secure_digits, "Digits of one image each: a whole network, by who adds the noise."),
     "own": (own, "Personalised hypotheses, beside clients that train alone."),
     "attacks": (attacks, "The main results of umbel attack: images and local vectors read from releases."),
+    "attacks-on-sums": (attacks_on_sums, "Local vectors and images that a server reads from secure sums."),
     "when": (when, "When a run is worth it: errors by clients, parameters and epsilon."),
     "public-tables": (public_tables, "Public tables with default settings: without noise, and at epsilon 8."),
     "femnist": (handwriting, "Handwritten characters: the accuracies of Table 2."),

@@ -76,6 +76,10 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         f"{_ATTACKS}/victims.py", "configs/pac-attack.toml", f"{_DATA}/femnist.py", f"{_DATA}/movielens.py",
         f"{_DATA}/writers.py",
     ),
+    "attacks-on-sums": (
+        f"{_HERE}/attacks_on_sums.py", f"{_ATTACKS}/sums.py", f"{_ATTACKS}/mixture.py", f"{_ATTACKS}/bins.py",
+        f"{_ATTACKS}/victims.py", f"{_DATA}/femnist.py", f"{_DATA}/preferences.py", f"{_DATA}/writers.py",
+    ),
     "pac": (f"{_HERE}/pac.py",),
     "when": (f"{_HERE}/when.py", "configs/synthetic.toml"),
     "public-tables": (f"{_HERE}/public_tables.py",),
