@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from umbel.simulation.relay import Relay
 
 LOG = """\
@@ -48,6 +50,14 @@ def test_umbels_lines_and_warnings_are_printed_and_flowers_own_are_not() -> None
         "Warning: node 7 did not reply to the message of round 1: refused",
     ]
     assert relay.folder == "/home/me/umbel/runs/1"
+
+
+def test_lines_with_a_time_are_read_like_those_without() -> None:
+    """As they are where no terminal is."""
+    timed = re.sub(r"\x1b\[9\dm(\w+) *\x1b\[0m:", r"\1 2026-11-26 21:35:01,060:", LOG)
+    assert timed != LOG
+    said, relay = relayed(timed)
+    assert (said, relay.folder) == (relayed(LOG)[0], "/home/me/umbel/runs/1")
 
 
 def test_everything_is_printed_as_it_is_where_that_is_wanted() -> None:

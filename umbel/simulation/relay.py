@@ -26,8 +26,8 @@ _CHATTER = re.compile("|".join((
 )))  # fmt: skip
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _WORKER = re.compile(r"^\(ClientAppActor pid=\d+\) ?")
-# Flower's format: the text after the sixth space is the message itself.
-_LEVEL = re.compile(r"^(INFO|WARNING|ERROR|DEBUG) *: {0,6}")
+# Flower's format, and umbel's with a time: the text after the sixth space is the message itself.
+_LEVEL = re.compile(r"^(INFO|WARNING|ERROR|DEBUG) *(?:\d{4}-\d\d-\d\d [\d:,]+)?: {0,6}")
 _REFUSED = re.compile(r"umbel refused to answer \((?P<what>[\w.]+)\): (?P<why>.*)")
 _FOLDER, _GUARANTEED = "Results go to ", "Guarantee"
 _FAILED = "Simulation raised an exception"

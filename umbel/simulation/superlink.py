@@ -18,6 +18,7 @@ import tomli_w
 from umbel.protocol.errors import LaunchError
 from umbel.protocol.flower import keep_secret, without_proxy
 from umbel.protocol.home import private_scratch
+from umbel.protocol.logs import FORM, PLAIN
 from umbel.simulation import reaper
 
 Wait = Callable[[], dict[str, str]]
@@ -57,6 +58,8 @@ def starting(home: Path, more: Mapping[str, str] | None = None) -> Iterator[Wait
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # `umbel.simulation.relay` reads the log, and JSON is for other readers.
+        FORM: PLAIN,
         # A new Ray, not one that happens to run here and may end before the run does.
         "RAY_ADDRESS": "local",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
