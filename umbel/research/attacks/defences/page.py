@@ -58,8 +58,12 @@ def _figures(report: Report, confidence: float) -> Section:
         f"{report.kind}, {report.package}.",
         f"Between any two updates of a {whose}, clipped to {limit}, at delta {claim.delta:g}."
         if claim.clip_norm or claim.box
-        else f"Between updates of a {whose} of norm 1, since no clip norm is told, at delta {claim.delta:g}.",
+        else f"Between updates of a {whose} of norm 1, at delta {claim.delta:g}.",
     ]
+    if not (claim.clip_norm or claim.box):
+        told.append("No clip norm is told; give --clip-norm.")
+    if claim.epsilon is None:
+        told.append("No epsilon is claimed; give --claim-epsilon to have it tested.")
     if report.trusted:
         told.append("Clients are taken to clip; name their Mod with --mod to audit both.")
     if report.accounted is not None:
