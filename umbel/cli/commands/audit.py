@@ -34,10 +34,11 @@ def command(
         float | None, typer.Option(help="The claimed epsilon.", show_default="the target's attributes, or its account")
     ] = None,
     claim_delta: Annotated[
-        float | None, typer.Option(help="The claimed delta; 0 for a pure epsilon.", show_default="the same")
+        float | None, typer.Option(help="The claimed delta; 0 for a pure epsilon.", show_default="the same, or 0")
     ] = None,
     clip_norm: Annotated[
-        float | None, typer.Option(help="The Euclidean norm to which updates are clipped.", show_default="the same")
+        float | None,
+        typer.Option(help="The Euclidean norm to which updates are clipped.", show_default="its attributes"),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Releases of each canary, beside one.")] = ROUNDS,
     canaries: Annotated[

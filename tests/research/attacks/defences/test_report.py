@@ -201,3 +201,8 @@ def test_the_page_says_how_to_tell_what_attributes_do_not() -> None:
 def test_options_out_of_range_are_refused(changes: dict[str, Any], code: str) -> None:
     with raises(ConfigError, code):
         replace(FEW, **changes)
+
+
+def test_gaussian_noise_with_a_pure_claim_is_told_to_give_a_delta(plain: Report) -> None:
+    found = replace(plain, noisy=True, law=GAUSSIAN, claim=Claim(1.0, 0.0, 1.0, None))
+    assert "--claim-delta" in page.page(found, 0.95).sections[0].text

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from umbel.privacy.accounting.guarantee import amount
 from umbel.research.attacks.defences.claims import Figures
+from umbel.research.attacks.defences.laws import GAUSSIAN
 from umbel.research.attacks.defences.report import Report
 from umbel.research.output import Page, Section
 
@@ -76,6 +77,8 @@ def _figures(report: Report, confidence: float) -> Section:
 def _law(report: Report) -> str:
     if not report.noisy:
         return "There is no noise, so the formula is infinite."
+    if report.law == GAUSSIAN and not report.claim.delta:
+        return "Gaussian noise has no epsilon at delta 0; give --claim-delta."
     if not report.law:
         return "The noise is of no law that passed a test, so nothing is fitted."
     return f"Fitted: the noise passed a test for a {report.law} law, which does not see its tails."
