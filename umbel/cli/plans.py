@@ -238,7 +238,7 @@ def costs(
         text = "public-data measures the data of a configuration; name one, or leave public-data out"
         raise ConfigError(text, code="config.missing-figure")
     elif parameters is None or hypotheses is None or clients is None or clients_per_round is None:
-        text = "name a configuration, or give parameters, hypotheses, clients and clients-per-round"
+        text = "name a configuration or a dataset, or give parameters, hypotheses, clients and clients-per-round"
         raise ConfigError(text, code="config.missing-figure")
     else:
         task = Task(parameters, hypotheses, clients, clients_per_round, mechanism or LAPLACE)

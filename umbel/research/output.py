@@ -93,7 +93,9 @@ class Page:
         console = Console()
         for section in (*self.sections, Section("", self.aside)):
             if section.columns:
-                table = Table(*section.columns, title=section.title or self.title)
+                table = Table(title=section.title or self.title)
+                for column in section.columns:
+                    table.add_column(column, overflow="fold")  # a long word is broken, not cut
                 for row in section.rows:
                     table.add_row(*map(escape, row))  # brackets are not markup here
                 console.print(table)

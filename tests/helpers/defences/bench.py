@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
-from umbel.research.attacks.defences.process import Target, Worker
+from umbel.research.attacks.defences.process import TIMEOUT, Target, Worker
 from umbel.research.attacks.defences.worker.frames import Arrays
 from umbel.research.attacks.defences.worker.serve import Bench
 
@@ -14,7 +14,12 @@ class WorkerHere(Worker):
     """Answers requests as the other process would."""
 
     def __init__(
-        self, target: Target, python: str = "", mod: Target | None = None, clip_norm: float | None = None
+        self,
+        target: Target,
+        python: str = "",
+        mod: Target | None = None,
+        clip_norm: float | None = None,
+        timeout: float = TIMEOUT,
     ) -> None:
         self._target, self._mod, self._clip_norm, self._bench = target, mod, clip_norm, Bench()
 

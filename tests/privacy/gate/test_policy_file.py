@@ -145,6 +145,7 @@ def test_a_file_that_others_can_write_is_refused(write: Write) -> None:
         ("[researchers]\nann = 'no key'", "bad-key", "ann"),
         ("[researchers]\n'ann smith' = 'AAAA'", "bad-key", "ann smith"),
         ("data-path = '/data'\n[researchers]\nann = 'AAAA'", "bad-key", "ann"),
+        ("[researchers]\nann = 'AAAA3NzaC1'\ndata-path = '/data'", "bad-key", "above all tables"),
         ("data-path = '/data'\nhours = 'never'", "conflict", "never"),
         ("budget = 3", "no-data", "data-path"),
         # What would open the site: an empty file, as while it is written, and a list of no one.

@@ -34,10 +34,11 @@ def command(
         float | None, typer.Option(help="The claimed epsilon.", show_default="the target's attributes, or its account")
     ] = None,
     claim_delta: Annotated[
-        float | None, typer.Option(help="The claimed delta; 0 for a pure epsilon.", show_default="the same")
+        float | None, typer.Option(help="The claimed delta; 0 for a pure epsilon.", show_default="the same, or 0")
     ] = None,
     clip_norm: Annotated[
-        float | None, typer.Option(help="The Euclidean norm to which updates are clipped.", show_default="the same")
+        float | None,
+        typer.Option(help="The Euclidean norm to which updates are clipped.", show_default="its attributes"),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Releases of each canary, beside one.")] = ROUNDS,
     canaries: Annotated[
@@ -52,6 +53,9 @@ def command(
     ] = sys.executable,
     confidence: Annotated[float, typer.Option(help="Confidence of proved and fitted figures.")] = Options.confidence,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the audit's draws; the target's are its own.")] = 0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that the target may take for one answer, of up to all canaries.")
+    ] = Options.timeout,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of reports.")] = False,
 ) -> None:
     """Audit a privacy mechanism as it ships: what it claims, what it does, and its faults.
@@ -61,7 +65,7 @@ def command(
     with errors_in_one_line():
         options = Options(
             rounds, canaries, clients, parameters, claim_epsilon, claim_delta, clip_norm,
-            Target.parse(mod) if mod else None, python, confidence, seed,
+            Target.parse(mod) if mod else None, python, confidence, seed, timeout,
         )  # fmt: skip
         reports = [audit(target, options) for target in map(Target.parse, targets)]
     if as_json:

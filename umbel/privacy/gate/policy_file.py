@@ -126,8 +126,8 @@ def _middle(path: Path, who: str, key: Any) -> str:
     """Return the part of a public key that identifies it."""
     words = [word for word in str(key).split() if word.startswith("AAAA")]
     if len(words) != 1 or len(who.split()) != 1 or "=" in who:
-        raise SiteError(
-            f'{path}: write a public key as name = "ssh-ed25519 AAAA…", the line of a public key file, got {who!r}',
-            code="site.bad-key",
-        )
+        entry = who.replace("-", "_") in Policy.model_fields
+        hint = "; move this entry of the policy above all tables" if entry else ""
+        told = f'{path}: write a public key as name = "ssh-ed25519 AAAA…", the line of a public key file, got {who!r}'
+        raise SiteError(f"{told}{hint}", code="site.bad-key")
     return words[0]

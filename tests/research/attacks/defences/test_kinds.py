@@ -64,6 +64,18 @@ def test_a_mod_reads_what_the_server_sent() -> None:
     assert (seen[0]["server-round"], seen[0]["clipping_norm"]) == (5, 2.0)
 
 
+def test_arrays_of_a_list_are_matched_by_position() -> None:
+    from flwr.app import ArrayRecord
+
+    def mod(msg: Any, context: Any, call_next: Any) -> Any:
+        reply = call_next(msg, context)
+        reply.content["arrays"] = ArrayRecord(reply.content["arrays"].to_numpy_ndarrays())
+        return reply
+
+    left = made(mod).release(Asked(UPDATE, 1)).arrays
+    assert {name: value.tolist() for name, value in left.items()} == {"w": [[3, 4]], "b": [0, 0]}
+
+
 def test_an_error_reply_is_a_refusal() -> None:
     from flwr.clientapp.mod import fixedclipping_mod
 

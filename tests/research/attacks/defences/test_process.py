@@ -38,6 +38,10 @@ GENERATOR = np.random.default_rng(5)
 def seeded(arrays):
     return [array + GENERATOR.standard_normal(array.shape) for array in arrays]
 
+def hangs(arrays):
+    while True:
+        pass
+
 class Half:
     def __init__(self, factor, *, epsilon=1.0):
         self.factor, self.epsilon = factor, epsilon
@@ -121,6 +125,25 @@ def test_two_processes_have_the_seeds_of_their_own_start() -> None:
 def test_a_target_that_cannot_be_run_is_told(name: str, code: str, part: str) -> None:
     with Worker(Target(name)) as worker, raises(NotApplicableError, code, part, name):
         worker.open()
+
+
+def test_a_target_that_hangs_is_ended() -> None:
+    with Worker(Target("targets:hangs"), timeout=0.1) as worker, raises(NotApplicableError, "attack.target-hangs"):
+        worker.open()
+
+
+def test_an_error_comes_with_the_last_line_of_the_targets_own_code() -> None:
+    line = 1 + TARGETS.splitlines().index('    raise ValueError("not today")')
+    with (
+        Worker(Target("targets:fails")) as worker,
+        raises(NotApplicableError, "attack.target-fails", f"(targets.py, line {line})"),
+    ):
+        worker.open()
+
+
+def test_a_file_is_not_a_module() -> None:
+    with raises(ConfigError, "config.audit-target", "mine:Mod(1)"):
+        Target.parse("./mine.py:Mod(1)")
 
 
 def test_an_interpreter_that_is_none_is_told(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord
 
 from tests.helpers.defences import right
 from tests.helpers.defences.bench import WorkerHere
@@ -169,14 +170,39 @@ def test_a_target_that_sends_nothing_is_told() -> None:
         audit(Target(f"{__name__}:silent"), FEW)
 
 
+def renames(msg: Any, context: Any, call_next: Any) -> Any:
+    reply = call_next(msg, context)
+    reply.content["arrays"] = ArrayRecord({f"dp.{name}": one for name, one in reply.content["arrays"].items()})
+    return reply
+
+
+def test_a_target_whose_arrays_have_other_names_is_told() -> None:
+    """Otherwise nothing of it would be seen, and it would pass as one without noise."""
+    with raises(NotApplicableError, "attack.target-renames", "b, w"):
+        audit(Target(f"{__name__}:renames"), FEW)
+
+
+def test_the_page_says_how_to_tell_what_attributes_do_not() -> None:
+    found = audit(Target(f"{__name__}:as_it_is"), FEW)
+    text = page.page(found, 0.95).sections[0].text
+    assert "--clip-norm" in text
+    assert "--claim-epsilon" in text
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
         ({"rounds": 0}, "config.out-of-range"),
         ({"confidence": 1.0}, "config.out-of-range"),
+        ({"timeout": 0.0}, "config.out-of-range"),
         ({"canaries": 100}, "config.too-few-canaries"),
     ],
 )
 def test_options_out_of_range_are_refused(changes: dict[str, Any], code: str) -> None:
     with raises(ConfigError, code):
         replace(FEW, **changes)
+
+
+def test_gaussian_noise_with_a_pure_claim_is_told_to_give_a_delta(plain: Report) -> None:
+    found = replace(plain, noisy=True, law=GAUSSIAN, claim=Claim(1.0, 0.0, 1.0, None))
+    assert "--claim-delta" in page.page(found, 0.95).sections[0].text

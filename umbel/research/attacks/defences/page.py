@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from umbel.privacy.accounting.guarantee import amount
 from umbel.research.attacks.defences.claims import Figures
+from umbel.research.attacks.defences.laws import GAUSSIAN
 from umbel.research.attacks.defences.report import Report
 from umbel.research.output import Page, Section
 
@@ -58,8 +59,12 @@ def _figures(report: Report, confidence: float) -> Section:
         f"{report.kind}, {report.package}.",
         f"Between any two updates of a {whose}, clipped to {limit}, at delta {claim.delta:g}."
         if claim.clip_norm or claim.box
-        else f"Between updates of a {whose} of norm 1, since no clip norm is told, at delta {claim.delta:g}.",
+        else f"Between updates of a {whose} of norm 1, at delta {claim.delta:g}.",
     ]
+    if not (claim.clip_norm or claim.box):
+        told.append("No clip norm is told; give --clip-norm.")
+    if claim.epsilon is None:
+        told.append("No epsilon is claimed; give --claim-epsilon to have it tested.")
     if report.trusted:
         told.append("Clients are taken to clip; name their Mod with --mod to audit both.")
     if report.accounted is not None:
@@ -72,6 +77,8 @@ def _figures(report: Report, confidence: float) -> Section:
 def _law(report: Report) -> str:
     if not report.noisy:
         return "There is no noise, so the formula is infinite."
+    if report.law == GAUSSIAN and not report.claim.delta:
+        return "Gaussian noise has no epsilon at delta 0; give --claim-delta."
     if not report.law:
         return "The noise is of no law that passed a test, so nothing is fitted."
     return f"Fitted: the noise passed a test for a {report.law} law, which does not see its tails."

@@ -282,7 +282,9 @@ def low_bits(subject: Subject) -> Iterator[Fault]:
                 found.append((chance, finer / total))
     # Each size has two tests at most.
     if found and min(found)[0] * 2 * len(np.unique(sizes)) < LEVEL:
-        yield Fault("low-bits", f"the last bits of a release tell the update: {min(found)[1]:.0%} of one size show it")
+        yield Fault(
+            "low-bits", f"the last bits tell which update it was, in {min(found)[1]:.0%} of releases of like size"
+        )
 
 
 def _bits(values: Matrix) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

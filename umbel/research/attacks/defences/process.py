@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
+from threading import Event, Timer
 from types import TracebackType
 from typing import Any, Self
 
@@ -38,6 +39,9 @@ spec.loader.exec_module(module)
 importlib.import_module(name + ".serve").serve(own)
 """
 _WORKER = Path(__file__).parent / "worker"
+TIMEOUT = 600.0
+"""Seconds that a worker may take for one answer, if the user names no others."""
+
 _TAIL = 400  # characters of a dead worker's last words
 
 
@@ -69,7 +73,13 @@ class Target:
             If it names none, or an argument is no literal.
         """
         module, colon, rest = text.partition(":")
-        wrong = f"{text!r} is not package.module:Name, or package.module:Name(key=1, ...) with literals"
+        wrong = (
+            f"{text!r} is not package.module:Name, or package.module:Name(key=1, ...) with literals; for other "
+            "arguments, name a factory without any"
+        )
+        if module.endswith(".py"):
+            dotted = module.removesuffix(".py").replace("/", ".").lstrip(".")
+            raise ConfigError(f"{text!r} names a file; name its module: {dotted}:{rest}", code="config.audit-target")
         try:
             tree = ast.parse(rest.strip(), mode="eval").body
             called = isinstance(tree, ast.Call)
@@ -133,6 +143,8 @@ class Worker:
         The Mod that the clients of a strategy wrapper run.
     clip_norm : float, optional
         The clip norm that a message carries, for a Mod that reads it there.
+    timeout : float
+        Seconds after which a request without an answer ends the process.
 
     Raises
     ------
@@ -141,9 +153,14 @@ class Worker:
     """
 
     def __init__(
-        self, target: Target, python: str = sys.executable, mod: Target | None = None, clip_norm: float | None = None
+        self,
+        target: Target,
+        python: str = sys.executable,
+        mod: Target | None = None,
+        clip_norm: float | None = None,
+        timeout: float = TIMEOUT,
     ) -> None:
-        self._target, self._mod, self._clip_norm = target, mod, clip_norm
+        self._target, self._mod, self._clip_norm, self._timeout = target, mod, clip_norm, timeout
         self._words = TemporaryFile()  # noqa: SIM115
         folders = [*filter(None, os.environ.get(OWN_PATH, "").split(os.pathsep))] or [os.getcwd()]
         command = [python, "-c", _BOOT, str(_WORKER), *folders]
@@ -231,7 +248,10 @@ class Worker:
         if "error" not in reply[0]:
             return reply
         if reply[0]["missing"]:
-            text = f"{self._target} is not installed for this interpreter: {reply[0]['error']}"
+            text = (
+                f"{self._target} is not installed for this interpreter: {reply[0]['error']}; run the command in the "
+                "module's folder, or name the interpreter of its environment: --python"
+            )
             raise NotApplicableError(text, code="attack.target-not-found")
         text = f"{self._target} cannot be audited: {reply[0]['error']}"
         raise NotApplicableError(text, code="attack.target-fails")
@@ -240,11 +260,25 @@ class Worker:
         """Return the worker's answer to a request."""
         assert self._process.stdin
         assert self._process.stdout
+        late = Event()
+
+        def end() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = Timer(self._timeout, end)
+        timer.daemon = True
+        timer.start()
         try:
             send(self._process.stdin, header, arrays)  # type: ignore[arg-type]
             reply = receive(self._process.stdout)  # type: ignore[arg-type]
         except BrokenPipeError:
             reply = None
+        finally:
+            timer.cancel()
+        if reply is None and late.is_set():
+            text = f"{self._target} has not answered within {self._timeout:g} seconds; --timeout allows more"
+            raise NotApplicableError(text, code="attack.target-hangs")
         if reply is None:
             self._words.seek(0)
             words = " ".join(self._words.read().decode(errors="replace").split())[-_TAIL:]

@@ -18,7 +18,7 @@ from umbel.research.attacks.defences import laws
 from umbel.research.attacks.defences.claims import Claim, Figures, claim_of, formula
 from umbel.research.attacks.defences.faults import Fault
 from umbel.research.attacks.defences.probes import LEVEL, OPENING, PROBES, N, Subject
-from umbel.research.attacks.defences.process import Target, Worker
+from umbel.research.attacks.defences.process import LAYOUT, TIMEOUT, Target, Worker
 from umbel.research.attacks.defences.trials import BEYOND, bound, directions, draw, judged
 
 CANARIES, ROUNDS = 2000, 3
@@ -51,6 +51,8 @@ class Options:
         Of proved and fitted figures.
     seed : int
         Of the audit's draws.
+    timeout : float
+        Seconds that the target may take for one answer, of up to all canaries.
     """
 
     rounds: int = ROUNDS
@@ -64,6 +66,7 @@ class Options:
     python: str = sys.executable
     confidence: float = CONFIDENCE
     seed: int = 0
+    timeout: float = TIMEOUT
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or not 0 < self.confidence < 1:
@@ -71,6 +74,8 @@ class Options:
                 f"rounds must be at least 1 and confidence between 0 and 1, got {self.rounds} and {self.confidence:g}"
             )
             raise ConfigError(text, code="config.out-of-range")
+        if not self.timeout > 0:
+            raise ConfigError(f"timeout must be above 0, got {self.timeout:g}", code="config.out-of-range")
         if self.canaries < _LEAST:
             text = f"an audit needs at least {_LEAST} canaries, got {self.canaries}"
             raise ConfigError(text, code="config.too-few-canaries")
@@ -153,7 +158,8 @@ def audit(target: Target, options: Options | None = None) -> Report:
     options = options or Options()
     with ExitStack() as stack:
         worker, again = (
-            stack.enter_context(Worker(target, options.python, options.mod, options.clip_norm)) for _ in range(2)
+            stack.enter_context(Worker(target, options.python, options.mod, options.clip_norm, options.timeout))
+            for _ in range(2)
         )
         facts = worker.open()
         again.open()
@@ -162,6 +168,9 @@ def audit(target: Target, options: Options | None = None) -> Report:
         opening, reopening = (one.run(first, [0] * 4, rounds=2) for one in (worker, again))
         if opening.gone[:, 0].all():
             raise NotApplicableError(f"{target} sends nothing: {opening.errors[0]}", code="attack.target-silent")
+        if len(opening.lacking) == len(LAYOUT):
+            text = f"{target} sends none of the arrays that it received ({', '.join(opening.lacking)})"
+            raise NotApplicableError(f"{text}; keep their names", code="attack.target-renames")
         length = claim.unit * (BEYOND if facts["clips"] else 1.0)
         one, all_ = (
             draw(worker, unit, name, length, options.canaries, options.rounds, options.seed + at)

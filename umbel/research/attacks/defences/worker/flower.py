@@ -100,6 +100,9 @@ class Mod(Kind):
         found: Named = {}
         for record in content.array_records.values():
             found |= _arrays(record)
+        # `ArrayRecord(list)` names its arrays 0, 1, …, as apps do whose model is a list of arrays.
+        if list(found) == [str(at) for at in range(len(asked.update))]:
+            found = dict(zip(asked.update, found.values(), strict=True))
         return Left(found, _others(content))
 
     def deviation(self) -> float | None:

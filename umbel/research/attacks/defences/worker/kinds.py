@@ -157,7 +157,7 @@ class Function(Kind):
         raise TypeError(
             "it takes neither a list of arrays, nor a dictionary of arrays, nor one flat array, "
             f"and returns the like: {next(iter(failed), 'other shapes come back')}"
-        )
+        ) from next(iter(failed), None)
 
     def release(self, asked: Asked) -> Left:
         update = {name: value.copy() for name, value in asked.update.items()}

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -45,7 +46,7 @@ class Bench:
             assert self._kind is not None, "a target is opened first"
             return _run(self._kind, header, arrays)
         except Exception as error:  # the target may raise anything
-            return {"error": f"{type(error).__name__}: {error}", "missing": isinstance(error, ImportError)}, {}
+            return {"error": _told(error), "missing": isinstance(error, ImportError)}, {}
 
     def _open(self, header: dict[str, Any]) -> dict[str, Any]:
         make, given = maker(header["target"], header["arguments"], header["named"], header["changed"])
@@ -83,7 +84,7 @@ def _run(kind: Kind, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, 
             except Exception as error:  # the target may raise anything
                 gone[canary, round] = True
                 if len(told["errors"]) < _TOLD:
-                    told["errors"].append(f"{type(error).__name__}: {error}")
+                    told["errors"].append(_told(error))
                 continue
             left[canary, round] = _flat(found.arrays, layout)
             if canary < _TOLD:
@@ -92,6 +93,17 @@ def _run(kind: Kind, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, 
         if canary == 0:
             told["spent"] = kind.spent()
     return told, {"left": left, "gone": gone}
+
+
+def _told(error: Exception) -> str:
+    """Return an error in words, with the last line of the target's own code that it passed."""
+    installed = (sys.prefix, sys.base_prefix, os.path.dirname(__file__))
+    lines = [
+        one for one in traceback.extract_tb((error.__cause__ or error).__traceback__)
+        if os.path.isfile(one.filename) and not one.filename.startswith(installed)
+    ]  # fmt: skip
+    where = f" ({os.path.basename(lines[-1].filename)}, line {lines[-1].lineno})" if lines else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def _shaped(values: Any, layout: list[list[Any]]) -> Named:
