@@ -33,6 +33,7 @@ TASK: dict[str, Any] = {
     "run": "spring",
 }  # fmt: skip
 LEAST = 4
+KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
 
 
 def handler(msg: Message, context: Context) -> Message:
@@ -236,14 +237,13 @@ def test_a_key_with_which_no_release_can_be_encrypted_is_refused(entries: dict[s
 @pytest.mark.parametrize(
     "changes",
     [{"relay": ""}, {"relay-ca": ""}, {"parties": ""}, {"party-key": ""}, {"relay": "http://relay:8443"},
-     {"report-noise-multiplier": 5.0}],
+     {"report-noise-multiplier": 5.0}, {"parties": f"east={KEY} eastern={KEY}"}],
     ids=str,
 )  # fmt: skip
 def test_a_policy_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
-    key = "AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
     whole = {
         "data-path": "/data", "release": "anonymous", "relay": "https://relay:8443", "relay-ca": "/ca.crt",
-        "parties": f"east={key}", "party-key": "/key",
+        "parties": f"east={KEY}", "party-key": "/key",
     }  # fmt: skip
     Policy.of(whole)
     with raises(SiteError, "site.conflict"):
