@@ -22,6 +22,7 @@ from umbel.privacy.gate import gate
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.own_app import local_result
 from umbel.privacy.gate.policy import Policy
+from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import SiteError
 from umbel.protocol.messages import assigned_in, submissions_in
@@ -172,6 +173,21 @@ def test_a_site_whose_policy_asks_for_more_charges_no_client(
     assert refused(reply)
     assert reply.error.reason == f"refused [refused.{code}]"
     assert not Ledger(Site.of(entries).ledger_path).account(0)  # type: ignore[arg-type]
+
+
+def test_smaller_batches_than_were_approved_wait(entries: dict[str, Any], umbel_home: Path) -> None:
+    """The site's own minimum allows them, but its people approved a run with larger ones."""
+    umbel_home.mkdir()
+    Ledger.create(umbel_home / "ledger.sqlite")
+    run: dict[str, Any] = {
+        "anonymous-least": LEAST + 2, "clients-per-round": 10, "clip-norm": 1.0, "noise-multiplier": 2.0,
+        "choice-epsilon": 1.0,
+    }  # fmt: skip
+    context = of_node(entries | {"approve": "ask"}, **run)
+    for least in (LEAST + 2, LEAST):
+        assert refused(through_gate(request(Server(), least=least), context, handler))
+    asked_for, fewer = (one.asks["differs"] for one in Runs(umbel_home / "ledger.sqlite").requests())
+    assert fewer == asked_for | {"anonymous_least": str(LEAST)}
 
 
 def test_a_relay_that_is_away_costs_nothing(entries: dict[str, Any]) -> None:
