@@ -200,7 +200,9 @@ def test_the_command_serves_the_sites_of_its_file(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("content", "code"),
     [("", "relay.sites-file"), ("[parties", "relay.sites-file"), ("[parties]\na = 3\nb = 4", "relay.sites-file"),
-     ('[parties]\neast = "ssh-ed25519 AAAA"\nwest = "ssh-ed25519 AAAA"', "site.bad-key")],
+     ('[parties]\neast = "ssh-ed25519 AAAA"\nwest = "ssh-ed25519 AAAA"', "site.bad-key"),
+     (f'[parties]\neast = "{line_of(KEYS["east"])}"\nwest = "{line_of(KEYS["east"])}"', "relay.sites-file")],
+    ids=["empty", "cut", "numbers", "no-keys", "one-site-twice"],
 )  # fmt: skip
 def test_a_file_that_lists_no_sites_is_refused(tmp_path: Path, content: str, code: str) -> None:
     options = files(tmp_path)

@@ -28,7 +28,7 @@ from umbel.protocol import logs
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import RelayError
 from umbel.protocol.flower import log
-from umbel.protocol.signatures import PublicKey, public_key
+from umbel.protocol.signatures import PublicKey, public_key, same_key
 from umbel.protocol.words import count_of
 
 _MIB = 1 << 20
@@ -113,7 +113,11 @@ def read_sites(file: Path) -> Mapping[str, PublicKey]:
     if not isinstance(found, dict) or len(found) < 2 or not all(isinstance(line, str) for line in found.values()):
         text = f'{file} lists no two sites: give a table [parties] with lines name = "ssh-ed25519 AAAA…"'
         raise RelayError(text, code="relay.sites-file")
-    return {name: public_key(name, line) for name, line in found.items()}
+    keys = {name: public_key(name, line) for name, line in found.items()}
+    if same := same_key(keys):
+        text = f"{file} lists {' and '.join(same)} with the same key; list each site once"
+        raise RelayError(text, code="relay.sites-file")
+    return keys
 
 
 def main(

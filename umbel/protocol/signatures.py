@@ -184,6 +184,15 @@ def public_key(name: str, text: str) -> PublicKey:
     return key
 
 
+def same_key(keys: Mapping[str, PublicKey]) -> tuple[str, str] | None:
+    """Return two names that have the same key; None if all have different ones."""
+    names: dict[str, str] = {}
+    for name, key in keys.items():
+        if (other := names.setdefault(line_of(key), name)) != name:
+            return other, name
+    return None
+
+
 def line_of(key: PublicKey) -> str:
     """Return a public key as a line of a public key file."""
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from tests.helpers.errors import raises
 from tests.privacy.anonymous.conftest import KEYS, LEAST, Server, identity, submission
 from umbel.privacy.anonymous.batches import Batches
-from umbel.privacy.anonymous.submission import listed
+from umbel.privacy.anonymous.submission import Submission, listed
 from umbel.privacy.anonymous.terms import Terms
 from umbel.protocol.errors import RelayError
 
@@ -47,7 +48,7 @@ def test_a_batch_is_handed_on_once_and_forgotten() -> None:
     server = Server()
     terms, there = server.terms(), relay()
     filled(there, terms)
-    assert there.held == (3, 3 * terms.sealed_size)
+    assert there.held == (3, 3 * (terms.sealed_size + Batches.beside))
     found = server.read(server.close(there, terms), terms)
     assert found.tolist() == [[0.0, 101.0], [0.0, 119.0], [1.0, 101.0]]
     assert there.held == (0, 0)
@@ -255,12 +256,27 @@ def test_a_release_of_another_size_is_refused(longer: int) -> None:
 
 def test_memory_is_bounded() -> None:
     server = Server()
-    terms, there = server.terms(), relay(memory=3 * 56 + 55)
+    terms, there = server.terms(), relay(memory=3 * (56 + Batches.beside) + 55 + Batches.beside)
     filled(there, terms)
     with raises(RelayError, "relay.full"):
         there.submit(submission(terms, "east", 7))
     assert len(server.close(there, terms)) == 3
     filled(there, server.terms(2))
+
+
+def test_memory_counts_more_than_ciphertexts() -> None:
+    """A listed site could send millions of the shortest ones: each takes the memory of its place."""
+    terms, there = Server().terms(), relay(memory=100 * 1024)
+    names = ["x" * 100 + str(client) for client in range(100)]
+    tracemalloc.start()
+    try:
+        with raises(RelayError, "relay.full"):
+            for name in names:
+                there.submit(Submission.read(submission(terms, "east", 0, admission=name).to_bytes()))
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert taken < 100 * 1024
 
 
 def test_the_number_of_batches_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

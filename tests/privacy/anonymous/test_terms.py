@@ -51,6 +51,15 @@ def test_another_round_task_or_hypothesis_is_another_batch(changes: dict[str, An
     assert others.opened(sealed, server.private)[1] == 1
 
 
+def test_another_order_of_the_arrays_is_another_batch() -> None:
+    """A release has its numbers in the order of the message, so a server could mark a site by it."""
+    server, bias = Server(), np.full((2, 1), 100.0, np.float32)
+    one = server.terms(hypotheses={**HYPOTHESES, "bias": bias})
+    other = server.terms(hypotheses={"bias": bias, **HYPOTHESES})
+    assert one.size == other.size
+    assert one.digest != other.digest
+
+
 def test_which_clients_are_asked_changes_nothing() -> None:
     server = Server()
     assert server.terms(clients=(1, 2)).digest == server.terms(clients=(5,)).digest

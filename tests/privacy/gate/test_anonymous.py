@@ -22,6 +22,7 @@ from umbel.privacy.gate import gate
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.own_app import local_result
 from umbel.privacy.gate.policy import Policy
+from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import SiteError
 from umbel.protocol.messages import assigned_in, submissions_in
@@ -33,6 +34,7 @@ TASK: dict[str, Any] = {
     "run": "spring",
 }  # fmt: skip
 LEAST = 4
+KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
 
 
 def handler(msg: Message, context: Context) -> Message:
@@ -173,6 +175,21 @@ def test_a_site_whose_policy_asks_for_more_charges_no_client(
     assert not Ledger(Site.of(entries).ledger_path).account(0)  # type: ignore[arg-type]
 
 
+def test_smaller_batches_than_were_approved_wait(entries: dict[str, Any], umbel_home: Path) -> None:
+    """The site's own minimum allows them, but its people approved a run with larger ones."""
+    umbel_home.mkdir()
+    Ledger.create(umbel_home / "ledger.sqlite")
+    run: dict[str, Any] = {
+        "anonymous-least": LEAST + 2, "clients-per-round": 10, "clip-norm": 1.0, "noise-multiplier": 2.0,
+        "choice-epsilon": 1.0,
+    }  # fmt: skip
+    context = of_node(entries | {"approve": "ask"}, **run)
+    for least in (LEAST + 2, LEAST):
+        assert refused(through_gate(request(Server(), least=least), context, handler))
+    asked_for, fewer = (one.asks["differs"] for one in Runs(umbel_home / "ledger.sqlite").requests())
+    assert fewer == asked_for | {"anonymous_least": str(LEAST)}
+
+
 def test_a_relay_that_is_away_costs_nothing(entries: dict[str, Any]) -> None:
     reply = through_gate(request(Server()), of_node(entries | {"relay": "https://127.0.0.1:1"}), handler)
     assert reply.error.reason == "refused [refused.relay-away]"
@@ -236,14 +253,13 @@ def test_a_key_with_which_no_release_can_be_encrypted_is_refused(entries: dict[s
 @pytest.mark.parametrize(
     "changes",
     [{"relay": ""}, {"relay-ca": ""}, {"parties": ""}, {"party-key": ""}, {"relay": "http://relay:8443"},
-     {"report-noise-multiplier": 5.0}],
+     {"report-noise-multiplier": 5.0}, {"parties": f"east={KEY} eastern={KEY}"}],
     ids=str,
 )  # fmt: skip
 def test_a_policy_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
-    key = "AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
     whole = {
         "data-path": "/data", "release": "anonymous", "relay": "https://relay:8443", "relay-ca": "/ca.crt",
-        "parties": f"east={key}", "party-key": "/key",
+        "parties": f"east={KEY}", "party-key": "/key",
     }  # fmt: skip
     Policy.of(whole)
     with raises(SiteError, "site.conflict"):

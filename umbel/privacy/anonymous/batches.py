@@ -67,11 +67,13 @@ class Batches:
     least : int
         Minimum number of releases in a batch; a site may ask for more.
     memory : int
-        Maximum bytes of all ciphertexts together.
+        Maximum bytes of all submissions together (`beside` counts, too).
     clock : callable
         Returns the time in seconds.
     """
 
+    beside: ClassVar[int] = 1024
+    """Bytes that a submission may take beside its ciphertext, which a site can make as short as it likes."""
     most_open: ClassVar[int] = 64
     """Maximum number of batches that are open at the same time."""
     most_closed: ClassVar[int] = 100_000
@@ -123,10 +125,10 @@ class Batches:
         if (place := (submission.site, submission.admission)) in batch.sealed:
             return
         new = terms.digest not in self._open
-        if (new and len(self._open) >= self.most_open) or self._held + len(sealed) > self._memory:
+        if (new and len(self._open) >= self.most_open) or self._held + self.beside + len(sealed) > self._memory:
             raise RelayError("the relay has no room for more releases; give it more memory", code="relay.full")
         self._open[terms.digest] = batch
-        self._held += len(sealed)
+        self._held += self.beside + len(sealed)
         batch.sealed[place] = sealed
         batch.least = max(batch.least, submission.least)
         batch.colluding = max(batch.colluding, submission.colluding)
@@ -159,7 +161,7 @@ class Batches:
 
     def _forget(self, batch: _Batch) -> None:
         del self._open[batch.terms.digest]
-        self._held -= sum(map(len, batch.sealed.values()))
+        self._held -= sum(self.beside + len(sealed) for sealed in batch.sealed.values())
         self._closed[batch.terms.digest] = None
         if len(self._closed) > self.most_closed:
             self._closed.popitem(last=False)

@@ -144,8 +144,9 @@ class Terms:
 
 def _work(task: TrainingSpec, hypotheses: Arrays) -> str:
     fields = {name: str(value) for name, value in vars(task).items() if name not in ("clients", "round")}
-    found = sha256(text_of("umbel work", fields, {name: value.shape for name, value in hypotheses.items()}))
-    for name in sorted(hypotheses):
-        value: NDArray[np.float32] = hypotheses[name]
+    # In the order in which a release has them: a site that was sent another one is in another batch.
+    found = sha256(text_of("umbel work", fields, [(name, value.shape) for name, value in hypotheses.items()]))
+    value: NDArray[np.float32]
+    for value in hypotheses.values():
         found.update(np.ascontiguousarray(value, _NUMBER).tobytes())
     return found.hexdigest()

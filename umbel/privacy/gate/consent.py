@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from flwr.app import RecordDict
 
+from umbel.privacy.anonymous.terms import Opening
 from umbel.privacy.gate.hours import is_open
 from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy, Role
 from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
@@ -166,6 +167,11 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             moments=training.moments,
         )
         differs |= _unlike(training, said, "clients_per_round")
+        if (
+            training.release_by is ReleaseBy.ANONYMOUS
+            and (least := Opening.read(content).least) < config.anonymous_least
+        ):
+            differs["anonymous_least"] = str(least)
     if evaluation is not None:
         expected = replace(
             evaluation,

@@ -12,7 +12,6 @@ import math
 import re
 from enum import StrEnum
 from hashlib import sha256
-from itertools import combinations
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
@@ -25,7 +24,7 @@ from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.plugins import parse_pairs
 from umbel.protocol.release import LAPLACE, Clipping, ClipSchedule, ReleaseBy
 from umbel.protocol.rules import Settings
-from umbel.protocol.signatures import public_key
+from umbel.protocol.signatures import public_key, same_key
 from umbel.protocol.tasks import TrainingSpec
 
 
@@ -326,8 +325,9 @@ class Policy(Settings):
             raise ValueError("mechanisms must name at least one")
         windows(self.hours)
         self._check_researchers()
-        for name, key in self.party_keys.items():
-            public_key(name, key)
+        if same := same_key({name: public_key(name, key) for name, key in self.party_keys.items()}):
+            # One site would count as two, and its clients twice in a batch.
+            raise ValueError(f"parties {' and '.join(same)} have the same key; list each site once")
         if self.release is AcceptedRelease.SECURE and not (self.parties and self.party_key):
             raise ValueError(
                 'release = "secure" needs the sites to add with, and this one\'s key: set parties, party-key'
@@ -364,13 +364,12 @@ class Policy(Settings):
 
     def _check_researchers(self) -> None:
         """Raise `ValueError` unless each researcher has a key, and each key one researcher."""
-        keys = [(name, public_key(name, key)) for name, key in self.keys.items()]
+        keys = {name: public_key(name, key) for name, key in self.keys.items()}
         if not keys and "researchers" in self.model_fields_set:
             # Without researchers the site answers all runs: whoever removes the last one means none.
             raise ValueError('researchers names no one: set approve = "ask", so that each run waits, or leave it out')
-        for (one, key), (other, same) in combinations(keys, 2):
-            if key == same:
-                raise ValueError(f"researchers {one} and {other} have the same key, so no signature says who signed")
+        if same := same_key(keys):
+            raise ValueError(f"researchers {' and '.join(same)} have the same key, so no signature says who signed")
 
     @property
     def sets_limits(self) -> bool:
