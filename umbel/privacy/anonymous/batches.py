@@ -141,8 +141,7 @@ class Batches:
         except (InvalidSignature, ValueError):
             text = "the request to close a batch is not signed by the server that opened it"
             raise RelayError(text, code="relay.signature") from None
-        if terms.digest in self._closed:
-            raise RelayError("the batch is closed already, and was handed on at most once", code="relay.closed")
+        # A closed batch and one without releases look the same: whether anyone has released is no one's business.
         if (batch := self._open.get(terms.digest)) is None:
             raise _too_few()
         self._forget(batch)
@@ -168,7 +167,7 @@ class Batches:
 
 
 def _too_few() -> RelayError:
-    text = "the batch has too few releases to hide whose each is, so the relay hands on none"
+    text = "the batch has too few releases to hide whose each is, or is closed, so the relay hands on none"
     return RelayError(text, code="relay.too-few")
 
 
