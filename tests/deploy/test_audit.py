@@ -22,6 +22,7 @@ def run_with(folder: Path, releases: list[int], participations: dict[int, int]) 
     """Leave the folder of a run that went on once: releases of each round, and how often each client was used."""
     run = Run(folder, ["5", "6"])
     left = RunFolder(folder / "run-000005")
+    left.write_config({})
     left.write_nodes([(FIRST, Hosting(2, 0)), (LATE, Hosting(1, 0))])
     lines = [json.dumps({"number": number, "releases": count}) for number, count in enumerate(releases, 1)]
     (left.path / "history.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
