@@ -155,7 +155,7 @@ def test_a_year_loses_no_charge_and_leaves_no_site_behind(tmp_path: Path, monkey
             memory = psutil.Process().memory_info().rss
         if day % 50 == 49:
             _check(ledgers, year)
-    _restore(year, ledgers)  # whatever the last day brought
+    _restore(year, ledgers)  # also after the last day
     _check(ledgers, year)
     gc.collect()
     now = psutil.Process().memory_info().rss

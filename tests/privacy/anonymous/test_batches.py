@@ -167,7 +167,7 @@ def test_a_batch_closed_early_is_lost_and_does_not_grow() -> None:
 
 
 def test_a_batch_that_nobody_has_sent_to_can_be_closed_later() -> None:
-    """Otherwise strangers could fill the relay's memory by closing batches of their own."""
+    """Otherwise strangers could fill the relay's memory by closing batches that they opened."""
     server = Server()
     terms, there = server.terms(), relay()
     with raises(RelayError, "relay.too-few"):

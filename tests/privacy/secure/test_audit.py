@@ -1,6 +1,6 @@
-"""Claimed against audited: canaries of three sites with data of their own, in one secure sum that the server reads.
+"""Claimed against audited: canaries at three sites that serve data, in one secure sum that the server reads.
 
-Each canary's update points along a parameter of its own, one way or the other by a coin. So one sum shows every coin
+Each canary's update points along a separate parameter, one way or the other by a coin. So one sum shows every coin
 with the sum's noise, and the right guesses prove an epsilon from below (Steinke, Nasr and Jagielski, 2023).
 """
 

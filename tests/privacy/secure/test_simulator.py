@@ -57,7 +57,7 @@ def played(own: dict[str, NDArray[np.int64]], seed: int, gone: Collection[str] =
 def simulated(total: NDArray[np.int64], colluding: dict[str, NDArray[np.int64]], seed: int) -> tuple[Played, Sum]:
     """Make a round in which the honest survivors' numbers with the noise that they keep add up to `total`.
 
-    The simulator draws their numbers uniformly, whatever they were. Its parties draw noise as real ones do; a last
+    The simulator does not know their numbers, and draws uniform ones. Its parties draw noise as real ones do; a last
     number makes up for it.
     """
     generator = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""A target runs in a process of its own, which needs only NumPy and the target's packages, and bad input is told."""
+"""A target runs in a separate process, which needs only NumPy and the target's packages, and bad input is told."""
 
 from __future__ import annotations
 
