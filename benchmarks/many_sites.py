@@ -105,7 +105,7 @@ def main(
     out: Out = None,
 ) -> None:
     """Print a row a number of nodes."""
-    wanted = [(number, text is real) for text in (real, nodes) for number in _numbers(text)]
+    wanted = [(number, text is real) for text in (real, nodes) for number in numbers_in(text)]
     if not wanted:
         raise typer.BadParameter("no number of nodes is given")
     failed = False
@@ -123,7 +123,7 @@ def main(
         raise typer.Exit(1)
 
 
-def _numbers(text: str) -> list[int]:
+def numbers_in(text: str) -> list[int]:
     """Return numbers of nodes, separated by commas."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if wrong := [part for part in parts if not part.isdecimal() or int(part) < 1]:

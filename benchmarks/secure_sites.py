@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.many_sites import Reading, _numbers, measure
+from benchmarks.many_sites import Reading, measure, numbers_in
 from benchmarks.measure import Out, benchmark, console
 from umbel.protocol.signatures import line_of
 
@@ -45,7 +45,7 @@ def main(
     table = Table(*headings, title=f"Secure sums, two hypotheses of {parameters:,} parameters", title_justify="left")
     with benchmark(out, "httpx", "uvicorn", "sqlalchemy"):
         try:
-            for number in _numbers(sites):
+            for number in numbers_in(sites):
                 both = [
                     measure(
                         number, rounds, parameters, real=True, policies=_policies, **_NOISE, strategy=strategy,

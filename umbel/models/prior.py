@@ -8,13 +8,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.protocol.arrays import Arrays
+from umbel.protocol.arrays import LARGEST_COVARIANCE, Arrays
 from umbel.protocol.errors import ProtocolError
 
 Matrix = NDArray[np.float64]
-
-LARGEST = 256
-"""Largest number of parameters for which a covariance is a matrix; above it is a diagonal."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Prior:
         """
         found, trust = (np.asarray(arrays.get(name, 0), np.float64) for name in ("covariances", "trust"))
         shapes = (k, n), (k, n, n)
-        sound = found.shape in shapes[: 2 if n <= LARGEST else 1] and trust.shape == (k,)
+        sound = found.shape in shapes[: 2 if n <= LARGEST_COVARIANCE else 1] and trust.shape == (k,)
         if not sound or not np.isfinite(found).all() or not ((trust >= 0) & (trust <= 1)).all():
             raise ProtocolError(f"the prior does not fit {k} hypotheses of {n} parameters", code="protocol.prior")
         return cls(positive((found + found.mT) / 2 if found.ndim == 3 else found), trust)

@@ -16,6 +16,8 @@ Vectors = NDArray[Any]
 Matrix = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
+LARGEST_COVARIANCE = 256
+"""Largest number of parameters of which a covariance, or second moments, are a matrix; above it they are a diagonal."""
 _CACHED = 1 << 17  # 64-bit numbers that fit into a core's cache
 
 

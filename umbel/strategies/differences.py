@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.models.prior import LARGEST, Prior, positive
+from umbel.models.prior import Prior, positive
 from umbel.privacy.mechanisms import load
-from umbel.protocol.arrays import Labels, Matrix, Vectors, in_blocks
+from umbel.protocol.arrays import LARGEST_COVARIANCE, Labels, Matrix, Vectors, in_blocks
 from umbel.protocol.release import Clipping
 from umbel.protocol.releases import Sums
 from umbel.protocol.tasks import TrainingSpec
@@ -41,7 +41,7 @@ def look(
         if (more := len(rows) - 1) >= 1:
             found = covariance(releases, rows, noise)
             seen[j] = found, float(more), _error(found, noise) / more
-    _remember(state, (k, n, n) if n <= LARGEST else (k, n), seen)
+    _remember(state, (k, n, n) if n <= LARGEST_COVARIANCE else (k, n), seen)
 
 
 def look_at_sums(state: dict[str, NDArray[Any]], sums: Sums, task: TrainingSpec) -> None:
@@ -103,7 +103,7 @@ def noise_variance(task: TrainingSpec, n: int) -> float | None:
 def covariance(releases: Vectors, rows: NDArray[np.int64], noise: float) -> Matrix:
     """Return the covariance (n, n) of some releases minus that of their noise; for many parameters, variances (n,)."""
     n = releases.shape[1]
-    if n <= LARGEST:
+    if n <= LARGEST_COVARIANCE:
         found: Matrix = np.cov(releases[rows].astype(np.float64), rowvar=False).reshape(n, n) - noise * np.eye(n)
         return found
     variances = np.empty(n)

@@ -12,8 +12,8 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from tests.helpers.errors import raises
-from umbel.models import prior
-from umbel.privacy.secure.layout import MATRIX, Layout
+from umbel.privacy.secure.layout import Layout
+from umbel.protocol.arrays import LARGEST_COVARIANCE
 from umbel.protocol.errors import Refused
 
 R = 4096.0
@@ -38,7 +38,7 @@ def test_a_layout_has_room_for_what_is_in_it() -> None:
     lengths = [Layout(2, 3, *what).length for what in ((), (True,), (False, True), (True, True))]
     assert lengths == [8, 20, 10, 22]
     assert Layout(1, 1000, True).length == 1000 + 1 + 1000
-    assert MATRIX == prior.LARGEST
+    assert [Layout(1, n, True).squares for n in (LARGEST_COVARIANCE, LARGEST_COVARIANCE + 1)] == [256 * 257 // 2, 257]
 
 
 @given(VECTORS, st.integers(0, 1), st.integers(0, 1), st.booleans(), st.floats(0.1, 10))
@@ -73,9 +73,9 @@ def test_the_server_reads_what_clients_add(steps: NDArray[np.int64]) -> None:
 
 
 def test_many_parameters_have_squares_alone() -> None:
-    layout, steps = Layout(1, MATRIX + 1, True), np.arange(MATRIX + 1)[None] * 40
+    layout, steps = Layout(1, LARGEST_COVARIANCE + 1, True), np.arange(LARGEST_COVARIANCE + 1)[None] * 40
     found = layout.matrices(layout.squared(steps, R), R, step=1.0)
-    assert found.shape == (1, MATRIX + 1)
+    assert found.shape == (1, LARGEST_COVARIANCE + 1)
     assert np.abs(found - np.square(steps)).max() <= R * math.sqrt(2)
 
 

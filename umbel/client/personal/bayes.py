@@ -27,8 +27,7 @@ from umbel.client.personal.tune import tuned
 from umbel.models.losses import squared_error
 from umbel.models.model import Model
 from umbel.models.networks import Linear
-from umbel.models.prior import LARGEST
-from umbel.protocol.arrays import Arrays, flatten, unflatten
+from umbel.protocol.arrays import LARGEST_COVARIANCE, Arrays, flatten, unflatten
 
 ROUND = 0.03
 """The isotropic share of the public covariance."""
@@ -51,7 +50,7 @@ def closed_form(model: Model) -> bool:
     layers = [layer for layer in model.module.modules() if next(layer.children(), None) is None]
     linear = [layer for layer in layers if isinstance(layer, (nn.Linear, Linear))]
     plain = len(linear) == 1 and all(isinstance(layer, (nn.Linear, Linear, nn.Flatten)) for layer in layers)
-    return plain and model.loss.per_sample is squared_error and model.num_parameters <= LARGEST
+    return plain and model.loss.per_sample is squared_error and model.num_parameters <= LARGEST_COVARIANCE
 
 
 def as_regression(learner: Learner, like: Arrays, cohort: Cohort) -> tuple[Floats, Floats, NDArray[np.int64]]:

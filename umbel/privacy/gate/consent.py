@@ -26,7 +26,7 @@ from umbel.protocol.signatures import identity, names_no_server, signer
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 Spec = TypeVar("Spec", TrainingSpec, EvaluationSpec)
-_SHOWN = 16  # digits of a fingerprint
+_DIGITS = 16  # digits of a fingerprint
 
 
 def check_admitted(
@@ -140,8 +140,8 @@ def _researcher(site: Site, run: str, config: RunConfig) -> str:
         raise Refused(text, code="refused.other-server")
     if found.server != site.server:
         text = (
-            f"{found.name} signed the run for the server of authority {found.server[:_SHOWN]}, and this site's has "
-            f"{site.server[:_SHOWN]}; sign it for this one: umbel sign --root-certificates ca.crt"
+            f"{found.name} signed the run for the server of authority {found.server[:_DIGITS]}, and this site's has "
+            f"{site.server[:_DIGITS]}; sign it for this one: umbel sign --root-certificates ca.crt"
         )
         raise Refused(text, code="refused.other-server")
     Runs.of(site).use_signature(run, identity(config.unsigned(), config.signature, keys[found.name]))

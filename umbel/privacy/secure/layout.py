@@ -24,12 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from umbel.protocol.arrays import LARGEST_COVARIANCE
 from umbel.protocol.errors import Refused
 
 REPORTS = 2
 """Numbers for loss and metric."""
-MATRIX = 256
-"""Largest number of parameters of which all second moments are summed, and not only the squares."""
 _WEIGHT = math.sqrt(0.5)
 _COARSE = 0.1  # maximum share of a clip norm that rounding of second moments may take
 
@@ -63,7 +62,7 @@ class Layout:
     def squares(self) -> int:
         """Number of second moments for each hypothesis."""
         n = self.parameters
-        return 0 if not self.moments else n * (n + 1) // 2 if n <= MATRIX else n
+        return 0 if not self.moments else n * (n + 1) // 2 if n <= LARGEST_COVARIANCE else n
 
     @property
     def updates(self) -> int:
@@ -99,18 +98,24 @@ class Layout:
     def squared(self, updates: Steps, weight: float) -> Steps:
         """Return the second moments (m, squares) of updates (m, n), both in steps, each rounded towards zero."""
         exact = updates.astype(np.float64)
-        if self.parameters > MATRIX:
+        if self.parameters > LARGEST_COVARIANCE:
             return np.trunc(exact * exact * (_WEIGHT / weight)).astype(np.int64)
         rows, columns = np.triu_indices(self.parameters)
         # Each moment off the diagonal stands for two entries of the matrix.
         scale = np.where(rows == columns, _WEIGHT, 1.0) / weight
         return np.trunc(exact[:, rows] * exact[:, columns] * scale).astype(np.int64)
 
+    def split(self, values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return the sums (k, n), counts (k,) and second moments (k, squares) in a sum."""
+        k, n = self.hypotheses, self.parameters
+        sums, counts, squares = np.split(values[: self.updates], [k * n, k * n + k])
+        return sums.reshape(k, n), counts, squares.reshape(k, self.squares)
+
     def matrices(self, squares: NDArray[Any], weight: float, step: float) -> NDArray[np.float64]:
         """Return summed second moments (k, squares) in the model's numbers, as (k, n, n), or (k, n) for many
         parameters."""
         n, unit = self.parameters, weight * step * step
-        if n > MATRIX:
+        if n > LARGEST_COVARIANCE:
             return squares * (unit / _WEIGHT)
         rows, columns = np.triu_indices(n)
         found = np.zeros((len(squares), n, n))

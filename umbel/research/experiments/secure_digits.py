@@ -11,19 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from umbel.privacy.accounting.guarantee import DELTA
-from umbel.privacy.accounting.plan import Task, plan_for
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.research.experiments.runs import Finished, Spec, finish
-from umbel.research.experiments.secure_sums import SECURE, SITE, SITES, TRUSTED
+from umbel.research.experiments.secure_sums import PLAIN, SECURE, SITE, SITES, TRUSTED, Compared
 from umbel.research.experiments.sweep import FIRST_SEED, Result
 from umbel.research.experiments.tables import SAME_SPLIT, by_arm, page
 from umbel.research.output import Section, plus_minus
-from umbel.simulation.in_process import run_config
 
 SEEDS = 3
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 PARAMETERS = 26_010
-CLIENT, PLAIN = "each client", "no noise"
+CLIENT = "each client"
 _STRATEGIES = {CLIENT: "group-privacy", SITE: "site-average", SECURE: "secure-average", TRUSTED: "site-average"}
 
 
@@ -45,31 +43,27 @@ class Small(nn.Module):
         return logits
 
 
-def base() -> dict[str, Any]:
-    """Return the settings of all runs: 120 rounds of 450 clients, each client in one."""
-    return run_config("qmnist-images-sites-epsilon-8") | {
-        "model": f"{__name__}:{Small.__name__}", "loss": "cross-entropy", "mechanism": DiscreteGaussian.name,
-        "rounds": 119, "clients-per-round": 450, "clip-norm": 6.0, "clip-norm-decay": 0.98, "validate-every": 120,
-        "validation-clients-per-round": 1000,
-    }  # fmt: skip
-
-
-def noise(epsilon: float) -> float:
-    """Return the noise multiplier of a client's only participation."""
-    task = Task(PARAMETERS, 1, 450, 450, DiscreteGaussian.name, sites=1)
-    return plan_for(task, epsilon, DELTA, 1, choice_epsilon=0.0).release.noise_multiplier
+TASK = Compared(
+    "digits of one image each", "qmnist-images-sites-epsilon-8", PARAMETERS, EPSILONS,
+    {
+        "model": f"{__name__}:{Small.__name__}", "loss": "cross-entropy", "rounds": 119, "clients-per-round": 450,
+        "clip-norm": 6.0, "clip-norm-decay": 0.98, "validate-every": 120, "validation-clients-per-round": 1000,
+    },
+)  # fmt: skip
+"""The settings of all runs: 119 rounds of 450 clients, each client in one."""
 
 
 def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
     """Return the runs."""
-    own, found = base() | ({"rounds": 2} if quick else {}), []
+    own, found = TASK.base() | ({"rounds": 2} if quick else {}), []
+    noise = {epsilon: TASK.noise(epsilon) for epsilon in EPSILONS}
     for seed in range(first, first + seeds):
         for epsilon in EPSILONS:
             found += [
                 Spec.of(
                     (arm, f"{epsilon:g}"),
                     own
-                    | {"strategy": strategy, "noise-multiplier": noise(epsilon), "seed": seed}
+                    | {"strategy": strategy, "noise-multiplier": noise[epsilon], "seed": seed}
                     | {"min-nodes": 1 if arm in (TRUSTED, CLIENT) else SITES},
                 )
                 for arm, strategy in _STRATEGIES.items()
@@ -86,7 +80,7 @@ def play(config: Mapping[str, Any]) -> Finished:
 
 def tables(results: Sequence[Result], folder: Path) -> None:
     """Write the table of the runs of `specs`."""
-    arms, rows = by_arm(results), []
+    arms, rows, base = by_arm(results), [], TASK.base()
     for (arm, epsilon), runs in arms.items():
         accuracies = [run.measures["last"]["mean"] for run in runs]
         told = {"epsilon": runs[0].measures.get("epsilon"), "runs": len(runs)}
@@ -97,8 +91,8 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     shown.append([PLAIN, *(cells.get((PLAIN, "none"), "") for _ in labels)])
     text = (
         f"Accuracy of the last round on the images of new writers, of one network of {PARAMETERS:,} parameters that "
-        f"clients of one image each train. Each takes part once, in one of {base()['rounds']} rounds of "
-        f"{base()['clients-per-round']}. Columns: epsilon of a client at delta {DELTA:g}. All add "
+        f"clients of one image each train. Each takes part once, in one of {base['rounds']} rounds of "
+        f"{base['clients-per-round']}. Columns: epsilon of a client at delta {DELTA:g}. All add "
         f"{DiscreteGaussian.name} noise of the same size: each client to its own update, each of {SITES} sites to its "
         f"sum, all sites together in a secure sum, or one server that all trust. {SAME_SPLIT}"
     )

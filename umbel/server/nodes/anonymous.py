@@ -123,8 +123,8 @@ class Anonymous:
             log(WARNING, text, far, len(inside), furthest)
         vectors = vectors if not far else vectors[inside]
         vectors.flags.writeable = False
-        nobody = np.full(len(vectors), -1, np.int64)
-        return Releases(vectors, nobody, None, len(asked.clients), lost, np.full(far, -1, np.int64))
+        unknown = np.full(len(vectors), -1, np.int64)
+        return Releases(vectors, unknown, None, len(asked.clients), lost, np.full(far, -1, np.int64))
 
     def _read(self, terms: Terms, sealed: Sequence[bytes]) -> tuple[Vectors, int]:
         vectors, wrong = terms.opened(sealed, self._private)

@@ -460,8 +460,10 @@ class Fleet:
         if joint.total is None:
             usable = _usable(replies, joint.nodes)
             answers = {node: reply for node, reply in usable.items() if answers_training(reply.content)}
-            task, reporting = (self.task, self.sent), joint.reporting if reports.summed else None
-            joint.total = summed(self._together, round, *task, joint.training, answers, reports, reporting)
+            reporting = joint.reporting if reports.summed else None
+            joint.total = summed(
+                self._together, round, self.task, self.sent, joint.training, answers, reports, reporting
+            )
             self._note(joint.total.sums.clients, joint.total.sums.outside)
         return joint.total
 

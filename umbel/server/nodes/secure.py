@@ -250,10 +250,10 @@ def summed(
         total, inside = together.add(round, masked)
         values, _ = together.finish(total)
         grid = Grid.of(task.clip_norm, task.noise_multiplier, together.terms.deviation)
-        sums = np.multiply(values[: k * n], grid.step, dtype=np.float64).reshape(1, k, n)
-        counts = np.divide(values[k * n : k * n + k][None], layout.count(grid.weight), dtype=np.float64)
+        updates, numbers, squares = layout.split(values)
+        sums = np.multiply(updates[None], grid.step, dtype=np.float64)
+        counts = np.divide(numbers[None], layout.count(grid.weight), dtype=np.float64)
         if layout.moments:
-            squares = values[k * n + k : layout.updates].reshape(k, -1)
             moments = layout.matrices(squares, grid.weight, grid.step)
         if there := sum(told_by[node] for node in inside):
             loss, metric = (
