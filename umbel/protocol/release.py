@@ -95,6 +95,35 @@ class ClipSchedule:
 
 
 @dataclass(frozen=True)
+class RowPrivacy:
+    """Local training with a guarantee for each row: DP-SGD (Abadi et al., CCS 2016, Algorithm 1).
+
+    Each step draws each of a client's rows with probability `rate`, by the site's secret randomness. It clips the
+    gradient of each drawn row, adds them up, adds normal noise, and divides by `batch`. So what training returns has a
+    guarantee between any two data sets of a client that differ by one row, added or removed.
+
+    Attributes
+    ----------
+    clip_norm : float
+        C, the L2 norm to which the gradient of a row is clipped.
+    noise_multiplier : float
+        sigma: the noise's standard deviation in each component, in clip norms.
+    rate : float
+        q, between 0 and 1.
+    batch : float
+        The public number by which sums are divided; never the number of drawn rows, which says how many there are.
+    steps : int
+        Number of steps of a client in a round, which does not depend on its rows.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    rate: float
+    batch: float
+    steps: int
+
+
+@dataclass(frozen=True)
 class Release:
     """One release of one client, as far as its cost depends on it.
 
