@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.errors import raises
 from tests.helpers.sources import ROOT
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import Clipping, ClipSchedule, NoisePer
+from umbel.protocol.release import Clipping, ClipSchedule, NoisePer, RowPrivacy
 from umbel.protocol.run_config import RunConfig
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -75,6 +75,12 @@ def test_a_value_that_cannot_be_is_told_with_its_key_and_rule(key: str, value: A
         RunConfig.parse({key: value})
 
 
+ROWS: dict[str, Any] = {
+    "protect": "rows", "noise-multiplier": 0.0, "row-clip-norm": 1.0, "row-noise-multiplier": 1.5, "row-rate": 0.3,
+    "row-batch": 12,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("entries", "parts"),
     [
@@ -84,6 +90,14 @@ def test_a_value_that_cannot_be_is_told_with_its_key_and_rule(key: str, value: A
         ({"mechanism": "gaussian", "clipping": "update"}, ("mechanism", "clipping")),
         ({"max-participations": 1, "max-node-share": 0.5}, ("max-participations", "max-node-share")),
         ({"local-epochs": 0}, ("local-epochs", "local-steps")),
+        ({"row-rate": 0.1}, ("row-rate", "protect")),
+        ({"protect": "rows", "noise-multiplier": 0.0}, ("row-clip-norm, row-noise-multiplier, row-rate, row-batch",)),
+        (ROWS | {"row-batch": 0.0}, ("row-batch",)),
+        (ROWS | {"noise-multiplier": 1.0}, ("noise-multiplier = 0", "both")),
+        (ROWS | {"protect": "both"}, ("noise-multiplier", "rows")),
+        (ROWS | {"message-noise": 1.0}, ("message-noise",)),
+        (ROWS | {"anonymous-least": 5}, ("anonymous-least",)),
+        (ROWS | {"row-rate": 1e-7}, ("row-rate", "local-steps")),
     ],
 )
 def test_settings_that_do_not_go_together_are_named(entries: dict[str, Any], parts: tuple[str, ...]) -> None:
@@ -119,3 +133,20 @@ def test_a_radius_that_stays_finite_in_all_rounds_may_grow() -> None:
     assert RunConfig.parse({"clipping": "public", "clip-norm-decay": 1e3, "rounds": 100}).clip_norm_bounded
     # With radius update the schedule plays no part.
     assert RunConfig.parse({"clipping": "update", "clip-norm-decay": 1e300}).clip_norm_bounded
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "rate", "expected"), [(3, 0, 0.1, 30), (1, 0, 0.3, 4), (5, 7, 0.3, 7), (2, 0, 1.0, 2)]
+)
+def test_training_that_hides_rows_has_as_many_steps_as_its_epochs_at_its_rate(
+    epochs: int, steps: int, rate: float, expected: int
+) -> None:
+    run = RunConfig.parse(ROWS | {"local-epochs": epochs, "local-steps": steps, "row-rate": rate})
+    assert run.training().row_privacy == RowPrivacy(1.0, 1.5, rate, 12.0, expected)
+    release = run.release(5, 1)
+    assert (release.row_noise_multiplier, release.row_rate, release.row_steps) == (1.5, rate, expected)
+
+
+def test_by_default_a_run_hides_clients_and_trains_as_ever() -> None:
+    assert RunConfig().training().row_privacy is None
+    assert not RunConfig().release(5, 2).by_rows

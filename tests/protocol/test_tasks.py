@@ -15,7 +15,7 @@ from tests.helpers.records import over_the_wire
 from tests.helpers.tasks import EVALUATION, TRAINING, evaluations, request, trainings
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import evaluation_in, hosting_in, hosting_reply, training_in
-from umbel.protocol.release import Clipping, NoisePer
+from umbel.protocol.release import Clipping, NoisePer, ReleaseBy, RowPrivacy
 from umbel.protocol.tasks import VERSION, EvaluationSpec, Hosting, TrainingSpec
 
 Asked = TrainingSpec | EvaluationSpec
@@ -186,3 +186,33 @@ def test_counts_that_cannot_be_are_refused(counts: dict[str, Any]) -> None:
 def test_a_zero_is_no_negative_one() -> None:
     """As text they differ, and a ledger keeps text."""
     assert str(task_of(choice_epsilon=-0.0).choice_epsilon) == "0.0"
+
+
+ROWS = {"row_clip_norm": 1.0, "row_noise_multiplier": 1.0, "row_rate": 0.1, "row_batch": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        *(({name: 0.0}, "out-of-range") for name in ROWS),
+        ({"row_rate": 1.01}, "out-of-range"),
+        ({"row_rate": -0.1}, "out-of-range"),
+        ({"row_clip_norm": float("inf")}, "out-of-range"),
+        ({"row_rate": 1e-12}, "out-of-range"),
+        ({"local_epochs": 0}, "out-of-range"),
+        ({"message_noise": 1.0}, "rows"),
+        ({"release_by": "anonymous"}, "rows"),
+        ({"release_by": "site", "noise_multiplier": 0.0}, "rows"),
+        ({"release_by": "secure", "noise_multiplier": 0.0, "mechanism": "discrete-gaussian"}, "rows"),
+    ],
+)
+def test_a_task_whose_rows_would_have_no_guarantee_is_none(changes: dict[str, Any], code: str) -> None:
+    with raises(ProtocolError, f"protocol.{code}"):
+        TrainingSpec(**(ROWS | changes))
+
+
+def test_a_task_says_how_its_clients_hide_rows() -> None:
+    assert TrainingSpec().row_privacy is None
+    arrived = TrainingSpec.from_record(changed(TRAINING, **ROWS, local_epochs=2, local_steps=0))
+    assert arrived.row_privacy == RowPrivacy(1.0, 1.0, 0.1, 10.0, 20)
+    TrainingSpec(**ROWS, release_by=ReleaseBy.SITE)  # with noise of its own

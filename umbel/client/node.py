@@ -94,7 +94,7 @@ class Node:
         if not site.simulated:
             if foreign := _foreign(run, manifest):
                 raise ProtocolError(f"the server {foreign}", code="protocol.other-model")
-            if not manifest.model and site.limits.budget < math.inf:
+            if not manifest.model and min(site.limits.budget, site.limits.row_budget) < math.inf:
                 raise SiteError(
                     f"{source.path} names no model, and this site has a budget, which does not count what a model's "
                     'fit reveals about the data; name a model in the manifest, or set budget = "inf"',

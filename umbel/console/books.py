@@ -23,6 +23,7 @@ from umbel.privacy.accounting.guarantee import (
     secure_report,
     site_release,
 )
+from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Limits, paper_spent, priced, read
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import Request, Runs
@@ -352,6 +353,8 @@ def prices(request: Request) -> list[tuple[str, str]]:
     release, most, reports = found
     each = [("a participation", 1), (f"the run, at most {count_of(most, 'participation')} of a client", most)]
     rows = [(f"price of {what}", _cost({release: times})) for what, times in each]
+    if release.by_rows:
+        rows += [(f"price of {what}, for a row", _cost_of_row({release: times})) for what, times in each]
     if noise := asks.get("report-noise"):
         noise = 0.0 if "insecure-seed" in asks else noise
         kinds = {"": Release(Kind.REPORT, 2, noise, Clipping.PUBLIC, math.sqrt(2))}
@@ -376,9 +379,9 @@ def plan(request: Request, whole: bool = False) -> Iterator[tuple[str, Any]]:
 _PLAN = (
     "strategy", "strategy-options", "model", "loss", "metric", "pretrained", "frozen", "local", "hypotheses", "rounds",
     "clients-per-round", "local-epochs", "local-steps", "batch-size", "step-size", "optimizer", "optimizer-options",
-    "clip-gradient", "proximal", "message-noise", "noise-multiplier", "mechanism", "choice-epsilon",
-    "max-participations", "noise-per", "clipping", "clip-norm", "clip-norm-decay", "clip-norm-floor", "restarts",
-    "start-from", "validate-every",
+    "clip-gradient", "proximal", "message-noise", "protect", "row-clip-norm", "row-noise-multiplier", "row-rate",
+    "row-batch", "noise-multiplier", "mechanism", "choice-epsilon", "max-participations", "noise-per", "clipping",
+    "clip-norm", "clip-norm-decay", "clip-norm-floor", "restarts", "start-from", "validate-every",
 )  # fmt: skip
 
 
@@ -399,8 +402,10 @@ def _release(request: Request) -> tuple[Release, int, int] | str:
         return f"mechanism {mechanism!r} is other code, which this command does not run"
     release = run.release(int(asks["n"]), min(2, int(differs.get("hypotheses", run.most_hypotheses))))
     release = replace(release, **{name: kind(differs[name]) for name, kind in _PRICED.items() if name in differs})
+    said = {name: kind(differs[name]) for name, kind in _OF_ROWS.items() if name in differs}
+    release = release.trained_by(replace(run.training(), **said).row_privacy)
     if "insecure-seed" in asks:
-        release = replace(release, noise_multiplier=0.0)
+        release = release.without_noise()
     if not release.chooses:
         release = replace(release, choice_epsilon=0.0)
     by = asks.get("release"), differs.get("release_by")
@@ -415,6 +420,15 @@ def _release(request: Request) -> tuple[Release, int, int] | str:
 _PRICED: Mapping[str, Callable[[str], Any]] = {
     "noise_multiplier": float, "clipping": Clipping, "mechanism": str, "choice_epsilon": float,
 }  # fmt: skip
+_OF_ROWS: Mapping[str, Callable[[str], Any]] = {
+    "row_clip_norm": float, "row_noise_multiplier": float, "row_rate": float, "row_batch": float, "local_steps": int,
+    "local_epochs": int, "message_noise": float,
+}  # fmt: skip
+
+
+def _cost_of_row(account: dict[Release, int]) -> str:
+    pure, at_delta = in_words(row_guarantee(account))
+    return f"epsilon for one row added or removed: {pure}; at delta {DELTA:g}: {at_delta}"
 
 
 def _cost(account: dict[Release, int]) -> str:

@@ -9,6 +9,7 @@ from umbel.privacy.accounting.guarantee import amount
 from umbel.privacy.gate.policy import AcceptedRadius, AcceptedRelease, Approval, Policy, Role
 from umbel.privacy.gate.runs import Request
 from umbel.privacy.mechanisms import MECHANISMS
+from umbel.protocol.release import Protect
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 
@@ -53,10 +54,14 @@ def _what(policy: Policy) -> Iterator[str]:
             AcceptedRelease.ANONYMOUS: "Models of single clients, each with its own noise, through the relay alone.",
             AcceptedRelease.ANY: f"Models of single clients with noise, or sums over {policy.min_clients} clients.",
         }[policy.release]
+        alone = ", unless its training hides rows" if policy.protect is Protect.ROWS else ""
         yield (
             f"The noise multiplier (noise per clip norm) is at least {policy.min_noise_multiplier:g}, by "
-            f"{policy.mechanisms}; the clip norm is at least {policy.clip_norm_floor:g}."
+            f"{policy.mechanisms}{alone}; the clip norm is at least {policy.clip_norm_floor:g}."
         )
+        if policy.protect.rows:
+            must = "must hide" if policy.protect is Protect.BOTH else "may hide just"
+            yield f"Training {must} each row, with noise of at least {policy.min_row_noise_multiplier:g} clip norms."
         if math.isfinite(policy.max_choice_epsilon):
             most = f"{policy.max_choice_epsilon:g}"
             yield f"A client's choice of a hypothesis is random, with an epsilon of at most {most}."
@@ -77,6 +82,12 @@ def _cost(policy: Policy) -> Iterator[str]:
             f"At most an epsilon of {amount(policy.budget)}{at}, over all runs together: between any two data sets of "
             "the client, so it hides what the client's data are, and not whether the client takes part."
         )
+    if math.isfinite(policy.row_budget):
+        at = f" at delta {policy.row_delta:g}" if policy.row_delta else ""
+        yield (
+            f"At most an epsilon of {amount(policy.row_budget)}{at} for each row that is added or removed, over all "
+            "runs together: it hides one row, and not what the client's rows have in common."
+        )
     if math.isfinite(policy.max_participations):
         yield f"At most {count_of(int(policy.max_participations), 'participation')} in all."
     if policy.approve is Approval.ASK or policy.researchers:
@@ -85,7 +96,10 @@ def _cost(policy: Policy) -> Iterator[str]:
 
 def _gaps(policy: Policy) -> Iterator[str]:
     if math.isinf(policy.budget):
-        yield "There is no budget: nothing bounds what a client's releases show together."
+        if math.isinf(policy.row_budget):
+            yield "There is no budget: nothing bounds what a client's releases show together."
+        else:
+            yield "There is no budget for a client: what its rows have in common may show."
     if policy.clipping is AcceptedRadius.ANY:
         yield "The paper's clipping depends on the data: such a release has no epsilon."
     if math.isinf(policy.max_choice_epsilon):

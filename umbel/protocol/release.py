@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
@@ -60,6 +60,27 @@ class ReleaseBy(StrEnum):
     def single(self) -> bool:
         """Whether the release is a single client's model."""
         return self in (ReleaseBy.CLIENT, ReleaseBy.ANONYMOUS)
+
+
+class Protect(StrEnum):
+    """The data that a guarantee hides."""
+
+    CLIENTS = "clients"
+    """A client's whole data: noise on what leaves (`Release.noise_multiplier`)."""
+    ROWS = "rows"
+    """Each row of a client: noise in each step of its training (`RowPrivacy`)."""
+    BOTH = "both"
+    """Each row, and a client's whole data."""
+
+    @property
+    def clients(self) -> bool:
+        """Whether clients are protected."""
+        return self is not Protect.ROWS
+
+    @property
+    def rows(self) -> bool:
+        """Whether rows are protected by noise in training."""
+        return self is not Protect.CLIENTS
 
 
 class NoisePer(StrEnum):
@@ -145,6 +166,8 @@ class Release:
     choice_epsilon : float
         Epsilon that hides the choice: of randomised response, or in a site's release of the noise on how many clients
         chose each hypothesis. 0 where nothing hides it, as in the paper, or where that noise costs nothing extra.
+    row_noise_multiplier, row_rate, row_steps : float, float, int
+        sigma, q and T of the `RowPrivacy` by which the client trained; 0 for training without it.
     """
 
     kind: Kind
@@ -155,6 +178,9 @@ class Release:
     mechanism: str = LAPLACE
     hypotheses: int = 1
     choice_epsilon: float = 0.0
+    row_noise_multiplier: float = 0.0
+    row_rate: float = 0.0
+    row_steps: int = 0
 
     @property
     def paper_cost(self) -> Fraction | None:
@@ -179,6 +205,21 @@ class Release:
         """
         covered = self.choice_epsilon > 0 or not self.chooses or self.kind in (Kind.SITE, Kind.SECURE)
         return self.clipping is Clipping.PUBLIC and self.noise_multiplier > 0 and covered
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether the client trained with a guarantee for each row."""
+        return self.row_noise_multiplier > 0
+
+    def trained_by(self, rows: RowPrivacy | None) -> Release:
+        """Return the release with the row guarantee of its training; without one for None."""
+        if rows is None:
+            return replace(self, row_noise_multiplier=0.0, row_rate=0.0, row_steps=0)
+        return replace(self, row_noise_multiplier=rows.noise_multiplier, row_rate=rows.rate, row_steps=rows.steps)
+
+    def without_noise(self) -> Release:
+        """Return the release as it is for a reader who can subtract all noise."""
+        return replace(self, noise_multiplier=0.0).trained_by(None)
 
     def paper_spend(self, times: float) -> float:
         """Return the paper's budget of so many releases; infinite where the paper gives no bound."""

@@ -12,7 +12,16 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import distrust
-from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Clipping, ClipSchedule, Kind, NoisePer, Release
+from umbel.protocol.release import (
+    LAPLACE,
+    MAX_CHOICE_EPSILON,
+    Clipping,
+    ClipSchedule,
+    Kind,
+    NoisePer,
+    Protect,
+    Release,
+)
 from umbel.protocol.rules import Settings
 from umbel.protocol.signatures import SIGNATURE
 from umbel.protocol.tasks import TrainingSpec
@@ -21,11 +30,14 @@ from umbel.protocol.tasks import TrainingSpec
 MAX_HYPOTHESES = 1000
 MAX_CLIENTS = 1_000_000
 """Maximum number of clients that a node may report, unless a run sets another."""
+MAX_ROW_STEPS = 1_000_000
+"""Maximum number of training steps of a round that hide rows, if epochs decide it."""
 AUTO = 0
 """Placeholder for a number of hypotheses that the strategy chooses (`umbel.strategies.how_many`)."""
 _AUTO_MOST, _RELEASES_EACH = 8, 4
-_LATER = frozenset(("anonymous-least", "relay", "relay-ca"))
-"""Settings that runs had no need to name before there were relays."""
+_ROWS = "row_clip_norm", "row_noise_multiplier", "row_rate", "row_batch"
+_LATER = frozenset(("anonymous-least", "relay", "relay-ca", "protect", *(name.replace("_", "-") for name in _ROWS)))
+"""Settings that runs had no need to name before there were relays, or guarantees for rows."""
 
 
 def _number(value: Any) -> Any:
@@ -43,6 +55,7 @@ def _hypotheses(value: Any) -> Any:
 Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
 Clips = Annotated[Clipping, Field(strict=False)]
 Noised = Annotated[NoisePer, Field(strict=False)]
+Protected = Annotated[Protect, Field(strict=False)]
 
 
 class RunConfig(Settings):
@@ -54,7 +67,7 @@ class RunConfig(Settings):
         "strategy": "Model, data and strategy",
         "rounds": "Rounds",
         "local-epochs": "Local training",
-        "noise-multiplier": "Privacy; a site's own policy overrules these settings",
+        "protect": "Privacy; a site's own policy overrules these settings",
         "max-clients-per-node": "Limits for one node",
         "observers": "Watching",
         "min-nodes": "Waiting",
@@ -152,10 +165,15 @@ class RunConfig(Settings):
         "auto", description="how a simulated node computes its clients; loop and batched are for debugging"
     )
 
+    protect: Protected = Field(
+        Protect.CLIENTS,
+        description="clients: noise on what leaves hides a client's whole data; rows: noise in each training step "
+        "hides each of its rows (DP-SGD), and noise-multiplier is 0; both",
+    )
     noise_multiplier: Number = Field(
         TrainingSpec.noise_multiplier,
         ge=0,
-        description="nu, noise per unit of clip norm; 0 for no noise, in simulation only",
+        description="nu, noise per unit of clip norm; 0 for no noise, in simulation or if protect is rows",
     )
     mechanism: str = Field(
         TrainingSpec.mechanism, description="noise mechanism: laplace, gaussian, or package.module:Class"
@@ -183,6 +201,28 @@ class RunConfig(Settings):
         TrainingSpec.message_noise,
         ge=0,
         description="sigma of the PAC paper's noisy messages; the guarantee does not count it",
+    )
+
+    row_clip_norm: Number = Field(
+        TrainingSpec.row_clip_norm, ge=0, description="C, the norm to which the gradient of each row is clipped"
+    )
+    row_noise_multiplier: Number = Field(
+        TrainingSpec.row_noise_multiplier,
+        ge=0,
+        description="sigma, the noise of each training step per unit of row-clip-norm",
+    )
+    row_rate: Number = Field(
+        TrainingSpec.row_rate,
+        ge=0,
+        le=1,
+        description="q, probability of each row to be drawn in a training step; steps are local-steps, or "
+        "local-epochs / row-rate, and batch-size is not read",
+    )
+    row_batch: Number = Field(
+        TrainingSpec.row_batch,
+        ge=0,
+        description="B, the public number by which a step's sum of gradients is divided, such as row-rate times the "
+        "rows of a typical client",
     )
 
     anonymous_least: int = Field(
@@ -250,7 +290,31 @@ class RunConfig(Settings):
             raise ValueError(f"{text}, or max-node-share = 1")
         if not (self.local_epochs or self.local_steps):
             raise ValueError("local-epochs = 0 and local-steps = 0 train nothing; set one of them")
+        self._check_protection()
         return self
+
+    def _check_protection(self) -> None:
+        """Raise `ValueError` if settings of rows and `protect` do not fit together."""
+        keys = {name.replace("_", "-"): getattr(self, name) for name in _ROWS}
+        if not self.protect.rows:
+            if some := [key for key, value in keys.items() if value]:
+                text = f'{some[0]} has no effect with protect = "clients"; set protect = "rows" or "both"'
+                raise ValueError(f"{text}, or leave it out")
+            return
+        if missing := [key for key, value in keys.items() if not value]:
+            raise ValueError(f'protect = "{self.protect}" needs {", ".join(missing)} above 0')
+        if self.protect is Protect.ROWS and self.noise_multiplier:
+            text = f'protect = "rows" adds no noise to models, and noise-multiplier is {self.noise_multiplier:g}'
+            raise ValueError(f'{text}; set noise-multiplier = 0, or protect = "both"')
+        if self.protect is Protect.BOTH and not self.noise_multiplier:
+            raise ValueError('protect = "both" needs noise on models; set a noise-multiplier, or protect = "rows"')
+        if self.message_noise:
+            raise ValueError("message-noise tells about rows, which protect hides; set it to 0")
+        if self.anonymous_least:
+            raise ValueError('anonymous-least is for protect = "clients" alone; set it to 0')
+        if self.local_epochs > MAX_ROW_STEPS * self.row_rate and not self.local_steps:
+            text = f"local-epochs / row-rate makes more than {MAX_ROW_STEPS:,} steps a round"
+            raise ValueError(f"{text}; raise row-rate, or set local-steps")
 
     @property
     def most_hypotheses(self) -> int:
@@ -294,7 +358,7 @@ class RunConfig(Settings):
             mechanism=self.mechanism,
             hypotheses=hypotheses,
             choice_epsilon=self.choice_epsilon if hypotheses > 1 else 0.0,
-        )
+        ).trained_by(self.training().row_privacy)
 
     def entries(self) -> dict[str, Any]:
         """Return the config as Flower passes it to the app: kebab-case keys, plain values."""

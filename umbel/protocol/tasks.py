@@ -13,9 +13,18 @@ from flwr.app import ConfigRecord, MetricRecord
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import filled
-from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Clipping, ClipSchedule, NoisePer, ReleaseBy
+from umbel.protocol.release import (
+    LAPLACE,
+    MAX_CHOICE_EPSILON,
+    Clipping,
+    ClipSchedule,
+    NoisePer,
+    ReleaseBy,
+    RowPrivacy,
+    exact,
+)
 
-VERSION = 7
+VERSION = 8
 
 _VERSION = "version"
 _MAX_WHOLE = 2**31  # more than any run needs, and a ledger can hold it
@@ -146,6 +155,9 @@ class TrainingSpec(_Spec):
         ``secure``: the same over several nodes.
     moments : bool
         Whether a secure sum also has the second moments of updates (`umbel.privacy.secure.layout`).
+    row_clip_norm, row_noise_multiplier, row_rate, row_batch : float
+        C, sigma, q and B of `umbel.protocol.release.RowPrivacy`; all above 0, or all 0 for training without a
+        guarantee for rows.
     """
 
     FIRST_ROUND = 1
@@ -167,9 +179,14 @@ class TrainingSpec(_Spec):
     explore: float = 0.0
     release_by: ReleaseBy = ReleaseBy.CLIENT
     moments: bool = False
+    row_clip_norm: float = 0.0
+    row_noise_multiplier: float = 0.0
+    row_rate: float = 0.0
+    row_batch: float = 0.0
 
     def __post_init__(self) -> None:
         _as_floats(self, "step_size", "noise_multiplier", "clip_norm", "message_noise", "choice_epsilon", "explore")
+        _as_floats(self, *_ROWS)
         self._check_asked()
         for name in ("local_epochs", "local_steps", "batch_size"):
             _whole(name.replace("_", "-"), getattr(self, name), 0)
@@ -190,6 +207,21 @@ class TrainingSpec(_Spec):
             raise ProtocolError("only a secure sum has second moments", code="protocol.site-sums")
         _short("the run's name", self.run)
         _short("the mechanism's name", self.mechanism)
+        _finite(self, *_ROWS)
+        if any(getattr(self, name) for name in _ROWS):
+            _check_rows(self)
+
+    @property
+    def row_privacy(self) -> RowPrivacy | None:
+        """How clients train with a guarantee for each row; None if they train without."""
+        if not self.row_rate:
+            return None
+        return RowPrivacy(self.row_clip_norm, self.row_noise_multiplier, self.row_rate, self.row_batch, self._row_steps)
+
+    @property
+    def _row_steps(self) -> int:
+        """T: as many steps as draw each row once an epoch, on average, unless the task says how many."""
+        return self.local_steps or math.ceil(self.local_epochs / exact(self.row_rate))
 
     @property
     def evaluation(self) -> EvaluationSpec:
@@ -297,6 +329,26 @@ def _check_public_release(spec: TrainingSpec) -> None:
     if spec.release_by is ReleaseBy.ANONYMOUS:
         raise ProtocolError(f"a site releases anonymously {reason}", code="protocol.anonymous")
     raise ProtocolError(f"a site releases sums {reason}", code="protocol.site-sums")
+
+
+_ROWS = "row_clip_norm", "row_noise_multiplier", "row_rate", "row_batch"
+
+
+def _check_rows(spec: TrainingSpec) -> None:
+    """Raise if the rows of a task's clients would have no guarantee."""
+    _finite(spec, *_ROWS, above_0=True)
+    if spec.row_rate > 1:
+        raise _range(f"row-rate must be at most 1, got {spec.row_rate}")
+    _whole("the number of steps, local-epochs / row-rate,", spec._row_steps, 1)
+    if spec.release_by is ReleaseBy.ANONYMOUS:
+        text = "anonymous releases are for clients, and have no account of rows; leave the row settings out"
+        raise ProtocolError(text, code="protocol.rows")
+    if not spec.noise_multiplier and spec.release_by is not ReleaseBy.CLIENT:
+        text = "sums need noise too where rows are protected; set a noise-multiplier"
+        raise ProtocolError(text, code="protocol.rows")
+    if spec.message_noise:
+        text = "message-noise is drawn for the rows that changed, which tells about them; set it to 0"
+        raise ProtocolError(text, code="protocol.rows")
 
 
 def _clients(clients: tuple[Any, ...]) -> None:

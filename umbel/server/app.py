@@ -64,7 +64,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
     setup = Setup.parse(run_config)
     observers = [Patience(setup.config.patience), *named(setup)]
     setup.strategy.summary()
-    if not setup.config.noise_multiplier and setup.config.clipping is Clipping.PUBLIC:
+    if setup.config.protect.clients and not setup.config.noise_multiplier and setup.config.clipping is Clipping.PUBLIC:
         neither = "clipping=update choice-epsilon=0"
         log(WARNING, "Without noise, updates are still clipped and choices still randomised. To stop both: %s", neither)
     if setup.first:

@@ -19,7 +19,7 @@ from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import secure_release, site_release
 from umbel.protocol.arrays import Arrays, all_finite, flatten
 from umbel.protocol.errors import ConfigError, Refused
-from umbel.protocol.release import Release, ReleaseBy
+from umbel.protocol.release import Protect, Release, ReleaseBy
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.fleet import Fleet
@@ -82,6 +82,9 @@ class Setup:
             why = "knows its clients' choices" if strategy.discloses_choice else "reads sums"
             text = f"anonymous-least is for strategies that read single releases; {run.strategy!r} {why}"
             raise ConfigError(f"{text}: set it to 0, or use another strategy", code="config.anonymous")
+        if run.protect is Protect.ROWS and strategy.release_by is not ReleaseBy.CLIENT:
+            text = f'protect = "rows" is for strategies that read single releases; {run.strategy!r} reads sums'
+            raise ConfigError(f'{text}: set protect = "both", or use another strategy', code="config.rows")
         mechanism = mechanisms.load(run.mechanism)
         if strategy.release_by is ReleaseBy.SITE and strategy.hypotheses > 1 and run.noise_multiplier > 0:
             try:

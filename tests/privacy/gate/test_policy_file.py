@@ -66,6 +66,9 @@ def test_a_site_may_say_everything_in_its_file(write: Write, tmp_path: Path) -> 
         ("", {"budget": 8.0}, {"budget": 8.5}),  # the default is as much the file's as what it says
         ("", {"budget": 1.0}, {"budget": "inf"}),
         ("min-noise-multiplier = 5", {"min-noise-multiplier": 6}, {"min-noise-multiplier": 4}),
+        ("row-budget = 4.0", {"row-budget": 3.0}, {"row-budget": 5.0}),
+        ("", {"row-budget": 4.0, "protect": "both"}, {"min-row-noise-multiplier": 0.1}),
+        ('protect = "both"', {"protect": "both"}, {"protect": "clients"}),
         ('clipping = "any"', {"clipping": "public"}, {}),
         ("", {"clipping": "public"}, {"clipping": "any"}),
         ('release = "any"', {"release": "site"}, {}),

@@ -277,6 +277,7 @@ SET: dict[str, tuple[str, Any]] = {
     "max-evaluations": ("12", 12.0), "max-evaluations-in-all": ("13", 13.0), "report-noise-multiplier": ("4", 4.0),
     "report-bound": ("3", 3.0), "personalise-epochs": ("3", 3), "tripwire": ("true", True),
     "noise-all-items": ("TRUE", True), "balanced-batches": ("True", True), "insecure-seed": ("true", True),
+    "row-budget": ("3", 3.0), "row-delta": ("1e-6", 1e-6), "min-row-noise-multiplier": ("1.5", 1.5),
     "least-parties": ("4", 4), "colluding-parties": ("1", 1), "anonymous-least": ("600", 600),
 }  # fmt: skip
 TEXTS = {
@@ -287,7 +288,7 @@ TEXTS = {
     "ledger-path": "/ledger/umbel.sqlite", "approve": "ask", "app": "hospital.client_app:app",
     "app-keys": "device workers", "bundle": "ab" * 32, "keep-model": "/models", "personalise": "interpolate",
     "parties": "north=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb", "party-key": "/keys/north",
-    "relay": "https://relay:8443", "relay-ca": "/keys/relay-ca.crt",
+    "protect": "both", "relay": "https://relay:8443", "relay-ca": "/keys/relay-ca.crt",
 }  # fmt: skip
 SET |= {key: (text, text) for key, text in TEXTS.items()}
 # What a key is of no use without.
@@ -303,6 +304,7 @@ WITH: dict[str, dict[str, str]] = {
         "parties": "north=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb",
     },
     "delta": {"budget": "8"},
+    "row-delta": {"row-budget": "8"},
     "personalise": {"keep-model": "/models"},
     "personalise-epochs": {"keep-model": "/models", "personalise": "fine-tune"},
 }

@@ -254,7 +254,7 @@ def draws_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def forget() -> None:
     """Empty the account's caches: what it has computed at fault must not be found there, nor the other way round."""
     guarantee._pure_cost.cache_clear()
-    guarantee._composed.cache_clear()
+    guarantee.composed.cache_clear()
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import numpy as np
 from umbel.privacy.mechanisms.base import Loss, Matrix, of_any_sign
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
+from umbel.privacy.mechanisms.sampled_gaussian import SampledGaussianLoss
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -230,6 +231,8 @@ def _support(loss: Loss, cut: float) -> tuple[float, float]:
 
 def _distribution(loss: Loss, low: float, high: float, interval: float) -> PrivacyLossDistribution:
     """Return the distribution of `loss` on multiples of `interval`; losses above `high` count as infinite."""
+    if isinstance(loss, SampledGaussianLoss):
+        return loss.distribution(interval)
     # The import loads half of SciPy; a run without a guarantee need not wait for it.
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 

@@ -64,13 +64,13 @@ def guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guarante
     if not some:
         return Guarantee(0.0, 0.0, delta)
     pure = _as_float(pure_spent(some))
-    return Guarantee(pure, min(pure, _composed(frozenset(some.items()), delta)), delta)
+    return Guarantee(pure, min(pure, composed(frozenset(some.items()), delta)), delta)
 
 
 def gap(release: Release) -> str:
     """Return why a release has no guarantee; empty if it has one."""
     if not release.noise_multiplier > 0:
-        return "there is no noise"
+        return "the noise hides single rows, and not the client" if release.by_rows else "there is no noise"
     if release.clipping is not Clipping.PUBLIC:
         return "each update is clipped to its own norm, which proves nothing"
     if _mechanism(release).loss(release.n, DISTANCE[release.kind]) is None:
@@ -190,7 +190,7 @@ def within_budget(
             return False
     apart = budget / 4 if reports else Fraction(0)
     rest = pure_spent({release: releases[release] for release in some if release not in alike})
-    return rest <= apart and _composed(frozenset(first_sort.items()), delta) <= budget - apart
+    return rest <= apart and composed(frozenset(first_sort.items()), delta) <= budget - apart
 
 
 def _adds_up(release: Release) -> type[Loss] | None:
@@ -251,7 +251,7 @@ def _own_pure(release: Release) -> Fraction | None:
 
 
 @lru_cache(maxsize=4096)
-def _composed(releases: frozenset[tuple[Release, int]], delta: float) -> float:
+def composed(releases: frozenset[tuple[Release, int]], delta: float) -> float:
     """Return the epsilon at `delta` of releases that have a guarantee; infinite where their losses are out of range."""
     times: dict[Loss, int] = {}
     try:

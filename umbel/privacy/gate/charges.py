@@ -14,6 +14,7 @@ from fractions import Fraction
 from functools import cache, lru_cache
 
 from umbel.privacy.accounting.guarantee import within_budget
+from umbel.privacy.accounting.rows import within_row_budget
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.release import Clipping, Kind, Release
 
@@ -52,6 +53,8 @@ class Limits:
         The site's limits: see `umbel.privacy.accounting.guarantee.within_budget`.
     reports : bool
         Whether training clients report.
+    row_budget, row_delta : Fraction or infinity, float
+        As `budget` and `delta`, between two data sets of a client that differ by one row.
     """
 
     budget: Fraction | float = math.inf
@@ -61,11 +64,13 @@ class Limits:
     min_noise_multiplier: float = 0.0
     max_choice_epsilon: float = math.inf
     reports: bool = False
+    row_budget: Fraction | float = math.inf
+    row_delta: float = 0.0
 
     @property
     def any(self) -> bool:
         """Whether there is any limit."""
-        return min(self.budget, self.paper_budget, self.participations) < math.inf
+        return min(self.budget, self.paper_budget, self.participations, self.row_budget) < math.inf
 
     def allow(self, account: Account, release: Release) -> bool:
         """Return whether a client with this account may make this release."""
@@ -77,7 +82,8 @@ class Limits:
         after = {**account, release: account.get(release, 0) + 1}
         if len(after) > _KINDS:
             return False
-        return paper_spent(after) <= self.paper_budget and self.covers(after, self.budget)
+        within = paper_spent(after) <= self.paper_budget and self.covers(after, self.budget)
+        return within and self.covers_rows(after, self.row_budget)
 
     def paying(
         self,
@@ -99,12 +105,20 @@ class Limits:
         """Return whether a budget of any size could cover a release."""
         return self.covers({priced(release): 1}, _ANY)
 
+    def bounds_rows(self, release: Release) -> bool:
+        """Return whether a row budget of any size could cover a release."""
+        return self.covers_rows({priced(release): 1}, _ANY)
+
     def covers(self, account: Account, budget: Fraction | float) -> bool:
         """Return whether a budget of this size, at the site's delta, covers all releases of an account."""
         if budget == math.inf:
             return True
         least = (self.min_noise_multiplier, self.max_choice_epsilon, self.reports)
         return within_budget(account, Fraction(budget), self.delta, *least)
+
+    def covers_rows(self, account: Account, budget: Fraction | float) -> bool:
+        """Return whether a row budget of this size, at the site's row delta, covers all releases of an account."""
+        return budget == math.inf or within_row_budget(account, Fraction(budget), self.row_delta)
 
 
 _ANY = Fraction(10**400)  # larger than any number in a policy
@@ -124,12 +138,15 @@ def paper_spent(account: Account) -> Fraction | float:
 
 
 _WRITTEN = "kind", "n", "noise_multiplier", "clipping", "mechanism", "hypotheses", "choice_epsilon"
+OF_ROWS = "row_noise_multiplier", "row_rate", "row_steps"
+"""Fields of a release that are written only where rows are protected."""
 
 
 @lru_cache(maxsize=1024)
 def written(release: Release) -> str:
     """Return the text of a release in ledgers, without its clip norm."""
-    return json.dumps({name: getattr(release, name) for name in _WRITTEN}, separators=(",", ":"))
+    names = (*_WRITTEN, *(OF_ROWS if release.by_rows else ()))
+    return json.dumps({name: getattr(release, name) for name in names}, separators=(",", ":"))
 
 
 @lru_cache(maxsize=1024)

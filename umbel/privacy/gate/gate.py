@@ -53,6 +53,7 @@ from umbel.protocol.errors import Refused
 from umbel.protocol.flower import log
 from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+from umbel.protocol.words import count_of
 
 C = TypeVar("C", bound=int)
 
@@ -335,7 +336,7 @@ class Passage:
         A client that has made `most` such releases in this run is not charged, and makes no other.
         """
         if self.site.insecure_seed:
-            release = replace(release, noise_multiplier=0.0)  # the server knows the seed, and can subtract the noise
+            release = release.without_noise()  # the server knows the seed, and can subtract the noise
         charge, ids = Charge(self.run, round, release), self.site.client_ids(clients)
         paid = np.array(self._ledger.charge(charge, ids, self.site.limits, at_least, most))
         self.entry.charges(charge, list(compress(ids, paid)))
@@ -475,6 +476,9 @@ def _price(release: Release) -> str:
     pure, paper = pure_cost(release), release.paper_spend(1)
     prices = [f"a pure epsilon of {amount(pure)}"] if math.isfinite(pure) else []
     prices += [f"{amount(paper)} of the paper's budget"] if math.isfinite(paper) else []
+    if release.by_rows:
+        noise, rate = release.row_noise_multiplier, release.row_rate
+        prices += [f"for a row {count_of(release.row_steps, 'step')} with noise {noise:g} at rate {rate:g}"]
     if not prices:
         prices = [f"an epsilon at a delta, by {release.mechanism} noise of {release.noise_multiplier:g} clip norms"]
     return (

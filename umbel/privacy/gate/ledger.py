@@ -22,7 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from umbel.privacy.gate.charges import NO_LIMITS, Account, Charge, Limits, read, written
+from umbel.privacy.gate.charges import NO_LIMITS, OF_ROWS, Account, Charge, Limits, read, written
 from umbel.privacy.gate.store import Store, digest_of_totals
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import LedgerError
@@ -136,9 +136,12 @@ class Ledger(Store):
         """Yield every charge, oldest first."""
         with self._transaction() as connection:
             releases = self._read(connection).releases
+            known = {number: read(text) for number, text in releases.items()}
+            # A table has the same columns in each row.
+            left_out = {"radius", *(() if any(one.by_rows for one in known.values()) else OF_ROWS)}
             rows = connection.execute("SELECT at, run, round, client, release, clip_norm FROM charges ORDER BY id")
             for at, run, round, client, release, clip_norm in rows:
-                what = {key: value for key, value in asdict(read(releases[release])).items() if key != "radius"}
+                what = {key: value for key, value in asdict(known[release]).items() if key not in left_out}
                 yield {"at": at, "run": run, "round": round, "client": client, **what, "clip_norm": clip_norm}
 
     def copy_to(self, path: Path) -> None:

@@ -22,7 +22,7 @@ from umbel.privacy.mechanisms import MECHANISMS
 from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.plugins import parse_pairs
-from umbel.protocol.release import LAPLACE, Clipping, ClipSchedule, ReleaseBy
+from umbel.protocol.release import LAPLACE, Clipping, ClipSchedule, Protect, ReleaseBy
 from umbel.protocol.rules import Settings
 from umbel.protocol.signatures import public_key, same_key
 from umbel.protocol.tasks import TrainingSpec
@@ -119,7 +119,7 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 
 _COUNTS = "local_epochs", "local_steps", "examples", "participations", "evaluations", "evaluations_in_all"
 """Settings whose largest number is an integer or infinite."""
-_LIMITS = "budget", "paper_budget", "max_participations"
+_LIMITS = "budget", "row_budget", "paper_budget", "max_participations"
 _EXACT = "set a budget, leave exact-losses out, or limit reports with max-evaluations"
 _REPORT_NOISE = 10.0
 DIGEST = 16
@@ -141,6 +141,11 @@ class Policy(Settings):
     )
     place: Text = Field(
         "0/1", description='"i/n": the node hosts clients i, i + n, ... of a dataset that n nodes share'
+    )
+    protect: Annotated[Protect, Field(strict=False)] = Field(
+        Protect.CLIENTS,
+        description="what each release must hide: clients: a client's whole data; rows: at least each row of a client, "
+        "by noise in training; both: each by separate noise",
     )
     min_noise_multiplier: Number = Field(1.0, ge=0, description="smallest nu that the site accepts; above 0")
     clipping: Annotated[AcceptedRadius, Field(strict=False)] = Field(
@@ -208,6 +213,17 @@ class Policy(Settings):
         description="maximum epsilon between any two data sets of a client, over all its releases in all runs",
     )
     delta: Number = Field(0.0, ge=0, lt=1, description="delta of the budget; 0 for a pure epsilon")
+    row_budget: Unlimited = Field(
+        math.inf,
+        ge=0,
+        description="maximum epsilon for a row of a client that is added or removed, over all the client's releases",
+    )
+    row_delta: Number = Field(
+        0.0, ge=0, lt=1, description="delta of row-budget; noise in training has an epsilon only above 0"
+    )
+    min_row_noise_multiplier: Number = Field(
+        0.5, ge=0, description="smallest row-noise-multiplier that the site accepts, if a run protects rows; above 0"
+    )
     paper_budget: Unlimited = Field(
         math.inf, ge=0, description="maximum of a client's paper budget, the sum of n/nu over its releases: a heuristic"
     )
@@ -340,6 +356,11 @@ class Policy(Settings):
             raise ValueError(f"colluding-parties = {self.colluding_parties} needs least-parties of at least two more")
         if self.delta > 0 and math.isinf(self.budget):
             raise ValueError("delta needs a budget: set budget, or leave delta out")
+        if self.row_delta > 0 and math.isinf(self.row_budget):
+            raise ValueError("row-delta needs a row-budget: set row-budget, or leave row-delta out")
+        if self.protect is Protect.ROWS and math.isfinite(self.budget):
+            text = 'protect = "rows" accepts models without a guarantee for the client, which no budget covers'
+            raise ValueError(f'{text}: set budget = "inf", and row-budget')
         if self.personalise is not Personal.NO and not self.keep_model:
             raise ValueError("personalise needs kept models: set keep-model, or leave personalise out")
         if "personalise_epochs" in self.model_fields_set and self.personalise is Personal.NO:
@@ -380,7 +401,7 @@ class Policy(Settings):
     @property
     def reports_exactly(self) -> bool:
         """Whether validation clients report exact losses, which no budget covers."""
-        return self.exact_losses or math.isinf(self.budget)
+        return self.exact_losses or (math.isinf(self.budget) and math.isinf(self.row_budget))
 
     @property
     def trainers_report(self) -> bool:
@@ -397,14 +418,9 @@ class Policy(Settings):
     def check(self, task: TrainingSpec, hypotheses: int) -> None:
         """Raise `Refused` if the task, for so many hypotheses, violates the policy."""
         self._check_release(task)
-        if task.noise_multiplier == 0 and not self.allow_unsanitised:
-            raise Refused("the server asks for an unsanitised release (noise multiplier 0)", code="refused.unsanitised")
-        if task.noise_multiplier < self.min_noise_multiplier:
-            raise Refused(
-                f"the server asks for noise multiplier {task.noise_multiplier}; "
-                f"this site accepts no less than {self.min_noise_multiplier}",
-                code="refused.noise",
-            )
+        self._check_rows(task)
+        if self.protect.clients or task.row_privacy is None:
+            self._check_noise(task)
         if self.clipping is AcceptedRadius.PUBLIC and task.clipping is not Clipping.PUBLIC:
             raise Refused(
                 f"the server asks for clipping {task.clipping.value!r}; this site accepts only a public clip norm",
@@ -426,7 +442,7 @@ class Policy(Settings):
             )
         for key, asked, most in (
             ("local-epochs", task.local_epochs, self.max_local_epochs),
-            ("local-steps", task.local_steps, self.max_local_steps),
+            ("local-steps", rows.steps if (rows := task.row_privacy) else task.local_steps, self.max_local_steps),
         ):
             if asked > most:
                 raise Refused(
@@ -434,6 +450,35 @@ class Policy(Settings):
                 )
         if task.disclose_choice and not self.allow_unsanitised:
             raise Refused("the server asks which hypothesis each client chose", code="refused.disclose-choice")
+
+    def _check_noise(self, task: TrainingSpec) -> None:
+        """Raise `Refused` if the task's noise does not hide a client."""
+        if task.noise_multiplier == 0 and not self.allow_unsanitised:
+            raise Refused("the server asks for an unsanitised release (noise multiplier 0)", code="refused.unsanitised")
+        if task.noise_multiplier < self.min_noise_multiplier:
+            raise Refused(
+                f"the server asks for noise multiplier {task.noise_multiplier}; "
+                f"this site accepts no less than {self.min_noise_multiplier}",
+                code="refused.noise",
+            )
+
+    def _check_rows(self, task: TrainingSpec) -> None:
+        """Raise `Refused` if the task's training does not hide rows as the site demands, or cannot."""
+        if (rows := task.row_privacy) is None:
+            # Noise that hides a client hides its rows, too.
+            if self.protect is Protect.BOTH:
+                text = 'the server asks for training without a guarantee for rows; this site has protect = "both"'
+                raise Refused(text, code="refused.rows")
+            return
+        if rows.noise_multiplier < self.min_row_noise_multiplier:
+            raise Refused(
+                f"the server asks for row-noise-multiplier {rows.noise_multiplier}; "
+                f"this site accepts no less than {self.min_row_noise_multiplier}",
+                code="refused.row-noise",
+            )
+        if self.balanced_batches:
+            text = "the server asks for training that hides rows; balanced-batches fills batches by their labels"
+            raise Refused(text, code="refused.rows")
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `Refused` if the site takes no part in secure sums, or if sums on these terms may have too few sites,

@@ -16,6 +16,7 @@ from typing import Any
 
 from umbel.privacy.gate.policy import AcceptedRadius, AcceptedRelease, Approval, Policy
 from umbel.protocol.errors import SiteError
+from umbel.protocol.release import Protect
 from umbel.protocol.rules import shown
 
 POLICY_FILE = "policy-file"
@@ -28,15 +29,15 @@ _NARROWER: Mapping[str, Callable[[Any, Any], bool]] = {
     **dict.fromkeys(
         (
             "max-hypotheses", "max-choice-epsilon", "max-local-epochs", "max-local-steps", "max-examples",
-            "max-seconds", "budget", "delta", "paper-budget", "max-participations", "max-evaluations",
-            "max-evaluations-in-all", "report-bound",
+            "max-seconds", "budget", "delta", "row-budget", "row-delta", "paper-budget", "max-participations",
+            "max-evaluations", "max-evaluations-in-all", "report-bound",
         ),
         lambda own, file: own <= file,
     ),
     **dict.fromkeys(
         (
-            "min-noise-multiplier", "clip-norm-floor", "min-clients", "least-parties", "colluding-parties",
-            "anonymous-least",
+            "min-noise-multiplier", "min-row-noise-multiplier", "clip-norm-floor", "min-clients", "least-parties",
+            "colluding-parties", "anonymous-least",
         ),
         lambda own, file: own >= file,
     ),
@@ -44,6 +45,7 @@ _NARROWER: Mapping[str, Callable[[Any, Any], bool]] = {
     "tripwire": lambda own, file: own >= file,
     "clipping": lambda own, file: own is AcceptedRadius.PUBLIC,
     "release": lambda own, file: file is AcceptedRelease.ANY,
+    "protect": lambda own, file: own is Protect.BOTH,
     "approve": lambda own, file: own is Approval.ASK,
     "mechanisms": lambda own, file: set(own.split()) <= set(file.split()),
     "strategies": lambda own, file: not file or (bool(own) and set(own.split()) <= set(file.split())),

@@ -269,7 +269,7 @@ def train_release(task: TrainingSpec, hypotheses: Matrix, radius: float) -> Rele
         task.mechanism,
         hypotheses=k,
         choice_epsilon=task.choice_epsilon if k > 1 else 0.0,
-    )
+    ).trained_by(task.row_privacy)
 
 
 def updates_in(trained: Arrays, block: slice, start: Matrix) -> Matrix:

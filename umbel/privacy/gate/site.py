@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from umbel.privacy.accounting.guarantee import gap
+from umbel.privacy.accounting.rows import row_gap
 from umbel.privacy.gate.charges import Limits
 from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy, Role
 from umbel.privacy.gate.policy_file import POLICY_FILE, policy_of
@@ -26,7 +27,7 @@ from umbel.protocol.home import umbel_home
 from umbel.protocol.logs import FORM
 from umbel.protocol.old_names import SETTINGS
 from umbel.protocol.plugins import TRUST
-from umbel.protocol.release import Release, exact
+from umbel.protocol.release import Protect, Release, exact
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 from umbel.protocol.signatures import server_of
 from umbel.protocol.simulated import runs_in_simulation
@@ -48,7 +49,7 @@ _SIMULATED: dict[str, Any] = {
     "role": "split", "min-noise-multiplier": 0.0, "clip-norm-floor": 0.0, "release": "any", "min-clients": 1,
     "anonymous-least": 2, "clipping": "any", "max-choice-epsilon": "inf", "budget": "inf", "exact-losses": True,
     "max-hypotheses": MAX_HYPOTHESES, "max-local-epochs": "inf", "max-local-steps": "inf", "max-examples": "inf",
-    "max-seconds": "inf", "allow-unsanitised": True,
+    "max-seconds": "inf", "allow-unsanitised": True, "min-row-noise-multiplier": 0.0,
 }  # fmt: skip
 
 
@@ -119,7 +120,7 @@ class Site:
         policy = self.policy
         if policy.allow_unsanitised:
             raise SiteError("allow-unsanitised is only for simulation; leave it out", code="site.allow-unsanitised")
-        for key in ("min-noise-multiplier", "clip-norm-floor"):
+        for key in ("min-noise-multiplier", "min-row-noise-multiplier", "clip-norm-floor"):
             if not (value := getattr(policy, key.replace("-", "_"))) > 0:
                 raise SiteError(f"{key} must be above 0 at a site, got {value:g}", code="site.not-positive")
         if "min_clients" in policy.model_fields_set and policy.release is AcceptedRelease.CLIENT:
@@ -132,9 +133,11 @@ class Site:
                 f"place works only with role split, not {policy.role}; leave place out",
                 code="site.role",
             )
-        if policy.insecure_seed and policy.budget < math.inf:
-            text = 'insecure-seed leaves no epsilon for a budget to count: set budget = "inf"'
+        if policy.insecure_seed and min(policy.budget, policy.row_budget) < math.inf:
+            text = 'insecure-seed leaves no epsilon for a budget to count: set budget = "inf", and leave row-budget out'
             raise SiteError(text, code="site.insecure-seed")
+        if policy.protect is Protect.ROWS and math.isinf(policy.row_budget) and not policy.insecure_seed:
+            raise SiteError('protect = "rows" needs a row-budget; set it, and row-delta', code="site.row-budget")
         _ = self.ledger_path, self.keep_model, _path("relay-ca", policy.relay_ca)
 
     @cached_property
@@ -159,12 +162,18 @@ class Site:
         """The limits of a client."""
         policy = self.policy
         # The exact decimals that people wrote.
-        budget, paper = (one if math.isinf(one) else exact(one) for one in (policy.budget, policy.paper_budget))
+        budget, paper, rows = (
+            one if math.isinf(one) else exact(one) for one in (policy.budget, policy.paper_budget, policy.row_budget)
+        )
         least = policy.min_noise_multiplier, policy.max_choice_epsilon, policy.trainers_report
-        return Limits(budget, policy.delta, paper, policy.max_participations, *least)
+        return Limits(budget, policy.delta, paper, policy.max_participations, *least, rows, policy.row_delta)
 
     def check_priced(self, release: Release) -> None:
         """Raise `Refused` if there is a budget, and the release has no bound that it could count."""
+        if not (self.limits.row_budget == math.inf or self.limits.bounds_rows(release)):
+            reason = row_gap(release) or "it has no pure epsilon, and the site no row-delta"
+            text = f"this site has a row-budget, but the requested release has no bound for rows: {reason}"
+            raise Refused(text, code="refused.unbounded-rows")
         if self.limits.budget == math.inf or self.limits.bounds(release):
             return
         reason, fix = gap(release), 'ask for clipping "public", and for a choice-epsilon or 1 hypothesis'

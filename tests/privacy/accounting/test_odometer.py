@@ -1,0 +1,122 @@
+"""The odometer, by hand, by integration, and by simulating servers that choose as they go."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from umbel.privacy.accounting.accountant import compose
+from umbel.privacy.accounting.odometer import ORDERS, Curve, clients_to_date, to_date
+from umbel.privacy.mechanisms.base import Loss
+from umbel.privacy.mechanisms.choice import RandomisedResponse
+from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
+from umbel.privacy.mechanisms.gaussian import GaussianLoss
+from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.privacy.mechanisms.sampled_gaussian import SampledGaussianLoss
+from umbel.protocol.release import Clipping, Kind, Release
+
+
+def test_one_normal_release_by_hand() -> None:
+    """a mu^2 / 2 + log(12 / delta) / (a - 1) is least at a = 6 among the orders, for mu = 1 and delta = 1e-5."""
+    curve = Curve.of({GaussianLoss(1.0): 1})
+    by_hand = 6 / 2 + math.log(12 / 1e-5) / 5
+    assert len(ORDERS) == 12
+    assert to_date({curve: 1}, math.inf, 1e-5) == pytest.approx(by_hand)
+
+
+def test_the_pure_sum_is_the_figure_where_it_is_smaller() -> None:
+    one = Curve.of({RandomisedResponse(0.1, 2): 1})
+    assert to_date({one: 1}, 0.1, 1e-5) == 0.1
+    assert to_date({one: 1}, 0.1, 0.0) == 0.1
+    assert to_date({}, 0, 1e-5) == 0
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_divergences_of_randomised_response_are_those_of_its_two_probabilities(epsilon: float) -> None:
+    p = math.exp(epsilon) / (1 + math.exp(epsilon))
+    for order, found in zip(ORDERS, Curve.of({RandomisedResponse(epsilon, 2): 1}).values, strict=True):
+        both = order * math.log(p) + (1 - order) * math.log1p(-p), order * math.log1p(-p) + (1 - order) * math.log(p)
+        exact = np.logaddexp(*both) / (order - 1)
+        assert exact <= found <= 1.02 * exact
+
+
+@pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.01), (0.7, 0.4), (4.0, 0.2)])
+def test_divergences_of_a_step_bound_both_directions_by_integration(sigma: float, rate: float) -> None:
+    found = Curve.of({SampledGaussianLoss(sigma, rate): 1}).values
+    for order, bound in zip(ORDERS[:5], found, strict=False):
+        x = np.linspace(-15 * sigma, 1 + order + 15 * sigma, 400_001)
+        without = stats.norm.logpdf(x, 0, sigma)
+        mixture = np.logaddexp(math.log1p(-rate) + without, math.log(rate) + stats.norm.logpdf(x, 1, sigma))
+        removed, added = (
+            math.log(np.trapezoid(np.exp(order * one + (1 - order) * other), x)) / (order - 1)
+            for one, other in ((mixture, without), (without, mixture))
+        )
+        assert bound == pytest.approx(removed, rel=1e-6, abs=1e-9)
+        assert added <= bound * (1 + 1e-9) + 1e-9
+
+
+def test_the_figure_is_no_smaller_than_the_one_for_tasks_fixed_in_advance() -> None:
+    for loss in (GaussianLoss(0.4), ConcentratedLoss(0.1), SampledGaussianLoss(1.0, 0.05), Laplace(200.0).loss(50, 2)):
+        assert loss is not None
+        for times in (1, 30):
+            spent = to_date({Curve.of({loss: 1}): times}, times * loss.largest, 1e-5)
+            assert spent >= compose({loss: times}, 1e-5)
+
+
+def test_it_only_rises_and_a_release_without_a_guarantee_leaves_none() -> None:
+    release = Release(Kind.TRAIN, 50, 200.0, Clipping.PUBLIC)
+    figures = [clients_to_date({release: times}, 1e-5) for times in range(40)]
+    assert figures[0] == 0
+    assert all(one < next_one for one, next_one in pairwise(figures))
+    bare = Release(Kind.TRAIN, 50, 0.0, Clipping.PUBLIC)
+    assert clients_to_date({release: 1, bare: 1}, 1e-5) == math.inf
+
+
+RUNS, RELEASES, DELTA = 4000, 150, 0.1
+ALARMS = int(stats.binom.ppf(1 - 1e-6, RUNS, DELTA))
+"""More runs than this exceed their figure with a probability below 1e-6, if each does so with DELTA at most."""
+
+
+def test_it_holds_at_all_times_at_once_against_a_server_that_chooses_as_it_goes() -> None:
+    """The server asks for less noise once it has learned more than expected, and stops when that suits it.
+
+    A figure for tasks fixed in advance, at each moment for the releases so far, is exceeded in more than DELTA of runs.
+    """
+    generator = np.random.default_rng(7)
+    quiet, loud = GaussianLoss(0.05), GaussianLoss(0.3)
+    lost, times, exceeded, misread = (
+        np.zeros(RUNS),
+        np.zeros((RUNS, 2), int),
+        np.zeros(RUNS, bool),
+        np.zeros(RUNS, bool),
+    )
+    curves = [Curve.of({loss: 1}) for loss in (quiet, loud)]
+    for _ in range(RELEASES):
+        expected = times @ np.array([quiet.mean, loud.mean])
+        asks = (lost > expected).astype(int)
+        mu = np.where(asks, loud.mu, quiet.mu)
+        lost += generator.normal(mu**2 / 2, mu)
+        times[np.arange(RUNS), asks] += 1
+        kinds, which = np.unique(times, axis=0, return_inverse=True)
+        spent = [to_date(dict(zip(curves, own.tolist(), strict=True)), math.inf, DELTA) for own in kinds]
+        exceeded |= lost > np.array(spent)[which]
+        total = np.sqrt(times @ np.array([quiet.mu**2, loud.mu**2]))
+        misread |= lost > total**2 / 2 + total * stats.norm.isf(DELTA)
+    assert exceeded.sum() <= ALARMS
+    assert misread.sum() > ALARMS, "the loss at one time exceeds its quantile with DELTA, at some time more often"
+
+
+def test_it_holds_for_sampled_steps_at_all_times_at_once() -> None:
+    generator = np.random.default_rng(8)
+    sigma, rate = 0.8, 0.2
+    step: Loss = SampledGaussianLoss(sigma, rate)
+    curve, lost, exceeded = Curve.of({step: 1}), np.zeros(RUNS), np.zeros(RUNS, bool)
+    for number in range(1, RELEASES + 1):
+        x = generator.normal(generator.random(RUNS) < rate, sigma)
+        lost += np.log1p(rate * np.expm1((x - 0.5) / sigma**2))
+        exceeded |= lost > to_date({curve: number}, math.inf, DELTA)
+    assert exceeded.sum() <= ALARMS

@@ -1,0 +1,123 @@
+"""The guarantee for a row, by hand and against dp-accounting."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from umbel.privacy.accounting.guarantee import guarantee, secure_report, site_release
+from umbel.privacy.accounting.rows import row_gap, row_guarantee, rows_to_date, within_row_budget
+from umbel.privacy.mechanisms.gaussian import calibrate
+from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
+
+CLIENT = Release(Kind.TRAIN, 10, 4.0, Clipping.PUBLIC)
+"""A release with a guarantee for clients alone: pure epsilon 2 n / nu = 5."""
+
+
+def rows(sigma: float = 1.0, rate: float = 0.02, steps: int = 100, **changes: object) -> Release:
+    """Return the release of a model that was trained by DP-SGD and leaves as it is."""
+    bare = Release(Kind.TRAIN, 10, 0.0, Clipping.PUBLIC)
+    return replace(bare.trained_by(RowPrivacy(1.0, sigma, rate, 10.0, steps)), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "times"),
+    [(1.0, 0.01, 100, 10), (0.6, 0.05, 20, 5), (2.0, 0.1, 300, 1), (1.0, 0.5, 5, 2)],
+)
+def test_steps_of_all_rounds_cost_what_dp_accounting_says(sigma: float, rate: float, steps: int, times: int) -> None:
+    found = row_guarantee({rows(sigma, rate, steps): times}, 1e-5)
+    step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
+    event = dp_accounting.SelfComposedDpEvent(step, steps * times)
+    exact = PLDAccountant(value_discretization_interval=1e-4).compose(event).get_epsilon(1e-5)
+    assert found is not None
+    assert found.epsilon == pytest.approx(exact, rel=1e-3)
+    assert found.pure == math.inf
+    orders = [order / 2 for order in range(5, 200)]
+    assert found.epsilon < RdpAccountant(orders).compose(event).get_epsilon(1e-5), "a looser bound"
+
+
+def test_without_sampling_steps_are_one_normal_noise() -> None:
+    """16 steps of noise 8 reveal as much as one of noise 2, for which the analytic calibration knows epsilon."""
+    found = row_guarantee({rows(8.0, 1.0, 4): 4}, 1e-5)
+    assert found is not None
+    assert calibrate(found.epsilon, 1e-5, 1.0) == pytest.approx(2.0, rel=1e-6)
+
+
+def test_a_release_that_hides_rows_alone_has_no_guarantee_for_the_client() -> None:
+    assert guarantee({rows(): 1}) is None
+    assert row_guarantee({rows(): 1}) is not None
+
+
+def test_noise_that_hides_a_client_hides_its_rows() -> None:
+    for release in (CLIENT, secure_report(5.0), site_release(replace(CLIENT, hypotheses=3, choice_epsilon=1.0))):
+        assert row_guarantee({release: 3}) == guarantee({release: 3})
+
+
+def test_with_both_a_release_costs_a_row_the_smaller_of_both() -> None:
+    alone = row_guarantee({rows(): 1})
+    both = {noise: row_guarantee({rows(noise_multiplier=noise): 1}) for noise in (4.0, 4000.0)}
+    client = guarantee({replace(CLIENT, noise_multiplier=4000.0): 1})
+    assert alone is not None
+    assert client is not None
+    assert both[4.0] is not None
+    assert both[4000.0] is not None
+    assert client.epsilon < alone.epsilon < 5
+    assert both[4.0].epsilon == alone.epsilon
+    assert both[4000.0].epsilon == client.epsilon
+    assert both[4.0].pure == 5, "which noise in training has none of"
+
+
+def test_a_random_choice_costs_a_row_its_whole_epsilon() -> None:
+    quiet = rows(1000.0, 0.001, 1, hypotheses=2, choice_epsilon=1.5)
+    found = row_guarantee({quiet: 1}, 1e-5)
+    assert found is not None
+    assert found.epsilon == pytest.approx(1.5, abs=0.01)
+
+
+def test_an_open_choice_leaves_rows_no_guarantee() -> None:
+    """Which hypothesis fits best depends on all rows, and each round's model tells it."""
+    assert row_gap(rows(hypotheses=2)) == "the choice among 2 hypotheses is open"
+    assert row_guarantee({rows(hypotheses=2): 1}) is None
+    assert row_guarantee({rows(hypotheses=0): 1}) is None, "a number that is not on record"
+
+
+@pytest.mark.parametrize("kind", [Kind.SITE, Kind.SECURE])
+def test_sums_by_hypothesis_cost_a_row_what_they_cost_the_client(kind: Kind) -> None:
+    """The noise of training does not hide in which of the sums a client is."""
+    both = rows(noise_multiplier=4.0, mechanism="gaussian", kind=kind)
+    several = replace(both, hypotheses=2)
+    one, many = row_guarantee({both: 1}), row_guarantee({several: 1})
+    client = guarantee({several: 1})
+    assert one is not None
+    assert many is not None
+    assert client is not None
+    assert one.epsilon == pytest.approx(row_guarantee({rows(): 1}).epsilon)  # type: ignore[union-attr]
+    assert many.epsilon == client.epsilon
+
+
+def test_releases_without_any_noise_leave_no_guarantee() -> None:
+    exact = replace(CLIENT, noise_multiplier=0.0)
+    assert row_gap(exact) == "there is no noise"
+    assert row_guarantee({rows(): 1, exact: 1}) is None
+    assert row_guarantee({rows(): 1, exact: 0}) == row_guarantee({rows(): 1})
+    assert row_gap(rows().without_noise()), "a server that knows the seed knows also who was drawn"
+
+
+def test_a_budget_for_rows_counts_every_release() -> None:
+    account = {rows(): 5, secure_report(20.0): 2}
+    spent = rows_to_date(account, 1e-5)
+    planned = row_guarantee(account, 1e-5)
+    assert planned is not None
+    assert planned.epsilon < spent < 3 * planned.epsilon
+    assert within_row_budget(account, Fraction(spent), 1e-5)
+    assert not within_row_budget({**account, rows(): 6}, Fraction(spent), 1e-5)
+    assert not within_row_budget(account, Fraction(10**9), 0.0), "training has no pure epsilon"
+    assert not within_row_budget({**account, replace(CLIENT, noise_multiplier=0.0): 1}, Fraction(10**9), 1e-5)
+    assert within_row_budget({CLIENT: 3}, Fraction(15), 0.0)
+    assert not within_row_budget({CLIENT: 4}, Fraction(15), 0.0)

@@ -1,0 +1,111 @@
+"""The guarantee of all releases together for each row of a client: between two data sets that differ by one row.
+
+A release of a client that trained by DP-SGD costs a row as much as the steps of that training: what happens to its
+result afterwards costs nothing more. If the client chose among hypotheses, the choice depends on all rows, and
+randomised response costs a row what it costs the client. An open choice leaves no such bound, also in a site's sums.
+
+Another data set of a client by one row is another data set of the client. So any release with a guarantee for clients
+costs a row at most what it costs the client. A release with both bounds costs the smaller one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
+
+from umbel.privacy.accounting.accountant import compose
+from umbel.privacy.accounting.guarantee import DELTA, Guarantee, composed, gap, losses, pure_spent
+from umbel.privacy.accounting.odometer import Curve, to_date
+from umbel.privacy.mechanisms.base import Loss
+from umbel.privacy.mechanisms.choice import RandomisedResponse
+from umbel.privacy.mechanisms.sampled_gaussian import step_losses
+from umbel.protocol.release import Kind, Release
+
+
+def row_guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee | None:
+    """Return the guarantee to a row of a client that made these numbers of releases; None if there is none."""
+    some = {release: times for release, times in releases.items() if times}
+    if any(row_gap(release) for release in some):
+        return None
+    if not some:
+        return Guarantee(0.0, 0.0, delta)
+    pure = float(pure_spent(some))
+    return Guarantee(pure, min(pure, _composed(frozenset(some.items()), delta)), delta)
+
+
+def row_gap(release: Release) -> str:
+    """Return why a release has no guarantee for rows; empty if it has one."""
+    if _steps_alone(release) or not (why := gap(release)):
+        return ""
+    if release.by_rows:
+        return f"the choice among {release.hypotheses or 'several'} hypotheses is open"
+    return why
+
+
+def within_row_budget(releases: Mapping[Release, int], budget: Fraction, delta: float) -> bool:
+    """Return whether an epsilon of `budget` at `delta` holds for rows, even if a server chose parameters during the
+    run.
+
+    Sums of pure epsilons hold then, and so does the odometer (`umbel.privacy.accounting.odometer`), which holds at all
+    times at once. Releases exceed the budget only if both do.
+    """
+    if any(row_gap(release) for release, times in releases.items() if times):
+        return False
+    return pure_spent(releases) <= budget or (delta > 0 and rows_to_date(releases, delta) <= budget)
+
+
+def rows_to_date(releases: Mapping[Release, int], delta: float) -> float:
+    """Return the epsilon that a row has spent, for any sequence of releases at any time; infinite without a bound."""
+    some = {release: times for release, times in releases.items() if times}
+    if any(row_gap(release) for release in some):
+        return math.inf
+    return to_date({curves_of(release): times for release, times in some.items()}, pure_spent(some), delta)
+
+
+@lru_cache(maxsize=1024)
+def curves_of(release: Release) -> Curve:
+    """Return the Renyi divergences of a release for a row: at each order the smallest bound there is."""
+    found = [Curve.of(one) for one in _ways(release)]
+    return found[0].least(*found[1:])
+
+
+def _steps_alone(release: Release) -> bool:
+    """Return whether the steps of training and a hidden choice are all that a release tells about a row."""
+    hidden = not release.chooses or (release.kind is Kind.TRAIN and release.choice_epsilon > 0)
+    return release.by_rows and hidden
+
+
+def _ways(release: Release) -> list[dict[Loss, int]]:
+    """Return the losses, with their numbers, that each bound a release for a row."""
+    found: list[dict[Loss, int]] = []
+    if _steps_alone(release):
+        steps = step_losses(release.row_noise_multiplier, release.row_rate, release.row_steps)
+        if release.chooses:
+            steps[RandomisedResponse(release.choice_epsilon, release.hypotheses)] = 1
+        found.append(steps)
+    if not gap(release):
+        found.append(dict.fromkeys(losses(release), 1))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _composed(releases: frozenset[tuple[Release, int]], delta: float) -> float:
+    """Return the epsilon at `delta` of releases that have a guarantee for rows."""
+    if not any(release.by_rows for release, _ in releases):
+        return composed(releases, delta)
+    total: dict[Loss, int] = {}
+    for release, often in releases:
+        ways = [{loss: often * count for loss, count in way.items()} for way in _ways(release)]
+        best = ways[0] if len(ways) == 1 else min(ways, key=lambda way: _epsilon(way, delta))
+        for loss, count in best.items():
+            total[loss] = total.get(loss, 0) + count
+    return _epsilon(total, delta)
+
+
+def _epsilon(losses: Mapping[Loss, int], delta: float) -> float:
+    try:
+        return compose(losses, delta)
+    except (ArithmeticError, IndexError, ValueError):  # no grid holds them
+        return math.inf

@@ -1,0 +1,99 @@
+"""The privacy loss of one step of DP-SGD: the Gaussian mechanism on a random sample of rows.
+
+A step draws each row with probability q, in secret, and adds normal noise of sigma clip norms to the sum of clipped
+gradients. Without a row, the noise is around some point. With it, the noise is around the same point with probability
+1 - q, and otherwise up to one clip norm away (Mironov, Talwar and Zhang 2019, Theorem 4). So a step is bounded by the
+pair N(0, sigma^2) and (1 - q) N(0, sigma^2) + q N(1, sigma^2). It is not symmetric: to remove a row reveals more than
+to add one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import special
+
+from umbel.privacy.mechanisms.base import Loss, Matrix, of_any_sign
+from umbel.privacy.mechanisms.gaussian import GaussianLoss
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+_BIGGEST = 700.0  # exponents below it do not overflow
+
+
+@dataclass(frozen=True)
+class SampledGaussianLoss(Loss):
+    """The loss of one step, for a row that is added or removed, whichever is worse.
+
+    `delta` is the larger of both. Many steps are composed for each of both (`distribution`), since the larger of both
+    composed is smaller than a composition of the larger.
+
+    Attributes
+    ----------
+    noise_multiplier : float
+        sigma, above 0.
+    rate : float
+        q, above 0 and below 1.
+    """
+
+    noise_multiplier: float
+    rate: float
+
+    @property
+    def mean(self) -> float:
+        return self.deviation**2 / 2
+
+    @property
+    def deviation(self) -> float:
+        """The variance of the likelihood ratio bounds the variance of a small loss; that of the noise any."""
+        precision = self.noise_multiplier**-2
+        if precision > _BIGGEST:
+            return 1 / self.noise_multiplier
+        return math.sqrt(min(math.log1p(self.rate**2 * math.expm1(precision)), precision))
+
+    @property
+    def largest(self) -> float:
+        return math.inf
+
+    def delta(self, epsilons: Matrix) -> Matrix:
+        """The larger delta, of the mixture against the normal and of the normal against the mixture.
+
+        The likelihood ratio 1 - q + q exp((x - 1/2) / sigma^2) grows with x. So each delta is a difference of tails
+        beyond the point where it equals exp(epsilon), or up to the point where it equals exp(-epsilon).
+        """
+        epsilons = np.asarray(epsilons, np.float64)
+        size, q, sigma = np.abs(epsilons), self.rate, self.noise_multiplier
+        # In logarithms, since exp(epsilon) may overflow: log((exp(e) - 1 + q) / q).
+        far = size + np.log1p(-(1 - q) * np.exp(-size)) - math.log(q)
+        point = 0.5 + sigma**2 * far
+        removed = (
+            q * special.ndtr((1 - point) / sigma)
+            + (1 - q) * special.ndtr(-point / sigma)
+            - np.exp(np.minimum(size + special.log_ndtr(-point / sigma), 0.0))
+        )
+        left = np.exp(-size) - (1 - q)
+        near = 0.5 + sigma**2 * np.log(np.where(left > 0, left, q) / q)
+        # 1 - (1 - q) exp(epsilon), which is never negative here, is the weight of the normal's own tail.
+        weight = np.where(left > 0, left * np.exp(np.where(left > 0, size, 0.0)), 0.0)
+        gone = q * np.exp(np.where(left > 0, size, 0.0)) * special.ndtr((near - 1) / sigma)
+        added = np.where(left > 0, weight * special.ndtr(near / sigma) - gone, 0.0)
+        return of_any_sign(epsilons, np.maximum(np.maximum(removed, added), 0.0))
+
+    def distribution(self, interval: float) -> PrivacyLossDistribution:
+        """Return the distributions of the loss on multiples of `interval`, of adding and of removing."""
+        from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+        return from_gaussian_mechanism(
+            self.noise_multiplier, value_discretization_interval=interval, sampling_prob=self.rate
+        )
+
+
+def step_losses(noise_multiplier: float, rate: float, steps: int) -> dict[Loss, int]:
+    """Return the losses of so many steps, with their numbers; without sampling they are those of normal noise."""
+    if rate >= 1:
+        return {GaussianLoss(1 / noise_multiplier): steps}
+    return {SampledGaussianLoss(noise_multiplier, rate): steps}
