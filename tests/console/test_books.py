@@ -18,15 +18,17 @@ from umbel.cli.main import app
 from umbel.client.checks import entries_of
 from umbel.console.books import Books, Share, prices
 from umbel.console.page import Chosen, render
+from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.runs import Request, Runs, Status
 from umbel.privacy.gate.site import Site as GateSite
 from umbel.privacy.gate.site_log import Entry, SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import Refused
-from umbel.protocol.release import Clipping, Kind, Release
+from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
+from umbel.protocol.run_config import RunConfig
 
 
 def test_a_client_is_shown_with_what_it_spent_and_what_is_left(site: Site) -> None:
@@ -279,3 +281,41 @@ def test_how_long_clients_train_is_told(
     own = Site(tmp_path, run_config | config)
     own.query()
     assert f"train for {work}." in render(books(own))
+
+
+def test_a_row_has_a_guarantee_and_a_budget_of_its_own(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "ledger.sqlite")
+    release = Release(Kind.TRAIN, 5, 0.0, Clipping.PUBLIC).trained_by(RowPrivacy(1.0, 1.0, 0.02, 10.0, 100))
+    entries = {
+        "data-path": "/data", "ledger-path": str(ledger.path), "protect": "rows", "budget": "inf", "row-budget": 6.0,
+        "row-delta": 1e-5,
+    }  # fmt: skip
+    own = GateSite.of(entries)
+    seen = []
+    while all(ledger.charge(Charge("7", 1, release), [ClientInDataset(0)], own.limits)):
+        books = Books(ledger.path, own)
+        [client] = books.clients
+        assert (client.epsilon_at_delta, books.hides_rows) == ("none", True)
+        seen.append((client.used or 0, client.left, float(client.row_epsilon_at_delta)))
+    used, left, epsilons = zip(*seen, strict=True)
+    assert list(left) == [*range(len(seen) - 1, -1, -1)]
+    assert list(used) == sorted(used)
+    assert used[-1] > 0.9
+    assert list(epsilons) == sorted(epsilons)
+    assert epsilons[-1] < 6
+    assert "ε of a row" in render(books)
+
+
+@pytest.mark.parametrize("differs", [{}, {"row_rate": "0.5"}])
+def test_a_request_names_the_price_for_a_row(differs: dict[str, str]) -> None:
+    config = RunConfig(
+        protect="rows", noise_multiplier=0, row_clip_norm=1, row_noise_multiplier=1, row_rate=0.01, row_batch=5,
+        local_epochs=1, hypotheses=1, max_participations=2,
+    )  # fmt: skip
+    asks = {"config": config.unsigned(), "n": 5, "differs": differs}
+    found = dict(prices(Request("d" * 64, "", "7", Status.WAITING, asks)))
+    assert "none" in found["price of a participation"]
+    steps = 2 if differs else 100
+    expected = row_guarantee({config.release(5, 1).trained_by(RowPrivacy(1, 1, 0.5 if differs else 0.01, 5, steps)): 1})
+    assert expected is not None
+    assert f"at delta 1e-05: {expected.epsilon:.4g}" in found["price of a participation, for a row"]

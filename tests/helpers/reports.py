@@ -16,7 +16,7 @@ from tests.helpers.history import a_round, a_validation
 from umbel import models
 from umbel.data import Manifest
 from umbel.privacy.accounting.guarantee import site_release
-from umbel.protocol.release import Clipping, Kind, Release
+from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 from umbel.server.history import Round, State
 from umbel.server.observer import Section
 from umbel.server.report import HeldOut, Measured, View, figures, render
@@ -154,6 +154,7 @@ def view(
     name: str = "a-run",
     measured: Measured | None = None,
     worth: Worth | None = None,
+    rows: RowPrivacy | None = None,
 ) -> View:
     """Return what a report is made from."""
     network = models.load(model)
@@ -165,7 +166,7 @@ def view(
         mechanism=mechanism,
         hypotheses=hypotheses,
         choice_epsilon=choice,
-    )
+    ).trained_by(rows)
     release = site_release(release) if by_site else release
     told = Summary(network, manifest, release), run or state(), np.asarray(participations), kept or snapshots()
     return View(name, *told, config | {"noise-multiplier": noise}, measured, worth)

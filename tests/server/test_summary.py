@@ -232,3 +232,25 @@ def test_rounds_that_led_away_from_the_best_are_told() -> None:
 
     assert not any("diverged" in line for line in ended(0.29))
     assert any(line.startswith("Warning: the rounds diverged") for line in ended(0.31))
+
+
+ROWS = {"row_noise_multiplier": 1.0, "row_rate": 0.02, "row_steps": 50}
+OF_A_ROW = rf"Guarantee for a row of a client, added or removed: .*{AT_DELTA}\. A row of the median client has .*\."
+
+
+@pytest.mark.parametrize("noise", [0.0, 440.0])
+def test_guarantees_for_a_row_and_for_its_client_are_told_apart_with_what_each_hides(noise: float) -> None:
+    first, *others = summary(noise_multiplier=noise, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).guarantee_lines(1.5, 3)
+    if noise:
+        assert re.fullmatch(GUARANTEED, first)
+        assert others.pop(0) == "That guarantee hides a client's whole data."
+    else:
+        assert first == "Guarantee: none, because the noise hides single rows, and not the client."
+    of_row, meaning = others
+    assert re.fullmatch(OF_A_ROW, of_row), of_row
+    assert meaning.startswith("That guarantee hides each single row, and not")
+
+
+def test_rows_have_no_guarantee_where_the_choice_is_open() -> None:
+    *_, last = summary(noise_multiplier=0.0, mode=Clipping.PUBLIC, **ROWS).guarantee_lines(1, 1)
+    assert last == "Guarantee for a row: none, because the choice among 2 hypotheses is open."

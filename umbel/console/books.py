@@ -23,7 +23,7 @@ from umbel.privacy.accounting.guarantee import (
     secure_report,
     site_release,
 )
-from umbel.privacy.accounting.rows import row_guarantee
+from umbel.privacy.accounting.rows import row_gap, row_guarantee
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Limits, paper_spent, priced, read
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import Request, Runs
@@ -47,7 +47,8 @@ _HALVINGS = 20  # for the part of a budget that is used
 class Client:
     """A client's spending. `used` is the part of its budget, from 0 to 1; None without a budget or a guarantee.
 
-    `left` is how many more releases like its last one are within its limits; None if nothing bounds them.
+    `row_epsilon_at_delta` is the guarantee of each of its rows. `left` is how many more releases like its last one are
+    within its limits; None if nothing bounds them.
     """
 
     number: int
@@ -55,6 +56,7 @@ class Client:
     releases: int
     epsilon: str
     epsilon_at_delta: str
+    row_epsilon_at_delta: str
     used: float | None
     left: int | None
 
@@ -198,7 +200,21 @@ class Books:
         return said
 
     def used(self, account: Account) -> float | None:
-        """Return the part of its budget that a client has used; None without a budget or a guarantee."""
+        """Return the part of its budget that a client has used, or of its rows' budget if that is more.
+
+        None without a budget or a guarantee.
+        """
+        parts = [part for part in (self._used_by_client(account), self._used_by_rows(account)) if part is not None]
+        return max(parts, default=None)
+
+    def _used_by_rows(self, account: Account) -> float | None:
+        limits = self.limits
+        if limits.row_budget == math.inf or not limits.row_budget or any(map(row_gap, account)):
+            return None
+        budget = Fraction(limits.row_budget)
+        return _part(lambda part: limits.covers_rows(account, part * budget))
+
+    def _used_by_client(self, account: Account) -> float | None:
         limits = self.limits
         if limits.budget == math.inf or not limits.budget or any(map(gap, account)):
             return None
@@ -207,11 +223,12 @@ class Books:
             pure = pure_spent(account)
             return float(min(Fraction(1), pure / budget)) if isinstance(pure, Fraction) else None
         # At a delta, the gate counts some releases with the least noise that the site accepts.
-        low, high = 0.0, 1.0
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if limits.covers(account, Fraction(middle) * budget) else (middle, high)
-        return high
+        return _part(lambda part: limits.covers(account, part * budget))
+
+    @property
+    def hides_rows(self) -> bool:
+        """Whether a release hid rows by noise in training; else a row's guarantee is its client's."""
+        return any(release.by_rows for account, _ in self._alike for release in account)
 
     def as_json(self) -> dict[str, Any]:
         """Return clients, runs and requests as plain values."""
@@ -233,11 +250,11 @@ class Books:
         key = tuple(account.items()), last
         if key not in self._spending:
             self._spending[key] = (*self._spent(account), self._left(account, last))
-        pure, at_delta, left = self._spending[key]
-        return Client(number, name, sum(account.values()), pure, at_delta, self._used[number], left)
+        pure, at_delta, of_row, left = self._spending[key]
+        return Client(number, name, sum(account.values()), pure, at_delta, of_row, self._used[number], left)
 
     @cached_property
-    def _spending(self) -> dict[Any, tuple[str, str, int | None]]:
+    def _spending(self) -> dict[Any, tuple[str, str, str, int | None]]:
         """The spending of alike clients, and what is left: many have the same account."""
         return {}
 
@@ -287,8 +304,8 @@ class Books:
         charged = {run: _Charged(times[run], _accounts(own, releases)) for run, own in numbers.items()}
         return {client: releases[number] for client, number in last.items()}, charged
 
-    def _spent(self, account: Account) -> tuple[str, str]:
-        return in_words(guarantee(account, self.delta))
+    def _spent(self, account: Account) -> tuple[str, str, str]:
+        return *in_words(guarantee(account, self.delta)), in_words(row_guarantee(account, self.delta))[1]
 
     def _left(self, account: Account, release: Release) -> int | None:
         """Return how many more releases like this one are within the limits."""
@@ -306,6 +323,15 @@ class Books:
             middle = (low + high) // 2
             low, high = (middle, high) if allowed(middle) else (low, middle)
         return low
+
+
+def _part(covers: Callable[[Fraction], bool]) -> float:
+    """Return the smallest part of a budget, from 0 to 1, that covers what was spent."""
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if covers(Fraction(middle)) else (middle, high)
+    return high
 
 
 def _run(run: str, lines: list[Line], charged: _Charged, delta: float) -> Run:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from umbel.data import Manifest
 from umbel.models.model import Model
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
+from umbel.privacy.accounting.rows import row_gap, row_guarantee
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.release import Release
 from umbel.protocol.words import count_of
@@ -98,12 +99,26 @@ class Summary:
             lines = [f"Guarantee, between any two data sets of a client: {most}."]
             if usual != most:
                 lines[0] += f" The median client has {usual}."
+        if self.release.by_rows:
+            lines += self._row_lines(median, maximum)
         if exact:
             reported = count_of(exact, "validation client")
             lines.append(f"Outside the guarantee: {reported}, which reported exact losses.")
         if spent := self.manifest.epsilon_of_scales if self.manifest else "":
             lines.append(f"Outside the guarantee: the scales of the data, estimated with epsilon {spent} a client.")
         return lines
+
+    def _row_lines(self, median: float, maximum: int) -> Iterator[str]:
+        """Yield the guarantee for a row of the busiest client, and the meaning of both guarantees."""
+        if not gap(self.release):
+            yield "That guarantee hides a client's whole data."
+        if why := row_gap(self.release):
+            yield f"Guarantee for a row: none, because {why}."
+            return
+        usual, most = (_epsilons(in_words(row_guarantee({self.release: math.ceil(n)}))) for n in (median, maximum))
+        found = f"Guarantee for a row of a client, added or removed: {most}."
+        yield found if usual == most else f"{found} A row of the median client has {usual}."
+        yield "That guarantee hides each single row, and not what the rows of a client have in common."
 
     def privacy_lines(self, median: float, maximum: int, exact: int = 0) -> list[str]:
         """Return the cost to the clients, with the paper's heuristic; for the arguments see above."""

@@ -22,7 +22,7 @@ from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site_log import Entry, SiteLog, outline
 from umbel.privacy.gate.store import Names, beside
 from umbel.protocol.errors import LogError, Refused
-from umbel.protocol.release import Clipping, Kind, Release
+from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 
 PLAN = "plan --parameters 11 --noise-multiplier 3 --hypotheses 5 --clients 2062 --clients-per-round 100 --rounds 100"
 
@@ -267,3 +267,68 @@ def test_a_damaged_log_is_shown_as_far_as_it_goes_and_can_be_set_aside(tmp_path:
     assert code == 0
     assert "the previous one is" in output
     assert run("log check", str(log.path))[0] == 0
+
+
+def cells(output: str) -> list[list[str]]:
+    """Return the cells of a printed table."""
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
+
+
+def test_show_tells_the_guarantee_of_a_row_beside_its_clients(tmp_path: Path) -> None:
+    """Client 2 trained by DP-SGD alone; a row of client 0 costs what the client does."""
+    path = ledger(tmp_path)
+    assert "row" not in run("ledger show", str(path))[1]
+    rows = RowPrivacy(1.0, 1.0, 0.02, 10.0, 100)
+    Ledger(path).charge(Charge("7", 2, Release(Kind.TRAIN, 11, 0.0, Clipping.PUBLIC).trained_by(rows)), [2])
+    code, output = run("ledger show", str(path))
+    assert code == 0
+    assert "differ by one row, added or removed" in output
+    clients = {row[0]: row for row in cells(output)}
+    assert clients["2"][2:4] == ["none", "none"]
+    assert 0.5 < float(clients["2"][4]) < 2
+    assert clients["0"][4] == clients["0"][3]
+    assert clients["1"][4] == "none"
+
+
+def test_show_tells_what_was_spent_to_date_for_releases_without_a_plan(tmp_path: Path) -> None:
+    made = Ledger.create(tmp_path / "ledger.sqlite")
+    for _ in range(20):
+        made.charge(Charge("7", 1, Release(Kind.TRAIN, 1, 10.0, Clipping.PUBLIC, mechanism="gaussian")), [0])
+    code, output = run("ledger show --to-date", str(made.path))
+    assert code == 0
+    assert "holds at all times at once" in output
+    [[_, _, pure, at_delta, to_date, _]] = cells(output)
+    assert pure == "none"
+    assert float(at_delta) < float(to_date) < 2 * float(at_delta)
+
+
+ROWS = "plan --rows 500 --participations 20"
+
+
+def test_plan_works_out_the_noise_that_hides_rows_and_the_settings_of_the_run() -> None:
+    code, output = run(f"{ROWS} --row-epsilon 3")
+    assert code == 0
+    assert "differ by one row" in output
+    [settings] = [line for line in output.splitlines() if line.startswith("Settings: ")]
+    sigma = float(settings.split("row-noise-multiplier=")[1].split()[0])
+    assert "row-rate=0.1 row-batch=50 local-steps=10 max-participations=20" in settings
+    code, forwards = run(f"{ROWS} --row-noise-multiplier {sigma}")
+    [[_, epsilon, _]] = [row for row in cells(forwards) if row[0] == "epsilon at delta 1e-05"]
+    assert 2.9 < float(epsilon) <= 3
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (ROWS, "config.missing-figure"),
+        (f"{ROWS} --row-epsilon 3 --row-noise-multiplier 1", "config.missing-figure"),
+        (f"{ROWS} --row-epsilon 3 --rounds 5", "config.both-ways"),
+        (f"{ROWS} --row-epsilon 3 --noise-multiplier 5", "config.both-ways"),
+        (f"{ROWS} --row-epsilon 3 synthetic", "config.both-ways"),
+        ("plan --row-epsilon 3", "config.missing-figure"),
+        (f"{ROWS} --row-epsilon 3 --row-rate 0", "config.impossible-figure"),
+    ],
+)
+def test_plan_for_rows_names_what_does_not_fit(command: str, code: str) -> None:
+    assert run(command)[0] == 2
+    assert f"[{code}]" in run(command)[1]

@@ -131,11 +131,11 @@ def test_the_ledger_exports_how_rows_were_hidden_if_any_were(tmp_path: Path) -> 
 # --- through the gate
 
 
-def trained(values: Any) -> Any:
-    """Return a handler whose clients trained to these parameters, with noise in it."""
+def trained(values: Any, rows: RowPrivacy | None = STEPS) -> Any:
+    """Return a handler whose clients trained to these parameters, and hid rows like this."""
 
     def handler(msg: Message, context: Context) -> Message:
-        return Message(local_result(stacked(values, LAYOUT), np.zeros(len(values), int)), reply_to=msg)
+        return Message(local_result(stacked(values, LAYOUT), np.zeros(len(values), int), rows), reply_to=msg)
 
     return handler
 
@@ -146,6 +146,12 @@ def test_the_model_leaves_as_it_was_trained_within_the_clip_norm_and_is_charged(
     reply = through_gate(asked(stacked([[0.0, 0.0]], LAYOUT), task), node, trained([[3.0, 4.0], [6.0, 8.0]]))
     assert np.allclose(releases(reply)["weight"], [[3.0, 4.0], [3.0, 4.0]])
     assert MemoryLedger(node.state).account(0) == {release(): 1}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", [None, replace(STEPS, steps=9)])
+def test_what_was_trained_without_hiding_rows_as_asked_does_not_leave(rows: RowPrivacy | None) -> None:
+    node = of_node({"partition-id": 0, "num-partitions": 1})
+    assert refused(through_gate(asked(stacked([[0.0, 0.0]], LAYOUT), ALONE), node, trained([[1.0, 1.0]], rows)))
 
 
 def test_an_ordinary_site_lets_no_model_without_noise_of_its_own_leave() -> None:

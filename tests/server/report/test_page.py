@@ -28,6 +28,7 @@ from tests.helpers.reports import (
 )
 from umbel.data import Manifest
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import RowPrivacy
 from umbel.server.history import State
 from umbel.server.observer import Section
 from umbel.server.report import HeldOut, Measured, check
@@ -178,6 +179,19 @@ def test_a_guarantee_is_called_one_and_says_of_what() -> None:
         assert words in text
     assert not re.search("nothing is guaranteed|no guarantee|none", text.partition("Result")[0])
     assert "It is a heuristic and guarantees nothing." in text, "the paper's budget is told all the same"
+
+
+@pytest.mark.parametrize("noise", [0.0, 5.0])
+def test_the_guarantee_of_a_row_stands_beside_the_clients(noise: float) -> None:
+    rows = RowPrivacy(1.0, 1.0, 0.02, 10.0, 50)
+    text = report(mode="public", hypotheses=1, noise=noise, rows=rows).text
+    assert "For each row epsilon " in text
+    assert "differ by one row, added or removed" in text
+    assert "Each of the 50 training steps" in text
+    assert ("no guarantee for clients" in text) is (noise == 0)
+    assert "unsanitised" not in text
+    open_choice = report(mode="public", noise=noise, rows=rows).text
+    assert "Rows have no guarantee, because the choice among 2 hypotheses is open." in open_choice
 
 
 def test_gaussian_noise_has_no_pure_epsilon_and_no_papers_budget() -> None:

@@ -16,6 +16,8 @@ from umbel.client.checks import entries_of
 from umbel.console.books import Books
 from umbel.console.page import render
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words
+from umbel.privacy.accounting.odometer import clients_to_date
+from umbel.privacy.accounting.rows import row_guarantee, rows_to_date
 from umbel.privacy.gate.charges import paper_spent
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site import Site
@@ -33,13 +35,27 @@ _Delta = Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (eps
 
 
 @app.command()
-def show(path: _LedgerPath, delta: _Delta = DELTA) -> None:
+def show(
+    path: _LedgerPath,
+    delta: _Delta = DELTA,
+    to_date: Annotated[
+        bool, typer.Option("--to-date", help="Add the epsilon to date, for releases that were not planned in advance.")
+    ] = False,
+) -> None:
     """Print what each client has spent, by the guarantee and, separately, by the paper's heuristic."""
-    heads = ("client", "participations", "epsilon", f"epsilon at delta {delta:g}", "paper's budget")
+    accounts = opened(path).accounts()
+    # A ledger in which no release hid rows says the same of a row as of its client.
+    rows = any(release.by_rows for account in accounts.values() for release in account)
+    heads = ["client", "participations", "epsilon", f"epsilon at delta {delta:g}"]
+    heads += ["epsilon to date"] * to_date + [f"a row's epsilon at delta {delta:g}"] * rows
+    heads += ["a row's epsilon to date"] * (rows and to_date) + ["paper's budget"]
     table = Table(*heads, title=str(path))
-    for client, account in opened(path).accounts().items():
-        found = guarantee(account, delta)
-        table.add_row(str(client), str(sum(account.values())), *in_words(found), amount(paper_spent(account)))
+    for client, account in accounts.items():
+        cells = [str(client), str(sum(account.values())), *in_words(guarantee(account, delta))]
+        cells += [amount(clients_to_date(account, delta))] * to_date
+        cells += [in_words(row_guarantee(account, delta))[1]] * rows
+        cells += [amount(rows_to_date(account, delta))] * (rows and to_date)
+        table.add_row(*cells, amount(paper_spent(account)))
     terminal = console()
     terminal.print(table)
     terminal.print(
@@ -49,6 +65,18 @@ def show(path: _LedgerPath, delta: _Delta = DELTA) -> None:
         "paper's budget: the sum of n/nu, a heuristic that guarantees nothing.",
         soft_wrap=True,
     )
+    if rows:
+        terminal.print(
+            "a row's epsilon: the guarantee between two data sets of a client that differ by one row, added or "
+            "removed. It hides each single row, and not what the client's rows have in common.",
+            soft_wrap=True,
+        )
+    if to_date:
+        terminal.print(
+            f"to date: an epsilon at delta {delta:g} that holds at all times at once, also if servers chose each "
+            "release after they had seen the earlier ones. The figures beside it hold for tasks fixed in advance.",
+            soft_wrap=True,
+        )
     if messages := sum(row["messages"] for row in opened(path).table("evaluations") if row["run"]):
         terminal.print(
             f"Servers asked for reports in {count_of(messages, 'message')}. This ledger does not count exact losses of "

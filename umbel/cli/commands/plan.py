@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,10 @@ from rich.table import Table
 from umbel.cli.commands.run import pairs
 from umbel.cli.plans import Planned, ReleaseName, as_toml, costs, strategy_of
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
+from umbel.privacy.accounting.row_plan import RowTask, row_plan, row_plan_for
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import exact
 from umbel.simulation.start import values_of
 
 app = typer.Typer(add_completion=False)
@@ -81,6 +84,27 @@ def command(
             show_default="none",
         ),
     ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rows of a typical client. Plans the guarantee of each row by noise in training (DP-SGD), with "
+            "--row-epsilon or --row-noise-multiplier, --participations and, if clients choose, --hypotheses and "
+            "--choice-epsilon.",
+            show_default="none",
+        ),
+    ] = None,
+    row_epsilon: Annotated[
+        float | None, typer.Option(help="With --rows: compute the row-noise-multiplier that reaches this epsilon.")
+    ] = None,
+    row_noise_multiplier: Annotated[float | None, typer.Option(help="With --rows: sigma, noise in training.")] = None,
+    row_rate: Annotated[
+        float, typer.Option(help="With --rows: q, probability of each row to be drawn in a step.")
+    ] = 0.1,
+    local_steps: Annotated[
+        int | None,
+        typer.Option(help="With --rows: training steps of a participation.", show_default="one epoch, 1 / row-rate"),
+    ] = None,
     public_data: Annotated[
         bool,
         typer.Option(
@@ -102,10 +126,76 @@ def command(
         if values:
             text = f"{next(iter(values))}=... needs the plan of a whole run; give --epsilon"
             raise ConfigError(text, code="config.missing-figure")
-        others = {"words", "epsilon", "write"}
+        if rows is not None:
+            _of_rows(context, row_epsilon, row_noise_multiplier, delta, named)
+            return
+        if given := [name for name in _OF_ROWS[1:] if _given(context, name)]:
+            text = f"--{given[0].replace('_', '-')} plans the guarantee of a row; give --rows, too"
+            raise ConfigError(text, code="config.missing-figure")
+        others = {"words", "epsilon", "write", *_OF_ROWS}
         config = named[0] if named else ""
         planned = costs(config, **{name: one for name, one in context.params.items() if name not in others})
     _show(planned, bool(config), anonymous)
+
+
+_OF_ROWS = "rows", "row_epsilon", "row_noise_multiplier", "row_rate", "local_steps"
+_WITH_ROWS = {*_OF_ROWS, "participations", "rounds", "hypotheses", "choice_epsilon", "delta"}
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def _of_rows(
+    context: typer.Context, target: float | None, noise_multiplier: float | None, delta: float, named: list[str]
+) -> None:
+    """Plan the guarantee of a row, and print it with the settings that it needs."""
+    given = context.params
+    if named or (others := [name for name in given if _given(context, name) and name not in _WITH_ROWS]):
+        what = named[0] if named else f"--{others[0].replace('_', '-')}"
+        raise ConfigError(f"{what} does not go with --rows; leave one out", code="config.both-ways")
+    if given["rounds"] is not None and _given(context, "participations"):
+        text = "give --rounds, if a client takes part in each, or --participations; not both"
+        raise ConfigError(text, code="config.both-ways")
+    if (target is None) is (noise_multiplier is None):
+        raise ConfigError("give --row-epsilon or --row-noise-multiplier with --rows", code="config.missing-figure")
+    task = RowTask(
+        given["rows"],
+        given["row_rate"],
+        _steps(given["row_rate"]) if given["local_steps"] is None else given["local_steps"],
+        given["participations"] if given["rounds"] is None else given["rounds"],
+        given["hypotheses"] or 1,
+        given["choice_epsilon"] or 0.0,
+    )
+    if noise_multiplier is not None:
+        planned = row_plan(task, noise_multiplier, delta)
+    else:
+        assert target is not None, "one of both is given"
+        planned = row_plan_for(task, target, delta)
+    sigma, batch = planned.noise_multiplier, task.batch
+    table = Table("figure", "value", "what it means", title="A planned run, for each row of a client")
+    add = table.add_row
+    add("row-noise-multiplier", f"{sigma:.4g}", "sigma, noise of a step in clip norms of a row's gradient")
+    add("row-rate", f"{task.rate:g}", f"q; about {batch:.4g} rows of {task.rows:,} in a step, for row-batch")
+    add("local-steps", f"{task.steps:,}", "of a participation")
+    add("participations", f"{task.participations:,}", "assumed by these figures; set max-participations to it")
+    if task.hypotheses > 1:
+        add("choice-epsilon", f"{task.choice_epsilon:.4g}", "of the randomised choice, which depends on all rows")
+    between = "between two data sets of a client that differ by one row, added or removed"
+    add(f"epsilon at delta {delta:g}", amount(planned.guarantee.epsilon), between)
+    add("noise against gradient", f"{sigma / batch:.3g}", "in each component of a step's mean gradient, in clip norms")
+    console = Console()
+    console.print(table)
+    settings = f"protect=rows noise-multiplier=0 row-clip-norm=1 row-noise-multiplier={sigma:.4g}"
+    settings += f" row-rate={task.rate:g} row-batch={batch:.4g} local-steps={task.steps}"
+    console.print(f"Settings: {settings} max-participations={task.participations}", soft_wrap=True)
+    for warning in planned.warnings:
+        console.print(f"Warning: {warning}", style="yellow", soft_wrap=True)
+
+
+def _steps(rate: float) -> int:
+    """Return the steps of one epoch."""
+    return math.ceil(1 / exact(rate)) if 0 < rate <= 1 else 1
 
 
 def _whole_run(

@@ -52,14 +52,14 @@ class Task:
     def __post_init__(self) -> None:
         for name in ("parameters", "hypotheses", "clients"):
             if getattr(self, name) < 1:
-                raise _impossible(name, "at least 1", getattr(self, name))
+                raise impossible(name, "at least 1", getattr(self, name))
         if not 1 <= self.clients_per_round <= self.clients:
-            raise _impossible("clients-per-round", f"between 1 and the {self.clients} clients", self.clients_per_round)
+            raise impossible("clients-per-round", f"between 1 and the {self.clients} clients", self.clients_per_round)
         if self.batch is not None and self.sites:
-            raise _impossible("anonymous", "left out where sites release sums", self.batch)
+            raise impossible("anonymous", "left out where sites release sums", self.batch)
         if self.batch is not None and not 1 <= self.batch <= self.clients_per_round:
             rule = f"between 1 and the {self.clients_per_round} clients per round"
-            raise _impossible("anonymous", rule, self.batch)
+            raise impossible("anonymous", rule, self.batch)
         load(self.mechanism)
 
     def release(self, noise_multiplier: float, choice_epsilon: float) -> Release:
@@ -146,7 +146,7 @@ def plan(task: Task, noise_multiplier: float, choice_epsilon: float, rounds: int
         If a figure is impossible; the text names it.
     """
     if rounds < 1:
-        raise _impossible("rounds", "at least 1", rounds)
+        raise impossible("rounds", "at least 1", rounds)
     from scipy import stats  # the import takes half a second
 
     count = stats.binom(rounds, task.clients_per_round / task.clients)
@@ -178,9 +178,9 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
         If a figure is impossible, or no noise reaches the target; the text names it.
     """
     if not _LEAST <= target < math.inf:
-        raise _impossible("target-epsilon", f"a finite number of at least {_LEAST}", target)
+        raise impossible("target-epsilon", f"a finite number of at least {_LEAST}", target)
     if participations < 1:
-        raise _impossible("participations", "at least 1", participations)
+        raise impossible("participations", "at least 1", participations)
     if choice_epsilon is None and task.batch is not None:
         choice_epsilon = _choice_in(task.batch, task.hypotheses, target, delta, participations)
     elif choice_epsilon is None:
@@ -242,14 +242,15 @@ def _choice_in(batch: int, hypotheses: int, target: float, delta: float, partici
 
 def _check_numbers(nu: float, choice_epsilon: float, delta: float) -> None:
     if not 0 < nu < math.inf:
-        raise _impossible("noise-multiplier", "a finite number above 0", nu)
+        raise impossible("noise-multiplier", "a finite number above 0", nu)
     if not 0 <= choice_epsilon < math.inf:
-        raise _impossible("choice-epsilon", "a finite number of at least 0", choice_epsilon)
+        raise impossible("choice-epsilon", "a finite number of at least 0", choice_epsilon)
     if not 0 <= delta < 1:
-        raise _impossible("delta", "at least 0 and below 1", delta)
+        raise impossible("delta", "at least 0 and below 1", delta)
 
 
-def _impossible(name: str, rule: str, value: float) -> ConfigError:
+def impossible(name: str, rule: str, value: float) -> ConfigError:
+    """Return the error of a figure that breaks a rule."""
     return ConfigError(f"{name} must be {rule}, got {value}", code="config.impossible-figure")
 
 
@@ -272,7 +273,7 @@ def _noise_for(task: Task, target: float, delta: float, participations: int, cho
 
     share = target / participations - (choice_epsilon if task.release(1.0, choice_epsilon).chooses else 0.0)
     if not delta and share > 0 and (one := load(task.mechanism)(1.0).pure(task.parameters, 2)) is not None:
-        exactly = _rounded_up(float(one) / share)  # a pure price is proportional to 1 / nu
+        exactly = rounded_up(float(one) / share)  # a pure price is proportional to 1 / nu
         if epsilon(exactly) <= target:
             return exactly
     # With much noise the loss is nearly normal with mu = 2 / (nu of a Gaussian), and vector Laplace noise of n
@@ -295,10 +296,10 @@ def _noise_for(task: Task, target: float, delta: float, participations: int, cho
     from scipy.optimize import brentq  # the import takes a third of a second
 
     root: Any = brentq(excess, low, high, xtol=5e-4)
-    return _rounded_up(math.exp(root + 5e-4))
+    return rounded_up(math.exp(root + 5e-4))
 
 
-def _rounded_up(nu: float) -> float:
+def rounded_up(nu: float) -> float:
     """Return the number rounded up to a few digits."""
     digits = _DIGITS - 1 - math.floor(math.log10(nu))
     rounded = round(nu, digits)

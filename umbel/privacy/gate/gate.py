@@ -51,7 +51,7 @@ from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.cores import cores
 from umbel.protocol.errors import Refused
 from umbel.protocol.flower import log
-from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy
+from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy, RowPrivacy
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.protocol.words import count_of
 
@@ -63,11 +63,12 @@ class LocalResult:
     r"""Results of clients' training, in the order asked. They leave the node only after sanitisation.
 
     `arrays` has the shared parameters, each (clients, \*shape), and `chosen` (clients,) the hypothesis from which each
-    client started.
+    client started. `rows` is how their training hid each row, as the handler did it; None if it did not.
     """
 
     arrays: Arrays
     chosen: NDArray[np.int64]
+    rows: RowPrivacy | None = None
 
 
 @dataclass(frozen=True)
@@ -351,6 +352,8 @@ class Passage:
         asked = task if clients == task.clients else replace(task, clients=clients)
         trained = self.clients.train(asked, assigned)
         _check_result(trained, self.hypotheses, len(clients))
+        if trained.rows != task.row_privacy:
+            raise Refused("the handler did not train with the task's guarantee for rows", code="refused.result")
         if ((assigned != choice.OWN) & (trained.chosen != assigned)).any():
             raise Refused("the handler trained another hypothesis than the gate assigned", code="refused.result")
         return trained.arrays, trained.chosen

@@ -49,7 +49,7 @@ from umbel.protocol.messages import (
     training_reply,
 )
 from umbel.protocol.records import Held, held_in
-from umbel.protocol.release import ReleaseBy
+from umbel.protocol.release import ReleaseBy, RowPrivacy
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.protocol.words import count_of
@@ -66,9 +66,9 @@ class Trains(Protocol):
         """Raise if the node cannot carry out a training task, independently of its data."""
 
 
-def local_result(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
+def local_result(trained: Arrays, chosen: NDArray[np.int64], rows: RowPrivacy | None = None) -> RecordDict:
     """Return the handler's message to the gate about training clients, as a `LocalResult`; it goes no further."""
-    return filled(RecordDict(), {_RESULT: Held(LocalResult(trained, np.asarray(chosen)))})
+    return filled(RecordDict(), {_RESULT: Held(LocalResult(trained, np.asarray(chosen), rows))})
 
 
 def local_report(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from umbel import strategies
 from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee, in_words
+from umbel.privacy.accounting.rows import row_gap, row_guarantee
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Kind
 from umbel.protocol.words import count_of
@@ -125,6 +126,10 @@ class View:
         self.epsilons = in_words(middle)[1], in_words(most)[1]
         """The guarantee of the median client, and of the busiest; "none" where there is none."""
         self.weak = most is None or most.epsilon > MEANINGFUL
+        self.row_gap = row_gap(release) if release.by_rows else ""
+        """Why rows have no guarantee though noise in training hides them; empty if they have one."""
+        self.of_rows = [in_words(row_guarantee({release: math.ceil(times)}))[1] for times in self.often]
+        """The guarantee for a row of the median client, and of the busiest."""
         self.paper = [amount(release.paper_spend(times)) for times in self.often]
         """The paper's budget of the median client, and of the busiest; "none" if it gives no bound."""
 

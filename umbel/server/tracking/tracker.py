@@ -9,6 +9,7 @@ from logging import WARNING
 from typing import Any, ClassVar
 
 from umbel.privacy.accounting.guarantee import guarantee
+from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import log
 from umbel.server.history import Round
@@ -27,7 +28,7 @@ class Tracker(Observer):
     ``_p90`` over clients, ``validation_`` and the metric's name, ``best_validation_loss``, ``asked``,
     ``releases``, ``lost_nodes``, ``seconds``, and for the client with the most participations
     ``max_participations``, ``epsilon`` at `umbel.privacy.accounting.guarantee.DELTA` if there is a guarantee,
-    and ``paper_budget``, the heuristic, if it gives a bound.
+    ``row_epsilon`` if noise in training hides rows, and ``paper_budget``, the heuristic, if it gives a bound.
 
     If a tracker fails after the start, umbel warns once and stops using it.
     """
@@ -102,6 +103,8 @@ class Tracker(Observer):
         release, times = self._summary.release, int(entry.max_participations)
         found = guarantee({release: times})
         values = {} if found is None else {"epsilon": float(found.epsilon)}
+        if release.by_rows and (of_row := row_guarantee({release: times})):
+            values["row_epsilon"] = float(of_row.epsilon)
         return values | ({} if release.paper_cost is None else {"paper_budget": float(release.paper_spend(times))})
 
     def _flush(self, newest: Round | None) -> None:
