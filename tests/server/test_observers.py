@@ -17,10 +17,11 @@ from tests.helpers.errors import raises
 from tests.helpers.scripted import Scripted, run_of, theta
 from umbel.protocol.durations import in_time
 from umbel.protocol.errors import DiskError
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.server import observers, run_folder
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Checkpoints, Log, Released
+from umbel.server.observers import Checkpoints, Log, Released, Spending
 from umbel.server.rounds import run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
@@ -112,6 +113,20 @@ def test_each_round_gets_a_line_with_the_time_left_from_the_second_on(
     caplog.clear()
     patient = logged(caplog, run_config, Scripted([9, 8, 7, 6, 5]), rounds=4, patience=3)
     assert patient[1].endswith("5 min 0 s, at most 2 min 0 s left"), "it may end early"
+
+
+@pytest.mark.parametrize(("rounds", "told"), [(8, [2, 4, 6]), (5, [2, 3, 4]), (2, [1]), (1, [])])
+def test_the_epsilon_to_date_is_told_after_each_quarter_and_not_at_the_end(
+    rounds: int, told: list[int], run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = Setup.parse(run_config)
+    release = Release(Kind.TRAIN, 2, 400.0, Clipping.PUBLIC)
+    spending = Spending(Summary(setup.model, setup.manifest, release))
+    log = Log(Summary(setup.model, setup.manifest, release))
+    with caplog.at_level(logging.INFO, "flwr"):
+        run_rounds(run_of(Scripted([1.0] * (rounds + 1)), log, spending, rounds=rounds))
+    after = [caplog.messages[i - 1] for i, line in enumerate(caplog.messages) if line.startswith("Spent to date")]
+    assert [int(line.split()[1].partition("/")[0]) for line in after] == told
 
 
 def test_a_long_run_gets_a_hundred_lines_of_rounds_that_were_validated(

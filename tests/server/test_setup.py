@@ -12,7 +12,7 @@ from tests.helpers.errors import raises
 from umbel import strategies
 from umbel.data import Manifest, write_dataset, write_leaf
 from umbel.protocol.errors import ConfigError, DatasetError, ModelError
-from umbel.protocol.release import Clipping, Kind, Release
+from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.observer import Observer
@@ -76,6 +76,25 @@ def test_noisy_messages_are_for_models_with_local_parameters(run_config: dict[st
     assert Setup.parse(noisy | FACTORS).task().message_noise == 0.5
     with raises(ConfigError, "config.message-noise", "linear", "message-noise", "local"):
         Setup.parse(noisy)
+
+
+ROWS = {
+    "protect": "rows", "noise-multiplier": 0.0, "row-clip-norm": 1.0, "row-noise-multiplier": 1.0, "row-rate": 0.1,
+    "row-batch": 5.0, "local-epochs": 2,
+}  # fmt: skip
+
+
+def test_noise_in_training_alone_is_for_single_releases_and_sums_have_noise_too(run_config: dict[str, Any]) -> None:
+    setup = Setup.parse(run_config | ROWS)
+    assert setup.task().row_privacy == RowPrivacy(1.0, 1.0, 0.1, 5.0, 20)
+    assert (setup.release.noise_multiplier, setup.release.row_steps) == (0.0, 20)
+    for strategy, mechanism in (("site-average", "gaussian"), ("secure-average", "discrete-gaussian")):
+        sums = run_config | ROWS | {"strategy": strategy, "mechanism": mechanism, "clipping": "public"}
+        with raises(ConfigError, "config.rows", "both"):
+            Setup.parse(sums)
+        both = Setup.parse(sums | {"protect": "both", "noise-multiplier": 3.0, "hypotheses": 1})
+        assert both.release.by_rows
+        assert both.release.noise_multiplier == 3
 
 
 def test_parameters_are_frozen_or_local_as_the_run_says_or_else_the_data(

@@ -254,3 +254,15 @@ def test_guarantees_for_a_row_and_for_its_client_are_told_apart_with_what_each_h
 def test_rows_have_no_guarantee_where_the_choice_is_open() -> None:
     *_, last = summary(noise_multiplier=0.0, mode=Clipping.PUBLIC, **ROWS).guarantee_lines(1, 1)
     assert last == "Guarantee for a row: none, because the choice among 2 hypotheses is open."
+
+
+def test_what_was_spent_to_date_is_told_of_clients_and_of_rows() -> None:
+    (line,) = summary(noise_multiplier=4400.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).spent_lines(4)
+    # 2 n / nu = .005 a release.
+    assert line.startswith(
+        "Spent to date, at delta 1e-05, whatever the server asks next: a client epsilon 0.02 at most; "
+    )
+    assert line.endswith("a row of a client epsilon 0.02 at most.")
+    (line,) = summary(noise_multiplier=0.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).spent_lines(4)
+    assert ": a client epsilon" not in line
+    assert summary().spent_lines(4) == []

@@ -21,7 +21,7 @@ from umbel.protocol.release import Clipping
 from umbel.server.history import State
 from umbel.server.memory import check_memory
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Checkpoints, Log, Patience, Released, Resumed, Sites, named
+from umbel.server.observers import Checkpoints, Log, Patience, Released, Resumed, Sites, Spending, named
 from umbel.server.report import View, render
 from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.run_folder import RunFolder, versions
@@ -96,7 +96,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
             state = State(hypotheses=start, best=start)
             snapshots = Snapshots(state)
         checkpoints = held.enter_context(Checkpoints(snapshots))
-        observers += [Log(summary), checkpoints, Sites(), Released(), *watching]
+        observers += [Log(summary), Spending(summary), checkpoints, Sites(), Released(), *watching]
         if setup.config.resume:
             observers.append(Resumed())
         run = Run(setup, grid, state, observers, folder.path.name, folder)

@@ -30,6 +30,7 @@ from umbel.server.tracking import TRACKERS, load_tracker
 
 _FIRST = 3  # rounds; a node without a reply in a single round may only be slow
 _LINES = 100
+_QUARTERS = 4
 _COPIES = 3  # of the state, while the new one takes the place of the latest and of the best
 _LARGE = 1 << 24  # bytes of hypotheses and strategy's state; writing fewer takes a few hundredths of a second
 
@@ -200,6 +201,26 @@ class Log(Observer):
             most = "at most" if run.setup.config.patience else "about"
             line += f", {most} {in_time((now - first_end) / (entry.number - first) * left)} left"
         log(INFO, line)
+
+
+class Spending(Observer):
+    """Logs what the busiest client has spent to date, after each quarter of a run's rounds except the last.
+
+    The figure holds at all times at once (`umbel.privacy.accounting.odometer`), so a run may be stopped because of it.
+    It counts the releases that the server knows; a site's ledger counts all.
+    """
+
+    def __init__(self, summary: Summary) -> None:
+        super().__init__()
+        self._summary = summary
+
+    def after_round(self, run: Run) -> None:
+        """Log it, if a quarter has ended and there is a guarantee."""
+        entry, rounds = run.state.history[-1], run.setup.config.rounds
+        quarters = [entry.number * _QUARTERS // rounds, (entry.number - 1) * _QUARTERS // rounds]
+        if entry.asked and quarters[0] != quarters[1] and entry.number < rounds:
+            for line in self._summary.spent_lines(entry.max_participations):
+                log(INFO, "%s", line)
 
 
 def _size(state: State, kept: Arrays) -> int:

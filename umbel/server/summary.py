@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from umbel.data import Manifest
 from umbel.models.model import Model
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
-from umbel.privacy.accounting.rows import row_gap, row_guarantee
+from umbel.privacy.accounting.odometer import clients_to_date
+from umbel.privacy.accounting.rows import row_gap, row_guarantee, rows_to_date
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.release import Release
 from umbel.protocol.words import count_of
@@ -119,6 +120,17 @@ class Summary:
         found = f"Guarantee for a row of a client, added or removed: {most}."
         yield found if usual == most else f"{found} A row of the median client has {usual}."
         yield "That guarantee hides each single row, and not what the rows of a client have in common."
+
+    def spent_lines(self, times: int) -> list[str]:
+        """Return what a client with so many releases has spent to date; empty without a guarantee."""
+        made, spent = {self.release: times}, []
+        if math.isfinite(of_client := clients_to_date(made, DELTA)):
+            spent.append(f"a client epsilon {amount(of_client)} at most")
+        if self.release.by_rows and math.isfinite(of_row := rows_to_date(made, DELTA)):
+            spent.append(f"a row of a client epsilon {amount(of_row)} at most")
+        if not spent:
+            return []
+        return [f"Spent to date, at delta {DELTA:g}, whatever the server asks next: {'; '.join(spent)}."]
 
     def privacy_lines(self, median: float, maximum: int, exact: int = 0) -> list[str]:
         """Return the cost to the clients, with the paper's heuristic; for the arguments see above."""
