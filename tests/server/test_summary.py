@@ -259,9 +259,7 @@ def test_rows_have_no_guarantee_where_the_choice_is_open() -> None:
 def test_what_was_spent_to_date_is_told_of_clients_and_of_rows() -> None:
     (line,) = summary(noise_multiplier=4400.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).spent_lines(4)
     # 2 n / nu = .005 a release.
-    assert line.startswith(
-        "Spent to date, at delta 1e-05, whatever the server asks next: a client epsilon 0.02 at most; "
-    )
+    assert line.startswith("Spent to date, at delta 1e-05, for any later tasks: a client epsilon 0.02 at most; ")
     assert line.endswith("a row of a client epsilon 0.02 at most.")
     (line,) = summary(noise_multiplier=0.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).spent_lines(4)
     assert ": a client epsilon" not in line

@@ -130,7 +130,7 @@ class Summary:
             spent.append(f"a row of a client epsilon {amount(of_row)} at most")
         if not spent:
             return []
-        return [f"Spent to date, at delta {DELTA:g}, whatever the server asks next: {'; '.join(spent)}."]
+        return [f"Spent to date, at delta {DELTA:g}, for any later tasks: {'; '.join(spent)}."]
 
     def privacy_lines(self, median: float, maximum: int, exact: int = 0) -> list[str]:
         """Return the cost to the clients, with the paper's heuristic; for the arguments see above."""
