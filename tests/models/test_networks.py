@@ -9,7 +9,7 @@ from scipy import stats
 
 from umbel import models
 from umbel.models import LOSSES, METRICS
-from umbel.models.networks import CNN, LeNet, Linear, Softmax
+from umbel.models.networks import CNN, LeNet, Linear, Softmax, TanhCNN
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,8 @@ from umbel.models.networks import CNN, LeNet, Linear, Softmax
         ("cnn", 1_206_590, "cross-entropy", "accuracy"),
         ("cnn10", 1_199_882, "cross-entropy", "accuracy"),
         ("cnn-dropout", 1_206_590, "cross-entropy", "accuracy"),
+        ("tanh-cnn filters=16,32 hidden=32 outputs=10", 26_010, "cross-entropy", "accuracy"),
+        ("tanh-cnn filters=64,128 hidden=512 outputs=10", 1_189_578, "cross-entropy", "accuracy"),
         ("lenet", 44_054, "cross-entropy", "accuracy"),
         ("lenet10", 13_426, "cross-entropy", "accuracy"),
     ],
@@ -51,9 +53,9 @@ def test_the_hospital_network_is_two_rectified_units() -> None:
     assert models.load("mlp").apply(parameters, inputs).tolist() == [[2 * 1 + 3 * 4 + 0.5], [0.5]]
 
 
-@pytest.mark.parametrize("kind", [CNN, LeNet])
-def test_the_image_networks_take_images_with_and_without_a_channel(kind: type[CNN | LeNet]) -> None:
-    network = kind(classes=10)
+@pytest.mark.parametrize("kind", [CNN, LeNet, TanhCNN])
+def test_the_image_networks_take_images_with_and_without_a_channel(kind: type[CNN | LeNet | TanhCNN]) -> None:
+    network = kind() if kind is TanhCNN else kind(classes=10)
     images = torch.rand(3, 28, 28)
     with torch.inference_mode():
         flat, channelled = network(images), network(images.unsqueeze(1))

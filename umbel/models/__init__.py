@@ -23,7 +23,7 @@ from umbel.models.factors import BiasedFactors, Factors
 from umbel.models.libraries import library_of
 from umbel.models.losses import LOSSES, METRICS, SLOPES, Loss, Score, load_loss, load_metric
 from umbel.models.model import Model, check
-from umbel.models.networks import CNN, LeNet, Linear, Softmax, Units, mlp
+from umbel.models.networks import CNN, LeNet, Linear, Softmax, TanhCNN, Units, mlp
 from umbel.protocol import builds, old_names
 from umbel.protocol.errors import ConfigError, ModelError, UmbelError
 from umbel.protocol.plugins import import_by_name, parse_options, parse_pairs
@@ -51,6 +51,7 @@ MODELS = {
 
 Size = Annotated[int, Field(ge=1, le=10_000_000)]
 Sizes = Annotated[tuple[Size, ...], BeforeValidator(lambda text: tuple(text.split(",")))]
+Two = Annotated[tuple[Size, Size], BeforeValidator(lambda text: tuple(text.split(",")))]
 
 
 Constant = Annotated[float, Field(allow_inf_nan=False)]
@@ -87,6 +88,7 @@ SIZED: Mapping[str, tuple[type[Any], Callable[..., nn.Module]]] = {
     "linear": (_options(inputs=Size, outputs=Size, units=True), dense),
     "mlp": (_options(inputs=Size, hidden=Sizes, outputs=Size, units=True), dense),
     "softmax": (_options(features=Size, classes=Size), Softmax),
+    "tanh-cnn": (_options(filters=Two, hidden=Size, outputs=Size), TanhCNN),
     "factors": (_FACTORS, Factors),
     "biased-factors": (_FACTORS, BiasedFactors),
 }

@@ -81,6 +81,35 @@ class CNN(nn.Module):
         return logits
 
 
+class TanhCNN(nn.Module):
+    """Two convolutions with tanh for 28x28 images, as in Papernot et al. (AAAI 2021).
+
+    They found that bounded activations suffer less from clipping and noise than ReLU. Theirs has 16 and 32 filters, 32
+    hidden units and 26,010 parameters; with 64, 128 and 512 it has 1,189,578.
+
+    Parameters
+    ----------
+    filters : sequence of int
+        Filters of both convolutions.
+    hidden, outputs : int
+    """
+
+    def __init__(self, filters: Sequence[int] = (16, 32), hidden: int = 32, outputs: int = 10) -> None:
+        super().__init__()
+        first, second = filters
+        self.conv1 = nn.Conv2d(1, first, 8, stride=2, padding=3)
+        self.conv2 = nn.Conv2d(first, second, 4, stride=2)
+        self.fc1 = nn.Linear(16 * second, hidden)
+        self.fc2 = nn.Linear(hidden, outputs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (batch, outputs) of images (batch, 28, 28) or (batch, 1, 28, 28)."""
+        hidden = nn.functional.max_pool2d(torch.tanh(self.conv1(images.reshape(-1, 1, 28, 28))), 2, 1)
+        hidden = nn.functional.max_pool2d(torch.tanh(self.conv2(hidden)), 2, 1).flatten(1)
+        logits: Tensor = self.fc2(torch.tanh(self.fc1(hidden)))
+        return logits
+
+
 class LeNet(nn.Module):
     """The network of the first attack by deep leakage from gradients (Zhu, Liu and Han, NeurIPS 2019), for 28x28
     images.

@@ -8,7 +8,7 @@ random half of its images and measured on the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -26,6 +26,7 @@ from umbel.simulation.baselines import halves, personalised, validation_cohort
 from umbel.simulation.in_process import run_config
 
 SEEDS = 3
+CONFIG = "qmnist-features-epsilon-2"
 IMAGES, FEATURES = "qmnist-users-images", "qmnist-users"
 LARGE, SMALL = "mlp inputs=784 hidden=256,128 outputs=10", "mlp inputs=784 hidden=32 outputs=10"
 HEAD = {LARGE: "5.*", SMALL: "3.*"}
@@ -79,12 +80,23 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
         arms.append((("features, site", "fine-tuned", epsilon), once | {"strategy": "site-average"}))
         arms.append((("features, client", "fine-tuned", epsilon), once))
     few = {"rounds": 1, "local-epochs": 1, "clients-per-round": 4} if quick else {}
-    base = run_config("qmnist-features-epsilon-2") | _PLAIN
+    base = run_config(CONFIG) | _PLAIN
     return [
         Spec.of(arm, base | config | few | {"seed": seed})
         for seed in range(first, first + seeds)
         for arm, config in arms
     ]
+
+
+def summed(epsilon: float) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yield the tasks with one sum at an epsilon: name, number of parameters, and settings beside those of `CONFIG`.
+
+    The noise multiplier is left out, as it depends on the mechanism.
+    """
+    images = _PLAIN | _SUMMED | _PRIVATE | {"dataset": IMAGES, "model": SMALL, "local-epochs": _EPOCHS[SMALL]}
+    yield "images, a small network with heads of one's own", 25_120, images | {"local": HEAD[SMALL]}
+    yield "images, a small network", 25_450, images
+    yield "ten public features", 100, _PLAIN | _LINEAR | _PRIVATE
 
 
 def _size(model: str) -> str:
@@ -96,7 +108,7 @@ def play(config: Mapping[str, Any]) -> Finished:
 
     ``ditto`` is the same by Ditto's proximal term in place of plain fine-tuning, where whole models are trained.
     """
-    done = finish(config)
+    done = finish(config, nodes=config["min-nodes"])
     if done.state is None:
         return replace(done, measures={**done.measures, "own": done.measures["last"]["held_out"]["mean"]})
     setup = Setup.parse(config)
