@@ -107,7 +107,7 @@ class _Federated(BaseEstimator):
         setup, state, spent = run.setup, run.state, run.fleet.participations
         k = len(next(iter(state.best.values())))
         self.history_ = pd.DataFrame([vars(entry) for entry in state.history]).set_index("number")
-        summary = Summary(setup.model, setup.manifest, setup.release)
+        summary = Summary.of(setup)
         self.guarantee_ = summary.guarantee_lines(float(np.median(spent)), int(spent.max()))
         self._learnt = Learnt(setup.model, state.best, setup.config, prior_of(run.strategy.state, k))
         dataset = open_dataset(path)

@@ -92,7 +92,7 @@ def logged(caplog: pytest.LogCaptureFixture, run_config: dict[str, Any], strateg
     """Return the lines of a scripted run whose rounds take a minute each, and its start four."""
     setup = Setup.parse(run_config)
     times = iter([0.0, *(240.0 + 60 * t for t in range(2000))])
-    log = Log(Summary(setup.model, setup.manifest, setup.release), lambda: next(times))
+    log = Log(Summary.of(setup), lambda: next(times))
     with caplog.at_level(logging.INFO, "flwr"):
         run_rounds(run_of(strategy, log, **changes))
     # How it ended, `tests/server/test_summary.py` looks at.

@@ -80,7 +80,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
         logs.about(run=run_id)
     local = roster.simulated and not getattr(grid, "elsewhere", False)
     check_memory(setup, len(roster.nodes), local)
-    summary = Summary(setup.model, setup.manifest, setup.release)
+    summary = Summary.of(setup)
     with ExitStack() as held:
         if setup.config.resume:
             folder = RunFolder(run_named("resume", setup.config.resume))

@@ -206,4 +206,4 @@ class Result:
 
     @cached_property
     def _summary(self) -> Summary:
-        return Summary(self._setup.model, self._setup.manifest, self._setup.release)
+        return Summary.of(self._setup)

@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from umbel.data import Manifest
 from umbel.models.model import Model
+from umbel.privacy.accounting.anonymous import anonymous
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
 from umbel.privacy.accounting.odometer import clients_to_date
 from umbel.privacy.accounting.rows import row_gap, row_guarantee, rows_to_date
 from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Release
 from umbel.protocol.words import count_of
 from umbel.server.history import Round, State, diverged
+
+if TYPE_CHECKING:
+    from umbel.server.setup import Setup
 
 _SHOWN_PARAMETERS = 3
 DIVERGED = "Ask more clients a round, or try fewer hypotheses, less noise or a smaller step-size."
@@ -35,11 +41,19 @@ class Summary:
         The data's manifest, for units and truth, if there is one.
     release : Release
         A client's release in each participation.
+    batch : int
+        Minimum number of releases that a relay shuffles before the server reads them; 0 without a relay.
     """
 
     model: Model
     manifest: Manifest | None
     release: Release
+    batch: int = 0
+
+    @classmethod
+    def of(cls, setup: Setup) -> Self:
+        """Return the summary of a run's setup."""
+        return cls(setup.model, setup.manifest, setup.release, setup.config.anonymous_least)
 
     def round_line(self, entry: Round, rounds: int) -> str:
         """Return the log's line for a round."""
@@ -100,6 +114,7 @@ class Summary:
             lines = [f"Guarantee, between any two data sets of a client: {most}."]
             if usual != most:
                 lines[0] += f" The median client has {usual}."
+            lines += self._anonymous_lines(maximum)
         if self.release.by_rows:
             lines += self._row_lines(median, maximum)
         if exact:
@@ -108,6 +123,19 @@ class Summary:
         if spent := self.manifest.epsilon_of_scales if self.manifest else "":
             lines.append(f"Outside the guarantee: the scales of the data, estimated with epsilon {spent} a client.")
         return lines
+
+    def _anonymous_lines(self, maximum: int) -> Iterator[str]:
+        """Yield what the relay adds to the guarantee, if there is one."""
+        if not self.batch:
+            return
+        try:
+            found = anonymous(self.release, maximum, self.batch, DELTA)
+        except ConfigError:  # there is no account for this mechanism
+            return
+        yield (
+            f"Against a server that reads {self.batch:,} releases or more in each batch, and no sender: "
+            f"epsilon {in_words(found)[1]} at delta {DELTA:g}. Ledgers do not count on that."
+        )
 
     def _row_lines(self, median: float, maximum: int) -> Iterator[str]:
         """Yield the guarantee for a row of the busiest client, and the meaning of both guarantees."""

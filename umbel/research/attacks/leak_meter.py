@@ -227,7 +227,7 @@ def section_of(leaks: Sequence[Leak], every: int, run: Run) -> Section | None:
     )
     setup, beside = run.setup, {}
     metric = setup.model.metric.name
-    if metric.lower() != Summary(setup.model, setup.manifest, setup.release).loss_name.lower():
+    if metric.lower() != Summary.of(setup).loss_name.lower():
         scored = [(entry.number, entry.metric) for entry in run.state.history if entry.metric is not None]
         beside[f"validation {metric}"] = [number for number, _ in scored], [value for _, value in scored]
     # The paper's budget of a client in every round so far, the maximum.

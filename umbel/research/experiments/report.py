@@ -93,7 +93,7 @@ def _open(run: str | Path) -> tuple[RunFolder, Setup, View, Arrays]:
     participations[list(spent)] = list(spent.values())
     releases = path / "releases.safetensors"
     snapshots = Snapshots.of_bytes(state, releases.read_bytes()) if releases.exists() else Snapshots(state)
-    summary = Summary(setup.model, setup.manifest, setup.release)
+    summary = Summary.of(setup)
     view = View(path.name, summary, state, participations, snapshots, config)
     # A dataset of the same name may be here that differs from the data of sites.
     if _simulated(folder):
@@ -124,7 +124,7 @@ def _baseline(setup: Setup) -> View:
     none = {"strategy-options": "", "observers": "", "track": "", "track-options": "", "resume": ""}
     config = setup.config.entries() | {"strategy": FEDAVG, "hypotheses": 1} | none
     run = play(config)
-    summary = Summary(run.setup.model, run.setup.manifest, run.setup.release)
+    summary = Summary.of(run.setup)
     view = View(FEDAVG, summary, run.state, run.fleet.participations, Snapshots(run.state), config)
     view.measured = _measured(run.setup, view)
     return view

@@ -56,7 +56,7 @@ class Tracker(Observer):
     def begin(self, run: Run) -> None:
         """Open the tool."""
         setup = run.setup
-        self._summary = Summary(setup.model, setup.manifest, setup.release)
+        self._summary = Summary.of(setup)
         told = {**setup.config.entries(), "parameters": setup.model.num_parameters}
         if unit := self._summary.scale[1]:
             told["validation_loss_unit"] = unit

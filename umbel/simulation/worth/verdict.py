@@ -31,7 +31,7 @@ def table(
     whose: str,
 ) -> Worth:
     """Return the table of each way's metric (clients,), by the way and its label, with the verdict."""
-    summary = Summary(setup.model, setup.manifest, setup.release)
+    summary = Summary.of(setup)
     factor, metric = abs(summary.metric_factor), setup.model.metric
     arms = [
         Arm(way, label, _rounded(values.mean() * factor),
