@@ -397,7 +397,8 @@ def plan(request: Request, whole: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield a request's settings: those that say how clients train, or all."""
     entries: Mapping[str, Any] = request.asks["config"]
     for name in entries if whole else _PLAN:
-        if name in entries and (whole or entries[name] != ""):
+        off = entries.get(name) == "" or (name in _OFF_AT_0 and entries.get(name) == 0)
+        if name in entries and (whole or not off):
             yield name, entries[name]
 
 
@@ -408,7 +409,12 @@ _PLAN = (
     "clip-gradient", "proximal", "message-noise", "protect", "row-clip-norm", "row-noise-multiplier", "row-rate",
     "row-batch", "noise-multiplier", "mechanism", "choice-epsilon", "max-participations", "noise-per", "clipping",
     "clip-norm", "clip-norm-decay", "clip-norm-floor", "restarts", "start-from", "validate-every",
+    "anonymous-least",
 )  # fmt: skip
+_OFF_AT_0 = frozenset(
+    ("row-clip-norm", "row-noise-multiplier", "row-rate", "row-batch", "anonymous-least", "message-noise")
+)
+"""Settings that say nothing where they are 0."""
 
 
 def _release(request: Request) -> tuple[Release, int, int] | str:
