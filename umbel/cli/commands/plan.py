@@ -135,7 +135,7 @@ def command(
         others = {"words", "epsilon", "write", *_OF_ROWS}
         config = named[0] if named else ""
         planned = costs(config, **{name: one for name, one in context.params.items() if name not in others})
-    _show(planned, bool(config), anonymous)
+    _show(planned, bool(config), anonymous, release)
 
 
 _OF_ROWS = "rows", "row_epsilon", "row_noise_multiplier", "row_rate", "local_steps"
@@ -230,7 +230,13 @@ def _whole_run(
     typer.echo(f"Next: umbel run {shlex.quote(str(write))}")
 
 
-def _show(planned: Planned, from_config: bool, anonymous: int | None) -> None:
+_WHOSE_NOISE = {
+    "site": "each site adds it to the sum over its clients",
+    "secure": "all sites together add it to one sum",
+}
+
+
+def _show(planned: Planned, from_config: bool, anonymous: int | None, by: str | None) -> None:
     """Print a plan, changes that would leave less noise, and warnings."""
     figures, delta = planned.figures, planned.delta
     release = figures.release
@@ -240,7 +246,8 @@ def _show(planned: Planned, from_config: bool, anonymous: int | None) -> None:
         between += "; against whoever knows a release's sender, as relay and server together do"
     table = Table("figure", "value", "what it means", title="A planned run")
     add = table.add_row
-    add("noise multiplier", f"{release.noise_multiplier:.4g}", f"of mechanism {release.mechanism}")
+    whose = f"; {_WHOSE_NOISE[by]}" if by in _WHOSE_NOISE else ""
+    add("noise multiplier", f"{release.noise_multiplier:.4g}", f"of mechanism {release.mechanism}{whose}")
     if release.chooses:
         add("choice-epsilon", f"{release.choice_epsilon:.4g}", "of the randomised choice; 0 leaves it open")
     if planned.radius is not None:
