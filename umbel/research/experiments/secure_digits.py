@@ -44,9 +44,9 @@ class Schedule:
 
 
 SCHEDULES = {
-    (LARGE, 8.0): Schedule(119, 450, 1, 3.0, 0.985),
-    (SMALL, 8.0): Schedule(119, 450, 1, 6.0, 0.98),
-    (SMALL, 4.0): Schedule(119, 900, 2, 4.0, 0.98),
+    (LARGE, 8.0): Schedule(239, 450, 2, 3.0, 0.99),
+    (SMALL, 8.0): Schedule(239, 450, 2, 4.0, 0.99),
+    (SMALL, 4.0): Schedule(239, 900, 4, 4.0, 0.99),
     (SMALL, 2.0): Schedule(119, 1800, 4, 4.0, 0.98),
     (SMALL, 1.0): Schedule(119, 1800, 4, 3.0, 0.98),
 }
@@ -60,7 +60,7 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
     return [
         Spec.of(arm, config | few | {"seed": seed})
         for seed in range(first, first + seeds)
-        for arm, config in (*_of_users(), *_of_one_image())
+        for arm, config in (*_of_one_image(), *_of_users())
     ]
 
 
