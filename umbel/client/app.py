@@ -28,7 +28,7 @@ from umbel.privacy.gate import secure_sums
 from umbel.privacy.gate.consent import check_admitted, check_allowed, check_open
 from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.own_app import RoundGate, local_report, local_result, node_in
-from umbel.privacy.gate.randomness import noise, streams
+from umbel.privacy.gate.randomness import noise, row_sources, streams
 from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
@@ -127,12 +127,13 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
         asked = np.asarray(clients)[some].tolist()
         cohort = Cohort.gather(node.dataset, asked, node.learner.device)
         local = {name: value[some] for name, value in before.items()}
-        shuffles = streams(node.seed, "shuffle", task.round, asked)
+        rows = row_sources(node.seed, task.round, asked) if update.rows else None
+        draws = rows or streams(node.seed, "shuffle", task.round, asked)
         with crew.learner() as learner:
             with progress.part(0, choosing):
                 chosen = np.where(assigned[some] == OWN, learner.choose(hypotheses, cohort, local), assigned[some])
             with progress.part(choosing, 1):
-                shared, own = learner.train(hypotheses, chosen, cohort, update, shuffles, local)
+                shared, own = learner.train(hypotheses, chosen, cohort, update, draws, local)
         return [chosen, *(shared[name] for name in names), *(own[name] for name in before)]
 
     def nothing() -> list[NDArray[Any]]:
@@ -159,13 +160,13 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
         # Noise only on the changed rows would show which rows those are.
         everywhere = policy.noise_all_items or not node.site.simulated
         trained = noisy_messages(trained, hypotheses, chosen, task.message_noise, sources, everywhere)
-    return local_result(trained, chosen)
+    return local_result(trained, chosen, update.rows)
 
 
 def _update(task: TrainingSpec, node: Node) -> LocalUpdate:
     policy = node.site.policy
     steps = task.local_epochs, task.step_size, task.batch_size, task.local_steps
-    return LocalUpdate(*steps, policy.max_examples, node.descent, policy.balanced_batches)
+    return LocalUpdate(*steps, policy.max_examples, node.descent, policy.balanced_batches, task.row_privacy)
 
 
 def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: RecordDict) -> RecordDict:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 
 import numpy as np
@@ -11,10 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from umbel.client.attention import unfused_attention
 from umbel.client.cohort import Cohort, Schedule
-from umbel.client.learner import ALL_ROWS, Learner, Steps
+from umbel.client.learner import ALL_ROWS, Learner
+from umbel.client.row_gradients import RowGradients, gradients_of
+from umbel.client.steps import Steps
 from umbel.models.model import Parameters
 from umbel.models.networks import Linear, Units
 from umbel.privacy.gate.undisclosed import check_time
@@ -120,12 +121,15 @@ class BatchedLearner(Learner):
                     parameters[name] = self._moved(value, gradient, update.step_size)
         return {name: value.detach() for name, value in parameters.items()}
 
+    def _row_gradients(self, names: frozenset[str], shape: tuple[int, ...]) -> RowGradients:
+        return gradients_of(self.model, self._frozen, names, shape, self._chain)
+
     def _forward(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
         """Return the outputs (m, b, ...) of m networks, each with its own parameters and inputs (m, b, ...)."""
         model, frozen = self.model, self._frozen
         layers = self._chain  # which builds the module if need be: inside vmap its initialisers could not draw
         if layers is None or inputs.ndim != 3 or frozen:
-            with _unfused_attention():
+            with unfused_attention():
                 outputs: Tensor = vmap(lambda own, rows: model.apply(frozen | own, rows, training))(parameters, inputs)
             return outputs
         # A network of dense layers is a chain of products of stacked matrices, several times faster than vmap.
@@ -149,18 +153,6 @@ class BatchedLearner(Learner):
     def _moved(self, value: Tensor, gradient: Tensor, step_size: float) -> Tensor:
         """Return parameters after a plain step."""
         return value.sub(gradient, alpha=step_size)
-
-
-@contextmanager
-def _unfused_attention() -> Iterator[None]:
-    """Have PyTorch compute attention in single steps: vmap takes fused ones apart, one client after the other."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def dense_layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]] | None:

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from umbel.data import Dataset, held_out
 from umbel.models.optimizers import PLAIN, LocalOptimizer
+from umbel.protocol.release import RowPrivacy
 
+_FAR = 6.0  # deviations above the mean
 _MANY = 2**62  # more examples than any client has
 
 
@@ -96,6 +98,9 @@ class LocalUpdate:
     waits for another pass.
 
     `descent` is what a step makes of a gradient. An optimizer's state is reset after the round.
+
+    With `rows`, a client trains with a guarantee for each row (`umbel.client.dp_sgd`). Then `rows` decides steps and
+    samples, and only step size and `descent` are read: nothing may depend on the number of rows.
     """
 
     local_epochs: int
@@ -105,11 +110,12 @@ class LocalUpdate:
     max_examples: float = math.inf
     descent: LocalOptimizer = PLAIN
     balanced: bool = False
+    rows: RowPrivacy | None = None
 
     @property
     def passes(self) -> int:
         """How often the rows are put in a new order: once an epoch, or once a step."""
-        return self.local_steps or self.local_epochs
+        return self.rows.steps if self.rows else self.local_steps or self.local_epochs
 
     def passes_over(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many passes clients of so many rows make."""
@@ -125,7 +131,10 @@ class LocalUpdate:
         return range(0, size if self.local_steps else rows, size)
 
     def size(self, rows: int) -> int:
-        """Return the number of rows of a full minibatch."""
+        """Return the number of rows of a full minibatch; of a random one, a number that it hardly exceeds."""
+        if self.rows:
+            mean = self.rows.rate * rows
+            return min(math.ceil(mean + _FAR * math.sqrt(mean)), rows)
         return min(self.batch_size or rows, rows)
 
 

@@ -30,6 +30,7 @@ from umbel.client.batched import BatchedLearner, Minibatch, dense_layers
 from umbel.client.cohort import Cohort, Schedule
 from umbel.client.learner import ONE_THREAD_BYTES, one_thread
 from umbel.client.loop import LoopLearner
+from umbel.client.row_gradients import RowGradients
 from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model, Parameters
 from umbel.models.networks import Softmax
@@ -120,6 +121,9 @@ class InvariantLearner(BatchedLearner):
         schedule = replace(schedule, lengths=_padded_lengths(schedule.lengths))
         trained = super()._descend(_slots(start), _padded(cohort), schedule, names)
         return {name: value[: len(cohort)] for name, value in trained.items()}
+
+    def _row_gradients(self, names: frozenset[str], shape: tuple[int, ...]) -> RowGradients:
+        return self._loop._row_gradients(names, shape)
 
     def _minibatches(self, cohort: Cohort, schedule: Schedule) -> Iterator[Minibatch]:
         """Yield the schedule's minibatches, each of the width that a client's number of rows leads to.

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umbel.client import progress
+from umbel.client import dp_sgd, progress
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
+from umbel.client.row_gradients import RowGradients, gradients_of
+from umbel.client.steps import seeded
 from umbel.models.fit import CPU_CHUNK_BYTES, Look, look, one_line, training_bytes
 from umbel.models.model import Model, Parameters
-from umbel.models.optimizers import LocalOptimizer
+from umbel.privacy.gate.randomness import RowSource
 from umbel.privacy.gate.undisclosed import check_time
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ModelError
@@ -92,7 +95,7 @@ class Learner(ABC):
         chosen: NDArray[np.int64],
         cohort: Cohort,
         update: LocalUpdate,
-        generators: Sequence[np.random.Generator],
+        generators: Sequence[np.random.Generator] | Sequence[RowSource],
         local: Arrays | None = None,
         only: frozenset[str] | None = None,
     ) -> tuple[Arrays, Arrays]:
@@ -101,7 +104,8 @@ class Learner(ABC):
         All of them are trained, or `only` those named.
 
         Each generator shuffles one client's rows, so that a client's result does not depend on who else is in the
-        cohort. Those of `umbel.privacy.gate.randomness.streams` begin again where a chunk does.
+        cohort. Those of `umbel.privacy.gate.randomness.streams` begin again where a chunk does. If each row has a
+        guarantee (`LocalUpdate.rows`), there are sources of samples and noise in their place.
         """
         trained = self._train_some(hypotheses, chosen, cohort, update, generators, local or {}, only)
         return {name: trained[name] for name in hypotheses}, {name: trained[name] for name in local or {}}
@@ -151,13 +155,13 @@ class Learner(ABC):
         chosen: NDArray[np.int64],
         cohort: Cohort,
         update: LocalUpdate,
-        generators: Sequence[np.random.Generator],
+        generators: Sequence[np.random.Generator] | Sequence[RowSource],
         local: Arrays,
         only: frozenset[str] | None,
     ) -> Arrays:
         """Train all parameters or `only` those named, a chunk of clients at a time."""
         stacked, own, cohort = self._tensors(hypotheses), self._tensors(local), self._readable(cohort)
-        seeded, on_cpu = self._look(cohort).draws, self.device.type == "cpu"
+        draws, on_cpu = self._look(cohort).draws, self.device.type == "cpu"
         every = {name: value.shape[1:] for name, value in (stacked | own).items()}
         trained: Arrays = {name: np.empty((len(cohort), *shape), np.float32) for name, shape in every.items()}
 
@@ -168,15 +172,45 @@ class Learner(ABC):
             # `value[index]` begins threads for a few thousand numbers, which takes a millisecond on a busy machine.
             start = {name: torch.index_select(value, 0, index, out=places.get(name)) for name, value in stacked.items()}
             start |= {name: value[part].clone() for name, value in own.items()}
-            rows = cohort.part(part)
-            schedule = Schedule.draw(rows, update, generators[part], seeded)
+            rows, some = cohort.part(part), generators[part]
             names = frozenset(only or start) - self.model.buffers
-            for name, value in self._descend(start, rows, schedule, names).items():
+            if update.rows is not None:
+                found = self._descend_privately(start, rows, update, cast(Sequence[RowSource], some), names)
+            else:
+                schedule = Schedule.draw(rows, update, cast(Sequence[np.random.Generator], some), draws)
+                found = self._descend(start, rows, schedule, names)
+            for name, value in found.items():
                 if value is not places.get(name):
                     trained[name][part] = value.cpu().numpy()
 
         self._in_chunks(cohort, self._training_bytes(cohort, update), train)
         return trained
+
+    def _descend_privately(
+        self,
+        start: Parameters,
+        cohort: Cohort,
+        update: LocalUpdate,
+        sources: Sequence[RowSource],
+        names: frozenset[str],
+    ) -> Parameters:
+        """Train as `_descend` does, with a guarantee for each row."""
+        shape = tuple(cohort.features.shape[1:])
+        gradients, shared = self._row_gradients(names, shape), frozenset(self.model.shapes)
+        if gradients.together:
+            return dp_sgd.descend(gradients, start, cohort, update, sources, shared)
+        draws = self._look(cohort).draws
+        for c in range(len(cohort)):
+            one, own = slice(c, c + 1), {name: value[c : c + 1] for name, value in start.items()}
+            seed = int.from_bytes(sources[c].sample.bytes(8)) >> 1 if draws else None
+            with seeded(seed, self.device) if seed is not None else nullcontext():
+                # In place: `own` is a part of `start`.
+                dp_sgd.descend(gradients, own, cohort.part(one), update, sources[one], shared)
+            progress.at((c + 1) / len(cohort))
+        return start
+
+    def _row_gradients(self, names: frozenset[str], shape: tuple[int, ...]) -> RowGradients:
+        return gradients_of(self.model, self._frozen, names, shape)
 
     def fit_local(self, hypothesis: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Arrays:
         """Return the local parameters that suit clients' rows and a single hypothesis, from fresh ones."""
@@ -292,38 +326,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-class Steps:
-    """Steps of some clients by an optimizer other than plain descent, from nothing in its memory.
-
-    One optimizer has the parameters of all clients, and a separate memory for each. A client without a gradient does
-    not change.
-
-    The trained parameters of each of `clients` change in place. The proximal term holds the `shared` parameters.
-    """
-
-    def __init__(
-        self, descent: LocalOptimizer, step_size: float, clients: Sequence[Parameters], shared: Collection[str]
-    ) -> None:
-        self._descent, self._clients = descent, clients
-        self._optimizer = descent.optimizer.make((value for own in clients for value in own.values()), step_size)
-        self._anchors: list[Parameters] = [
-            {name: value.detach().clone() for name, value in own.items() if descent.proximal and name in shared}
-            for own in clients
-        ]
-
-    @torch.no_grad()
-    def step(self, gradients: Sequence[Mapping[str, Tensor] | None]) -> None:
-        """Go down the gradient of each client; None leaves it where it is."""
-        for own, anchors, gradient in zip(self._clients, self._anchors, gradients, strict=True):
-            for name, value in own.items():
-                value.grad = None if gradient is None else gradient[name]
-                if value.grad is not None and name in anchors:
-                    value.grad = value.grad.add(value - anchors[name], alpha=self._descent.proximal)
-            if gradient is not None and self._descent.clip_gradient:
-                torch.nn.utils.clip_grad_norm_(list(own.values()), self._descent.clip_gradient)
-        self._optimizer.step()
 
 
 def best_hypothesis(losses: NDArray[np.float64]) -> NDArray[np.int64]:

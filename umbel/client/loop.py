@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import lru_cache
 
 import numpy as np
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from umbel.client import progress
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
-from umbel.client.learner import Learner, Steps
+from umbel.client.learner import Learner
+from umbel.client.steps import Steps, seeded
 from umbel.models.fit import look
 from umbel.models.model import Model, Parameters
 from umbel.privacy.gate.undisclosed import check_time
@@ -56,7 +57,7 @@ class LoopLearner(Learner):
             # Steps are made in place: a copy of a large model takes as long as a step.
             own = {name: value[c] for name, value in start.items()}
             values = {name: arrange(value).detach() for name, value in own.items()}
-            with _seeded(schedule.seeds[c], self.device) if schedule.seeds else nullcontext():
+            with seeded(schedule.seeds[c], self.device) if schedule.seeds else nullcontext():
                 passes, length = schedule.passes(c), int(cohort.lengths[c])
                 self._descend_one(values, cohort, passes, length, schedule.update, names)
             for name, value in values.items():
@@ -107,14 +108,6 @@ class LoopLearner(Learner):
                     for name, value in parameters.items():
                         step = update.step_size * (len(batch) if name in model.summed else 1)
                         value.sub_(gradients[name], alpha=step)
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Have PyTorch's own generators, from which layers draw, begin at a seed; afterwards they are as before."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 @lru_cache(maxsize=16)

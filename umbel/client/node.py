@@ -13,6 +13,7 @@ from typing import Any, cast
 from umbel import models
 from umbel.client.engines import SITE
 from umbel.client.learner import Learner
+from umbel.client.row_gradients import check_rows
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, check, find_dataset, open_dataset
 from umbel.models.model import Model
@@ -153,6 +154,8 @@ class Node:
         """Raise if the node cannot carry out a training task, independently of its data."""
         self.check(hypotheses, task.frozen_digest)
         self.training_clients(task.clients)
+        if task.row_privacy is not None:
+            check_rows(self.model, tuple(self.dataset.features.shape[1:]))
         if task.message_noise and not self.model.local_shapes:
             text = f"noisy messages are for models with local parameters, not {self.model.name!r}"
             raise ProtocolError(text, code="protocol.message-noise")

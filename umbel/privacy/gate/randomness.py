@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, overload
 
@@ -113,6 +114,26 @@ def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) 
     if seed is None:
         return [np.random.Generator(np.random.PCG64()) for _ in clients]
     return _Streams(_key(seed, purpose), round, clients)
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """A client's randomness for training with a guarantee for rows: of the sample of each step, and of its noise."""
+
+    sample: NoiseSource
+    noise: NoiseSource
+
+
+def row_sources(seed: int | None, round: int, clients: Iterable[int]) -> list[RowSource]:
+    """Return the sources of each client's training; without a seed each is a `SecureGenerator`.
+
+    The guarantee counts on samples that stay as secret as the noise.
+    """
+    if seed is None:
+        return [RowSource(SecureGenerator(), SecureGenerator()) for _ in clients]
+    clients = list(clients)
+    samples, noises = (streams(seed, purpose, round, clients) for purpose in ("row sample", "row noise"))
+    return [RowSource(samples[i], noises[i]) for i in range(len(clients))]
 
 
 class _Streams(Sequence[np.random.Generator]):

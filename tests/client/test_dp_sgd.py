@@ -1,0 +1,341 @@
+"""DP-SGD: the sums are those of clipped gradients, the noise is as large as it says, and nothing else gets out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor, nn
+
+from tests.helpers.errors import raises
+from umbel import models
+from umbel.client.batched import BatchedLearner
+from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.invariant import InvariantLearner
+from umbel.client.learner import Learner
+from umbel.client.loop import LoopLearner
+from umbel.client.row_gradients import SLACK, Chained, Layered, RowByRow, gradients_of
+from umbel.models.losses import LOSSES, METRICS
+from umbel.models.model import Model
+from umbel.models.optimizers import LocalOptimizer, Momentum
+from umbel.privacy.gate.randomness import RowSource, row_sources
+from umbel.protocol.errors import ModelError
+from umbel.protocol.release import RowPrivacy
+
+CPU = torch.device("cpu")
+C = 0.5
+ALL = RowPrivacy(C, 1e-6, 1.0, 1.0, 1)
+"""One step on all rows, and a fine grid: with no noise, what is left is the clipped sum."""
+
+
+class NoNoise:
+    """A source that draws nothing but zeros, so that every row is drawn, and no noise."""
+
+    def bytes(self, length: int) -> bytes:
+        return bytes(length)
+
+    def random(self, size: int) -> NDArray[np.float64]:
+        return np.zeros(size)
+
+    def standard_normal(self, size: int) -> NDArray[np.float64]:
+        return np.zeros(size)
+
+    def standard_gamma(self, shape: float) -> float:
+        return 0.0
+
+
+SILENT = RowSource(NoNoise(), NoNoise())
+
+
+def update(rows: RowPrivacy = ALL, step: float = 1.0, **changes: Any) -> LocalUpdate:
+    return LocalUpdate(1, step, 0, rows=rows, **changes)
+
+
+def trained(
+    learner: Learner, cohort: Cohort, how: LocalUpdate, sources: list[RowSource] | None = None
+) -> dict[str, NDArray[Any]]:
+    """Return how far clients' parameters moved from the initial ones, (clients, *shape)."""
+    start = {name: value[None] for name, value in learner.model.initial(0).items()}
+    local = learner.model.initial_local([np.random.default_rng(c) for c in range(len(cohort))])
+    chosen = np.zeros(len(cohort), np.int64)
+    shared, _ = learner.train(start, chosen, cohort, how, sources or [SILENT] * len(cohort), local)
+    return {name: value - start[name] for name, value in shared.items()}
+
+
+class Sequence(nn.Module):
+    """Tokens through an embedding, a normalised layer over places, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(2, 4, padding_idx=0)
+        self.norm = nn.LayerNorm(4)
+        self.mix = nn.Linear(4, 3)
+        self.act = nn.ReLU(inplace=True)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.head(self.act(self.mix(self.norm(self.embed(tokens)))).mean(1))
+        return found
+
+
+class Images(nn.Module):
+    """A convolution with group normalisation, and one over a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, stride=2, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.line = nn.Conv1d(4, 2, 3, dilation=2)
+        self.head = nn.Linear(24, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = torch.relu(self.norm(self.conv(rows.reshape(-1, 1, 8, 8)))).flatten(2)
+        found: Tensor = self.head(self.line(hidden).flatten(1))
+        return found
+
+
+class Tied(nn.Module):
+    """A weight that is used twice, which no formula of single layers covers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5, bias=False)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found: Tensor = self.head(torch.tanh(self.first(torch.tanh(self.first(rows)))))
+        return found
+
+
+class Mixing(nn.Module):
+    """Takes the mean of a batch off each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found: Tensor = self.head(rows - rows.mean(0))
+        return found
+
+
+class Normal(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+class Dropping(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+
+
+class Adapted(nn.Module):
+    """A frozen layer with an adapter of rank one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(5, 4).requires_grad_(False)
+        self.down, self.up = nn.Linear(5, 1, bias=False), nn.Linear(1, 4, bias=False)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found: Tensor = self.head(torch.tanh(self.base(rows) + self.up(self.down(rows))))
+        return found
+
+
+def model_of(network: type[nn.Module]) -> Model:
+    return Model(network.__name__, network, LOSSES["cross-entropy"], METRICS["accuracy"])
+
+
+MLP = models.load("mlp inputs=5 hidden=4,3 outputs=2")
+SHAPES: dict[str, tuple[int, ...]] = {"Sequence": (6,), "Images": (64,)}
+
+
+def cohort_of(model: Model, *lengths: int, scale: float = 3.0) -> Cohort:
+    generator = np.random.default_rng(7)
+    shape, count = SHAPES.get(model.name, (5,)), sum(lengths)
+    features = torch.from_numpy(generator.normal(scale=scale, size=(count, *shape)).astype(np.float32))
+    if model.name == "Sequence":
+        features = (features > 0).long()
+    return Cohort(features, torch.from_numpy(generator.integers(0, 2, count)), np.array(lengths))
+
+
+def by_hand(model: Model, cohort: Cohort, clip_norm: float = C) -> dict[str, Tensor]:
+    """Return the sum of one client's clipped gradients, row by row with autograd alone."""
+    values = {name: torch.from_numpy(value).requires_grad_() for name, value in model.initial(0).items()}
+    total = {name: torch.zeros_like(value) for name, value in values.items()}
+    for row, target in zip(cohort.features, cohort.targets, strict=True):
+        outputs = model.apply(model.frozen_values | values, row[None], training=True)
+        loss = model.loss.of_rows(outputs, target[None]).sum()
+        found = torch.autograd.grad(loss, list(values.values()), allow_unused=True)
+        parts = [torch.zeros_like(v) if g is None else g for g, v in zip(found, values.values(), strict=True)]
+        norm = math.sqrt(sum(float(part.square().sum()) for part in parts))
+        for name, part in zip(values, parts, strict=True):
+            total[name] += part * min(1.0, clip_norm * (1 - SLACK) / norm)
+    return total
+
+
+# --- the sums
+
+
+@pytest.mark.parametrize("network", [Sequence, Images, Tied, Adapted, None])
+@pytest.mark.parametrize("clip_norm", [0.05, 100.0])
+def test_the_sum_is_that_of_each_rows_gradient_clipped_by_itself(
+    network: type[nn.Module] | None, clip_norm: float
+) -> None:
+    model = model_of(network) if network else MLP
+    cohort = cohort_of(model, 7)
+    expected = by_hand(model, cohort, clip_norm)
+    for engine in (LoopLearner, BatchedLearner):
+        moved = trained(engine(model, CPU), cohort, update(replace(ALL, clip_norm=clip_norm)))
+        for name, value in expected.items():
+            np.testing.assert_allclose(-moved[name][0], value, rtol=2e-4, atol=2e-6 + 1e-5 * clip_norm)
+
+
+@pytest.mark.parametrize(
+    ("network", "kind"), [(Sequence, Layered), (Images, Layered), (Adapted, Layered), (Tied, RowByRow)]
+)
+def test_usual_layers_need_no_gradient_of_a_row(network: type[nn.Module], kind: type) -> None:
+    model = model_of(network)
+    found = gradients_of(model, model.frozen_values, frozenset(model.shapes), SHAPES.get(model.name, (5,)))
+    assert type(found) is kind
+
+
+def test_a_dense_network_computes_all_clients_at_once() -> None:
+    chosen = BatchedLearner(MLP, CPU)._row_gradients(frozenset(MLP.shapes), (5,))
+    assert type(chosen) is Chained
+
+
+def test_one_step_of_a_linear_model_by_hand() -> None:
+    model = replace(models.load("linear inputs=1 outputs=1"), loss=LOSSES["mse"])
+    # From weights of 0 the gradient of (w x + b - y)^2 is -2 y (x, 1): here (-6, -6) and (0, 2), of norms 8.5 and 2.
+    start = {"1.weight": np.zeros((1, 1, 1), np.float32), "1.bias": np.zeros((1, 1), np.float32)}
+    cohort = Cohort(torch.tensor([[1.0], [0.0]]), torch.tensor([3.0, -1.0]), np.array([2]))
+    rows = RowPrivacy(4.0, 1e-6, 1.0, 8.0, 1)
+    moved, _ = LoopLearner(model, CPU).train(start, np.zeros(1, np.int64), cohort, update(rows, 0.5), [SILENT])
+    kept = 4 * (1 - SLACK) / math.sqrt(2)
+    np.testing.assert_allclose(moved["1.weight"].ravel(), [0.5 * kept / 8], rtol=1e-5)
+    np.testing.assert_allclose(moved["1.bias"].ravel(), [0.5 * (kept - 2) / 8], rtol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_row_moves_the_sum_by_at_most_the_clip_norm(data: st.DataObject) -> None:
+    numbers = st.floats(-1e4, 1e4, width=32) | st.sampled_from([math.inf, -math.inf, math.nan, 3e38])
+    rows = data.draw(st.lists(st.lists(numbers, min_size=5, max_size=5), min_size=2, max_size=5))
+    engine = data.draw(st.sampled_from([LoopLearner, BatchedLearner]))
+    network = data.draw(st.sampled_from([None, Tied]))
+    model = model_of(network) if network else MLP
+    features = torch.tensor(rows)
+    targets = torch.from_numpy(np.arange(len(rows)) % 2)
+    sums = [
+        trained(engine(model, CPU), Cohort(features[:n], targets[:n], np.array([n])), update())
+        for n in (len(rows), len(rows) - 1)
+    ]
+    away = math.sqrt(sum(float(np.square(sums[0][name] - sums[1][name]).sum()) for name in sums[0]))
+    assert away <= C
+
+
+@pytest.mark.parametrize("engine", [LoopLearner, BatchedLearner, InvariantLearner])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 3e38])
+def test_a_row_whose_gradient_is_no_number_does_not_count(engine: type[Learner], bad: float) -> None:
+    cohort = cohort_of(MLP, 4)
+    cohort.features[2] = bad
+    three = Cohort(cohort.features[[0, 1, 3]], cohort.targets[[0, 1, 3]], np.array([3]))
+    with_it, without = (trained(engine(MLP, CPU), one, update()) for one in (cohort, three))
+    for name, value in without.items():
+        np.testing.assert_allclose(with_it[name], value, rtol=1e-4, atol=1e-6)
+
+
+# --- samples and noise
+
+
+def test_noise_has_the_deviation_that_it_says_and_an_empty_sample_steps_too() -> None:
+    model, sigma, batch = models.load("mlp inputs=5 hidden=40 outputs=10"), 3.0, 4.0
+    rows = RowPrivacy(C, sigma, 1e-12, batch, 50)
+    moved = trained(LoopLearner(model, CPU), cohort_of(model, 6), update(rows, 0.25), row_sources(3, 1, [0]))
+    found = np.concatenate([value.ravel() for value in moved.values()]) / (0.25 * sigma * C / batch * math.sqrt(50))
+    # Two-sided test of a chi-squared variable: a right deviation fails with a chance of 1e-6.
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], len(found))
+    assert low < np.square(found).sum() < high
+    assert abs(found.mean()) < 5 / math.sqrt(len(found))
+
+
+def test_rows_are_drawn_each_by_itself_at_the_rate() -> None:
+    from umbel.client.dp_sgd import _samples
+
+    lengths, rate = np.array([400, 0, 30]), 0.2
+    rows, sources = RowPrivacy(C, 1.0, rate, 1.0, 200), row_sources(5, 2, [4, 5, 6])
+    drawn = list(_samples(lengths, rows, sources))
+    counts = np.array([[len(own) for own in step] for step in drawn])
+    assert (counts[:, 1] == 0).all()
+    # Counts are binomial: mean and variance, each within 5 standard errors.
+    mean, variance = 400 * rate, 400 * rate * (1 - rate)
+    assert abs(counts[:, 0].mean() - mean) < 5 * math.sqrt(variance / 200)
+    assert abs(counts[:, 0].var() / variance - 1) < 5 * math.sqrt(2 / 200)
+    assert all(own.min(initial=400) >= 400 and own.max(initial=0) < 430 for _, _, own in drawn)
+
+
+def test_sums_are_divided_by_the_public_batch_and_not_by_the_drawn_rows() -> None:
+    cohort = cohort_of(MLP, 3)
+    twice = Cohort(cohort.features.repeat(2, 1), cohort.targets.repeat(2), np.array([6]))
+    once, both = (trained(LoopLearner(MLP, CPU), one, update(replace(ALL, batch=5.0))) for one in (cohort, twice))
+    for name, value in once.items():
+        np.testing.assert_allclose(both[name], 2 * value, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("how", [LocalOptimizer(), LocalOptimizer(Momentum(), proximal=0.1)])
+def test_all_engines_draw_the_same_and_a_client_depends_on_no_other(how: LocalOptimizer) -> None:
+    cohort, rows = cohort_of(MLP, 9, 0, 4), RowPrivacy(C, 0.5, 0.4, 3.0, 20)
+
+    def of(engine: type[Learner], part: slice) -> dict[str, NDArray[Any]]:
+        clients = list(range(3))[part]
+        return trained(engine(MLP, CPU), cohort.part(part), update(rows, descent=how), row_sources(8, 1, clients))
+
+    reference, alone = of(LoopLearner, slice(0, 3)), of(LoopLearner, slice(2, 3))
+    for engine in (BatchedLearner, InvariantLearner):
+        for name, value in of(engine, slice(0, 3)).items():
+            np.testing.assert_allclose(value, reference[name], rtol=1e-3, atol=1e-5)
+    for name, value in of(InvariantLearner, slice(2, 3)).items():
+        assert (value == of(InvariantLearner, slice(0, 3))[name][2:]).all(), "bit for bit"
+        np.testing.assert_array_equal(alone[name][0], reference[name][2])
+
+
+def test_steps_do_not_depend_on_the_number_of_rows() -> None:
+    """A site's limit on computed rows leaves out passes of ordinary training, but no step here."""
+    cohort, rows = cohort_of(MLP, 50), replace(ALL, steps=4)
+    free, limited = (trained(LoopLearner(MLP, CPU), cohort, update(rows, max_examples=most)) for most in (math.inf, 60))
+    for name, value in free.items():
+        np.testing.assert_array_equal(limited[name], value)
+
+
+# --- networks that cannot hide a row
+
+
+@pytest.mark.parametrize("network", [Mixing, Normal])
+def test_a_network_that_mixes_rows_is_refused(network: type[nn.Module]) -> None:
+    with raises(ModelError, "model.rows"):
+        trained(LoopLearner(model_of(network), CPU), cohort_of(model_of(network), 4), update())
+
+
+def test_a_network_with_rules_of_its_own_is_refused() -> None:
+    model = models.load("biased-factors items=5 size=2")
+    with raises(ModelError, "model.rows"):
+        gradients_of(model, {}, frozenset(model.shapes), (2,))
+
+
+def test_dropout_draws_the_same_whoever_else_is_asked() -> None:
+    model, rows = model_of(Dropping), RowPrivacy(C, 1e-6, 1.0, 1.0, 3)
+    cohort = cohort_of(model, 5, 5)
+    together = trained(LoopLearner(model, CPU), cohort, update(rows), row_sources(1, 1, [0, 1]))
+    alone = trained(LoopLearner(model, CPU), cohort.part(slice(1, 2)), update(rows), row_sources(1, 1, [1]))
+    for name, value in alone.items():
+        np.testing.assert_array_equal(together[name][1], value[0])

@@ -1,0 +1,454 @@
+r"""Sums of rows' gradients, each clipped: the part of DP-SGD that takes time.
+
+A network of dense layers computes all clients of a chunk at once. Other networks compute one client after the other. If
+all trained parameters are those of usual layers, the gradient of a row is not needed to know its norm: it follows from
+the layer's inputs and the gradients of its outputs (Goodfellow 2015; Li et al., ICLR 2022), and so does the sum of all
+rows' clipped gradients (Bu et al., ICML 2023). That takes one backward pass. Where it does not give the gradients of
+`torch.func`, on made-up rows, each row's gradient is computed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from umbel.client.attention import unfused_attention
+from umbel.models.fit import look
+from umbel.models.model import Model, Parameters
+from umbel.protocol.errors import ModelError
+
+SLACK = 2.0**-10
+"""Share of the clip norm that is left to the rounding of sums."""
+_AT_ONCE = 1 << 28
+"""Bytes of rows' gradients that are computed together."""
+_ROWS = 3
+_CLOSE = 1e-3
+
+Objective = Callable[[Tensor], Tensor]
+"""Takes outputs (rows, ...) and returns a loss for each row (rows,)."""
+
+
+class RowGradients(ABC):
+    """Computes clipped sums for a model's trained parameters.
+
+    Parameters
+    ----------
+    model : Model
+    frozen : dict of Tensor
+        The frozen parameters, on the device.
+    names : frozenset of str
+        The trained parameters.
+    """
+
+    together = False
+    """Whether several clients are computed at once."""
+
+    def __init__(self, model: Model, frozen: Parameters, names: frozenset[str]) -> None:
+        self.model, self.frozen, self.names = model, frozen, names
+
+    @abstractmethod
+    def clipped(
+        self, parameters: Parameters, inputs: Tensor, targets: Tensor, drawn: Tensor, clip_norm: float
+    ) -> Parameters:
+        r"""Return the sums of the drawn rows' gradients, each clipped, (clients, \*shape).
+
+        Parameters
+        ----------
+        parameters : dict of Tensor, each (clients, \*shape)
+        inputs, targets : Tensor, shape (clients, rows, ...)
+        drawn : Tensor of bool, shape (clients, rows)
+            The rows that count.
+        clip_norm : float
+        """
+
+
+def factors(squares: Tensor, drawn: Tensor, clip_norm: float) -> Tensor:
+    """Return the factor of each row's gradient, given its squared norm.
+
+    A row without a finite norm does not count: whatever its gradient is, nothing of it must get into the sum.
+    """
+    norms = squares.sqrt()
+    kept = (clip_norm * (1 - SLACK) / norms.clamp_min(clip_norm * (1 - SLACK))).to(squares.dtype)
+    return torch.where(drawn & torch.isfinite(norms), kept, 0.0)
+
+
+class Chained(RowGradients):
+    """A chain of dense layers and activations, for all clients at once."""
+
+    together = True
+
+    def __init__(
+        self, model: Model, frozen: Parameters, names: frozenset[str], chain: list[tuple[str, nn.Module]]
+    ) -> None:
+        super().__init__(model, frozen, names)
+        self._chain = chain
+
+    def clipped(
+        self, parameters: Parameters, inputs: Tensor, targets: Tensor, drawn: Tensor, clip_norm: float
+    ) -> Parameters:
+        taps: list[tuple[str, Tensor, Tensor]] = []
+        hidden = inputs
+        for name, layer in self._chain:
+            if not isinstance(layer, nn.Linear):
+                hidden = layer(hidden)
+                continue
+            before = hidden.detach()
+            hidden = torch.bmm(hidden, parameters[f"{name}weight"].mT)
+            if layer.bias is not None:
+                hidden = hidden + parameters[f"{name}bias"][:, None]
+            hidden = hidden.detach().requires_grad_() if not hidden.requires_grad else hidden
+            taps.append((name, before, hidden))
+        losses = self.model.loss.of_rows(hidden, targets, 2)
+        slopes = torch.autograd.grad(losses.sum(), [after for _, _, after in taps])
+        sums: Parameters = {}
+        with torch.no_grad():
+            squares = torch.zeros_like(losses)
+            for (name, before, _), slope in zip(taps, slopes, strict=True):
+                length = slope.square().sum(-1)
+                for kind, own in (("weight", before.square().sum(-1)), ("bias", 1.0)):
+                    if f"{name}{kind}" in self.names:
+                        squares += length * own
+            kept = factors(squares, drawn, clip_norm)
+            for (name, before, _), slope in zip(taps, slopes, strict=True):
+                part = _masked(slope, kept)
+                if (weight := f"{name}weight") in self.names:
+                    sums[weight] = torch.bmm(part.mT, _finite(before, kept))
+                if (bias := f"{name}bias") in self.names:
+                    sums[bias] = part.sum(1)
+        return sums
+
+
+class Layered(RowGradients):
+    """Usual layers, one client after the other, by the inputs of layers and the gradients of their outputs."""
+
+    def clipped(
+        self, parameters: Parameters, inputs: Tensor, targets: Tensor, drawn: Tensor, clip_norm: float
+    ) -> Parameters:
+        def sums(c: int) -> Parameters:
+            own = {name: value[c] for name, value in parameters.items()}
+            rows = drawn[c].nonzero()[:, 0]
+
+            def objective(outputs: Tensor) -> Tensor:
+                return self.model.loss.of_rows(outputs, targets[c][rows])
+
+            return self.of_one(own, inputs[c][rows], objective, clip_norm)
+
+        return _stacked([sums(c) for c in range(len(inputs))])
+
+    def of_one(self, parameters: Parameters, inputs: Tensor, objective: Objective, clip_norm: float) -> Parameters:
+        """Return one client's sums, of all rows."""
+        values = {name: value.detach().requires_grad_(name in self.names) for name, value in parameters.items()}
+        if not len(inputs):
+            return {name: torch.zeros_like(values[name]) for name in self.names}
+        owners = owners_of(self.model, self.names)
+        assert owners is not None, "the network was tried"
+        with _tapped([layer for _, layer in owners]) as taps:
+            losses = objective(self.model.apply(self.frozen | values, inputs, training=True))
+            slopes = torch.autograd.grad(losses.sum(), [after for _, _, after in taps])
+        squares, parts = torch.zeros_like(losses), []
+        with torch.no_grad():
+            names = {layer: name for name, layer in owners}
+            for (layer, before, _), slope in zip(taps, slopes, strict=True):
+                mine = [one for one in ("weight", "bias") if f"{names[layer]}{one}" in self.names]
+                for kind, square, summed in _PARTS[type(layer)](layer, before, slope):
+                    if kind in mine:
+                        squares += square
+                        parts.append((f"{names[layer]}{kind}", summed))
+            kept = factors(squares, torch.ones_like(losses, dtype=torch.bool), clip_norm)
+            return {name: summed(kept).reshape(values[name].shape) for name, summed in parts}
+
+
+class RowByRow(RowGradients):
+    """Any network: the gradient of each row, of as many rows at once as memory is there for."""
+
+    def clipped(
+        self, parameters: Parameters, inputs: Tensor, targets: Tensor, drawn: Tensor, clip_norm: float
+    ) -> Parameters:
+        def sums(c: int) -> Parameters:
+            rows = drawn[c].nonzero()[:, 0]
+            trained = {name: value[c].detach() for name, value in parameters.items() if name in self.names}
+            rest = {name: value[c].detach() for name, value in parameters.items() if name not in self.names}
+            total = {name: torch.zeros_like(value) for name, value in trained.items()}
+            size = max(1, _AT_ONCE // max(1, 4 * sum(value.numel() for value in trained.values())))
+            for some in rows.split(size):
+                found = self.gradients(trained, rest, inputs[c][some], targets[c][some])
+                squares = sum(value.flatten(1).square().sum(1) for value in found.values())
+                assert isinstance(squares, Tensor), "something is trained"
+                kept = factors(squares, torch.ones_like(squares, dtype=torch.bool), clip_norm)
+                for name, value in found.items():
+                    total[name] += torch.einsum("b,b...->...", kept, _finite(value, kept))
+            return total
+
+        return _stacked([sums(c) for c in range(len(inputs))])
+
+    def gradients(self, trained: Parameters, rest: Parameters, inputs: Tensor, targets: Tensor) -> Parameters:
+        r"""Return the gradient of each row, (rows, \*shape)."""
+        return row_gradients(self.model, self.frozen | rest, trained, self.model.loss.of_rows, inputs, targets)
+
+
+def row_gradients(
+    model: Model,
+    rest: Parameters,
+    trained: Parameters,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    inputs: Tensor,
+    targets: Tensor,
+) -> Parameters:
+    r"""Return the gradient of each row's loss, (rows, \*shape)."""
+
+    def of_row(values: Parameters, row: Tensor, target: Tensor) -> Tensor:
+        return loss(model.apply(rest | values, row[None], training=True), target[None]).sum()
+
+    try:
+        with unfused_attention():
+            found: Parameters = vmap(grad(of_row), in_dims=(None, 0, 0), randomness="different")(
+                trained, inputs, targets
+            )
+            return found
+    except RuntimeError:  # a network may do what vmap cannot
+        rows = [grad(of_row)(trained, row, target) for row, target in zip(inputs, targets, strict=True)]
+        return {name: torch.stack([row[name] for row in rows]) for name in trained}
+
+
+def gradients_of(
+    model: Model,
+    frozen: Parameters,
+    names: frozenset[str],
+    shape: tuple[int, ...],
+    chain: list[tuple[str, nn.Module]] | None = None,
+) -> RowGradients:
+    """Return the fastest way to clipped sums of a model's trained parameters that is right.
+
+    `shape` is that of a row, and `chain` the layers of a chain of dense layers, if clients are to be computed at once.
+
+    Raises
+    ------
+    ModelError
+        See `check_rows`.
+    """
+    check_rows(model, shape)
+    if chain is not None and len(shape) == 1 and not frozen:
+        return Chained(model, frozen, names, chain)
+    return Layered(model, frozen, names) if _layered(model, names, shape) else RowByRow(model, frozen, names)
+
+
+@lru_cache(maxsize=16)
+def check_rows(model: Model, shape: tuple[int, ...]) -> None:
+    """Raise `ModelError` if noise in training cannot hide each row of a model's client, given the shape of a row."""
+    why = ""
+    if model.batch_dependent or model.buffers & {*model.shapes, *model.local_shapes}:
+        why = "mixes the rows of a batch, as in batch normalisation; use GroupNorm or LayerNorm, or freeze the layer"
+    elif model.summed or model.decays or model.hooks.fit_local is not None:
+        why = "trains parameters by rules of its own; choose a model without summed_parameters, decays and fit_local"
+    elif _mixes(model, shape):
+        why = "computes a row's outputs from other rows of its batch; compute each row by itself"
+    if why:
+        raise ModelError(f'protect = "rows" hides no row of model {model.name!r}: it {why}', code="model.rows")
+
+
+def _mixes(model: Model, shape: tuple[int, ...]) -> bool:
+    """Return whether a row's outputs change with the other rows, beyond rounding."""
+    rows = _made_up(model, shape)
+    with torch.no_grad():
+        together = model.apply({}, rows)
+        alone = torch.cat([model.apply({}, row[None]) for row in rows])
+    return not torch.allclose(together, alone, rtol=_CLOSE, atol=_CLOSE, equal_nan=True)
+
+
+@lru_cache(maxsize=16)
+def _layered(model: Model, names: frozenset[str], shape: tuple[int, ...]) -> bool:
+    """Return whether `Layered` gives the gradients of made-up rows that `torch.func` gives."""
+    if owners_of(model, names) is None:
+        return False
+    rows, values = _made_up(model, shape), _initial(model)
+    trained = {name: value for name, value in values.items() if name in names}
+    rest = model.frozen_values | {name: value for name, value in values.items() if name not in names}
+
+    def loss(outputs: Tensor, _: Tensor) -> Tensor:
+        return outputs.flatten(1).square().sum(1) + outputs.flatten(1).sum(1)
+
+    try:
+        if look(model, shape).draws:  # they draw differently for each row, so there is nothing to compare
+            return False
+        right = row_gradients(model, rest, trained, loss, rows, rows)
+        layered = Layered(model, model.frozen_values, names)
+        for clip_norm in (1e-3, 1e6):
+            found = layered.of_one(values, rows, lambda outputs: loss(outputs, outputs), clip_norm)
+            squares = torch.stack([value.flatten(1).square().sum(1) for value in right.values()]).sum(0)
+            kept = factors(squares, torch.ones(len(rows), dtype=torch.bool), clip_norm)
+            for name, value in right.items():
+                summed = torch.einsum("b,b...->...", kept, value)
+                scale = float(summed.abs().max()) + clip_norm * 1e-9
+                if not torch.allclose(found[name], summed, rtol=_CLOSE, atol=_CLOSE * scale):
+                    return False
+    except (RuntimeError, KeyError, ValueError):
+        return False
+    return True
+
+
+def _initial(model: Model) -> Parameters:
+    state = dict(model.module.named_parameters())
+    return {name: state[name].detach().clone() for name in (*model.shapes, *model.local_shapes)}
+
+
+def _made_up(model: Model, shape: tuple[int, ...]) -> Tensor:
+    rows = torch.rand((_ROWS, *shape), generator=torch.Generator().manual_seed(0))
+    return rows.round().long() if look(model, shape).tokens else rows
+
+
+# --- layers whose parameters' gradients follow from their inputs and the gradients of their outputs
+
+Summed = Callable[[Tensor], Tensor]
+Part = tuple[str, Tensor, Summed]
+"""A parameter, the squared norm of each row's gradient, and the sum of these, given a factor for each."""
+
+
+def owners_of(model: Model, names: frozenset[str]) -> list[tuple[str, nn.Module]] | None:
+    """Return the layers of all trained parameters, with the prefix of their names; None if one is of no known kind."""
+    left, found = set(names), []
+    for prefix, layer in model.module.named_modules():
+        own = {f"{prefix}." if prefix else "": layer}
+        for start, one in own.items():
+            mine = {f"{start}{name}" for name, _ in one.named_parameters(recurse=False)} & left
+            if not mine:
+                continue
+            if not _known(one) or any(len(model.names[name]) > 1 for name in mine):
+                return None
+            found.append((start, one))
+            left -= mine
+    return found if not left else None
+
+
+def _known(layer: nn.Module) -> bool:
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    match layer:
+        case nn.Conv1d() | nn.Conv2d():
+            plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+            return type(layer) in _PARTS and plain
+        case nn.Embedding():
+            return type(layer) in _PARTS and layer.max_norm is None and not (layer.scale_grad_by_freq or layer.sparse)
+    return type(layer) in _PARTS
+
+
+@contextmanager
+def _tapped(layers: list[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
+    """Yield a list that gets each layer, its input and its output as they are computed."""
+    taps: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+    def tap(layer: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
+        taps.append((layer, inputs[0].detach(), outputs))
+        return outputs.clone()  # what follows may change it in place
+
+    hooks = [layer.register_forward_hook(tap) for layer in layers]
+    try:
+        yield taps
+        if len(taps) != len(layers):
+            raise ValueError("a layer is used more or less than once")
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _dense(layer: nn.Module, before: Tensor, slope: Tensor) -> Iterator[Part]:
+    a, g = before.reshape(len(before), -1, before.shape[-1]), slope.reshape(len(slope), -1, slope.shape[-1])
+    squares = _square_of_products(a, g)
+    yield "weight", squares, lambda kept: _masked(g, kept).flatten(0, 1).T @ _finite(a, kept).flatten(0, 1)
+    yield from _bias(g)
+
+
+def _bias(g: Tensor) -> Iterator[Part]:
+    """Yield the bias that is added to outputs with the gradients (rows, places, outputs)."""
+    summed = g.sum(1)
+    yield "bias", summed.square().sum(1), lambda kept: _masked(summed, kept).sum(0)
+
+
+def _square_of_products(a: Tensor, g: Tensor) -> Tensor:
+    """Return the squared norms of each row's product of (places, inputs) and (places, outputs), the cheaper way."""
+    places, inputs, outputs = a.shape[1], a.shape[2], g.shape[2]
+    if places == 1:
+        return a.square().sum((1, 2)) * g.square().sum((1, 2))
+    if places * (inputs + outputs) < inputs * outputs:
+        return (torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2)).clamp_min(0.0)
+    return torch.bmm(g.mT, a).square().sum((1, 2))
+
+
+def _convolution(layer: Any, before: Tensor, slope: Tensor) -> Iterator[Part]:
+    if before.ndim == 3:
+        before, slope = before[:, :, None], slope[:, :, None]
+
+    def two(value: tuple[int, ...], first: int) -> tuple[int, ...]:
+        return value if len(value) == 2 else (first, *value)
+
+    patches = nn.functional.unfold(
+        before, two(layer.kernel_size, 1), two(layer.dilation, 1), two(layer.padding, 0), two(layer.stride, 1)
+    ).mT
+    g = slope.flatten(2).mT
+    squares = _square_of_products(patches, g)
+    yield "weight", squares, lambda kept: _masked(g, kept).flatten(0, 1).T @ _finite(patches, kept).flatten(0, 1)
+    yield from _bias(g)
+
+
+def _embedding(layer: Any, before: Tensor, slope: Tensor) -> Iterator[Part]:
+    tokens, g = before.reshape(len(before), -1), slope.reshape(len(slope), -1, slope.shape[-1])
+    if layer.padding_idx is not None:
+        g = torch.where((tokens == layer.padding_idx)[..., None], 0.0, g)
+    same = (tokens[:, :, None] == tokens[:, None, :]).to(g.dtype)
+    squares = (same * torch.bmm(g, g.mT)).sum((1, 2)).clamp_min(0.0)
+
+    def summed(kept: Tensor) -> Tensor:
+        total = g.new_zeros(layer.num_embeddings, g.shape[-1])
+        return total.index_add_(0, tokens.flatten(), _masked(g, kept).flatten(0, 1))
+
+    yield "weight", squares, summed
+
+
+def _scaled(normal: Tensor, slope: Tensor) -> Iterator[Part]:
+    """Yield a scale and an offset for each of a row's numbers; both arguments are (rows, places, numbers)."""
+    own = (normal * slope).sum(1)
+    yield "weight", own.square().sum(1), lambda kept: _masked(_finite(own, kept), kept).sum(0)
+    yield from _bias(slope)
+
+
+def _layer_norm(layer: Any, before: Tensor, slope: Tensor) -> Iterator[Part]:
+    normal = nn.functional.layer_norm(before, layer.normalized_shape, eps=layer.eps)
+    size = len(layer.normalized_shape)
+    flat = [one.flatten(one.ndim - size).reshape(len(one), -1, layer.weight.numel()) for one in (normal, slope)]
+    yield from _scaled(*flat)
+
+
+def _group_norm(layer: Any, before: Tensor, slope: Tensor) -> Iterator[Part]:
+    normal = nn.functional.group_norm(before, layer.num_groups, eps=layer.eps)
+    yield from _scaled(*(one.reshape(*one.shape[:2], -1).mT for one in (normal, slope)))
+
+
+_PARTS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], Iterator[Part]]] = {
+    nn.Linear: _dense,
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
+    nn.Embedding: _embedding,
+    nn.LayerNorm: _layer_norm,
+    nn.GroupNorm: _group_norm,
+}
+
+
+def _masked(values: Tensor, kept: Tensor) -> Tensor:
+    """Return values times their rows' factors; those of rows that do not count may be no numbers, and become 0."""
+    factor = kept.reshape(*kept.shape, *[1] * (values.ndim - kept.ndim))
+    return torch.where(factor > 0, values * factor, 0.0)
+
+
+def _finite(values: Tensor, kept: Tensor) -> Tensor:
+    """Return values, with 0 for rows that do not count."""
+    return torch.where(kept.reshape(*kept.shape, *[1] * (values.ndim - kept.ndim)) > 0, values, 0.0)
+
+
+def _stacked(sums: list[Parameters]) -> Parameters:
+    return {name: torch.stack([one[name] for one in sums]) for name in sums[0]}
