@@ -22,6 +22,7 @@ class Released:
 
     def __init__(self, mechanism, epsilon, delta):
         self.mechanism, self.epsilon, self.delta, self.clip_norm = mechanism, epsilon, delta, 1.0
+        self.clip_order = mechanism._order
 
     def __call__(self, update: dict):
         clipped, _ = self.mechanism.constrain_sensitivity(MappedVectorStatistics(update))

@@ -6,6 +6,7 @@ Each peer is installed by pip into a fresh virtual environment, with pinned vers
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -25,7 +26,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import make_folder, write_atomically
 from umbel.protocol.project import source
 from umbel.research.experiments.sweep import PACKAGES
-from umbel.research.output import Page, Section
+from umbel.research.output import Columns, Page, Section
 from umbel.server.run_folder import versions
 
 CANARIES, WRAPPED = 2000, 500
@@ -163,7 +164,7 @@ def interpreter(peer: Peer, environments: Path) -> str:
     ready = home / "installed"
     if not ready.exists():
         venv.create(home, with_pip=True, clear=True)
-        command = [python, "-m", "pip", "install", "--quiet", peer.requirement, *peer.beside]
+        command = [str(python), "-m", "pip", "install", "--quiet", peer.requirement, *peer.beside]
         if subprocess.run(command, check=False, capture_output=True).returncode:
             return ""
         write_atomically(ready, b"")
@@ -175,13 +176,13 @@ def _audited(one: Audited, canaries: int, seed: int, folder: Path, environments:
     few = min(WRAPPED, canaries) if "strategy" in one.target else canaries
     words = [one.target, *one.options, "--canaries", f"{few}", "--seed", f"{seed}"]
     saved = folder / f"{one.peer}-{one.name.replace(' ', '-').replace(',', '')}.json"
-    requirement = PEERS[one.peer].requirement
+    requirement, code = PEERS[one.peer].requirement, _code()
     if saved.exists():
         said: dict[str, Any] = json.loads(saved.read_text(encoding="utf-8"))
-        if said["words"] == words and said["requirement"] == requirement:
+        if [said[key] for key in ("words", "requirement", "code")] == [words, requirement, code]:
             return said
     python = interpreter(PEERS[one.peer], environments)
-    said = {"words": words, "requirement": requirement}
+    said = {"words": words, "requirement": requirement, "code": code}
     if not python or not one.target:
         return said
     command = [sys.executable, "-m", "umbel", "audit", *words, "--python", python, "--json"]
@@ -192,6 +193,13 @@ def _audited(one: Audited, canaries: int, seed: int, folder: Path, environments:
     make_folder(folder)
     write_atomically(saved, json.dumps(said, indent=1).encode())
     return said
+
+
+def _code() -> str:
+    """Return a digest of the code that audits, and of the scripts that make targets."""
+    folders = ("umbel/research/attacks/defences", FOLDER)
+    files = [file for folder in folders for file in sorted(source(folder).rglob("*.py"))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def _environment() -> dict[str, str]:
@@ -213,7 +221,7 @@ def _rows(done: list[tuple[Audited, dict[str, Any]]]) -> Iterator[dict[str, Any]
 
 
 def _section(title: str, rounds: int, rows: list[dict[str, Any]]) -> Section:
-    columns = {
+    columns: Columns = {
         "package": "peer",
         "mechanism": "target",
         "protects": lambda row: "row" if row["rows"] else "client",

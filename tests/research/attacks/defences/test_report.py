@@ -29,7 +29,7 @@ from umbel.research.attacks.defences.report import Options, Report, audit
 
 FEW = Options(rounds=2, canaries=300)
 RIGHT = "tests.helpers.defences.right"
-TOLD = {"epsilon": None, "delta": None, "clip_norm": None, "box": None}
+TOLD = {"epsilon": None, "delta": None, "clip_norm": None, "box": None, "order": None}
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +63,7 @@ def silent(arrays: list[Any]) -> list[Any]:
         (TOLD, (), Claim(None, DELTA, None, None)),
         (TOLD | {"epsilon": 2.0}, (), Claim(2.0, 0.0, None, None)),
         (TOLD | {"epsilon": 2.0, "delta": 1e-6, "clip_norm": 3.0}, (), Claim(2.0, 1e-6, 3.0, None)),
+        (TOLD | {"clip_norm": 3.0, "order": 1.0}, (), Claim(None, DELTA, 3.0, None, sums=True)),
         (TOLD | {"box": 0.5}, (), Claim(None, DELTA, None, 0.5)),
         (TOLD | {"epsilon": 2.0, "box": 0.5}, (1.0, 1e-3, 4.0), Claim(1.0, 1e-3, 4.0, None)),
         (TOLD | {"epsilon": 0.0, "delta": 0.0}, (), Claim(0.0, 0.0, None, None)),
