@@ -23,7 +23,7 @@ from umbel.research.attacks.audit.findings import Verdict
 from umbel.research.attacks.defences import page, report
 from umbel.research.attacks.defences.claims import Claim, claim_of, formula
 from umbel.research.attacks.defences.faults import Fault
-from umbel.research.attacks.defences.laws import GAUSSIAN, LAPLACE
+from umbel.research.attacks.defences.laws import GAUSSIAN, LAPLACE, VECTOR
 from umbel.research.attacks.defences.process import Target
 from umbel.research.attacks.defences.report import Options, Report, audit
 
@@ -89,6 +89,9 @@ def test_formulas_are_the_accountants() -> None:
     assert formula(box, GAUSSIAN, 4.0, 1.0, 9, 1) == compose({GaussianLoss(0.75): 1}, 1e-5)
     assert formula(box, LAPLACE, 4.0, 1.0, 8, 2) == compose({LaplaceLoss(1, 0.25): 16}, 1e-5)
     assert formula(norm, LAPLACE, 4.0, 2.0, 9, 2) == pytest.approx(0.5 * 3 * 2), "at most root n times the norm"
+    sums = Claim(None, 0.0, 1.0, None, sums=True)
+    assert formula(sums, LAPLACE, 4.0, 2.0, 9, 2) == pytest.approx(0.5 * 2)
+    assert formula(norm, VECTOR, 4.0, 2.0, 8, 3) == compose({LaplaceLoss(8, 0.5): 3}, 1e-5)
 
 
 def test_flowers_own_mod_has_the_epsilon_of_its_noise() -> None:
