@@ -18,7 +18,7 @@ def epsilon(mu, delta=1e-5):  # of Gaussian noise at a distance of mu deviations
 
 
 class Released:
-    """What leaves if one client's update is a cohort."""
+    """The release of one client's update, as a cohort."""
 
     def __init__(self, mechanism, epsilon, delta):
         self.mechanism, self.epsilon, self.delta, self.clip_norm = mechanism, epsilon, delta, 1.0

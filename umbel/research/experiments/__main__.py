@@ -199,7 +199,7 @@ def run_unpack(
 def run_page(
     names: Annotated[list[str], typer.Argument(help=f"Of {', '.join(page.SOURCES)}.", show_default="none")] = [],  # noqa: B006
 ) -> None:
-    """Copy the tables of experiments into docs/results, and write docs/papers/reproduce.md and docs/papers/when.md."""
+    """Copy the tables of experiments into docs/results, and write the pages that have them."""
     with errors_in_one_line():
         for name in names:
             page.take(name, _folder(None, name, False))
