@@ -140,14 +140,16 @@ class Subject:
         bounded = self.claim.clip_norm is not None or self.claim.box is not None
         one, all_ = (laws.fit(*line.first, level) for line in self.lines)
         # Gaussian noise is so along each line; Laplace noise of each value is so along one value alone.
-        return one if bounded and one and (one.law == laws.LAPLACE or all_) else None
+        return one if bounded and one and (one.law == laws.LAPLACE or (all_ and not self.vector)) else None
 
     @property
     def vector(self) -> bool:
         """Whether the noise of all values together passed a test for a Laplace law of their norm."""
-        one = self.lines[0].first
-        fitted = self.noisy and bool(laws.fit(*one, LEVEL))
-        return self.claim.clip_norm is not None and self.noisy and not fitted and laws.joint(self.alike) == laws.VECTOR
+        if self.claim.clip_norm is None or not self.noisy:
+            return False
+        # The norm of separate Laplace noise in each value is much alike.
+        separate = laws.p_value(*self.lines[0].first, laws.LAPLACE) > laws.FIT_LEVEL
+        return not separate and laws.joint(self.alike) == laws.VECTOR
 
     @property
     def deviation(self) -> float:

@@ -193,7 +193,7 @@ def audit(target: Target, options: Options | None = None) -> Report:
             *_of_figures(subject, figures, spent[options.rounds]),
             *(f for probe in PROBES for f in probe(subject)),
         ]
-    law = next((one.law for one in fits if one), laws.VECTOR if subject.vector else "")
+    law = laws.VECTOR if subject.vector else next((one.law for one in fits if one), "")
     return Report(
         str(target), facts["package"], facts["kind"], claim, law, subject.noisy,
         facts["rows"], not facts["clips"], accounted, figures, tuple(faults),
