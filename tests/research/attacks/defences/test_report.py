@@ -210,3 +210,12 @@ def test_options_out_of_range_are_refused(changes: dict[str, Any], code: str) ->
 def test_gaussian_noise_with_a_pure_claim_is_told_to_give_a_delta(plain: Report) -> None:
     found = replace(plain, noisy=True, law=GAUSSIAN, claim=Claim(1.0, 0.0, 1.0, None))
     assert "--claim-delta" in page.page(found, 0.95).sections[0].text
+
+
+def test_noise_on_the_norm_of_all_values_has_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """umbel's Laplace noise: 2 n / nu = 2 between two updates. The formula takes the least scale that fits."""
+    monkeypatch.setattr(right, "seeds", np.random.default_rng(3))
+    found = audit(Target.parse("tests.helpers.defences.vectors:noisy()"), replace(FEW, canaries=1500))
+    assert found.law == VECTOR
+    assert found.figures[0].formula == pytest.approx(2.0, rel=0.15)
+    assert not {"no-pure-epsilon", "too-little-noise"} & {fault.code for fault in found.faults}
