@@ -38,6 +38,16 @@ class NoComposition(GaussianMod):
         """Count nothing."""
 
 
+class PureClaim(GaussianMod):
+    """Gaussian noise, and a claim without a delta."""
+
+    get_privacy_spent = None  # type: ignore[assignment]
+
+    def __init__(self, epsilon: float = 20.0, delta: float = 1e-5) -> None:
+        super().__init__(epsilon, delta)
+        self.delta = 0.0
+
+
 class Seeded(GaussianMod):
     """Each client's generator starts with the same seed."""
 
@@ -231,6 +241,7 @@ class OtherDeviation:
 FAULTS = {
     "TooLittleNoise": "too-little-noise",
     "NoComposition": "no-composition",
+    "PureClaim": "no-pure-epsilon",
     "Seeded": "seeded-noise",
     "GlobalGenerator": "global-generator",
     "SharedNoise": "shared-noise",

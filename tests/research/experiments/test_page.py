@@ -122,7 +122,7 @@ def test_what_was_not_made_is_named(docs: Path, tmp_path: Path) -> None:
 
 def test_the_pages_in_docs_are_what_their_text_and_the_kept_tables_make() -> None:
     pages = page.render()
-    assert {path.name for path in pages} == {"reproduce.md", "when.md", "hospital.svg"}
+    assert {path.name for path in pages} == {"reproduce.md", "when.md", "audit.md", "hospital.svg"}
     for path, text in pages.items():
         assert text == path.read_text(encoding="utf-8"), "umbel experiment page"
 

@@ -22,6 +22,7 @@ from umbel.protocol.home import umbel_home
 from umbel.research.experiments import (
     attacks,
     attacks_on_sums,
+    audits,
     centaur,
     chosen_round,
     drift,
@@ -148,6 +149,29 @@ def run_pac(
     typer.echo(folder / "table.md")
 
 
+@app.command("audits")
+def run_audits(
+    environments: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the packages' virtual environments; those that are there are used.",
+            show_default="in the folder of results",
+        ),
+    ] = None,
+    canaries: Annotated[int, typer.Option(min=200, help="Canaries along each of two lines.")] = audits.CANARIES,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the audits' draws.")] = FIRST_SEED,
+    quick: Quick = False,
+    out: Out = None,
+) -> None:
+    """Filters and mechanisms of other projects: their claims, and what their noise gives."""
+    folder = _folder(out, "audits", quick)
+    with errors_in_one_line():
+        places = environments.expanduser().absolute() if environments else folder / "environments"
+        audits.tables(200 if quick else canaries, seed, folder, places, quick)
+    _stamp("audits", folder, [seed])
+    typer.echo(folder / "table.md")
+
+
 @app.command("pack")
 def run_pack(
     name: Annotated[str, typer.Argument(help="Name of the experiment.")],
@@ -175,7 +199,7 @@ def run_unpack(
 def run_page(
     names: Annotated[list[str], typer.Argument(help=f"Of {', '.join(page.SOURCES)}.", show_default="none")] = [],  # noqa: B006
 ) -> None:
-    """Copy the tables of experiments into docs/results, and write docs/papers/reproduce.md and docs/papers/when.md."""
+    """Copy the tables of experiments into docs/results, and write the pages that have them."""
     with errors_in_one_line():
         for name in names:
             page.take(name, _folder(None, name, False))
@@ -229,7 +253,7 @@ def _stamp(name: str, folder: Path, seeds: Iterable[int]) -> None:
         page.mark_as_quick(folder)
     # The command as typed, without the results' folder and the number of parallel runs.
     words = sys.argv[1:]
-    for option in {"--out", "--workers"} & {*words}:
+    for option in {"--out", "--workers", "--environments"} & {*words}:
         del words[(at := words.index(option)) : at + 2]
     command = shlex.join(["umbel", "experiment", *words[words[:1] == ["experiment"] :]])
     page.stamp(name, folder, command, seeds)

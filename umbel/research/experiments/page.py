@@ -80,6 +80,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         f"{_HERE}/attacks_on_sums.py", f"{_ATTACKS}/sums.py", f"{_ATTACKS}/mixture.py", f"{_ATTACKS}/bins.py",
         f"{_ATTACKS}/victims.py", f"{_DATA}/femnist.py", f"{_DATA}/preferences.py", f"{_DATA}/writers.py",
     ),
+    "audits": (f"{_HERE}/audits.py",),
     "pac": (f"{_HERE}/pac.py",),
     "when": (f"{_HERE}/when.py", "configs/synthetic.toml"),
     "public-tables": (f"{_HERE}/public_tables.py",),

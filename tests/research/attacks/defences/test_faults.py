@@ -1,7 +1,7 @@
 """Each Mod that is wrong in one way is found, and six right targets pass.
 
-False alarms: at most fifteen probes of a target rest on chance, each at `LEVEL` = 1e-4. So six right targets all pass
-with a probability of at least 1 - 6 x 15 x 1e-4 = 99.1 %, where 95 % is wanted.
+False alarms: at most sixteen probes of a target rest on chance, each at `LEVEL` = 1e-4. So six right targets all pass
+with a probability of at least 1 - 6 x 16 x 1e-4 = 99.0 %, where 95 % is wanted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from umbel.research.attacks.defences.process import Target
 from umbel.research.attacks.defences.report import Options, Report, audit
 
 CLIENTS = 50_000
-CANARIES = {"TooLittleNoise": 400, "NoComposition": 400, "OtherDeviation": 400}
+CANARIES = {"TooLittleNoise": 400, "NoComposition": 400, "OtherDeviation": 400, "PureClaim": 400}
 """More than 200 where a law has to be told from another."""
 
 ALSO = {

@@ -23,13 +23,13 @@ from umbel.research.attacks.audit.findings import Verdict
 from umbel.research.attacks.defences import page, report
 from umbel.research.attacks.defences.claims import Claim, claim_of, formula
 from umbel.research.attacks.defences.faults import Fault
-from umbel.research.attacks.defences.laws import GAUSSIAN, LAPLACE
+from umbel.research.attacks.defences.laws import GAUSSIAN, LAPLACE, VECTOR
 from umbel.research.attacks.defences.process import Target
 from umbel.research.attacks.defences.report import Options, Report, audit
 
 FEW = Options(rounds=2, canaries=300)
 RIGHT = "tests.helpers.defences.right"
-TOLD = {"epsilon": None, "delta": None, "clip_norm": None, "box": None}
+TOLD = {"epsilon": None, "delta": None, "clip_norm": None, "box": None, "order": None}
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +63,7 @@ def silent(arrays: list[Any]) -> list[Any]:
         (TOLD, (), Claim(None, DELTA, None, None)),
         (TOLD | {"epsilon": 2.0}, (), Claim(2.0, 0.0, None, None)),
         (TOLD | {"epsilon": 2.0, "delta": 1e-6, "clip_norm": 3.0}, (), Claim(2.0, 1e-6, 3.0, None)),
+        (TOLD | {"clip_norm": 3.0, "order": 1.0}, (), Claim(None, DELTA, 3.0, None, sums=True)),
         (TOLD | {"box": 0.5}, (), Claim(None, DELTA, None, 0.5)),
         (TOLD | {"epsilon": 2.0, "box": 0.5}, (1.0, 1e-3, 4.0), Claim(1.0, 1e-3, 4.0, None)),
         (TOLD | {"epsilon": 0.0, "delta": 0.0}, (), Claim(0.0, 0.0, None, None)),
@@ -88,6 +89,9 @@ def test_formulas_are_the_accountants() -> None:
     assert formula(box, GAUSSIAN, 4.0, 1.0, 9, 1) == compose({GaussianLoss(0.75): 1}, 1e-5)
     assert formula(box, LAPLACE, 4.0, 1.0, 8, 2) == compose({LaplaceLoss(1, 0.25): 16}, 1e-5)
     assert formula(norm, LAPLACE, 4.0, 2.0, 9, 2) == pytest.approx(0.5 * 3 * 2), "at most root n times the norm"
+    sums = Claim(None, 0.0, 1.0, None, sums=True)
+    assert formula(sums, LAPLACE, 4.0, 2.0, 9, 2) == pytest.approx(0.5 * 2)
+    assert formula(norm, VECTOR, 4.0, 2.0, 8, 3) == compose({LaplaceLoss(8, 0.5): 3}, 1e-5)
 
 
 def test_flowers_own_mod_has_the_epsilon_of_its_noise() -> None:
@@ -206,3 +210,12 @@ def test_options_out_of_range_are_refused(changes: dict[str, Any], code: str) ->
 def test_gaussian_noise_with_a_pure_claim_is_told_to_give_a_delta(plain: Report) -> None:
     found = replace(plain, noisy=True, law=GAUSSIAN, claim=Claim(1.0, 0.0, 1.0, None))
     assert "--claim-delta" in page.page(found, 0.95).sections[0].text
+
+
+def test_noise_on_the_norm_of_all_values_has_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """umbel's Laplace noise: 2 n / nu = 2 between two updates. The formula takes the least scale that fits."""
+    monkeypatch.setattr(right, "seeds", np.random.default_rng(3))
+    found = audit(Target.parse("tests.helpers.defences.vectors:noisy()"), replace(FEW, canaries=1500))
+    assert found.law == VECTOR
+    assert found.figures[0].formula == pytest.approx(2.0, rel=0.15)
+    assert not {"no-pure-epsilon", "too-little-noise"} & {fault.code for fault in found.faults}

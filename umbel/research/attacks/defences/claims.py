@@ -15,7 +15,7 @@ from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.errors import ConfigError
 from umbel.research.attacks.audit.findings import Bound
-from umbel.research.attacks.defences.laws import GAUSSIAN, LAPLACE, loss
+from umbel.research.attacks.defences.laws import GAUSSIAN, LAPLACE, VECTOR, loss
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,15 @@ class Claim:
         Euclidean norm to which updates are clipped.
     box : float, optional
         Instead: the bound of each value.
+    sums : bool
+        Whether the norm is the sum of magnitudes, not Euclidean.
     """
 
     epsilon: float | None
     delta: float
     clip_norm: float | None
     box: float | None
+    sums: bool = False
 
     @property
     def unit(self) -> float:
@@ -74,7 +77,7 @@ def claim_of(
     norm = facts["clip_norm"] if clip_norm is None else clip_norm
     if told is None or not 0 <= told < 1:
         told = DELTA if found is None else 0.0
-    return Claim(found, told, norm or None, None if norm else facts["box"])
+    return Claim(found, told, norm or None, None if norm else facts["box"], bool(norm) and facts["order"] == 1)
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ def formula(claim: Claim, law: str, scale: float, distance: float, n: int, round
     claim : Claim
         For delta, and whether each value or the norm is bounded.
     law : str
-        The law of the noise in each value.
+        The law of the noise in each value, or of the noise as a vector.
     scale : float
         Its scale.
     distance : float
@@ -126,7 +129,11 @@ def formula(claim: Claim, law: str, scale: float, distance: float, n: int, round
         Number of releases.
     """
     apart, boxed = distance / scale, claim.clip_norm is None
+    if law == VECTOR:
+        return compose({loss(VECTOR, apart, n): rounds}, claim.delta)
     if law == GAUSSIAN:
         return compose({loss(GAUSSIAN, apart * (math.sqrt(n) if boxed else 1.0)): rounds}, claim.delta)
     # The sum of the values' distances counts, at most the root of n times the Euclidean one.
-    return compose({loss(LAPLACE, apart): n * rounds}, claim.delta) if boxed else apart * math.sqrt(n) * rounds
+    if boxed:
+        return compose({loss(LAPLACE, apart): n * rounds}, claim.delta)
+    return apart * (1.0 if claim.sums else math.sqrt(n)) * rounds

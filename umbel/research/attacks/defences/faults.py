@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 MENDS = {
     "too-little-noise": "Calibrate for the distance of any two clipped updates, which is two clip norms.",
+    "no-pure-epsilon": "Claim a delta above 0, or add noise with a pure epsilon, such as Laplace noise.",
     "other-deviation": "Draw the noise that the attributes promise.",
     "no-noise": "Add noise, or claim nothing.",
     "no-composition": "Count releases: multiply noise by the root of the rounds, or refuse once a budget is spent.",

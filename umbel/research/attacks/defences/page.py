@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from umbel.privacy.accounting.guarantee import amount
 from umbel.research.attacks.defences.claims import Figures
-from umbel.research.attacks.defences.laws import GAUSSIAN
+from umbel.research.attacks.defences.laws import GAUSSIAN, VECTOR
 from umbel.research.attacks.defences.report import Report
 from umbel.research.output import Page, Section
 
@@ -79,6 +79,10 @@ def _law(report: Report) -> str:
         return "There is no noise, so the formula is infinite."
     if report.law == GAUSSIAN and not report.claim.delta:
         return "Gaussian noise has no epsilon at delta 0; give --claim-delta."
+    if report.law == VECTOR:
+        return (
+            "The norms of the noise passed a test for a Laplace law of vectors. The formula uses it; nothing is fitted."
+        )
     if not report.law:
         return "The noise is of no law that passed a test, so nothing is fitted."
     return f"Fitted: the noise passed a test for a {report.law} law, which does not see its tails."

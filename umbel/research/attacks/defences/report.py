@@ -193,8 +193,9 @@ def audit(target: Target, options: Options | None = None) -> Report:
             *_of_figures(subject, figures, spent[options.rounds]),
             *(f for probe in PROBES for f in probe(subject)),
         ]
+    law = laws.VECTOR if subject.vector else next((one.law for one in fits if one), "")
     return Report(
-        str(target), facts["package"], facts["kind"], claim, next((one.law for one in fits if one), ""), subject.noisy,
+        str(target), facts["package"], facts["kind"], claim, law, subject.noisy,
         facts["rows"], not facts["clips"], accounted, figures, tuple(faults),
     )  # fmt: skip
 
@@ -229,9 +230,14 @@ def _figures(
     analytic: float | None = math.inf
     if subject.noisy:
         known = subject.law(1 - options.confidence)
-        scale = _stated(subject) or (known.least if known else 0.0)
         reach = 2 * subject.claim.unit * subject.share
-        analytic = formula(claim, known.law, scale, reach, N, released) if known else None
+        if known:
+            analytic = formula(claim, known.law, _stated(subject) or known.least, reach, N, released)
+        elif subject.vector:
+            scale = laws.vector_scale(subject.alike, 1 - options.confidence)
+            analytic = formula(claim, laws.VECTOR, scale, reach, N, released)
+        else:
+            analytic = None
     return Figures(
         rounds, claimed, analytic, *fitted, max(bounds, key=lambda one: one.shown),
         most(judged(options.canaries), confidence),
@@ -262,6 +268,9 @@ def _of_figures(subject: Subject, figures: tuple[Figures, ...], spent: tuple[flo
     if told is not None and subject.noisy and _disagrees(subject, told):
         text = f"attributes promise a deviation of {told:.3g}; measured: {subject.deviation:.3g}"
         yield Fault("other-deviation", text)
+    if _claimed_pure(subject):
+        text = f"epsilon {subject.claim.epsilon:.3g} is claimed at delta 0; the noise is gaussian, which has none there"
+        yield Fault("no-pure-epsilon", text)
     little = False
     for one in figures:
         if one.claimed is None or not subject.noisy:
@@ -277,6 +286,13 @@ def _of_figures(subject: Subject, figures: tuple[Figures, ...], spent: tuple[flo
             little = True
         else:
             yield Fault("no-composition", f"{text}, in {_rounds(one.rounds)}, which it does not count")
+
+
+def _claimed_pure(subject: Subject) -> bool:
+    """Return whether a pure epsilon is claimed for Gaussian noise; a vector's noise can look so in each value."""
+    found, claim = subject.law(LEVEL), subject.claim
+    gaussian = found is not None and found.law == laws.GAUSSIAN
+    return gaussian and claim.epsilon is not None and claim.delta == 0 and laws.joint(subject.alike) == laws.GAUSSIAN
 
 
 def _least(subject: Subject, rounds: int) -> float:

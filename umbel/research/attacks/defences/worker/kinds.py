@@ -18,8 +18,10 @@ EPSILONS = ("epsilon", "budget", "target_epsilon", "max_epsilon")
 DELTAS = ("delta", "target_delta")
 CLIP_NORMS = ("clipping_norm", "clip_norm", "max_grad_norm")
 BOXES = ("gamma",)
+ORDERS = ("clip_order",)
 ACCOUNTS = ("privacy_spent", "get_privacy_spent")
-"""Attributes in which a target tells what it claims, the clip norm, the bound of each value, and what is spent."""
+"""Attributes in which a target tells what it claims, the clip norm, the bound of each value, the
+order of the norm, and what is spent."""
 
 
 class Refusal(Exception):
@@ -109,6 +111,7 @@ class Kind(ABC):
             "delta": number(one, DELTAS),
             "clip_norm": number(one, CLIP_NORMS),
             "box": number(one, BOXES),
+            "order": number(one, ORDERS),
             "noise_multiplier": number(one, ("noise_multiplier",)),
             "deviation": self.deviation(),
             "accounts": any(callable(getattr(one, name, None)) for name in ACCOUNTS),
