@@ -231,9 +231,9 @@ def test_heads_differ_between_clients_and_are_not_handed_to_the_gate(
     handed: list[Arrays] = []
     original = umbel.client.app.local_result
 
-    def spy(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
+    def spy(trained: Arrays, *others: Any) -> RecordDict:
         handed.append(trained)
-        return original(trained, chosen)
+        return original(trained, *others)
 
     monkeypatch.setattr(umbel.client.app, "local_result", spy)
     model, grid = model_in(headed_config), InProcessGrid(app, headed_config)
