@@ -25,9 +25,9 @@ SEEDS = 1
 CONFIG = "qmnist-images-sites-epsilon-8"
 CLIENT = "each client"
 NONE = "none"
-_STRATEGIES = {CLIENT: "group-privacy", SITE: "site-average", SECURE: "secure-average", TRUSTED: "site-average"}
+_STRATEGIES = {TRUSTED: "site-average", SECURE: "secure-average", SITE: "site-average", CLIENT: "group-privacy"}
 _DISCRETE = {"mechanism": DiscreteGaussian.name}
-_SUMS = (SITE, SECURE, TRUSTED)
+_SUMS = (TRUSTED, SECURE, SITE)
 SMALL, LARGE = (f"tanh-cnn filters={size} outputs=10" for size in ("16,32 hidden=32", "64,128 hidden=512"))
 _PARAMETERS = {SMALL: 26_010, LARGE: 1_189_578}
 
@@ -44,8 +44,8 @@ class Schedule:
 
 
 SCHEDULES = {
-    (LARGE, 8.0): Schedule(239, 450, 2, 3.0, 0.99),
     (SMALL, 8.0): Schedule(239, 450, 2, 4.0, 0.99),
+    (LARGE, 8.0): Schedule(239, 450, 2, 3.0, 0.99),
     (SMALL, 4.0): Schedule(239, 900, 4, 4.0, 0.99),
     (SMALL, 2.0): Schedule(119, 1800, 4, 4.0, 0.98),
     (SMALL, 1.0): Schedule(119, 1800, 4, 3.0, 0.98),
