@@ -12,9 +12,11 @@ import umbel.client.app
 from tests.helpers.errors import raises
 from tests.helpers.runs import run_app
 from tests.helpers.sources import ROOT
+from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.run_config import RunConfig
 from umbel.server.observer import Observer, Run
+from umbel.server.summary import Summary
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play, run_config
 
@@ -91,3 +93,33 @@ def test_a_node_that_refuses_ends_a_strict_run(strict: bool) -> None:
             play(config, node_configs=nodes)
     else:
         assert [entry.lost_nodes for entry in play(config, node_configs=nodes, strict=False).state.history] == [1, 1, 0]
+
+
+# --- a guarantee for each row
+
+ROWS = {
+    "row-clip-norm": 1.0, "row-noise-multiplier": 1.2, "row-rate": 0.1, "row-batch": 10.0, "local-epochs": 1,
+    "step-size": 0.5, "clip-norm": 2.0, "rounds": 12,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{"protect": "rows", "noise-multiplier": 0.0}, {"protect": "both"}])
+def test_a_run_that_hides_rows_learns_and_says_its_guarantee(changes: dict[str, Any]) -> None:
+    run = play(run_config("hospital-services") | ROWS | changes)
+    losses = [entry.metric for entry in run.state.history if entry.metric is not None]
+    assert losses[-1] < 0.5 * losses[0]
+    release, [once] = run.setup.release, np.unique(run.fleet.participations[run.fleet.participations > 0])
+    found = row_guarantee({release: int(once)})
+    assert found is not None
+    # Ten steps, each of a tenth of the rows, with noise of 1.2 clip norms.
+    assert 1.9 < found.epsilon < 2.0
+    said = "\n".join(Summary.of(run.setup).guarantee_lines(1, 1))
+    assert f"{found.epsilon:.4g} at delta" in said
+    assert ("Guarantee: none" in said) is (changes["protect"] == "rows")
+
+
+def test_a_run_that_hides_rows_does_not_depend_on_the_number_of_nodes() -> None:
+    config = run_config("hospital-services") | ROWS | {"protect": "rows", "noise-multiplier": 0.0, "rounds": 2}
+    one, three = (play(config, nodes=nodes).state.hypotheses for nodes in (1, 3))
+    for name, value in one.items():
+        np.testing.assert_allclose(three[name], value, rtol=1e-6)
