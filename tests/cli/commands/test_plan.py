@@ -52,6 +52,10 @@ def test_a_plan_behind_a_relay_tells_both_guarantees_apart() -> None:
     assert code == 0, output
     for text in ("median 4, most 4", "most 3.855", "most 0.3021", "relay and server together", "needs umbel relay"):
         assert text in output
+    near = run(*run_of_one_round, "--anonymous", "2062", "--distance", "0.5")[1]
+    assert "its epsilon at distance 0.5" in near
+    assert "distance" not in output
+    ended(*run(*run_of_one_round, "--distance", "0.5"), "config.missing-figure")
     assert "relay" not in run(*run_of_one_round)[1]
     ended(*run(*run_of_one_round, "--anonymous", "3000"), "config.impossible-figure")
 

@@ -370,3 +370,50 @@ def test_what_has_no_guarantee_has_none_in_a_batch(changes: dict[str, object]) -
 def test_what_has_no_blanket_is_named(changes: dict[str, object]) -> None:
     with raises(ConfigError, "config.anonymous", "laplace"):
         anonymous(release(**changes), 1, 2062, DELTA)
+
+
+# --- two data sets whose updates are near each other
+
+
+@pytest.mark.parametrize("kind", [Laplace, Gaussian])
+@pytest.mark.parametrize("distance", [0.1, 0.5, 1.5, 1.99])
+def test_near_data_sets_are_hidden_better_and_never_worse(kind: type[Laplace | Gaussian], distance: float) -> None:
+    release = Release(Kind.TRAIN, 7, 9.0, Clipping.PUBLIC, mechanism=kind.name)
+    found = [anonymous(release, 2, 500, DELTA, at) for at in (distance, 2.0)]
+    near, far = (one.epsilon for one in found if one is not None)
+    alone = compose({kind(9.0).loss(7, distance): 2}, DELTA)
+    assert near <= min(far, alone)
+    assert near < far or distance > 1
+
+
+def test_all_of_the_ball_is_as_near_as_any_two_updates() -> None:
+    """Just below two clip norms, the middle of both updates is that of the ball, and the blanket is the same."""
+    whole, nearly = (blanket(Laplace(5.0), 3, 1, 0.0, at) for at in (2.0, 2.0 - 1e-12))
+    assert whole is not None
+    assert nearly is not None
+    for epsilon in (0.0, 0.5):
+        assert hockey_stick(nearly, 40, epsilon) == pytest.approx(hockey_stick(whole, 40, epsilon), rel=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("middle", [0.0, 0.6, -0.6])
+def test_a_server_that_knows_all_other_updates_learns_no_more_of_near_ones(n: int, middle: float) -> None:
+    """All others have the update 0, and the client's updates are 0.8 apart, wherever they lie."""
+    a, batch, epsilon, generator = 1.2, 20, 0.2, np.random.default_rng(n)
+    unit = np.eye(n)[0]
+    one, other = (middle + 0.4) * unit, (middle - 0.4) * unit
+    points = noise(n, a, (20_000, batch), generator)
+    points[:, 0] += one
+    lengths = np.linalg.norm(points, axis=-1)
+    first, second = (np.exp(a * (lengths - np.linalg.norm(points - centre, axis=-1))).sum(1) for centre in (one, other))
+    gains = np.maximum(1 - math.exp(epsilon) * second / first, 0)
+    found = blanket(Laplace(n / a), n, 1, 0.0, 0.8)
+    assert found is not None
+    bound = min(hockey_stick(found, batch, epsilon), hockey_stick(cells(Laplace(n / a), n), batch, epsilon))
+    assert bound >= gains.mean() - ERRORS * gains.std() / math.sqrt(len(gains))
+
+
+@pytest.mark.parametrize("distance", [0.0, -1.0, 2.1, math.nan])
+def test_a_distance_that_no_two_updates_have_is_refused(distance: float) -> None:
+    with pytest.raises(ValueError, match="clip norms apart"):
+        anonymous(Release(Kind.TRAIN, 3, 5.0, Clipping.PUBLIC), 1, 10, DELTA, distance)

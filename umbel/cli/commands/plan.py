@@ -16,6 +16,7 @@ from rich.table import Table
 
 from umbel.cli.commands.run import pairs
 from umbel.cli.plans import Planned, ReleaseName, as_toml, costs, strategy_of
+from umbel.privacy.accounting.anonymous import anonymous as behind_relay
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
 from umbel.privacy.accounting.row_plan import RowTask, row_plan, row_plan_for
 from umbel.protocol.cli import errors_in_one_line
@@ -84,6 +85,16 @@ def command(
             show_default="none",
         ),
     ] = None,
+    distance: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-6,
+            max=2,
+            help="With --anonymous: add the guarantee between data sets of a client whose updates are at most so many "
+            "clip norms apart.",
+            show_default="any two data sets",
+        ),
+    ] = None,
     rows: Annotated[
         int | None,
         typer.Option(
@@ -132,10 +143,12 @@ def command(
         if given := [name for name in _OF_ROWS[1:] if _given(context, name)]:
             text = f"--{given[0].replace('_', '-')} plans the guarantee of a row; give --rows, too"
             raise ConfigError(text, code="config.missing-figure")
-        others = {"words", "epsilon", "write", *_OF_ROWS}
+        if distance is not None and anonymous is None:
+            raise ConfigError("--distance is for --anonymous; give it, too", code="config.missing-figure")
+        others = {"words", "epsilon", "write", "distance", *_OF_ROWS}
         config = named[0] if named else ""
         planned = costs(config, **{name: one for name, one in context.params.items() if name not in others})
-    _show(planned, bool(config), anonymous, release)
+    _show(planned, bool(config), anonymous, release, distance)
 
 
 _OF_ROWS = "rows", "row_epsilon", "row_noise_multiplier", "row_rate", "local_steps"
@@ -236,7 +249,7 @@ _WHOSE_NOISE = {
 }
 
 
-def _show(planned: Planned, from_config: bool, anonymous: int | None, by: str | None) -> None:
+def _show(planned: Planned, from_config: bool, anonymous: int | None, by: str | None, distance: float | None) -> None:
     """Print a plan, changes that would leave less noise, and warnings."""
     figures, delta = planned.figures, planned.delta
     release = figures.release
@@ -266,6 +279,11 @@ def _show(planned: Planned, from_config: bool, anonymous: int | None, by: str | 
             f"median {hidden}, most {most_hidden}",
             gap(release) or f"{behind} learns no sender; needs umbel relay",
         )
+        if distance is not None and not gap(release):
+            often = (figures.median_participations, figures.max_participations)
+            near = (in_words(behind_relay(release, times, anonymous, delta, distance))[1] for times in often)
+            meaning = f"the same, between data sets whose updates are at most {distance:g} clip norms apart"
+            add(f"its epsilon at distance {distance:g}", "median {}, most {}".format(*near), meaning)
     if figures.maximum is not None:
         worst = guarantee({replace(release, hypotheses=min(release.hypotheses, 2)): figures.max_participations}, delta)
         allowed = in_words(worst)[1]

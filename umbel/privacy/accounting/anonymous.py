@@ -30,7 +30,7 @@ import numpy as np
 from scipy import fft
 
 from umbel.privacy.accounting.accountant import Together, compose
-from umbel.privacy.accounting.blanket import OUTSIDE, Cells, blanket, covered
+from umbel.privacy.accounting.blanket import FURTHEST, OUTSIDE, Cells, blanket, covered
 from umbel.privacy.accounting.guarantee import Guarantee, guarantee
 from umbel.privacy.mechanisms import load
 from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, of_any_sign
@@ -151,6 +151,8 @@ class Anonymous(Loss):
         As in a `Release`.
     batch : int
         N, at least 1, the client's own release included.
+    distance : float
+        Of the client's updates under the two data sets, in clip norms. Below `FURTHEST` both prefer one hypothesis.
     """
 
     mechanism: Mechanism | None
@@ -158,16 +160,17 @@ class Anonymous(Loss):
     hypotheses: int
     choice_epsilon: float
     batch: int
+    distance: float = FURTHEST
 
     @property
     def with_sender(self) -> Loss:
         """The loss of the release if its sender is known."""
         parts: list[Loss] = []
         if self.mechanism is not None:
-            loss = self.mechanism.loss(self.n, 2)
+            loss = self.mechanism.loss(self.n, self.distance)
             assert loss is not None, "its blanket is known"
             parts.append(loss)
-        if self.hypotheses > 1 or not parts:
+        if (self.hypotheses > 1 and self.distance == FURTHEST) or not parts:
             parts.append(RandomisedResponse(self.choice_epsilon, self.hypotheses))
         return parts[0] if len(parts) == 1 else Together(tuple((loss, 1) for loss in parts))
 
@@ -188,7 +191,7 @@ class Anonymous(Loss):
 
     @property
     def _cells(self) -> Cells | None:
-        return blanket(self.mechanism, self.n, self.hypotheses, self.choice_epsilon)
+        return blanket(self.mechanism, self.n, self.hypotheses, self.choice_epsilon, self.distance)
 
     def delta(self, epsilons: Matrix) -> Matrix:
         epsilons = np.asarray(epsilons, np.float64)
@@ -225,7 +228,7 @@ def _table(loss: Anonymous) -> tuple[Matrix, Matrix]:
     return np.array(at), np.minimum(deltas, loss.with_sender.delta(np.array(at)))
 
 
-def anonymous(release: Release, times: int, batch: int, delta: float) -> Guarantee | None:
+def anonymous(release: Release, times: int, batch: int, delta: float, distance: float = FURTHEST) -> Guarantee | None:
     """Return the guarantee to a client whose releases are each one of at least `batch` shuffled ones.
 
     It holds against a server that does not know the sender of a release. Without the shuffle, or if the relay tells the
@@ -241,6 +244,9 @@ def anonymous(release: Release, times: int, batch: int, delta: float) -> Guarant
         N, at least 1: the client's own release and those of clients that do not work with the server, all made for the
         same hypotheses with the same noise.
     delta : float
+    distance : float
+        Below `FURTHEST`, the guarantee is for two data sets of a client whose updates are at most so many clip norms
+        apart in each participation, and start from the same hypothesis (d-privacy).
 
     Returns
     -------
@@ -254,6 +260,8 @@ def anonymous(release: Release, times: int, batch: int, delta: float) -> Guarant
     """
     if batch < 1:
         raise ValueError(f"a batch holds at least 1 release, got {batch}")
+    if not 0 < distance <= FURTHEST:
+        raise ValueError(f"two clipped updates are up to {FURTHEST:g} clip norms apart, not {distance}")
     mechanism = load(release.mechanism)(release.noise_multiplier) if release.noise_multiplier > 0 else None
     if release.kind is not Kind.TRAIN or not (mechanism is None or covered(mechanism)):
         raise ConfigError(
@@ -263,9 +271,17 @@ def anonymous(release: Release, times: int, batch: int, delta: float) -> Guarant
         )
     local = guarantee({release: times}, delta)
     loss = Anonymous(mechanism, release.n, release.hypotheses, release.choice_epsilon, batch)
-    if local is None or loss._cells is None:
+    if local is None:
         return local
-    return replace(local, epsilon=min(local.epsilon, compose({loss: times}, delta)))
+    if distance < FURTHEST:
+        near = replace(loss, distance=distance)
+        found = [near, near.with_sender, loss]
+        # The sender's name does not matter to a pure epsilon.
+        local = replace(local, pure=min(local.pure, times * near.with_sender.largest))
+    else:
+        found = [loss]
+    epsilons = [compose({one: times}, delta) for one in found if not isinstance(one, Anonymous) or one._cells]
+    return replace(local, epsilon=min(local.pure, local.epsilon, *epsilons))
 
 
 def choice_alone(hypotheses: int, choice_epsilon: float, times: int, batch: int, delta: float) -> float:
