@@ -246,7 +246,7 @@ def check_rows(model: Model, shape: tuple[int, ...]) -> None:
     if model.batch_dependent or model.buffers & {*model.shapes, *model.local_shapes}:
         why = "mixes the rows of a batch, as in batch normalisation; use GroupNorm or LayerNorm, or freeze the layer"
     elif model.summed or model.decays or model.hooks.fit_local is not None:
-        why = "trains parameters by rules of its own; choose a model without summed_parameters, decays and fit_local"
+        why = "trains some parameters by other rules; choose a model without summed_parameters, decays and fit_local"
     elif _mixes(model, shape):
         why = "computes a row's outputs from other rows of its batch; compute each row by itself"
     if why:

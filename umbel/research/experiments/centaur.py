@@ -94,7 +94,7 @@ def summed(epsilon: float) -> Iterator[tuple[str, int, dict[str, Any]]]:
     The noise multiplier is left out, as it depends on the mechanism.
     """
     images = _PLAIN | _SUMMED | _PRIVATE | {"dataset": IMAGES, "model": SMALL, "local-epochs": _EPOCHS[SMALL]}
-    yield "images, a small network with heads of one's own", 25_120, images | {"local": HEAD[SMALL]}
+    yield "images, a small network with local heads", 25_120, images | {"local": HEAD[SMALL]}
     yield "images, a small network", 25_450, images
     yield "ten public features", 100, _PLAIN | _LINEAR | _PRIVATE
 
