@@ -17,7 +17,7 @@ from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.gate.releases import sanitise
 from umbel.privacy.mechanisms import DiscreteGaussian
 from umbel.privacy.mechanisms.base import Matrix
-from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, _table, draw
+from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, _table, draw, to_grid
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping
@@ -115,21 +115,44 @@ def test_an_update_is_moved_to_the_grid_within_the_radius(seed: int, nu: float, 
     mechanism = DiscreteGaussian(nu)
     updates = np.random.default_rng(seed).standard_normal((3, n)) * radius * [[0.1], [1.0], [100.0]]
     moved = mechanism.constrain(updates, radius)
-    step, scale = mechanism._grid(radius)
+    step, scale = mechanism._grid(radius, n)
     assert math.frexp(step)[0] == 0.5, "a power of two"
     assert Fraction(scale) * Fraction(step) >= Fraction(nu) * Fraction(radius)
-    assert (np.abs(moved) <= np.abs(updates)).all()
     assert (moved == np.rint(moved / step) * step).all()
     for row in moved:
         assert sum(Fraction(float(x)) ** 2 for x in row) <= Fraction(radius) ** 2
-    assert (np.abs(moved[0] - updates[0]) <= step).all(), "a short update is moved by less than a step"
+    if np.linalg.norm(updates[0]) + step * math.sqrt(n) < radius:
+        assert (np.abs(moved[0] - updates[0]) <= step / 2).all(), "a short update is moved to the nearest point"
+
+
+@pytest.mark.parametrize(("n", "nu"), [(7, 20.0), (25_450, 48.0), (1_200_000, 2.0)])
+def test_an_update_of_many_small_numbers_does_not_get_lost_on_the_grid(n: int, nu: float) -> None:
+    """Rounded towards zero on a grid for the noise alone, all numbers of the second one would be 0."""
+    updates = np.random.default_rng(n).standard_normal((2, n)) * [[1.0], [0.01]]
+    moved = DiscreteGaussian(nu).constrain(updates, 3.0)
+    clipped = updates * np.minimum(1, 3.0 / np.linalg.norm(updates, axis=1))[:, None]
+    kept = (moved * clipped).sum(1) / np.square(clipped).sum(1)
+    assert 0.9 < kept[0] <= 1.001, "nothing but what the radius takes"
+    assert (np.linalg.norm(moved, axis=1) <= 3.0).all()
+
+
+def test_noise_for_which_no_grid_is_fine_enough_is_refused() -> None:
+    with raises(Refused, "refused.noise-out-of-range", "1,200,000"):
+        DiscreteGaussian(100.0).constrain(np.ones((1, 1_200_000)), 3.0)
+
+
+def test_an_update_that_is_too_long_when_rounded_is_made_shorter() -> None:
+    """(1.6, 1.6) has the norm 2.26. Rounded it is (2, 2), of 2.83, and by hand (1, 1) is the longest inside."""
+    assert to_grid(np.array([[1.6, 1.6]]), 2.3, 1.0).tolist() == [[1.0, 1.0]]
+    assert to_grid(np.array([[1.6, 1.4]]), 2.3, 1.0).tolist() == [[2.0, 1.0]]
+    assert to_grid(np.array([[0.7]]), 0.8, 1.0).tolist() == [[0.0]]
 
 
 def test_update_and_noise_add_up_without_rounding() -> None:
     mechanism, radius = DiscreteGaussian(2.0), 0.3
     updates = np.random.default_rng(1).standard_normal((2, 5))
     noisy = sanitise(mechanism, updates, radius, Clipping.PUBLIC, [np.random.default_rng(seed) for seed in (2, 3)])
-    step, scale = mechanism._grid(radius)
+    step, scale = mechanism._grid(radius, 5)
     expected = [draw(scale, 5, np.random.default_rng(seed)) for seed in (2, 3)]
     steps = mechanism.constrain(updates, radius) / step
     assert (noisy / step == steps + expected).all()
@@ -138,7 +161,7 @@ def test_update_and_noise_add_up_without_rounding() -> None:
 
 def test_counts_lie_on_the_grid_too() -> None:
     for nu in (0.5, 20.0, 1000.0):
-        step, _ = DiscreteGaussian(nu)._grid(DiscreteGaussian(nu).count_radius(0.0))
+        step, _ = DiscreteGaussian(nu)._grid(DiscreteGaussian(nu).count_radius(0.0), 1)
         assert (1 / step).is_integer()
 
 

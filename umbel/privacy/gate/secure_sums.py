@@ -1,7 +1,7 @@
 """A site's part in secure sums: whole numbers of its clients' updates, and its memory as a party.
 
 Each client adds its clipped update to the sum of the hypothesis that it trained, and one clip norm to that hypothesis's
-count. Updates are rounded towards zero to whole steps, so no client is longer than its clip norm allows. Noise is whole
+count. Updates are rounded to whole steps, and then are no longer than the clip norm allows. Noise is whole
 steps as well. So the sum, modulo a power of two, is exact, and its noise is what the account says.
 """
 
@@ -22,8 +22,8 @@ from umbel.privacy.gate import randomness, releases
 from umbel.privacy.gate.identity import Identity
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
-from umbel.privacy.mechanisms.base import Matrix, clip
-from umbel.privacy.mechanisms.discrete_gaussian import SHORTER, DiscreteGaussian
+from umbel.privacy.mechanisms.base import Matrix
+from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian, to_grid
 from umbel.privacy.secure.layout import Layout
 from umbel.privacy.secure.party import Party, Turn
 from umbel.privacy.secure.seeds import text_of
@@ -79,10 +79,10 @@ class SecureSanitiser:
         """Return the clients' sums by hypothesis, without reports, in steps (`umbel.privacy.secure.layout`)."""
         (k, n), layout, weight = self.hypotheses.shape, self.layout, self.grid.weight
         sums, squares = np.zeros((k, n), np.int64), np.zeros((k, layout.squares), np.int64)
-        longest = self.task.clip_norm * SHORTER * layout.inside(weight)
+        longest = self.task.clip_norm * layout.inside(weight)
         for block in releases.blocks(len(chosen), max(n, layout.squares)):
             updates = releases.updates_in(trained, block, self.hypotheses[chosen[block]])
-            steps = np.trunc(clip(updates, longest) / self.grid.step).astype(np.int64)
+            steps = to_grid(updates, longest, self.grid.step).astype(np.int64)
             np.add.at(sums, chosen[block], steps)
             if layout.moments:
                 np.add.at(squares, chosen[block], layout.squared(steps, weight))

@@ -1,6 +1,6 @@
 """The discrete Gaussian mechanism: noise on a grid that is drawn exactly (Canonne, Kamath and Steinke 2020).
 
-An update is clipped and moved to a grid of powers of two, each number towards zero, so that its norm does not grow.
+An update is clipped and moved to a grid of powers of two (`to_grid`), so that its norm does not exceed the radius.
 The noise is an integer number x of steps with a probability proportional to exp(-x^2/(2 s^2)), s being nu radii in
 steps. Update and noise add up without rounding. So the guarantee holds for the computed numbers, without assumptions on
 floating point: between inputs a distance d apart, in radii, the release is rho-zCDP with rho = (d/nu)^2/2
@@ -25,7 +25,12 @@ from umbel.privacy.mechanisms.base import ByteSource, Loss, Matrix, Mechanism, N
 from umbel.protocol.errors import Refused
 
 _STEPS = 256  # minimum steps of the grid in a standard deviation
-_MOST_STEPS = 1 << 14
+_FINE = (
+    2.0  # steps that a number of a clipped update has at least, in the quadratic mean, where a table is large enough
+)
+_LEAST = 0.5  # the same, below which numbers of the quadratic mean are rounded to 0
+_MOST_STEPS = 1 << 15
+_MARGIN = 1.2  # of the square by which an update is too long
 _WORD = 64
 _GUARD = 160  # extra bits in a table
 _LOST = 1 << 80  # a generous bound, in units of these bits, on the error of a sum by rounding and by the table's ends
@@ -41,8 +46,8 @@ class DiscreteGaussian(Mechanism):
     public_only: ClassVar[bool] = True
 
     def constrain(self, updates: Matrix, radius: float) -> Matrix:
-        step, _ = self._grid(radius)
-        inside: Matrix = np.trunc(clip(updates, radius * SHORTER) / step) * step
+        step, _ = self._grid(radius, updates.shape[1])
+        inside: Matrix = to_grid(updates, radius, step) * step
         return inside
 
     def noise(self, sizes: Sequence[int], radii: Matrix, generators: Iterator[NoiseSource]) -> Matrix:
@@ -50,22 +55,28 @@ class DiscreteGaussian(Mechanism):
         ends = np.cumsum(sizes)
         for row, own, source in zip(noise, radii, each(generators, len(radii)), strict=True):
             for part, radius in zip(np.split(row, ends[:-1]), own, strict=True):
-                step, scale = self._grid(float(radius))
+                step, scale = self._grid(float(radius), len(part))
                 part[:] = draw(scale, len(part), source) * step
         return noise
 
-    def _grid(self, radius: float) -> tuple[float, float]:
-        """Return the step at a radius, a power of two no larger than the radius, and nu radii in steps, rounded up."""
+    def _grid(self, radius: float, n: int) -> tuple[float, float]:
+        """Return the step at a radius, a power of two no larger than the radius, and nu radii in steps, rounded up.
+
+        An update of n numbers has numbers of radius / sqrt(n). A coarse grid would round all of them to zero.
+        """
         deviation = math.nextafter(self.noise_multiplier * radius, math.inf)
-        step = 2.0 ** min(math.floor(math.log2(deviation / _STEPS)), math.floor(math.log2(radius)))
-        scale = deviation / step
-        if not scale <= _MOST_STEPS:
+        coarsest = min(math.floor(math.log2(deviation / _STEPS)), math.floor(math.log2(radius)))
+        finest = math.ceil(math.log2(deviation / _MOST_STEPS))
+        if finest > coarsest:
             raise Refused(
                 f"mechanism discrete-gaussian draws noise of at most {_MOST_STEPS} radii, but noise multiplier "
                 f"{self.noise_multiplier:g} needs more",
                 code="refused.noise-out-of-range",
             )
-        return step, scale
+        wanted = math.floor(math.log2(radius / (_FINE * math.sqrt(n))))
+        step = 2.0 ** min(coarsest, max(finest, wanted))
+        check_fine(radius / step, n, self.noise_multiplier)
+        return step, deviation / step
 
     def deviation(self, n: int) -> float:
         return self.noise_multiplier
@@ -84,6 +95,39 @@ class DiscreteGaussian(Mechanism):
     def loss(self, n: int, distance: float) -> Loss:
         moved = distance / self.noise_multiplier
         return ConcentratedLoss(moved * moved / 2)  # infinite if the noise is so small that it overflows
+
+
+def check_fine(weight: float, n: int, noise_multiplier: float) -> None:
+    """Raise `Refused` if updates of n numbers, of `weight` steps in a clip norm, would nearly all be rounded to 0."""
+    if weight < _LEAST * math.sqrt(n):
+        raise Refused(
+            f"noise multiplier {noise_multiplier:g} needs a grid that rounds updates of {n:,} numbers to 0; use less "
+            "noise, fewer parameters, or mechanism gaussian",
+            code="refused.noise-out-of-range",
+        )
+
+
+def to_grid(updates: Matrix, radius: float, step: float) -> Matrix:
+    """Return updates (m, n), clipped to a radius, in whole steps; no norm exceeds the radius.
+
+    Each number is rounded to the nearest step. Rounding all towards zero would shorten updates of many small numbers.
+    An update that rounding makes too long is made shorter before it, and as a last resort is rounded towards zero.
+    """
+    longest = radius * SHORTER / step
+    inside = clip(updates, radius * SHORTER) / step
+    rounded: Matrix = np.rint(inside)
+    for last in (False, False, True):
+        # Squares of whole numbers, so this comparison is exact.
+        squares = np.einsum("ij,ij->i", rounded, rounded)
+        long = squares > longest**2
+        if not long.any():
+            break
+        if last:
+            rounded[long] = np.trunc(inside[long])
+            break
+        shares = (squares[long] - longest**2) / np.maximum(squares[long], 1)
+        rounded[long] = np.rint(inside[long] * np.sqrt(np.maximum(1 - _MARGIN * shares, 0))[:, None])
+    return rounded
 
 
 def draw(scale: float, count: int, source: ByteSource) -> NDArray[np.int64]:
