@@ -359,8 +359,7 @@ def _tapped(layers: list[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor, T
 
 def _dense(layer: nn.Module, before: Tensor, slope: Tensor) -> Iterator[Part]:
     a, g = before.reshape(len(before), -1, before.shape[-1]), slope.reshape(len(slope), -1, slope.shape[-1])
-    squares = _square_of_products(a, g)
-    yield "weight", squares, lambda kept: _masked(g, kept).flatten(0, 1).T @ _finite(a, kept).flatten(0, 1)
+    yield "weight", *_products(a, g)
     yield from _bias(g)
 
 
@@ -370,14 +369,20 @@ def _bias(g: Tensor) -> Iterator[Part]:
     yield "bias", summed.square().sum(1), lambda kept: _masked(summed, kept).sum(0)
 
 
-def _square_of_products(a: Tensor, g: Tensor) -> Tensor:
-    """Return the squared norms of each row's product of (places, inputs) and (places, outputs), the cheaper way."""
+def _products(a: Tensor, g: Tensor) -> tuple[Tensor, Summed]:
+    """Return the squared norms of each row's product of g (places, outputs) and a (places, inputs), and their sum.
+
+    Where a row's products are large, their norms come from those of all pairs of places.
+    """
     places, inputs, outputs = a.shape[1], a.shape[2], g.shape[2]
-    if places == 1:
-        return a.square().sum((1, 2)) * g.square().sum((1, 2))
-    if places * (inputs + outputs) < inputs * outputs:
-        return (torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2)).clamp_min(0.0)
-    return torch.bmm(g.mT, a).square().sum((1, 2))
+    if places == 1 or places * (inputs + outputs) < inputs * outputs:
+        if places == 1:
+            squares = a.square().sum((1, 2)) * g.square().sum((1, 2))
+        else:
+            squares = (torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2)).clamp_min(0.0)
+        return squares, lambda kept: _masked(g, kept).flatten(0, 1).T @ _finite(a, kept).flatten(0, 1)
+    products = torch.bmm(g.mT, a).flatten(1)
+    return products.square().sum(1), lambda kept: kept @ _finite(products, kept)
 
 
 def _convolution(layer: Any, before: Tensor, slope: Tensor) -> Iterator[Part]:
@@ -391,8 +396,7 @@ def _convolution(layer: Any, before: Tensor, slope: Tensor) -> Iterator[Part]:
         before, two(layer.kernel_size, 1), two(layer.dilation, 1), two(layer.padding, 0), two(layer.stride, 1)
     ).mT
     g = slope.flatten(2).mT
-    squares = _square_of_products(patches, g)
-    yield "weight", squares, lambda kept: _masked(g, kept).flatten(0, 1).T @ _finite(patches, kept).flatten(0, 1)
+    yield "weight", *_products(patches, g)
     yield from _bias(g)
 
 
@@ -441,12 +445,13 @@ _PARTS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], Iterator[Part]]] =
 
 def _masked(values: Tensor, kept: Tensor) -> Tensor:
     """Return values times their rows' factors; those of rows that do not count may be no numbers, and become 0."""
-    factor = kept.reshape(*kept.shape, *[1] * (values.ndim - kept.ndim))
-    return torch.where(factor > 0, values * factor, 0.0)
+    return _finite(values, kept) * kept.reshape(*kept.shape, *[1] * (values.ndim - kept.ndim))
 
 
 def _finite(values: Tensor, kept: Tensor) -> Tensor:
     """Return values, with 0 for rows that do not count."""
+    if bool((kept > 0).all()):  # a copy of large activations takes long
+        return values
     return torch.where(kept.reshape(*kept.shape, *[1] * (values.ndim - kept.ndim)) > 0, values, 0.0)
 
 
