@@ -201,7 +201,8 @@ def test_the_sum_is_that_of_each_rows_gradient_clipped_by_itself(
 
 
 @pytest.mark.parametrize(
-    ("network", "kind"), [(Sequence, Layered), (Images, Layered), (Adapted, Layered), (Tied, RowByRow)]
+    ("network", "kind"),
+    [(Sequence, Layered), (Images, Layered), (Adapted, Layered), (Dropping, Layered), (Tied, RowByRow)],
 )
 def test_usual_layers_need_no_gradient_of_a_row(network: type[nn.Module], kind: type) -> None:
     model = model_of(network)

@@ -142,7 +142,9 @@ class Layered(RowGradients):
 
         return _stacked([sums(c) for c in range(len(inputs))])
 
-    def of_one(self, parameters: Parameters, inputs: Tensor, objective: Objective, clip_norm: float) -> Parameters:
+    def of_one(
+        self, parameters: Parameters, inputs: Tensor, objective: Objective, clip_norm: float, training: bool = True
+    ) -> Parameters:
         """Return one client's sums, of all rows."""
         values = {name: value.detach().requires_grad_(name in self.names) for name, value in parameters.items()}
         if not len(inputs):
@@ -150,7 +152,7 @@ class Layered(RowGradients):
         owners = owners_of(self.model, self.names)
         assert owners is not None, "the network was tried"
         with _tapped([layer for _, layer in owners]) as taps:
-            losses = objective(self.model.apply(self.frozen | values, inputs, training=True))
+            losses = objective(self.model.apply(self.frozen | values, inputs, training))
             slopes = torch.autograd.grad(losses.sum(), [after for _, _, after in taps])
         squares, parts = torch.zeros_like(losses), []
         with torch.no_grad():
@@ -200,11 +202,12 @@ def row_gradients(
     loss: Callable[[Tensor, Tensor], Tensor],
     inputs: Tensor,
     targets: Tensor,
+    training: bool = True,
 ) -> Parameters:
     r"""Return the gradient of each row's loss, (rows, \*shape)."""
 
     def of_row(values: Parameters, row: Tensor, target: Tensor) -> Tensor:
-        return loss(model.apply(rest | values, row[None], training=True), target[None]).sum()
+        return loss(model.apply(rest | values, row[None], training), target[None]).sum()
 
     try:
         with unfused_attention():
@@ -264,7 +267,10 @@ def _mixes(model: Model, shape: tuple[int, ...]) -> bool:
 
 @lru_cache(maxsize=16)
 def _layered(model: Model, names: frozenset[str], shape: tuple[int, ...]) -> bool:
-    """Return whether `Layered` gives the gradients of made-up rows that `torch.func` gives."""
+    """Return whether `Layered` gives the gradients of made-up rows that `torch.func` gives.
+
+    Dropout is off: it draws differently for each of them.
+    """
     if owners_of(model, names) is None:
         return False
     rows, values = _made_up(model, shape), _initial(model)
@@ -275,12 +281,10 @@ def _layered(model: Model, names: frozenset[str], shape: tuple[int, ...]) -> boo
         return outputs.flatten(1).square().sum(1) + outputs.flatten(1).sum(1)
 
     try:
-        if look(model, shape).draws:  # they draw differently for each row, so there is nothing to compare
-            return False
-        right = row_gradients(model, rest, trained, loss, rows, rows)
+        right = row_gradients(model, rest, trained, loss, rows, rows, training=False)
         layered = Layered(model, model.frozen_values, names)
         for clip_norm in (1e-3, 1e6):
-            found = layered.of_one(values, rows, lambda outputs: loss(outputs, outputs), clip_norm)
+            found = layered.of_one(values, rows, lambda outputs: loss(outputs, outputs), clip_norm, training=False)
             squares = torch.stack([value.flatten(1).square().sum(1) for value in right.values()]).sum(0)
             kept = factors(squares, torch.ones(len(rows), dtype=torch.bool), clip_norm)
             for name, value in right.items():
