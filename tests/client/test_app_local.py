@@ -346,3 +346,24 @@ def test_an_adapter_costs_a_site_its_own_numbers_alone(
     assert list(accounts) == [0, 1]
     assert [[release.n for release in account] for account in accounts.values()] == [[22], [22]]
     assert [spent(Ledger(ledger), client) for client in accounts] == [5.5, 5.5]
+
+
+# --- a guarantee for each row
+
+ROWS = {"row_clip_norm": 1.0, "row_noise_multiplier": 1.0, "row_rate": 0.5, "row_batch": 2.0}
+
+
+def test_training_that_hides_rows_never_starts_from_heads_of_training_that_does_not(
+    headed_config: Config, site: Config
+) -> None:
+    """They depend on all rows, so a row would change the gradients of all others, and no clipping bounds that."""
+    where = Site(Policy(ledger_path=site["ledger-path"]), Path(site["data-path"]))
+    assert not at_site(headed_config, site, "spring").has_error()
+    first = heads(headed_config, site, "spring")
+    hidden = site | {"min-row-noise-multiplier": 0.5}
+    # With such short steps, heads stay where they began.
+    assert not at_site(headed_config, hidden, "spring", round=2, step_size=1e-9, **ROWS).has_error()
+    np.testing.assert_array_equal(heads(headed_config, site, "spring"), first)
+    apart = LocalParameters(where, RecordDict(), model_in(headed_config), "spring", 0, rows=True)
+    assert apart.known([0, 2]) == [0, 2]
+    assert (np.abs(apart.read([0, 2])["head.weight"] - first) > 1e-6).all()

@@ -116,7 +116,7 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
     """
     hypotheses, assigned = hypotheses_in(content), assigned_in(content)
     clients, policy = node.training_clients(task.clients), node.site.policy
-    kept = LocalParameters(node.site, state, node.model, task.run, node.seed)
+    kept = LocalParameters(node.site, state, node.model, task.run, node.seed, task.row_privacy is not None)
     before = kept.read(clients)
     crew, update, names = Crew(node, clients), _update(task, node), list(node.model.shapes)
     # A pass forward for each hypothesis; in training one forward and one backward, which takes two.
@@ -174,7 +174,7 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
     hypotheses = hypotheses_in(content)
     node.check(hypotheses, task.frozen_digest)
     clients = node.validation_clients(task.clients)
-    kept = LocalParameters(node.site, state, node.model, task.run, node.seed)
+    kept = LocalParameters(node.site, state, node.model, task.run, node.seed, node.run.protect.rows)
     crew = Crew(node, clients)
 
     def compute(some: Some) -> list[NDArray[Any]]:
@@ -232,7 +232,7 @@ def keep_models(msg: Message, context: Context) -> Message:
     if not node.site.simulated:
         Runs.of(node.site).end(str(context.run_id), name, hypotheses, evaluates=len(node.validation) > 0)
     if (folder := node.site.keep_model) is not None:
-        kept = LocalParameters(node.site, context.state, node.model, name, node.seed)
+        kept = LocalParameters(node.site, context.state, node.model, name, node.seed, node.run.protect.rows)
         try:
             with time_limit(node.site.policy.max_seconds):
                 keep(node, hypotheses, kept, folder, prior)

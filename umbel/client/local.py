@@ -31,12 +31,20 @@ class LocalParameters:
     """The local parameters of a model in the run of a name; `state` is the node's ``context.state``.
 
     `seed` is that of the initial draw; None uses the operating system's entropy.
+
+    Those of training that hides each row (`rows`) are kept apart. Ordinary training makes local parameters depend on
+    all rows, and each row's gradient would depend on them.
     """
 
-    def __init__(self, site: Site, state: RecordDict, model: Model, run: str, seed: int | None) -> None:
+    def __init__(
+        self, site: Site, state: RecordDict, model: Model, run: str, seed: int | None, rows: bool = False
+    ) -> None:
         self._model, self._seed, self._state = model, seed, state
+        self._record = f"{_RECORD}.rows" if rows else _RECORD
         # A simulated node may have a ledger on disk, but keeps no local parameters beside it.
-        self._file = None if site.simulated or site.ledger_path is None else _file(site, site.ledger_path, model, run)
+        self._file = (
+            None if site.simulated or site.ledger_path is None else _file(site, site.ledger_path, model, run, rows)
+        )
         kept = self._load() if model.local_shapes else {}
         self._clients: NDArray[np.int64] = kept.pop(_CLIENTS, np.zeros(0, np.int64))
         self._values: Arrays = kept or {
@@ -93,12 +101,13 @@ class LocalParameters:
     def _load(self) -> Arrays:
         if self._file is not None:
             return safetensors.numpy.load_file(self._file) if self._file.exists() else {}
-        return dict(from_array_record(record_in(self._state, _RECORD, ArrayRecord))) if _RECORD in self._state else {}
+        found = record_in(self._state, self._record, ArrayRecord) if self._record in self._state else None
+        return {} if found is None else dict(from_array_record(found))
 
     def _save(self) -> None:
         kept = {_CLIENTS: self._clients, **self._values}
         if self._file is None:
-            self._state[_RECORD] = to_array_record(kept)
+            self._state[self._record] = to_array_record(kept)
             return
         new = not self._file.exists()
         # Only the site may read them, as with the ledger.
@@ -109,14 +118,16 @@ class LocalParameters:
             _forget_old_runs(self._file.parent)
 
 
-def _file(site: Site, ledger: Path, model: Model, run: str) -> Path:
+def _file(site: Site, ledger: Path, model: Model, run: str, rows: bool) -> Path:
     """Return the path of a site's local parameters for a run.
 
     The server chose the run's name, so it is not used as a path. Nodes that share a ledger but serve different
     data or clients have separate files.
     """
     where = _digest(site.identity)
-    what = f"{run}\n{model.name}\n{sorted(model.local_shapes.items())}\n{model.frozen_digest}"
+    what = f"{run}\n{model.name}\n{sorted(model.local_shapes.items())}\n{model.frozen_digest}" + (
+        "\nrows" if rows else ""
+    )
     return ledger.with_name(f"{ledger.name}.local") / where / f"{_digest(what)}.safetensors"
 
 

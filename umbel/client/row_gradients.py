@@ -72,7 +72,7 @@ class RowGradients(ABC):
 def factors(squares: Tensor, drawn: Tensor, clip_norm: float) -> Tensor:
     """Return the factor of each row's gradient, given its squared norm.
 
-    A row without a finite norm does not count: whatever its gradient is, nothing of it must get into the sum.
+    A row without a finite norm does not count, and nothing of its gradient gets into the sum.
     """
     norms = squares.sqrt()
     kept = (clip_norm * (1 - SLACK) / norms.clamp_min(clip_norm * (1 - SLACK))).to(squares.dtype)
@@ -269,7 +269,7 @@ def _mixes(model: Model, shape: tuple[int, ...]) -> bool:
 def _layered(model: Model, names: frozenset[str], shape: tuple[int, ...]) -> bool:
     """Return whether `Layered` gives the gradients of made-up rows that `torch.func` gives.
 
-    Dropout is off: it draws differently for each of them.
+    Dropout is off, since it draws differently for each of them.
     """
     if owners_of(model, names) is None:
         return False
@@ -281,10 +281,11 @@ def _layered(model: Model, names: frozenset[str], shape: tuple[int, ...]) -> boo
         return outputs.flatten(1).square().sum(1) + outputs.flatten(1).sum(1)
 
     try:
-        right = row_gradients(model, rest, trained, loss, rows, rows, training=False)
+        training = not look(model, shape).draws
+        right = row_gradients(model, rest, trained, loss, rows, rows, training)
         layered = Layered(model, model.frozen_values, names)
         for clip_norm in (1e-3, 1e6):
-            found = layered.of_one(values, rows, lambda outputs: loss(outputs, outputs), clip_norm, training=False)
+            found = layered.of_one(values, rows, lambda outputs: loss(outputs, outputs), clip_norm, training)
             squares = torch.stack([value.flatten(1).square().sum(1) for value in right.values()]).sum(0)
             kept = factors(squares, torch.ones(len(rows), dtype=torch.bool), clip_norm)
             for name, value in right.items():
