@@ -22,10 +22,11 @@ from tests.helpers.models import write_module
 from tests.helpers.sources import ROOT, files, lines_of_code
 from umbel import models, strategies
 from umbel.privacy.accounting.guarantee import guarantee, secure_release, site_release
+from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.gate.policy import Personal, Policy
 from umbel.protocol import old_names
 from umbel.protocol.old_names import PACKAGES, SETTINGS
-from umbel.protocol.release import Clipping, Kind, Release
+from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 from umbel.research.experiments.__main__ import app
 
 DOCS = ROOT / "docs"
@@ -230,7 +231,8 @@ def test_each_mode_stands_in_the_docs_with_what_the_account_makes_of_it() -> Non
         "a site's mean loss": Release(Kind.REPORT, 2, 20.0, Clipping.PUBLIC),
         "unsanitised": dataclasses.replace(release, noise_multiplier=0.0),
     }
-    assert rows.keys() - modes.keys() == {"exact losses", "secure sum"}, "of which there is no account without a delta"
+    without = {"exact losses", "secure sum", "each row"}
+    assert rows.keys() - modes.keys() == without, "of which there is no account without a delta"
     said = {"2n/ν + `choice-epsilon`": 1.6, "2/ν": 0.1, "none": None}
     for mode, release in modes.items():
         cost, to = rows[mode]
@@ -243,6 +245,12 @@ def test_each_mode_stands_in_the_docs_with_what_the_account_makes_of_it() -> Non
     assert together is not None
     assert together.epsilon < together.pure == math.inf
     assert rows["secure sum"][0] == "none: an ε at δ only"
+    of_rows = modes["unsanitised"].trained_by(RowPrivacy(1.0, 1.0, 0.1, 10.0, 10))
+    hidden = row_guarantee({of_rows: 1})
+    assert guarantee({of_rows: 1}) is None
+    assert hidden is not None
+    assert hidden.epsilon < hidden.pure == math.inf
+    assert rows["each row"][0] == "none: an ε at δ only"
 
 
 def test_what_the_readme_starts_first_stands_on_its_first_screen() -> None:
