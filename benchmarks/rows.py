@@ -61,7 +61,7 @@ def against_opacus(name: str, steps: int, times: int) -> None:
     with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as folder:
         file = Path(folder) / "task.pt"
         torch.save({"network": name, "state": network.state_dict(), "rows": rows, "targets": targets}, file)
-        command = [str(environment(PEER)), play_opacus.__file__, str(file)]
+        command = [str(environment(PEER)), "-W", "ignore", play_opacus.__file__, str(file)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
             assert peer.stdout is not None
             while peer.stdout.readline().strip() != "ready":
