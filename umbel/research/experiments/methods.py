@@ -247,7 +247,7 @@ def _text() -> str:
         "dollars, where lower is better, or the share of right labels. Mean ± standard deviation over seeds. "
         f"Epsilon is at delta {DELTA:g} over the whole run: of a client, or under row release of a row of a client. "
         "These two promise different things, and their figures cannot be ranked against each other. Models made at "
-        f"home leave no node and have no noise of their own. Site and secure release have {SITES} sites."
+        f"home leave no node and get no noise. Site and secure release have {SITES} sites."
     )
 
 
