@@ -20,7 +20,7 @@ from umbel.simulation.proxy import feature_spans
 def test_a_table_is_imported_with_the_scales_and_ranges_that_a_first_import_prints(
     tmp_path: Path, umbel_home: Path
 ) -> None:
-    path = public_tables._dataset("breast-cancer", 2000, tmp_path)
+    path = public_tables.imported("breast-cancer", 2000, tmp_path)
     first, second = (open_dataset(one).manifest for one in (tmp_path / "first" / path.name, path))
     assert second.train == 24
     declared = [[span.declared for span in feature_spans(one, 30) or []] for one in (first, second)]
@@ -33,9 +33,9 @@ def test_a_package_that_is_missing_and_an_import_that_fails_are_named(
     tables = {"absent": ("absent", "data.rows", ""), "typo": ("sklearn", "datasets.load_breast_cancer", "--target no")}
     monkeypatch.setattr(public_tables, "TABLES", tables)
     with raises(ConfigError, "config.not-installed", "absent"):
-        public_tables._dataset("absent", 0, tmp_path)
+        public_tables.imported("absent", 0, tmp_path)
     with raises(SweepError, "sweep.failed", "data.no-client"):
-        public_tables._dataset("typo", 0, tmp_path)
+        public_tables.imported("typo", 0, tmp_path)
 
 
 def _result(folder: Path, epsilon: float, seed: int, **measures: Any) -> Result:

@@ -69,6 +69,10 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         "configs/hospital-services.toml", "configs/synthetic.toml", "configs/qmnist-features-epsilon-4.toml",
         f"{_DATA}/hospital.py", f"{_DATA}/synthetic.py", f"{_DATA}/qmnist_features.py",
     ),
+    "methods": (
+        f"{_HERE}/methods.py", f"{_HERE}/public_tables.py", "configs/hospital-services.toml",
+        "configs/qmnist-features-epsilon-8.toml", f"{_DATA}/hospital.py", f"{_DATA}/qmnist_features.py",
+    ),
     "drift": (f"{_HERE}/drift.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
     "recommender": (f"{_HERE}/recommender.py", "configs/recommender.toml", f"{_DATA}/movielens.py"),
     "attacks": (

@@ -59,14 +59,14 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
     found = []
     for name in ["breast-cancer"] if quick else TABLES:
         for seed in range(first, first + seeds):
-            path = str(_dataset(name, seed, folder / "data"))
+            path = str(imported(name, seed, folder / "data"))
             # A dataset and these keys are what a sweep looks up.
             config = {"dataset": path, "seed": seed, "strategy": "group-privacy", "model": "", "observers": ""}
             found += [Spec.of((name, epsilon), config | {"epsilon": epsilon}) for epsilon in (0.0, EPSILON)]
     return found
 
 
-def _dataset(name: str, seed: int, folder: Path) -> Path:
+def imported(name: str, seed: int, folder: Path) -> Path:
     """Write a table's dataset, unless it is there: imported twice, the second time with the first one's advice."""
     words = "-".join(re.findall(r"\w+", name))
     path = folder / f"{words}-{seed}"
