@@ -1,6 +1,6 @@
 """Opacus in the comparison of DP-SGD: clipped sums of rows' gradients, timed on request.
 
-    python play_opacus.py TASK.pt
+    python benchmarks/peers/play_opacus.py TASK.pt
 
 TASK.pt has a network's name, its parameters, rows and targets. The first line of output says that it is ready. Then
 each line of input asks for a contestant and a number of steps; the answer has the seconds, and the file with the sums.
