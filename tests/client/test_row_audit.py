@@ -26,7 +26,7 @@ from umbel.research.attacks.audit.bounds import best_guesses, count_right, lower
 from umbel.simulation.grid import InProcessGrid
 
 CLIENTS, DELTA = 4000, 1e-5
-SIGMA, RATE = 0.6, 0.5
+SIGMA, RATE = 1.0, 0.5
 
 
 @pytest.fixture
@@ -82,8 +82,6 @@ def test_a_row_shows_no_more_than_is_claimed_and_an_audit_finds_a_tenth_of_the_n
     release = Release(Kind.TRAIN, 2, 0.0, Clipping.PUBLIC).trained_by(RowPrivacy(1.0, SIGMA, RATE, 1.0, 1))
     claimed = row_guarantee({release: 1}, DELTA)
     assert claimed is not None
-    assert 3 < claimed.epsilon < 8
     found = proved(released(tmp_path, run_config, coins, SIGMA), coins, SIGMA)
-    assert 0.4 < found < claimed.epsilon
     tenth = proved(released(tmp_path, run_config, coins, SIGMA / 10), coins, SIGMA / 10)
-    assert tenth > found + 1
+    assert 0.4 < found < claimed.epsilon < tenth
