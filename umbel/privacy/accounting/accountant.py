@@ -231,10 +231,14 @@ def _support(loss: Loss, cut: float) -> tuple[float, float]:
 
 def _distribution(loss: Loss, low: float, high: float, interval: float) -> PrivacyLossDistribution:
     """Return the distribution of `loss` on multiples of `interval`; losses above `high` count as infinite."""
-    if isinstance(loss, SampledGaussianLoss):
-        return loss.distribution(interval)
     # The import loads half of SciPy; a run without a guarantee need not wait for it.
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
+
+    if isinstance(loss, SampledGaussianLoss):
+        # One for adding a row and one for removing it, which are not the same.
+        return from_gaussian_mechanism(
+            loss.noise_multiplier, value_discretization_interval=interval, sampling_prob=loss.rate
+        )
 
     # The factor prevents one step too many if rounding lifts a `high` that is a multiple.
     top = math.ceil(high / interval * (1 - 1e-12))

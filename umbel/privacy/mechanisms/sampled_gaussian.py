@@ -11,16 +11,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import special
 
 from umbel.privacy.mechanisms.base import Loss, Matrix, of_any_sign
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
-
-if TYPE_CHECKING:
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 _BIGGEST = 700.0  # exponents below it do not overflow
 
@@ -29,7 +25,7 @@ _BIGGEST = 700.0  # exponents below it do not overflow
 class SampledGaussianLoss(Loss):
     """The loss of one step, for a row that is added or removed, whichever is worse.
 
-    `delta` is the larger of both. Many steps are composed for each of both (`distribution`), since the larger of both
+    `delta` is the larger of both. Many steps are composed for each of both (`umbel.privacy.accounting.accountant`), since the larger of both
     composed is smaller than a composition of the larger.
 
     Attributes
@@ -82,14 +78,6 @@ class SampledGaussianLoss(Loss):
         gone = q * np.exp(np.where(left > 0, size, 0.0)) * special.ndtr((near - 1) / sigma)
         added = np.where(left > 0, weight * special.ndtr(near / sigma) - gone, 0.0)
         return of_any_sign(epsilons, np.maximum(np.maximum(removed, added), 0.0))
-
-    def distribution(self, interval: float) -> PrivacyLossDistribution:
-        """Return the distributions of the loss on multiples of `interval`, of adding and of removing."""
-        from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-
-        return from_gaussian_mechanism(
-            self.noise_multiplier, value_discretization_interval=interval, sampling_prob=self.rate
-        )
 
 
 def step_losses(noise_multiplier: float, rate: float, steps: int) -> dict[Loss, int]:
