@@ -25,8 +25,8 @@ _BIGGEST = 700.0  # exponents below it do not overflow
 class SampledGaussianLoss(Loss):
     """The loss of one step, for a row that is added or removed, whichever is worse.
 
-    `delta` is the larger of both. Many steps are composed for each of both (`umbel.privacy.accounting.accountant`), since the larger of both
-    composed is smaller than a composition of the larger.
+    `delta` is the larger of both. `umbel.privacy.accounting.accountant` composes many steps for each of both, since the
+    larger of both composed is smaller than a composition of the larger.
 
     Attributes
     ----------
