@@ -19,6 +19,7 @@ from tests.helpers.errors import raises
 from umbel import models
 from umbel.client.batched import BatchedLearner
 from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.dp_sgd import _sums
 from umbel.client.invariant import InvariantLearner
 from umbel.client.learner import Learner
 from umbel.client.loop import LoopLearner
@@ -125,6 +126,13 @@ class Mixing(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         found: Tensor = self.head(rows - rows.mean(0))
         return found
+
+
+class MixingInTraining(Mixing):
+    """Does so in training alone."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows) if self.training else self.head(rows)
 
 
 class Normal(nn.Sequential):
@@ -287,6 +295,19 @@ def test_places_whose_gradients_cancel_hide_no_norm(network: type[nn.Module]) ->
         assert math.sqrt(sum(float(np.square(found[name] - start[name]).sum(dtype=np.float64)) for name in found)) <= C
 
 
+def test_a_row_moves_the_sum_of_many_rows_by_at_most_the_clip_norm() -> None:
+    """All rows are alike, so that roundings add up."""
+    model, n = replace(models.load("linear inputs=1 outputs=1"), loss=LOSSES["mse"]), 100_000
+    cohort = Cohort(torch.full((n, 1), 0.7), torch.full((n,), -3.0), np.array([n]))
+    rows = cohort, cohort.rows(np.arange(n) > 0)
+    start = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
+    gradients = BatchedLearner(model, CPU)._row_gradients(frozenset(model.shapes), (1,))
+    zeros = {name: torch.from_numpy(value) for name, value in start.items()}
+    sums = [_sums(gradients, zeros, some, [np.arange(some.lengths[0])], C) for some in rows]
+    away = math.sqrt(sum(float((sums[0][name].double() - sums[1][name].double()).square().sum()) for name in start))
+    assert 0.99 * C < away <= C
+
+
 class Thin(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(*(nn.Linear(1, 1, bias=False) for _ in range(3)))
@@ -397,7 +418,7 @@ def test_steps_do_not_depend_on_the_number_of_rows() -> None:
 # --- networks that cannot hide a row
 
 
-@pytest.mark.parametrize("network", [Mixing, Normal])
+@pytest.mark.parametrize("network", [Mixing, MixingInTraining, Normal])
 def test_a_network_that_mixes_rows_is_refused(network: type[nn.Module]) -> None:
     with raises(ModelError, "model.rows"):
         trained(LoopLearner(model_of(network), CPU), cohort_of(model_of(network), 4), update())

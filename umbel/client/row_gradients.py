@@ -266,12 +266,16 @@ def check_rows(model: Model, shape: tuple[int, ...]) -> None:
 
 
 def _mixes(model: Model, shape: tuple[int, ...]) -> bool:
-    """Return whether a row's outputs change with the other rows, beyond rounding."""
+    """Return whether a row's outputs change with the other rows, beyond rounding; in training, if it draws nothing."""
     rows = _made_up(model, shape)
+
+    def mixes(training: bool) -> bool:
+        together = model.apply({}, rows, training)
+        alone = torch.cat([model.apply({}, row[None], training) for row in rows])
+        return not torch.allclose(together, alone, rtol=_CLOSE, atol=_CLOSE, equal_nan=True)
+
     with torch.no_grad():
-        together = model.apply({}, rows)
-        alone = torch.cat([model.apply({}, row[None]) for row in rows])
-    return not torch.allclose(together, alone, rtol=_CLOSE, atol=_CLOSE, equal_nan=True)
+        return mixes(False) or (not look(model, shape).draws and mixes(True))
 
 
 @lru_cache(maxsize=16)
