@@ -19,6 +19,7 @@ from tests.helpers.errors import raises
 from umbel import models
 from umbel.client.batched import BatchedLearner
 from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.dp_sgd import _sums
 from umbel.client.invariant import InvariantLearner
 from umbel.client.learner import Learner
 from umbel.client.loop import LoopLearner
@@ -125,6 +126,13 @@ class Mixing(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         found: Tensor = self.head(rows - rows.mean(0))
         return found
+
+
+class MixingInTraining(Mixing):
+    """Does so in training alone."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows) if self.training else self.head(rows)
 
 
 class Normal(nn.Sequential):
@@ -245,6 +253,95 @@ def test_a_row_moves_the_sum_by_at_most_the_clip_norm(data: st.DataObject) -> No
     assert away <= C
 
 
+class Places(nn.Module):
+    """A layer over two places without an offset, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.head = nn.Linear(8, 8, bias=False), nn.Linear(16, 1, bias=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found: Tensor = self.head(self.mix(rows.reshape(-1, 2, 8)).flatten(1))
+        return found
+
+
+class Twice(nn.Module):
+    """Tokens at two places, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(2, 8), nn.Linear(16, 1, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.head(self.embed(tokens).flatten(1))
+        return found
+
+
+@pytest.mark.parametrize("network", [Places, Twice])
+def test_places_whose_gradients_cancel_hide_no_norm(network: type[nn.Module]) -> None:
+    """A server may choose parameters so that rounding swallows the difference of two large products."""
+    model, generator = replace(model_of(network), loss=LOSSES["mse"]), np.random.default_rng(3)
+    head = np.concatenate([one := generator.normal(size=8) * 1e4, -one * (1 + 1e-4)]).astype(np.float32)
+    start = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
+    start["head.weight"] = head[None, None]
+    base = np.tile(generator.normal(size=8) * 1e3, 2)
+    for _ in range(20):
+        features = torch.from_numpy((base + generator.normal(size=16) * 1e-2).astype(np.float32))
+        if network is Twice:
+            start["head.weight"] = (head + generator.normal(size=16).astype(np.float32))[None, None]
+            features = torch.tensor([1, 1])
+        cohort = Cohort(features[None], torch.tensor([-0.5]), np.array([1]))
+        found, _ = LoopLearner(model, CPU).train(start, np.zeros(1, np.int64), cohort, update(), [SILENT])
+        assert math.sqrt(sum(float(np.square(found[name] - start[name]).sum(dtype=np.float64)) for name in found)) <= C
+
+
+def test_a_row_moves_the_sum_of_many_rows_by_at_most_the_clip_norm() -> None:
+    """All rows are alike, so that roundings add up."""
+    model, n = replace(models.load("linear inputs=1 outputs=1"), loss=LOSSES["mse"]), 100_000
+    cohort = Cohort(torch.full((n, 1), 0.7), torch.full((n,), -3.0), np.array([n]))
+    rows = cohort, cohort.rows(np.arange(n) > 0)
+    start = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
+    gradients = BatchedLearner(model, CPU)._row_gradients(frozenset(model.shapes), (1,))
+    zeros = {name: torch.from_numpy(value) for name, value in start.items()}
+    sums = [_sums(gradients, zeros, some, [np.arange(some.lengths[0])], C) for some in rows]
+    away = math.sqrt(sum(float((sums[0][name].double() - sums[1][name].double()).square().sum()) for name in start))
+    assert 0.99 * C < away <= C
+
+
+class Thin(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(*(nn.Linear(1, 1, bias=False) for _ in range(3)))
+
+
+@pytest.mark.parametrize("engine", [LoopLearner, BatchedLearner])
+def test_the_norm_of_a_tiny_input_and_a_huge_gradient_is_that_of_their_product(engine: type[Learner]) -> None:
+    model = replace(model_of(Thin), loss=LOSSES["mse"])
+    weights = {"0.weight": 1e-23, "1.weight": 1e-25, "2.weight": 1e18}
+    start = {name: np.full((1, 1, 1), value, np.float32) for name, value in weights.items()}
+    cohort = Cohort(torch.ones(1, 1), torch.tensor([-1.0]), np.array([1]))
+    rows = RowPrivacy(1e-6, 1e-12, 1.0, 1.0, 1)  # the gradient is 2e-5
+    found, _ = engine(model, CPU).train(start, np.zeros(1, np.int64), cohort, update(rows), [SILENT])
+    assert 0.5e-6 < abs(found["1.weight"] - start["1.weight"]).item() <= 1e-6
+
+
+class Rescaling(nn.Module):
+    """Shrinks those of its own parameters that the tokens of a row name, which no noise hides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(4, 4, max_norm=0.1), nn.Linear(4, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.head(self.embed(tokens).mean(1))
+        return found
+
+
+def test_a_network_that_changes_its_parameters_itself_is_refused() -> None:
+    model = model_of(Rescaling)
+    with raises(ModelError, "model.rows"):
+        gradients_of(model, model.frozen_values, frozenset(model.shapes), (6,))
+
+
 @pytest.mark.parametrize("engine", [LoopLearner, BatchedLearner, InvariantLearner])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 3e38])
 def test_a_row_whose_gradient_is_no_number_does_not_count(engine: type[Learner], bad: float) -> None:
@@ -321,7 +418,7 @@ def test_steps_do_not_depend_on_the_number_of_rows() -> None:
 # --- networks that cannot hide a row
 
 
-@pytest.mark.parametrize("network", [Mixing, Normal])
+@pytest.mark.parametrize("network", [Mixing, MixingInTraining, Normal])
 def test_a_network_that_mixes_rows_is_refused(network: type[nn.Module]) -> None:
     with raises(ModelError, "model.rows"):
         trained(LoopLearner(model_of(network), CPU), cohort_of(model_of(network), 4), update())

@@ -20,6 +20,8 @@ from umbel.protocol.release import RowPrivacy
 
 _BLOCK = 1 << 12
 """Numbers that are drawn together, if a step takes fewer."""
+_AT_ONCE = 1 << 12
+"""Rows that are added up in 32 bits. The rounding of more could move a sum by more than a row may."""
 
 
 def descend(
@@ -81,6 +83,13 @@ def _sums(
     most = max(map(len, drawn))
     if not most:
         return {name: torch.zeros_like(parameters[name]) for name in gradients.names}
+    if most > _AT_ONCE:
+        parts = [[rows[begin : begin + _AT_ONCE] for rows in drawn] for begin in range(0, most, _AT_ONCE)]
+        total = {name: torch.zeros_like(parameters[name], dtype=torch.float64) for name in gradients.names}
+        for part in parts:
+            for name, value in _sums(gradients, parameters, cohort, part, clip_norm).items():
+                total[name] += value
+        return total
     index = np.zeros((len(drawn), most), np.int64)
     real = np.zeros(index.shape, bool)
     for c, rows in enumerate(drawn):

@@ -30,6 +30,12 @@ _AT_ONCE = 1 << 28
 """Bytes of rows' gradients that are computed together."""
 _ROWS = 3
 _CLOSE = 1e-3
+_ROUNDING = 2.0**-16
+"""Share of its largest possible square that rounding may take off a squared norm, where products cancel."""
+_LARGEST, _LEAST_FACTOR = 2.0**80, 2.0**-100
+"""Beyond them a row does not count: its clipped gradient would need numbers that 32 bits hold with few digits."""
+_USUAL = 1e9
+"""Lengths up to it, and down to its inverse, have squares and products that 32 bits hold."""
 
 Objective = Callable[[Tensor], Tensor]
 """Takes outputs (rows, ...) and returns a loss for each row (rows,)."""
@@ -70,13 +76,14 @@ class RowGradients(ABC):
 
 
 def factors(squares: Tensor, drawn: Tensor, clip_norm: float) -> Tensor:
-    """Return the factor of each row's gradient, given its squared norm.
+    """Return the factor of each row's gradient, given its squared norm in 64 bits.
 
-    A row without a finite norm does not count, and nothing of its gradient gets into the sum.
+    A row without a finite norm does not count, and nothing of its gradient gets into the sum. Nor does one with an
+    extremely large norm.
     """
-    norms = squares.sqrt()
-    kept = (clip_norm * (1 - SLACK) / norms.clamp_min(clip_norm * (1 - SLACK))).to(squares.dtype)
-    return torch.where(drawn & torch.isfinite(norms), kept, 0.0)
+    norms, most = squares.sqrt(), clip_norm * (1 - SLACK)
+    kept = most / norms.clamp_min(most)
+    return torch.where(drawn & (kept >= _LEAST_FACTOR), kept, 0.0).float()
 
 
 class Chained(RowGradients):
@@ -109,10 +116,10 @@ class Chained(RowGradients):
         slopes = torch.autograd.grad(losses.sum(), [after for _, _, after in taps])
         sums: Parameters = {}
         with torch.no_grad():
-            squares = torch.zeros_like(losses)
+            squares = torch.zeros_like(losses, dtype=torch.float64)
             for (name, before, _), slope in zip(taps, slopes, strict=True):
-                length = slope.square().sum(-1)
-                for kind, own in (("weight", before.square().sum(-1)), ("bias", 1.0)):
+                length = _lengths(slope).square()
+                for kind, own in (("weight", _lengths(before).square()), ("bias", 1.0)):
                     if f"{name}{kind}" in self.names:
                         squares += length * own
             kept = factors(squares, drawn, clip_norm)
@@ -154,7 +161,7 @@ class Layered(RowGradients):
         with _tapped([layer for _, layer in owners]) as taps:
             losses = objective(self.model.apply(self.frozen | values, inputs, training))
             slopes = torch.autograd.grad(losses.sum(), [after for _, _, after in taps])
-        squares, parts = torch.zeros_like(losses), []
+        squares, parts = torch.zeros_like(losses, dtype=torch.float64), []
         with torch.no_grad():
             names = {layer: name for name, layer in owners}
             for (layer, before, _), slope in zip(taps, slopes, strict=True):
@@ -181,7 +188,7 @@ class RowByRow(RowGradients):
             size = max(1, _AT_ONCE // max(1, 4 * sum(value.numel() for value in trained.values())))
             for some in rows.split(size):
                 found = self.gradients(trained, rest, inputs[c][some], targets[c][some])
-                squares = sum(value.flatten(1).square().sum(1) for value in found.values())
+                squares = sum(_lengths(value.flatten(1)).square() for value in found.values())
                 assert isinstance(squares, Tensor), "something is trained"
                 kept = factors(squares, torch.ones_like(squares, dtype=torch.bool), clip_norm)
                 for name, value in found.items():
@@ -250,6 +257,8 @@ def check_rows(model: Model, shape: tuple[int, ...]) -> None:
         why = "mixes the rows of a batch, as in batch normalisation; use GroupNorm or LayerNorm, or freeze the layer"
     elif model.summed or model.decays or model.hooks.fit_local is not None:
         why = "trains some parameters by other rules; choose a model without summed_parameters, decays and fit_local"
+    elif any(getattr(layer, "max_norm", None) is not None for layer in model.module.modules()):
+        why = "rescales its own parameters where a row names them; leave out max_norm"
     elif _mixes(model, shape):
         why = "computes a row's outputs from other rows of its batch; compute each row by itself"
     if why:
@@ -257,12 +266,16 @@ def check_rows(model: Model, shape: tuple[int, ...]) -> None:
 
 
 def _mixes(model: Model, shape: tuple[int, ...]) -> bool:
-    """Return whether a row's outputs change with the other rows, beyond rounding."""
+    """Return whether a row's outputs change with the other rows, beyond rounding; in training, if it draws nothing."""
     rows = _made_up(model, shape)
+
+    def mixes(training: bool) -> bool:
+        together = model.apply({}, rows, training)
+        alone = torch.cat([model.apply({}, row[None], training) for row in rows])
+        return not torch.allclose(together, alone, rtol=_CLOSE, atol=_CLOSE, equal_nan=True)
+
     with torch.no_grad():
-        together = model.apply({}, rows)
-        alone = torch.cat([model.apply({}, row[None]) for row in rows])
-    return not torch.allclose(together, alone, rtol=_CLOSE, atol=_CLOSE, equal_nan=True)
+        return mixes(False) or (not look(model, shape).draws and mixes(True))
 
 
 @lru_cache(maxsize=16)
@@ -286,7 +299,7 @@ def _layered(model: Model, names: frozenset[str], shape: tuple[int, ...]) -> boo
         layered = Layered(model, model.frozen_values, names)
         for clip_norm in (1e-3, 1e6):
             found = layered.of_one(values, rows, lambda outputs: loss(outputs, outputs), clip_norm, training)
-            squares = torch.stack([value.flatten(1).square().sum(1) for value in right.values()]).sum(0)
+            squares = torch.stack([_lengths(value.flatten(1)).square() for value in right.values()]).sum(0)
             kept = factors(squares, torch.ones(len(rows), dtype=torch.bool), clip_norm)
             for name, value in right.items():
                 summed = torch.einsum("b,b...->...", kept, value)
@@ -371,7 +384,7 @@ def _dense(layer: nn.Module, before: Tensor, slope: Tensor) -> Iterator[Part]:
 def _bias(g: Tensor) -> Iterator[Part]:
     """Yield the bias that is added to outputs with the gradients (rows, places, outputs)."""
     summed = g.sum(1)
-    yield "bias", summed.square().sum(1), lambda kept: _masked(summed, kept).sum(0)
+    yield "bias", _lengths(summed).square(), lambda kept: _masked(summed, kept).sum(0)
 
 
 def _products(a: Tensor, g: Tensor) -> tuple[Tensor, Summed]:
@@ -381,13 +394,30 @@ def _products(a: Tensor, g: Tensor) -> tuple[Tensor, Summed]:
     """
     places, inputs, outputs = a.shape[1], a.shape[2], g.shape[2]
     if places == 1 or places * (inputs + outputs) < inputs * outputs:
-        if places == 1:
-            squares = a.square().sum((1, 2)) * g.square().sum((1, 2))
-        else:
-            squares = (torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2)).clamp_min(0.0)
+        lengths, slopes = _lengths(a), _lengths(g)
+        squares = largest = (lengths * slopes).sum(1).square()
+        if places > 1:
+            squares = _safe((torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2)), largest, lengths, slopes)
         return squares, lambda kept: _masked(g, kept).flatten(0, 1).T @ _finite(a, kept).flatten(0, 1)
     products = torch.bmm(g.mT, a).flatten(1)
-    return products.square().sum(1), lambda kept: kept @ _finite(products, kept)
+    return _lengths(products).square(), lambda kept: kept @ _finite(products, kept)
+
+
+def _lengths(values: Tensor) -> Tensor:
+    """Return the lengths of vectors (..., numbers) in 64 bits, where no square is lost; infinite beyond `_LARGEST`."""
+    found: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
+    return torch.where(found < _LARGEST, found, torch.inf)
+
+
+def _safe(squares: Tensor, largest: Tensor, *lengths: Tensor) -> Tensor:
+    """Return squared norms that are too small by no rounding.
+
+    Those of pairs are differences of large numbers where places cancel. `largest` are the squares if none do, which no
+    square exceeds. They count where the `lengths` (rows, places) are too extreme for the products of pairs.
+    """
+    peaks = [one.amax(1) for one in lengths]
+    usual = torch.stack([(peak <= _USUAL) & (peak >= 1 / _USUAL) for peak in peaks]).all(0)
+    return torch.where(usual, squares.double().clamp_min(0.0) + _ROUNDING * largest, largest)
 
 
 def _convolution(layer: Any, before: Tensor, slope: Tensor) -> Iterator[Part]:
@@ -410,7 +440,9 @@ def _embedding(layer: Any, before: Tensor, slope: Tensor) -> Iterator[Part]:
     if layer.padding_idx is not None:
         g = torch.where((tokens == layer.padding_idx)[..., None], 0.0, g)
     same = (tokens[:, :, None] == tokens[:, None, :]).to(g.dtype)
-    squares = (same * torch.bmm(g, g.mT)).sum((1, 2)).clamp_min(0.0)
+    slopes = _lengths(g)
+    largest = (same * slopes[:, :, None] * slopes[:, None]).sum((1, 2))
+    squares = _safe((same * torch.bmm(g, g.mT)).sum((1, 2)), largest, slopes)
 
     def summed(kept: Tensor) -> Tensor:
         total = g.new_zeros(layer.num_embeddings, g.shape[-1])
@@ -422,7 +454,7 @@ def _embedding(layer: Any, before: Tensor, slope: Tensor) -> Iterator[Part]:
 def _scaled(normal: Tensor, slope: Tensor) -> Iterator[Part]:
     """Yield a scale and an offset for each of a row's numbers; both arguments are (rows, places, numbers)."""
     own = (normal * slope).sum(1)
-    yield "weight", own.square().sum(1), lambda kept: _masked(_finite(own, kept), kept).sum(0)
+    yield "weight", _lengths(own).square(), lambda kept: _masked(_finite(own, kept), kept).sum(0)
     yield from _bias(slope)
 
 

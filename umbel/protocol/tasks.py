@@ -331,14 +331,21 @@ def _check_public_release(spec: TrainingSpec) -> None:
     raise ProtocolError(f"a site releases sums {reason}", code="protocol.site-sums")
 
 
+LEAST_ROW_RATE = 1e-9
+"""Random numbers have 53 bits: a row would be drawn more often than at a rate of fewer."""
+ROW_CLIP_NORMS = 1e-6, 1e6
+"""Range in which 32-bit numbers hold clipped gradients, their squares and their sums."""
 _ROWS = "row_clip_norm", "row_noise_multiplier", "row_rate", "row_batch"
 
 
 def _check_rows(spec: TrainingSpec) -> None:
     """Raise if the rows of a task's clients would have no guarantee."""
     _finite(spec, *_ROWS, above_0=True)
-    if spec.row_rate > 1:
-        raise _range(f"row-rate must be at most 1, got {spec.row_rate}")
+    if not LEAST_ROW_RATE <= spec.row_rate <= 1:
+        raise _range(f"row-rate must be between {LEAST_ROW_RATE:g} and 1, got {spec.row_rate}")
+    least, most = ROW_CLIP_NORMS
+    if not least <= spec.row_clip_norm <= most:
+        raise _range(f"row-clip-norm must be between {least:g} and {most:g}, got {spec.row_clip_norm}")
     _whole("the number of steps, local-epochs / row-rate,", spec._row_steps, 1)
     if spec.release_by is ReleaseBy.ANONYMOUS:
         text = "anonymous releases are for clients, and have no account of rows; leave the row settings out"
