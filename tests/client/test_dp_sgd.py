@@ -325,7 +325,7 @@ def test_the_norm_of_a_tiny_input_and_a_huge_gradient_is_that_of_their_product(e
 
 
 class Rescaling(nn.Module):
-    """Shrinks those of its own parameters that the tokens of a row name, which no noise hides."""
+    """Shrinks the vectors of the tokens that a row names, which no noise hides."""
 
     def __init__(self) -> None:
         super().__init__()

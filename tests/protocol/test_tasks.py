@@ -218,4 +218,4 @@ def test_a_task_says_how_its_clients_hide_rows() -> None:
     assert TrainingSpec().row_privacy is None
     arrived = TrainingSpec.from_record(changed(TRAINING, **ROWS, local_epochs=2, local_steps=0))
     assert arrived.row_privacy == RowPrivacy(1.0, 1.0, 0.1, 10.0, 20)
-    TrainingSpec(**ROWS, release_by=ReleaseBy.SITE)  # with noise of its own
+    TrainingSpec(**ROWS, release_by=ReleaseBy.SITE)  # its sums get noise

@@ -127,8 +127,8 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
         asked = np.asarray(clients)[some].tolist()
         cohort = Cohort.gather(node.dataset, asked, node.learner.device)
         local = {name: value[some] for name, value in before.items()}
-        rows = row_sources(node.seed, task.round, asked) if update.rows else None
-        draws = rows or streams(node.seed, "shuffle", task.round, asked)
+        seed, round = node.seed, task.round
+        draws = row_sources(seed, round, asked) if update.rows else streams(seed, "shuffle", round, asked)
         with crew.learner() as learner:
             with progress.part(0, choosing):
                 chosen = np.where(assigned[some] == OWN, learner.choose(hypotheses, cohort, local), assigned[some])

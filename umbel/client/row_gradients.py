@@ -135,6 +135,12 @@ class Chained(RowGradients):
 class Layered(RowGradients):
     """Usual layers, one client after the other, by the inputs of layers and the gradients of their outputs."""
 
+    def __init__(self, model: Model, frozen: Parameters, names: frozenset[str]) -> None:
+        super().__init__(model, frozen, names)
+        owners = owners_of(model, names)
+        assert owners is not None, "the network was tried"
+        self._names = {layer: name for name, layer in owners}
+
     def clipped(
         self, parameters: Parameters, inputs: Tensor, targets: Tensor, drawn: Tensor, clip_norm: float
     ) -> Parameters:
@@ -156,20 +162,17 @@ class Layered(RowGradients):
         values = {name: value.detach().requires_grad_(name in self.names) for name, value in parameters.items()}
         if not len(inputs):
             return {name: torch.zeros_like(values[name]) for name in self.names}
-        owners = owners_of(self.model, self.names)
-        assert owners is not None, "the network was tried"
-        with _tapped([layer for _, layer in owners]) as taps:
+        with _tapped([*self._names]) as taps:
             losses = objective(self.model.apply(self.frozen | values, inputs, training))
             slopes = torch.autograd.grad(losses.sum(), [after for _, _, after in taps])
         squares, parts = torch.zeros_like(losses, dtype=torch.float64), []
         with torch.no_grad():
-            names = {layer: name for name, layer in owners}
             for (layer, before, _), slope in zip(taps, slopes, strict=True):
-                mine = [one for one in ("weight", "bias") if f"{names[layer]}{one}" in self.names]
+                mine = [one for one in ("weight", "bias") if f"{self._names[layer]}{one}" in self.names]
                 for kind, square, summed in _PARTS[type(layer)](layer, before, slope):
                     if kind in mine:
                         squares += square
-                        parts.append((f"{names[layer]}{kind}", summed))
+                        parts.append((f"{self._names[layer]}{kind}", summed))
             kept = factors(squares, torch.ones_like(losses, dtype=torch.bool), clip_norm)
             return {name: summed(kept).reshape(values[name].shape) for name, summed in parts}
 
@@ -187,7 +190,8 @@ class RowByRow(RowGradients):
             total = {name: torch.zeros_like(value) for name, value in trained.items()}
             size = max(1, _AT_ONCE // max(1, 4 * sum(value.numel() for value in trained.values())))
             for some in rows.split(size):
-                found = self.gradients(trained, rest, inputs[c][some], targets[c][some])
+                loss = self.model.loss.of_rows
+                found = row_gradients(self.model, self.frozen | rest, trained, loss, inputs[c][some], targets[c][some])
                 squares = sum(_lengths(value.flatten(1)).square() for value in found.values())
                 assert isinstance(squares, Tensor), "something is trained"
                 kept = factors(squares, torch.ones_like(squares, dtype=torch.bool), clip_norm)
@@ -196,10 +200,6 @@ class RowByRow(RowGradients):
             return total
 
         return _stacked([sums(c) for c in range(len(inputs))])
-
-    def gradients(self, trained: Parameters, rest: Parameters, inputs: Tensor, targets: Tensor) -> Parameters:
-        r"""Return the gradient of each row, (rows, \*shape)."""
-        return row_gradients(self.model, self.frozen | rest, trained, self.model.loss.of_rows, inputs, targets)
 
 
 def row_gradients(
@@ -332,15 +332,14 @@ def owners_of(model: Model, names: frozenset[str]) -> list[tuple[str, nn.Module]
     """Return the layers of all trained parameters, with the prefix of their names; None if one is of no known kind."""
     left, found = set(names), []
     for prefix, layer in model.module.named_modules():
-        own = {f"{prefix}." if prefix else "": layer}
-        for start, one in own.items():
-            mine = {f"{start}{name}" for name, _ in one.named_parameters(recurse=False)} & left
-            if not mine:
-                continue
-            if not _known(one) or any(len(model.names[name]) > 1 for name in mine):
-                return None
-            found.append((start, one))
-            left -= mine
+        start = f"{prefix}." if prefix else ""
+        mine = {f"{start}{name}" for name, _ in layer.named_parameters(recurse=False)} & left
+        if not mine:
+            continue
+        if not _known(layer) or any(len(model.names[name]) > 1 for name in mine):
+            return None
+        found.append((start, layer))
+        left -= mine
     return found if not left else None
 
 

@@ -24,7 +24,7 @@ from umbel.protocol.release import (
 )
 from umbel.protocol.rules import Settings
 from umbel.protocol.signatures import SIGNATURE
-from umbel.protocol.tasks import TrainingSpec
+from umbel.protocol.tasks import ROWS, TrainingSpec
 
 # More than any experiment needs, and few enough to fit a node's memory.
 MAX_HYPOTHESES = 1000
@@ -35,8 +35,7 @@ MAX_ROW_STEPS = 1_000_000
 AUTO = 0
 """Placeholder for a number of hypotheses that the strategy chooses (`umbel.strategies.how_many`)."""
 _AUTO_MOST, _RELEASES_EACH = 8, 4
-_ROWS = "row_clip_norm", "row_noise_multiplier", "row_rate", "row_batch"
-_LATER = frozenset(("anonymous-least", "relay", "relay-ca", "protect", *(name.replace("_", "-") for name in _ROWS)))
+_LATER = frozenset(("anonymous-least", "relay", "relay-ca", "protect", *(name.replace("_", "-") for name in ROWS)))
 """Settings that runs had no need to name before there were relays, or guarantees for rows."""
 
 
@@ -296,7 +295,7 @@ class RunConfig(Settings):
 
     def _check_protection(self) -> None:
         """Raise `ValueError` if settings of rows and `protect` do not fit together."""
-        keys = {name.replace("_", "-"): getattr(self, name) for name in _ROWS}
+        keys = {name.replace("_", "-"): getattr(self, name) for name in ROWS}
         if not self.protect.rows:
             if some := [key for key, value in keys.items() if value]:
                 text = f'{some[0]} has no effect with protect = "clients"; set protect = "rows" or "both"'

@@ -186,7 +186,7 @@ class TrainingSpec(_Spec):
 
     def __post_init__(self) -> None:
         _as_floats(self, "step_size", "noise_multiplier", "clip_norm", "message_noise", "choice_epsilon", "explore")
-        _as_floats(self, *_ROWS)
+        _as_floats(self, *ROWS)
         self._check_asked()
         for name in ("local_epochs", "local_steps", "batch_size"):
             _whole(name.replace("_", "-"), getattr(self, name), 0)
@@ -207,8 +207,8 @@ class TrainingSpec(_Spec):
             raise ProtocolError("only a secure sum has second moments", code="protocol.site-sums")
         _short("the run's name", self.run)
         _short("the mechanism's name", self.mechanism)
-        _finite(self, *_ROWS)
-        if any(getattr(self, name) for name in _ROWS):
+        _finite(self, *ROWS)
+        if any(getattr(self, name) for name in ROWS):
             _check_rows(self)
 
     @property
@@ -335,12 +335,12 @@ LEAST_ROW_RATE = 1e-9
 """Random numbers have 53 bits: a row would be drawn more often than at a rate of fewer."""
 ROW_CLIP_NORMS = 1e-6, 1e6
 """Range in which 32-bit numbers hold clipped gradients, their squares and their sums."""
-_ROWS = "row_clip_norm", "row_noise_multiplier", "row_rate", "row_batch"
+ROWS = "row_clip_norm", "row_noise_multiplier", "row_rate", "row_batch"
 
 
 def _check_rows(spec: TrainingSpec) -> None:
     """Raise if the rows of a task's clients would have no guarantee."""
-    _finite(spec, *_ROWS, above_0=True)
+    _finite(spec, *ROWS, above_0=True)
     if not LEAST_ROW_RATE <= spec.row_rate <= 1:
         raise _range(f"row-rate must be between {LEAST_ROW_RATE:g} and 1, got {spec.row_rate}")
     least, most = ROW_CLIP_NORMS

@@ -25,9 +25,7 @@ from umbel.privacy.mechanisms.base import ByteSource, Loss, Matrix, Mechanism, N
 from umbel.protocol.errors import Refused
 
 _STEPS = 256  # minimum steps of the grid in a standard deviation
-_FINE = (
-    2.0  # steps that a number of a clipped update has at least, in the quadratic mean, where a table is large enough
-)
+FINE = 2.0  # steps that a number of a clipped update has at least, in the quadratic mean, where a table is large enough
 _LEAST = 0.5  # the same, below which numbers of the quadratic mean are rounded to 0
 _MOST_STEPS = 1 << 15
 _MARGIN = 1.2  # of the square by which an update is too long
@@ -73,7 +71,7 @@ class DiscreteGaussian(Mechanism):
                 f"{self.noise_multiplier:g} needs more",
                 code="refused.noise-out-of-range",
             )
-        wanted = math.floor(math.log2(radius / (_FINE * math.sqrt(n))))
+        wanted = math.floor(math.log2(radius / (FINE * math.sqrt(n))))
         step = 2.0 ** min(coarsest, max(finest, wanted))
         check_fine(radius / step, n, self.noise_multiplier)
         return step, deviation / step

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
-from umbel.privacy.mechanisms.discrete_gaussian import check_fine
+from umbel.privacy.mechanisms.discrete_gaussian import FINE, check_fine
 from umbel.privacy.secure import seeds
 from umbel.privacy.secure.layout import REPORTS, Layout
 from umbel.privacy.secure.party import Announcement, Masked, key_text
@@ -37,7 +37,6 @@ _LEEWAY_S = 5.0
 
 NO_REPORTS = EvaluationSpec()
 """Reports that are not in a secure sum."""
-_FINE = 2  # steps in a clip norm for each root of the number of parameters
 _FINER = 50  # steps in a clip norm for each root of the number of second moments
 _NOBODY = np.zeros(0, np.int64)
 
@@ -210,7 +209,7 @@ def terms_of(
     # As many steps in a clip norm as the noise's deviation needs, where there is room, so that rounding costs nothing.
     # Many numbers are each a small part of a clip norm, and second moments are rounded, so both need more.
     finest = finest_deviation(max(parties, least), colluding)
-    finer = max(finest, _FINE * math.sqrt(layout.parameters), _FINER * math.sqrt(layout.squares))
+    finer = max(finest, FINE * math.sqrt(layout.parameters), _FINER * math.sqrt(layout.squares))
     deviation = max(min(max(1.0, nu) * finer, LARGEST), finest) if nu > 0 else 0.0
     weight = Grid.of(task.clip_norm, nu, deviation).weight
     check_fine(weight, layout.parameters, nu)
