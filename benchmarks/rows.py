@@ -1,6 +1,6 @@
 """Time DP-SGD's clipped sums of rows' gradients against Opacus, and a cohort against a loop over its clients.
 
-    python -m benchmarks.rows [--steps 20] [--times 7] [--out FILE]
+    python -m benchmarks.rows [--steps 20] [--times 7] [--device cpu] [--out FILE]
 
 Opacus runs in its own environment, made the first time. All compute the same sums: the largest difference is shown.
 """
@@ -43,21 +43,25 @@ CLIENTS, ROWS, STEPS = 100, 30, 10
 def main(
     steps: Annotated[int, typer.Option(min=1, help="Steps of a turn.")] = 20,
     times: Annotated[int, typer.Option(min=1, help="Turns of each, after one to warm up.")] = 7,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Out = None,
 ) -> None:
     """Print what a step takes."""
+    where = torch.device(device)
     with benchmark(out):
+        if where.type == "cuda":
+            console.print(torch.cuda.get_device_name(), highlight=False)
         console.print(f"{PEER.version}, {BATCH} rows a step")
         for name in NETWORKS:
-            against_opacus(name, steps, times)
-        a_cohort(times)
+            against_opacus(name, steps, times, where)
+        a_cohort(times, where)
 
 
-def against_opacus(name: str, steps: int, times: int) -> None:
+def against_opacus(name: str, steps: int, times: int, device: torch.device) -> None:
     """Print what a step takes with umbel, with Opacus, and without clipping."""
     torch.manual_seed(0)
-    network = NETWORKS[name]()
-    rows, targets = torch.rand(BATCH, 784), torch.randint(0, 10, (BATCH,))
+    network = NETWORKS[name]().to(device)
+    rows, targets = torch.rand(BATCH, 784).to(device), torch.randint(0, 10, (BATCH,)).to(device)
     with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as folder:
         file = Path(folder) / "task.pt"
         torch.save({"network": name, "state": network.state_dict(), "rows": rows, "targets": targets}, file)
@@ -107,14 +111,19 @@ def _ours(network: torch.nn.Module, rows: torch.Tensor, targets: torch.Tensor) -
     state = {name: value.detach().clone() for name, value in network.state_dict().items()}
 
     def make() -> torch.nn.Module:
-        own = type(network)()
+        own = type(network)().to(rows.device)
         own.load_state_dict(state)
         return own
 
     model = Model(type(network).__name__, make, LOSSES["cross-entropy"], METRICS["accuracy"])
-    gradients = gradients_of(model, model.frozen_values, frozenset(model.shapes), (784,))
+    gradients = gradients_of(
+        model,
+        {name: value.to(rows.device) for name, value in model.frozen_values.items()},
+        frozenset(model.shapes),
+        (784,),
+    )
     parameters = {name: state[name][None].clone() for name in model.shapes}
-    drawn = torch.ones(1, len(rows), dtype=torch.bool)
+    drawn = torch.ones(1, len(rows), dtype=torch.bool, device=rows.device)
 
     def step() -> Any:
         return gradients.clipped(parameters, rows[None], targets[None], drawn, CLIP_NORM)
@@ -142,21 +151,22 @@ def _theirs(peer: Any, contestant: str, steps: int, found: dict[str, Any]) -> Re
 def _timed(step: Callable[[], Any], steps: int) -> Reading:
     start = time.perf_counter()
     for _ in range(steps):
-        step()
+        play_opacus.wait(step())
     return Reading((time.perf_counter() - start) / steps)
 
 
-def a_cohort(times: int) -> None:
+def a_cohort(times: int, device: torch.device) -> None:
     """Print what training of many small clients takes together and one after the other."""
     model = models.load("mlp inputs=10 hidden=16 outputs=2")
     generator = np.random.default_rng(0)
-    features = torch.from_numpy(generator.standard_normal((CLIENTS * ROWS, 10)).astype(np.float32))
-    cohort = Cohort(features, torch.from_numpy(generator.integers(0, 2, CLIENTS * ROWS)), np.full(CLIENTS, ROWS))
+    features = torch.from_numpy(generator.standard_normal((CLIENTS * ROWS, 10)).astype(np.float32)).to(device)
+    targets = torch.from_numpy(generator.integers(0, 2, CLIENTS * ROWS)).to(device)
+    cohort = Cohort(features, targets, np.full(CLIENTS, ROWS))
     update = LocalUpdate(1, 0.1, 0, rows=RowPrivacy(1.0, 1.0, 0.3, 9.0, STEPS))
     start = {name: value[None] for name, value in model.initial(0).items()}
 
     def train(engine: type[Learner]) -> Reading:
-        learner, begin = engine(model, torch.device("cpu")), time.perf_counter()
+        learner, begin = engine(model, device), time.perf_counter()
         learner.train(start, np.zeros(CLIENTS, np.int64), cohort, update, row_sources(0, 1, range(CLIENTS)))
         return Reading(time.perf_counter() - begin)
 

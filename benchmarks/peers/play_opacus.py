@@ -107,6 +107,13 @@ def _step(
     return step
 
 
+def wait(found: Any) -> None:
+    """Wait until a step on a GPU has ended; a step on the CPU has."""
+    values = list(found.values()) if isinstance(found, dict) else list(found)
+    if torch.cuda.is_available() and any(isinstance(value, Tensor) and value.is_cuda for value in values):
+        torch.cuda.synchronize()
+
+
 CONTESTANTS = {"Opacus": hooks, "Opacus, ghost clipping": ghost}
 
 
@@ -116,7 +123,7 @@ def main() -> None:
     task = torch.load(sys.argv[1])
     steps = {}
     for name, make in CONTESTANTS.items():
-        network = NETWORKS[task["network"]]()
+        network = NETWORKS[task["network"]]().to(task["rows"].device)
         network.load_state_dict(task["state"])
         steps[name] = make(network, task["rows"], task["targets"])
     print("ready", flush=True)
@@ -124,7 +131,7 @@ def main() -> None:
         asked = json.loads(line)
         step, start = steps[asked["contestant"]], time.perf_counter()
         for _ in range(asked["steps"]):
-            found = step()
+            wait(found := step())
         seconds = time.perf_counter() - start
         file = f"{sys.argv[1]}.{asked['contestant']}"
         torch.save({name: value.detach().clone() for name, value in found.items()}, file)
