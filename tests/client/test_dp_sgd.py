@@ -218,6 +218,14 @@ def test_usual_layers_need_no_gradient_of_a_row(network: type[nn.Module], kind: 
     assert type(found) is kind
 
 
+def test_outputs_are_copied_only_where_a_network_changes_them_in_place() -> None:
+    for network, copies in ((Sequence, True), (Images, False)):
+        model = model_of(network)
+        found = gradients_of(model, model.frozen_values, frozenset(model.shapes), SHAPES[model.name])
+        assert isinstance(found, Layered)
+        assert found.copies is copies
+
+
 def test_a_dense_network_computes_all_clients_at_once() -> None:
     chosen = BatchedLearner(MLP, CPU)._row_gradients(frozenset(MLP.shapes), (5,))
     assert type(chosen) is Chained

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -135,11 +135,12 @@ class Chained(RowGradients):
 class Layered(RowGradients):
     """Usual layers, one client after the other, by the inputs of layers and the gradients of their outputs."""
 
-    def __init__(self, model: Model, frozen: Parameters, names: frozenset[str]) -> None:
+    def __init__(self, model: Model, frozen: Parameters, names: frozenset[str], copies: bool = False) -> None:
         super().__init__(model, frozen, names)
         owners = owners_of(model, names)
         assert owners is not None, "the network was tried"
         self._names = {layer: name for name, layer in owners}
+        self.copies = copies
 
     def clipped(
         self, parameters: Parameters, inputs: Tensor, targets: Tensor, drawn: Tensor, clip_norm: float
@@ -162,17 +163,20 @@ class Layered(RowGradients):
         values = {name: value.detach().requires_grad_(name in self.names) for name, value in parameters.items()}
         if not len(inputs):
             return {name: torch.zeros_like(values[name]) for name in self.names}
-        with _tapped([*self._names]) as taps:
+        with _tapped([*self._names], self.copies) as taps:
             losses = objective(self.model.apply(self.frozen | values, inputs, training))
-            slopes = torch.autograd.grad(losses.sum(), [after for _, _, after in taps])
+        if any(tap.after._version != tap.version for tap in taps):
+            self.copies = True  # the network changes an output in place
+            return self.of_one(parameters, inputs, objective, clip_norm, training)
+        slopes = torch.autograd.grad(losses.sum(), [tap.after for tap in taps])
         squares, parts = torch.zeros_like(losses, dtype=torch.float64), []
         with torch.no_grad():
-            for (layer, before, _), slope in zip(taps, slopes, strict=True):
-                mine = [one for one in ("weight", "bias") if f"{self._names[layer]}{one}" in self.names]
-                for kind, square, summed in _PARTS[type(layer)](layer, before, slope):
-                    if kind in mine:
+            for tap, slope in zip(taps, slopes, strict=True):
+                name = self._names[tap.layer]
+                for kind, square, summed in _PARTS[type(tap.layer)](tap.layer, tap.before, slope):
+                    if f"{name}{kind}" in self.names:
                         squares += square
-                        parts.append((f"{self._names[layer]}{kind}", summed))
+                        parts.append((f"{name}{kind}", summed))
             kept = factors(squares, torch.ones_like(losses, dtype=torch.bool), clip_norm)
             return {name: summed(kept).reshape(values[name].shape) for name, summed in parts}
 
@@ -246,7 +250,8 @@ def gradients_of(
     check_rows(model, shape)
     if chain is not None and len(shape) == 1 and not frozen:
         return Chained(model, frozen, names, chain)
-    return Layered(model, frozen, names) if _layered(model, names, shape) else RowByRow(model, frozen, names)
+    tried = _layered(model, names, shape)
+    return Layered(model, frozen, names, tried.copies) if tried else RowByRow(model, frozen, names)
 
 
 @lru_cache(maxsize=16)
@@ -279,13 +284,13 @@ def _mixes(model: Model, shape: tuple[int, ...]) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _layered(model: Model, names: frozenset[str], shape: tuple[int, ...]) -> bool:
-    """Return whether `Layered` gives the gradients of made-up rows that `torch.func` gives.
+def _layered(model: Model, names: frozenset[str], shape: tuple[int, ...]) -> Layered | None:
+    """Return a `Layered` if it gives the gradients of made-up rows that `torch.func` gives.
 
     Dropout is off, since it draws differently for each of them.
     """
     if owners_of(model, names) is None:
-        return False
+        return None
     rows, values = _made_up(model, shape), _initial(model)
     trained = {name: value for name, value in values.items() if name in names}
     rest = model.frozen_values | {name: value for name, value in values.items() if name not in names}
@@ -305,10 +310,10 @@ def _layered(model: Model, names: frozenset[str], shape: tuple[int, ...]) -> boo
                 summed = torch.einsum("b,b...->...", kept, value)
                 scale = float(summed.abs().max()) + clip_norm * 1e-9
                 if not torch.allclose(found[name], summed, rtol=_CLOSE, atol=_CLOSE * scale):
-                    return False
+                    return None
     except (RuntimeError, KeyError, ValueError):
-        return False
-    return True
+        return None
+    return layered
 
 
 def _initial(model: Model) -> Parameters:
@@ -355,14 +360,23 @@ def _known(layer: nn.Module) -> bool:
     return type(layer) in _PARTS
 
 
-@contextmanager
-def _tapped(layers: list[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
-    """Yield a list that gets each layer, its input and its output as they are computed."""
-    taps: list[tuple[nn.Module, Tensor, Tensor]] = []
+class _Tap(NamedTuple):
+    """A layer, its input, its output, and the version of the output before the network went on."""
 
-    def tap(layer: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
-        taps.append((layer, inputs[0].detach(), outputs))
-        return outputs.clone()  # what follows may change it in place
+    layer: nn.Module
+    before: Tensor
+    after: Tensor
+    version: int
+
+
+@contextmanager
+def _tapped(layers: list[nn.Module], copies: bool) -> Iterator[list[_Tap]]:
+    """Yield a list that gets a tap of each layer as it is computed; with `copies` its output cannot change later."""
+    taps: list[_Tap] = []
+
+    def tap(layer: nn.Module, inputs: Any, outputs: Tensor) -> Tensor | None:
+        taps.append(_Tap(layer, inputs[0].detach(), outputs, outputs._version))
+        return outputs.clone() if copies else None
 
     hooks = [layer.register_forward_hook(tap) for layer in layers]
     try:
