@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from tests.deploy.conftest import CLIENTS, SHORT, write_site
 from tests.deploy.processes import RUN_S, START_S, STOP_S, Deployment, wait_until
@@ -21,6 +25,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(5400)]
 
 NAMES = ("bern", "kiel", "york")
 ALL = 3 * (CLIENTS - 1)
+_ANSWERS = """
+    SELECT answer.src_node_id, part.object_id, part.content FROM message_res AS answer
+    JOIN object_children ON object_children.parent_id = answer.message_id
+    JOIN objects AS part ON part.object_id = object_children.child_id
+    WHERE answer.message_type = 'train' AND part.is_available
+"""
 
 
 class Relay:
@@ -62,11 +72,21 @@ class Relay:
         return True
 
 
+def answers_in(database: Path) -> set[tuple[int, str, bytes]]:
+    """Return the answers to training that a server's database holds: node, digest of the content, and content."""
+    try:
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            return {*connection.execute(_ANSWERS)}
+    except sqlite3.OperationalError:  # another process writes
+        return set()
+
+
 def test_a_relay_that_dies_stops_no_run(tmp_path: Path) -> None:
+    """Nor does the server's database, while the run trains and afterwards, tell who released what."""
     paths, listed = keys(tmp_path / "keys", *NAMES)
     relay = Relay(tmp_path / "relay", listed)
     try:
-        with Deployment(tmp_path / "deployment") as deployment:
+        with Deployment(tmp_path / "deployment", database=True) as deployment:
             for name in NAMES:
                 policy = ACCEPTED | {
                     "data-path": write_site(tmp_path / "data" / name, len(name)), "release": "anonymous",
@@ -80,7 +100,14 @@ def test_a_relay_that_dies_stops_no_run(tmp_path: Path) -> None:
                 "anonymous_least": ALL, "relay": relay.url, "relay_ca": relay.ca,
             }  # fmt: skip
             run = deployment.submit(**config)
-            wait_until("a first round", lambda: run.history, RUN_S)
+            database = deployment.superlink.folder / "state.db"
+            answers = set[tuple[int, str, bytes]]()
+
+            def watched() -> bool:
+                answers.update(answers_in(database))
+                return len({node for node, *_ in answers}) == len(NAMES) and bool(run.history)
+
+            wait_until("a first round", watched, RUN_S, 0.02)
             relay.kill()
             wait_until("a round without releases", lambda: not run.history[-1]["releases"], RUN_S)
             relay.start()
@@ -91,6 +118,18 @@ def test_a_relay_that_dies_stops_no_run(tmp_path: Path) -> None:
             assert trained[0]["moved"]
             assert trained[-1]["moved"]
             assert {row["kind"] for row in deployment.nodes["bern"].charges} == {"train"}
+            # All answers of all sites were the same few bytes. Deleted ones are still in the files.
+            assert len({(digest, content) for _, digest, content in answers}) == 1
+            left = b"".join(file.read_bytes() for file in database.parent.glob("state.db*"))
+            assert next(iter(answers))[2] in left
+            first = load_file(run.folder / "releases.safetensors")
+            groups = first["first.groups"]
+            # The mean of a single release is the next hypothesis, which the server sends to all.
+            rows = first["first.releases"][np.bincount(groups)[groups] > 1]
+            rows = rows[rows.all(1)]
+            assert len(rows)
+            for row in rows:
+                assert not any(row.astype(kind).tobytes() in left for kind in (np.float32, np.float64))
             # What the relay has said names no site, no run and no address.
             for word in (*NAMES, run.id, "127.0.0.1:5"):
                 assert word not in relay.log
