@@ -161,8 +161,8 @@ def test_the_largest_minimum_counts(entries: dict[str, Any], relay: Served) -> N
     ("policy", "message", "code"),
     [({}, {"least": LEAST - 1}, "anonymous-least"), ({"anonymous-least": 600}, {}, "anonymous-least"),
      ({"clip-norm-floor": 1.5}, {}, "anonymous"), ({"insecure-seed": True, "budget": "inf"}, {}, "anonymous"),
-     ({"release": "any", "relay": "", "relay-ca": ""}, {}, "no-relay"), ({"release": "client"}, {}, "release"),
-     ({"release": "site"}, {}, "release"), ({}, {"release_by": "client"}, "release"),
+     ({"release": "any", "relay": ""}, {}, "no-relay"), ({"release": "client", "relay": ""}, {}, "release"),
+     ({"release": "site", "relay": ""}, {}, "release"), ({}, {"release_by": "client"}, "release"),
      ({}, {"noise_multiplier": 0.5}, "noise"), ({"max-choice-epsilon": 2.0}, {"choice_epsilon": 0.0}, "choice")],
     ids=str,
 )  # fmt: skip
@@ -253,7 +253,8 @@ def test_a_key_with_which_no_release_can_be_encrypted_is_refused(entries: dict[s
 @pytest.mark.parametrize(
     "changes",
     [{"relay": ""}, {"relay-ca": ""}, {"parties": ""}, {"party-key": ""}, {"relay": "http://relay:8443"},
-     {"report-noise-multiplier": 5.0}, {"parties": f"east={KEY} eastern={KEY}"}],
+     {"report-noise-multiplier": 5.0}, {"parties": f"east={KEY} eastern={KEY}"},
+     *({"release": other} for other in ("client", "site", "secure", "any"))],
     ids=str,
 )  # fmt: skip
 def test_a_policy_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
