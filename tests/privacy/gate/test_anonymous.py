@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.helpers.messages import arrived, asked, of_node, records, refused, st
 from tests.helpers.relays import Served, known, served
 from tests.privacy.anonymous.conftest import Server
 from tests.strategies.test_secure_average import keys
+from umbel.privacy.anonymous.link import RelayLink
 from umbel.privacy.anonymous.submission import Submission
 from umbel.privacy.anonymous.terms import Opening, Terms
 from umbel.privacy.gate import gate
@@ -24,7 +26,7 @@ from umbel.privacy.gate.own_app import local_result
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
-from umbel.protocol.errors import SiteError
+from umbel.protocol.errors import RelayError, SiteError
 from umbel.protocol.messages import assigned_in, submissions_in
 from umbel.protocol.release import Kind
 
@@ -207,6 +209,27 @@ def test_a_relay_that_goes_meanwhile_costs_the_round(entries: dict[str, Any], mo
     reply = through_gate(request(Server()), context, cut)
     assert not reply.has_error()
     assert participations(ledger_of(of_node(entries)), 0) == 1
+
+
+def test_a_release_that_the_relay_refuses_keeps_no_other_from_it(
+    entries: dict[str, Any], relay: Served, monkeypatch: pytest.MonkeyPatch, node_log: io.StringIO
+) -> None:
+    """As where its memory is full for a moment; a relay that is away is not asked for each."""
+    server, refusals = Server(), [RelayError("no room", code="relay.full"), None]
+
+    def submit(link: RelayLink, submission: Submission) -> None:
+        if error := refusals.pop(0) if refusals else None:
+            raise error
+        take(link, submission)
+
+    take = RelayLink.submit
+    monkeypatch.setattr(RelayLink, "submit", submit)
+    through_gate(request(server), of_node(entries), handler)
+    assert len(read(relay, server)) == 4
+    assert "no room" in node_log.getvalue()
+    refusals += [RelayError("it is away", code="relay.away"), None]
+    through_gate(request(server, round=2), of_node(entries), handler)
+    assert refusals == [None]
 
 
 def test_nothing_goes_to_the_relay_that_is_not_on_record(
