@@ -135,6 +135,26 @@ class MixingInTraining(Mixing):
         return super().forward(rows) if self.training else self.head(rows)
 
 
+class MixingLater(Mixing):
+    """Does so by a weight that is 0 at first, as in a residual branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Linear(5, 2, bias=False)
+        nn.init.zeros_(self.branch.weight)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found: Tensor = self.head(rows) + self.branch(rows - rows.mean(0))
+        return found
+
+
+class MixingAndDropping(MixingInTraining):
+    """The same, with dropout: a row's outputs differ each time anyway."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(rows), 0.5, self.training)
+
+
 class Normal(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -426,7 +446,7 @@ def test_steps_do_not_depend_on_the_number_of_rows() -> None:
 # --- networks that cannot hide a row
 
 
-@pytest.mark.parametrize("network", [Mixing, MixingInTraining, Normal])
+@pytest.mark.parametrize("network", [Mixing, MixingInTraining, MixingLater, MixingAndDropping, Normal])
 def test_a_network_that_mixes_rows_is_refused(network: type[nn.Module]) -> None:
     with raises(ModelError, "model.rows"):
         trained(LoopLearner(model_of(network), CPU), cohort_of(model_of(network), 4), update())

@@ -98,6 +98,11 @@ ROWS: dict[str, Any] = {
         (ROWS | {"message-noise": 1.0}, ("message-noise",)),
         (ROWS | {"anonymous-least": 5}, ("anonymous-least",)),
         (ROWS | {"row-rate": 1e-7}, ("row-rate", "local-steps")),
+        # What a node would refuse: a run with it fails before it asks any.
+        (ROWS | {"row-rate": 1e-10, "local-steps": 3}, ("row-rate", "1e-09")),
+        (ROWS | {"row-clip-norm": 1e-7}, ("row-clip-norm", "1e-06")),
+        (ROWS | {"row-clip-norm": 1e7}, ("row-clip-norm", "1e+06")),
+        ({"local-steps": 2**31 + 1}, ("local-steps", str(2**31))),
     ],
 )
 def test_settings_that_do_not_go_together_are_named(entries: dict[str, Any], parts: tuple[str, ...]) -> None:

@@ -29,6 +29,11 @@ from umbel.simulation.proxy import Proxy, Rounds, Span, feature_spans, target_sp
 from umbel.simulation.start import read_values, values_of
 
 ROWS = 6
+HIDDEN: dict[str, Any] = {
+    "protect": "rows", "noise-multiplier": 0.0, "row-clip-norm": 1.0, "row-noise-multiplier": 2.0, "row-rate": 0.2,
+    "row-batch": 10.0,
+}  # fmt: skip
+"""Settings of training that hides rows."""
 
 
 @pytest.fixture
@@ -148,6 +153,8 @@ def test_what_the_user_gives_wins(umbel_home: Path, by_rule: None) -> None:
         ({"noise-multiplier": 100.0, "hypotheses": 2, "choice-epsilon": 0.0}, "open"),
         ({"clipping": "update"}, "clipping"),
         ({"strategy": "ifca", "hypotheses": 2}, "discloses"),
+        ({"noise-multiplier": 0.0}, "noise-multiplier"),
+        (HIDDEN, "umbel plan --rows"),
     ],
 )
 def test_what_breaks_the_guarantee_is_refused(
@@ -227,6 +234,18 @@ def test_own_data_without_an_epsilon_have_no_noise(umbel_home: Path) -> None:
     noisy = values_of("mine", {"noise-multiplier": 3.0})
     assert "clipping" not in noisy.values
     assert not noisy.words
+
+
+@pytest.mark.parametrize("given", [{"noise-multiplier": 3.0, "clipping": "public"}, HIDDEN])
+def test_a_run_with_noise_is_not_fitted_to_rows(umbel_home: Path, given: dict[str, Any]) -> None:
+    """Its guarantee covers neither scales nor steps. Data sets with the same declared ranges get the same ones."""
+    for seed in (0, 1):
+        save(umbel_home, f"mine-{seed}", train=30, seed=seed)
+    first, second = (values_of(f"mine-{seed}", given).values for seed in (0, 1))
+    assert first["model"] == second["model"]
+    assert first["step-size"] == second["step-size"]
+    other = values_of("mine-0").values
+    assert (other["model"], other["step-size"]) != (first["model"], first["step-size"])
 
 
 def test_numbers_far_from_units_are_learnt_from(umbel_home: Path) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from umbel.client.attention import unfused_attention
+from umbel.client.steps import seeded
 from umbel.models.fit import look
 from umbel.models.model import Model, Parameters
 from umbel.protocol.errors import ModelError
@@ -28,7 +29,7 @@ SLACK = 2.0**-10
 """Share of the clip norm that is left to the rounding of sums."""
 _AT_ONCE = 1 << 28
 """Bytes of rows' gradients that are computed together."""
-_ROWS = 3
+_ROWS, _DRAWS, _MOVED = 3, 4, 0.1
 _CLOSE = 1e-3
 _ROUNDING = 2.0**-16
 """Share of its largest possible square that rounding may take off a squared norm, where products cancel."""
@@ -271,16 +272,37 @@ def check_rows(model: Model, shape: tuple[int, ...]) -> None:
 
 
 def _mixes(model: Model, shape: tuple[int, ...]) -> bool:
-    """Return whether a row's outputs change with the other rows, beyond rounding; in training, if it draws nothing."""
-    rows = _made_up(model, shape)
+    """Return whether a row's outputs in training change with the other rows, beyond rounding.
 
-    def mixes(training: bool) -> bool:
-        together = model.apply({}, rows, training)
-        alone = torch.cat([model.apply({}, row[None], training) for row in rows])
-        return not torch.allclose(together, alone, rtol=_CLOSE, atol=_CLOSE, equal_nan=True)
+    The server chooses the parameters, and initial ones may be 0 where rows mix. So others are tried, too.
+    """
+    rows, generator = _made_up(model, shape), torch.Generator().manual_seed(0)
+    start = _initial(model)
+    moved = {name: value + _MOVED * torch.randn(value.shape, generator=generator) for name, value in start.items()}
+
+    def mixes(parameters: Parameters) -> bool:
+        together = model.apply(parameters, rows, True)
+        alone = torch.cat([model.apply(parameters, row[None], True) for row in rows])
+        return not _close(together, alone)
+
+    def mixes_while_drawing(parameters: Parameters, seed: int) -> bool:
+        """As many rows draw the same from a seed, so just the other rows differ."""
+        others, first = torch.cat([rows[:1], 1 - rows[1:]]), list[Tensor]()
+        for some in (rows, others):
+            with seeded(seed, torch.device("cpu")):
+                first.append(model.apply(parameters, some, True)[0])
+        return not _close(*first)
 
     with torch.no_grad():
-        return mixes(False) or (not look(model, shape).draws and mixes(True))
+        if not look(model, shape).draws:
+            return mixes(start) or mixes(moved)
+        # Dropout may drop all that would show it, but hardly each time.
+        return any(mixes_while_drawing(one, seed) for one in (start, moved) for seed in range(_DRAWS))
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    largest = float(one.abs().nan_to_num(0.0, 0.0).max())
+    return torch.allclose(one, other, rtol=_CLOSE, atol=_CLOSE * max(1.0, largest), equal_nan=True)
 
 
 @lru_cache(maxsize=16)

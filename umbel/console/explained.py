@@ -111,7 +111,7 @@ def _gaps(policy: Policy) -> Iterator[str]:
     if policy.parties and policy.release in (AcceptedRelease.SECURE, AcceptedRelease.ANY):
         most = count_of(policy.colluding_parties, "site")
         yield f"The noise of a secure sum is that of all its sites: at most {most} may tell the server everything."
-    if policy.relay and policy.release in (AcceptedRelease.ANONYMOUS, AcceptedRelease.ANY):
+    if policy.relay:
         yield (
             f"The relay {policy.relay} and the server together know whose release is whose. The site trusts the relay "
             f"to hand on only batches of {policy.anonymous_least:,} releases or more."

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from umbel.protocol.errors import ConfigError
+from umbel.protocol.errors import ConfigError, ProtocolError
 from umbel.protocol.plugins import distrust
 from umbel.protocol.release import (
     LAPLACE,
@@ -291,6 +291,10 @@ class RunConfig(Settings):
         if not (self.local_epochs or self.local_steps):
             raise ValueError("local-epochs = 0 and local-steps = 0 train nothing; set one of them")
         self._check_protection()
+        try:
+            self.training()  # which a node would refuse after the run has begun
+        except ProtocolError as error:
+            raise ValueError(error.text) from None
         return self
 
     def _check_protection(self) -> None:

@@ -28,7 +28,7 @@ from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, amount, gap, g
 from umbel.privacy.accounting.plan import Task, plan_for
 from umbel.privacy.mechanisms import load as load_mechanism
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import LAPLACE, Clipping, NoisePer, Release, ReleaseBy
+from umbel.protocol.release import LAPLACE, Clipping, NoisePer, Protect, Release, ReleaseBy
 from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.protocol.words import count_of
 from umbel.server.setup import Setup
@@ -133,11 +133,17 @@ def plan_run(
     if dataset is None:
         raise ConfigError('dataset = "" has nothing to plan from; name a dataset', code="config.no-dataset")
     if own:
-        found |= {key: one for key, one in _training(setup, dataset, epsilon is None).items() if key not in kept}
+        exact = epsilon is None and not _wants_privacy(setup.config, kept)
+        found |= {key: one for key, one in _training(setup, dataset, exact).items() if key not in kept}
         setup = Setup.parse(found)
     if epsilon is None:
         return _without_noise(found, kept, own, setup, dataset, name)
     return _Search(found, kept, setup, dataset, epsilon, delta, sites).plan()
+
+
+def _wants_privacy(run: RunConfig, kept: frozenset[str]) -> bool:
+    """Return whether the user's own entries ask for noise, so that nothing may be fitted to rows."""
+    return run.protect.rows or (run.noise_multiplier > 0 and bool(kept & set(PRIVACY)))
 
 
 # --- local training
@@ -327,6 +333,12 @@ class _Search:
 
     def _check_given(self) -> None:
         run = self.run
+        if run.protect is Protect.ROWS:
+            text = '--epsilon is for clients, and protect = "rows" hides rows alone; plan these by umbel plan --rows'
+            raise ConfigError(f'{text}, or set protect = "both"', code="config.breaks-epsilon")
+        if "noise-multiplier" in self.kept and not run.noise_multiplier:
+            text = "noise-multiplier = 0 has no guarantee; leave it out, or leave out --epsilon"
+            raise ConfigError(text, code="config.breaks-epsilon")
         if "clipping" in self.kept and run.clipping is not Clipping.PUBLIC:
             text = f'clipping = "{run.clipping}" has no guarantee; leave it out, or leave out --epsilon'
             raise ConfigError(text, code="config.breaks-epsilon")

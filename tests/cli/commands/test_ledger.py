@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import sqlite3
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from tests.helpers.errors import ended, raises
 from umbel.cli.main import app
-from umbel.privacy.gate.charges import Charge
+from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.runs import Runs
@@ -315,6 +316,19 @@ def test_plan_works_out_the_noise_that_hides_rows_and_the_settings_of_the_run() 
     code, forwards = run(f"{ROWS} --row-noise-multiplier {sigma}")
     [[_, epsilon, _]] = [row for row in cells(forwards) if row[0] == "epsilon at delta 1e-05"]
     assert 2.9 < float(epsilon) <= 3
+
+
+def test_a_site_with_the_row_budget_of_a_plan_and_its_settings_lets_a_client_take_part_as_planned() -> None:
+    """A site counts to date, which is more than the figure for tasks fixed in advance; a setting is not rounded."""
+    code, output = run(f"{ROWS} --row-noise-multiplier 2.000049 --row-rate 0.12345678")
+    assert code == 0
+    [settings] = [line for line in output.splitlines() if line.startswith("Settings: ")]
+    assert "row-noise-multiplier=2.000049 row-rate=0.12345678" in settings
+    [[_, budget, _]] = [row for row in cells(output) if row[0] == "a site's row-budget"]
+    made = RowPrivacy(1.0, 2.000049, 0.12345678, 61.73, 9)
+    release = Release(Kind.TRAIN, 3, 0.0, Clipping.PUBLIC).trained_by(made)
+    limits = Limits(row_budget=Fraction(budget.split()[0]), row_delta=1e-5)
+    assert [limits.allow({release: times}, release) for times in (19, 20)] == [True, False]
 
 
 @pytest.mark.parametrize(

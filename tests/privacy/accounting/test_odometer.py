@@ -25,14 +25,14 @@ def test_one_normal_release_by_hand() -> None:
     curve = Curve.of({GaussianLoss(1.0): 1})
     by_hand = 6 / 2 + math.log(12 / 1e-5) / 5
     assert len(ORDERS) == 12
-    assert to_date({curve: 1}, math.inf, 1e-5) == pytest.approx(by_hand)
+    assert to_date([(curve, 1)], math.inf, 1e-5) == pytest.approx(by_hand)
 
 
 def test_the_pure_sum_is_the_figure_where_it_is_smaller() -> None:
     one = Curve.of({RandomisedResponse(0.1, 2): 1})
-    assert to_date({one: 1}, 0.1, 1e-5) == 0.1
-    assert to_date({one: 1}, 0.1, 0.0) == 0.1
-    assert to_date({}, 0, 1e-5) == 0
+    assert to_date([(one, 1)], 0.1, 1e-5) == 0.1
+    assert to_date([(one, 1)], 0.1, 0.0) == 0.1
+    assert to_date([], 0, 1e-5) == 0
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
@@ -63,7 +63,7 @@ def test_the_figure_is_no_smaller_than_the_one_for_tasks_fixed_in_advance() -> N
     for loss in (GaussianLoss(0.4), ConcentratedLoss(0.1), SampledGaussianLoss(1.0, 0.05), Laplace(200.0).loss(50, 2)):
         assert loss is not None
         for times in (1, 30):
-            spent = to_date({Curve.of({loss: 1}): times}, times * loss.largest, 1e-5)
+            spent = to_date([(Curve.of({loss: 1}), times)], times * loss.largest, 1e-5)
             assert spent >= compose({loss: times}, 1e-5)
 
 
@@ -102,7 +102,7 @@ def test_it_holds_at_all_times_at_once_against_a_server_that_chooses_as_it_goes(
         lost += generator.normal(mu**2 / 2, mu)
         times[np.arange(RUNS), asks] += 1
         kinds, which = np.unique(times, axis=0, return_inverse=True)
-        spent = [to_date(dict(zip(curves, own.tolist(), strict=True)), math.inf, DELTA) for own in kinds]
+        spent = [to_date(zip(curves, own.tolist(), strict=True), math.inf, DELTA) for own in kinds]
         exceeded |= lost > np.array(spent)[which]
         total = np.sqrt(times @ np.array([quiet.mu**2, loud.mu**2]))
         misread |= lost > total**2 / 2 + total * stats.norm.isf(DELTA)
@@ -118,5 +118,5 @@ def test_it_holds_for_sampled_steps_at_all_times_at_once() -> None:
     for number in range(1, RELEASES + 1):
         x = generator.normal(generator.random(RUNS) < rate, sigma)
         lost += np.log1p(rate * np.expm1((x - 0.5) / sigma**2))
-        exceeded |= lost > to_date({curve: number}, math.inf, DELTA)
+        exceeded |= lost > to_date([(curve, number)], math.inf, DELTA)
     assert exceeded.sum() <= ALARMS

@@ -121,3 +121,10 @@ def test_a_budget_for_rows_counts_every_release() -> None:
     assert not within_row_budget({**account, replace(CLIENT, noise_multiplier=0.0): 1}, Fraction(10**9), 1e-5)
     assert within_row_budget({CLIENT: 3}, Fraction(15), 0.0)
     assert not within_row_budget({CLIENT: 4}, Fraction(15), 0.0)
+
+
+def test_releases_that_cost_the_same_each_count() -> None:
+    """A server may name another mechanism in each task, which changes nothing where a model has no noise."""
+    alike = {rows(mechanism=f"package:Mechanism{i}"): 1 for i in range(50)}
+    assert rows_to_date(alike, 1e-5) == pytest.approx(rows_to_date({rows(): 50}, 1e-5))
+    assert not within_row_budget(alike, Fraction(rows_to_date({rows(): 49}, 1e-5)), 1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.helpers.messages import arrived, asked, of_node, records, refused, st
 from tests.helpers.relays import Served, known, served
 from tests.privacy.anonymous.conftest import Server
 from tests.strategies.test_secure_average import keys
+from umbel.privacy.anonymous.link import RelayLink
 from umbel.privacy.anonymous.submission import Submission
 from umbel.privacy.anonymous.terms import Opening, Terms
 from umbel.privacy.gate import gate
@@ -24,7 +26,7 @@ from umbel.privacy.gate.own_app import local_result
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
-from umbel.protocol.errors import SiteError
+from umbel.protocol.errors import RelayError, SiteError
 from umbel.protocol.messages import assigned_in, submissions_in
 from umbel.protocol.release import Kind
 
@@ -161,8 +163,8 @@ def test_the_largest_minimum_counts(entries: dict[str, Any], relay: Served) -> N
     ("policy", "message", "code"),
     [({}, {"least": LEAST - 1}, "anonymous-least"), ({"anonymous-least": 600}, {}, "anonymous-least"),
      ({"clip-norm-floor": 1.5}, {}, "anonymous"), ({"insecure-seed": True, "budget": "inf"}, {}, "anonymous"),
-     ({"release": "any", "relay": "", "relay-ca": ""}, {}, "no-relay"), ({"release": "client"}, {}, "release"),
-     ({"release": "site"}, {}, "release"), ({}, {"release_by": "client"}, "release"),
+     ({"release": "any", "relay": ""}, {}, "no-relay"), ({"release": "client", "relay": ""}, {}, "release"),
+     ({"release": "site", "relay": ""}, {}, "release"), ({}, {"release_by": "client"}, "release"),
      ({}, {"noise_multiplier": 0.5}, "noise"), ({"max-choice-epsilon": 2.0}, {"choice_epsilon": 0.0}, "choice")],
     ids=str,
 )  # fmt: skip
@@ -209,6 +211,27 @@ def test_a_relay_that_goes_meanwhile_costs_the_round(entries: dict[str, Any], mo
     assert participations(ledger_of(of_node(entries)), 0) == 1
 
 
+def test_a_release_that_the_relay_refuses_keeps_no_other_from_it(
+    entries: dict[str, Any], relay: Served, monkeypatch: pytest.MonkeyPatch, node_log: io.StringIO
+) -> None:
+    """As where its memory is full for a moment; a relay that is away is not asked for each."""
+    server, refusals = Server(), [RelayError("no room", code="relay.full"), None]
+
+    def submit(link: RelayLink, submission: Submission) -> None:
+        if error := refusals.pop(0) if refusals else None:
+            raise error
+        take(link, submission)
+
+    take = RelayLink.submit
+    monkeypatch.setattr(RelayLink, "submit", submit)
+    through_gate(request(server), of_node(entries), handler)
+    assert len(read(relay, server)) == 4
+    assert "no room" in node_log.getvalue()
+    refusals += [RelayError("it is away", code="relay.away"), None]
+    through_gate(request(server, round=2), of_node(entries), handler)
+    assert refusals == [None]
+
+
 def test_nothing_goes_to_the_relay_that_is_not_on_record(
     entries: dict[str, Any], relay: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +276,8 @@ def test_a_key_with_which_no_release_can_be_encrypted_is_refused(entries: dict[s
 @pytest.mark.parametrize(
     "changes",
     [{"relay": ""}, {"relay-ca": ""}, {"parties": ""}, {"party-key": ""}, {"relay": "http://relay:8443"},
-     {"report-noise-multiplier": 5.0}, {"parties": f"east={KEY} eastern={KEY}"}],
+     {"report-noise-multiplier": 5.0}, {"parties": f"east={KEY} eastern={KEY}"},
+     *({"release": other} for other in ("client", "site", "secure", "any"))],
     ids=str,
 )  # fmt: skip
 def test_a_policy_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from flwr.app import Context, Message
 from tests.helpers.errors import raises
 from tests.helpers.messages import asked, of_node, refused, releases, stacked, task_of, through_gate
 from tests.helpers.sites import own, simulated
-from umbel.privacy.gate.charges import Charge, Limits, read, written
+from umbel.privacy.gate.charges import Charge, Limits, priced, read, written
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.own_app import local_result
@@ -118,6 +119,30 @@ def test_a_client_may_release_until_its_rows_have_spent_their_budget() -> None:
     assert not limits.allow(account, replace(release(), row_noise_multiplier=0.9))
     assert limits.allow(account, replace(release(), row_noise_multiplier=1e6)), "which costs next to nothing"
     assert Limits(participations=5).allow({}, release())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda i: {"mechanism": f"package:Mechanism{i}"},
+        lambda i: {"radius": float(i + 1)},
+        lambda i: {"n": i + 1},
+        lambda i: {"noise_multiplier": 1e-9 * (i + 1)},
+    ],
+)
+def test_a_server_that_varies_what_costs_a_row_nothing_gets_no_release_more(
+    change: Callable[[int], dict[str, Any]],
+) -> None:
+    def releases(change: Callable[[int], dict[str, Any]]) -> int:
+        limits, account = own(**SITE).limits, dict[Release, int]()
+        for i in range(100):
+            one = replace(release(), **change(i))
+            if not limits.allow(account, one):
+                return i
+            account[priced(one)] = account.get(priced(one), 0) + 1
+        return 100
+
+    assert releases(change) == releases(lambda _: {}) < 100
 
 
 def test_the_ledger_exports_how_rows_were_hidden_if_any_were(tmp_path: Path) -> None:

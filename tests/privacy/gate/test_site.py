@@ -298,11 +298,6 @@ WITH: dict[str, dict[str, str]] = {
     "insecure-seed": {"budget": "inf"},
     "parties": {"party-key": "/keys/own"},
     "party-key": {"parties": "north=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb"},
-    "relay": {
-        "relay-ca": "/keys/ca.crt",
-        "party-key": "/keys/own",
-        "parties": "north=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb",
-    },
     "delta": {"budget": "8"},
     "row-delta": {"row-budget": "8"},
     "personalise": {"keep-model": "/models"},
@@ -320,7 +315,7 @@ def test_every_key_is_tried_here() -> None:
     assert {*SET, NEVER, "data-path", "policy-file"} == set(Policy.names())
 
 
-@pytest.mark.parametrize("key", SET)
+@pytest.mark.parametrize("key", [key for key in SET if key != "relay"])
 def test_a_key_may_come_from_the_environment_and_the_node_configuration_wins(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +333,15 @@ def test_a_key_may_come_from_the_environment_and_the_node_configuration_wins(
     entries = PARTITION | WITH.get(key, {}) | ({"role": "train"} if key == "report-noise-multiplier" else {})
     with in_process():
         assert field(Site.of(entries).policy, key) == value
+
+
+def test_so_may_a_relay_which_needs_its_release_and_is_needed_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = OWN | {"release": "anonymous", "relay-ca": "/keys/ca.crt", "parties": TEXTS["parties"], "party-key": "/own"}
+    with raises(SiteError, "site.conflict"):
+        Site.of(base)
+    monkeypatch.setenv("UMBEL_RELAY", "https://relay:8443")
+    assert Site.of(base).policy.relay == "https://relay:8443"
+    assert Site.of(base | {"relay": "https://other:8443"}).policy.relay == "https://other:8443"
 
 
 def test_no_way_lets_a_site_release_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,6 +202,17 @@ def test_a_sites_own_budget_takes_the_place_of_the_apps(own: dict[str, Any], ans
 
 
 @pytest.mark.usefixtures("no_budget_of_the_sites")
+@pytest.mark.parametrize(("noise", "answers"), [(4.0, 2), (0.5, 0)])
+def test_at_a_site_that_protects_rows_noise_that_hides_a_client_hides_them(
+    noise: float, answers: int, tmp_path: Path
+) -> None:
+    """An app cannot hide rows in training. Its releases cost a row their pure epsilon, 2 n / nu = 1, as a client."""
+    rows: dict[str, Any] = {"protect": "rows", "budget": "inf", "row_budget": 2.5, "row_delta": 0}
+    node = Node(Gate(noise, 1.0, budget=100.0), unchanged, tmp_path, **rows)
+    assert [refused(node.send(asks(PAIR))) for _ in range(3)] == [False] * answers + [True] * (3 - answers)
+
+
+@pytest.mark.usefixtures("no_budget_of_the_sites")
 @pytest.mark.parametrize(("asked", "delta", "answers"), [(100.0, 0.0, 2), (100.0, 1e-5, 2), (4.0, 0.0, 1)])
 def test_an_app_only_narrows_the_budget_of_a_policy_file(
     asked: float, delta: float, answers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -238,6 +249,9 @@ def test_a_budget_at_a_delta_counts_gaussian_noise_as_it_is(own: dict[str, Any],
         (Gate(2.0, 1.0), {"approve": "ask"}, "approve works only in umbel's own app"),
         (Gate(2.0, 1.0), {"insecure-seed": True}, "insecure-seed works only in umbel's own app"),
         (Gate(2.0, 1.0), {"max-participations": 0}, "no asked client is within budget"),
+        (Gate(2.0, 1.0), {"protect": "both"}, 'this site has protect = "both"'),
+        (Gate(2.0, 1.0), {"protect": "rows", "budget": "inf"}, "needs a row-budget"),
+        (Gate(2.0, 1.0), {"min-row-noise-multiplier": 1.0}, "min-row-noise-multiplier works only in umbel's own app"),
         (Gate(2.0, 1.0), {"budged": 3.0}, "did you mean budget?"),
         (Gate(2.0, 1.0), {"device": "cpu"}, "there is no device"),
         (Gate(2.0, 1.0), {"app-keys": "budget"}, "app-keys names budget"),

@@ -20,7 +20,7 @@ stops is within the budget, whenever that is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -61,12 +61,15 @@ class Curve:
         return Curve(tuple(map(min, self.values, *(one.values for one in others)))) if others else self
 
 
-def to_date(curves: Mapping[Curve, int], pure: Fraction | float, delta: float) -> float:
-    """Return the epsilon of releases to date, given how many there are of each curve, and their pure sum."""
-    least = math.inf if pure == math.inf else float(pure)
+def to_date(curves: Iterable[tuple[Curve, int]], pure: Fraction | float, delta: float) -> float:
+    """Return the epsilon of releases to date, given the curve and the number of each sort, and their pure sum.
+
+    Sorts may have the same curve: each counts.
+    """
+    least, curves = math.inf if pure == math.inf else float(pure), list(curves)
     if not (curves and delta > 0):
         return least
-    total = sum((times * np.array(curve.values) for curve, times in curves.items()), np.zeros(len(ORDERS)))
+    total = sum((times * np.array(curve.values) for curve, times in curves), np.zeros(len(ORDERS)))
     return min(least, float(np.min(total + math.log(len(ORDERS) / delta) / (np.array(ORDERS) - 1))))
 
 
@@ -76,11 +79,7 @@ def clients_to_date(releases: Mapping[Release, int], delta: float) -> float:
     some = {release: times for release, times in releases.items() if times}
     if any(gap(release) for release in some):
         return math.inf
-    curves: dict[Curve, int] = {}
-    for release, times in some.items():
-        curve = _of_client(release)
-        curves[curve] = curves.get(curve, 0) + times
-    return to_date(curves, pure_spent(some), delta)
+    return to_date(((_of_client(release), times) for release, times in some.items()), pure_spent(some), delta)
 
 
 @lru_cache(maxsize=1024)

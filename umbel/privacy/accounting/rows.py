@@ -61,7 +61,7 @@ def rows_to_date(releases: Mapping[Release, int], delta: float) -> float:
     some = {release: times for release, times in releases.items() if times}
     if any(row_gap(release) for release in some):
         return math.inf
-    return to_date({curves_of(release): times for release, times in some.items()}, pure_spent(some), delta)
+    return to_date(((curves_of(release), times) for release, times in some.items()), pure_spent(some), delta)
 
 
 @lru_cache(maxsize=1024)

@@ -71,7 +71,22 @@ def relay_of(site: Site) -> RelayLink:
 
 
 def hand_over(site: Site, found: Iterable[Submission]) -> None:
-    """Send submissions to a site's relay; raise `RelayError` at the first that it does not take."""
+    """Send submissions to a site's relay.
+
+    Raises
+    ------
+    RelayError
+        The first refusal, after all were sent: the relay may have room again for the next. If the relay is away, no
+        more are sent.
+    """
+    refusals = []
     with relay_of(site) as relay:
         for one in found:
-            relay.submit(one)
+            try:
+                relay.submit(one)
+            except RelayError as error:
+                refusals.append(error)
+                if error.code == "relay.away":
+                    break
+    if refusals:
+        raise refusals[0]

@@ -38,7 +38,8 @@ class Role(StrEnum):
 
 class AcceptedRelease(StrEnum):
     """The party that may add the noise: each client to its release, the site once for all clients, listed sites
-    together, each client to a release that the server reads without its sender, or any of them."""
+    together, each client to a release that the server reads without its sender, or any of them; at a site, the last
+    goes with no other."""
 
     CLIENT = "client"
     SITE = "site"
@@ -159,7 +160,8 @@ class Policy(Settings):
         AcceptedRelease.CLIENT,
         description="client: each client's model, with separate noise; site: only sums over the site's clients, with "
         "noise added once, if the clients trust the site; secure: only sums over the sites in parties, to which each "
-        "adds a share of the noise; anonymous: each client's model, through the relay alone; any: as the run asks",
+        "adds a share of the noise; anonymous: each client's model, through the relay alone; any: as the run asks, but "
+        "without a relay",
     )
     parties: Text = Field(
         "",
@@ -375,6 +377,9 @@ class Policy(Settings):
     def _check_relay(self) -> None:
         """Raise `ValueError` unless the site can send anonymous releases to its relay."""
         address_of(self.relay)
+        if self.release is not AcceptedRelease.ANONYMOUS:
+            # A server could ask for a client's releases by name, and the anonymous ones would hide less.
+            raise ValueError(f'relay hides no sender with release = "{self.release}": set "anonymous", or leave it out')
         if not (self.relay_ca and self.parties and self.party_key):
             raise ValueError(
                 "relay needs its CA certificate, and the sites that use it: set relay-ca, parties, party-key"
