@@ -17,7 +17,7 @@ from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.gate.releases import sanitise
 from umbel.privacy.mechanisms import DiscreteGaussian
 from umbel.privacy.mechanisms.base import Matrix
-from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, _table, draw, to_grid
+from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, _guide, _table, draw, to_grid
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping
@@ -94,6 +94,30 @@ def test_the_ends_are_open() -> None:
     assert draw(2.7, 1, Scripted(0, 2**40)) < first
     assert draw(2.7, 1, Scripted(0, 2**64 - 1)) <= first
     assert draw(2.7, 1, Scripted(2**64 - 1, 2**64 - 2**40)) > first + len(table)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.7, 300.7, 9000.5])
+def test_a_guide_finds_what_a_search_of_the_table_finds(scale: float) -> None:
+    """For words on both sides of each limit, at both ends, and anywhere."""
+    limits = np.array(_table(scale, 64)[1], np.uint64)
+    most, generator = np.uint64(2**64 - 1), np.random.default_rng(0)
+    near = generator.integers(0, 2**20, 1000, dtype=np.uint64)
+    words = [limits, limits - np.uint64(1), limits + np.uint64(1), near, most - near, np.array([0, most], np.uint64)]
+    words.append(generator.integers(0, 2**64, 100_000, dtype=np.uint64))
+    for some in words:
+        assert np.array_equal(_guide(scale).places(some), np.searchsorted(limits, some, side="right"))
+
+
+def test_many_draws_are_decided_in_blocks_and_last_of_all_the_undecided() -> None:
+    """A word that is a limit takes one more, after those of all blocks."""
+    _, table = _table(2.7, 64)
+    words = np.random.default_rng(0).integers(0, 2**64, 40_000, dtype=np.uint64)
+    expected = draw(2.7, len(words), Scripted(*words.tolist()))
+    middle = next(iter(np.flatnonzero(expected == 0)))
+    words[middle] = table[-_table(2.7, 64)[0]]
+    found = draw(2.7, len(words), Scripted(*words.tolist(), 2**64 - 1))
+    assert found[middle] == 1
+    assert np.array_equal(np.delete(found, middle), np.delete(expected, middle))
 
 
 def test_draws_have_the_law() -> None:

@@ -24,7 +24,7 @@ from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian, to_grid
-from umbel.privacy.secure.layout import Layout
+from umbel.privacy.secure.layout import Layout, Steps
 from umbel.privacy.secure.party import Party, Turn
 from umbel.privacy.secure.seeds import text_of
 from umbel.privacy.secure.terms import Grid, Terms
@@ -83,11 +83,17 @@ class SecureSanitiser:
         for block in releases.blocks(len(chosen), max(n, layout.squares)):
             updates = releases.updates_in(trained, block, self.hypotheses[chosen[block]])
             steps = to_grid(updates, longest, self.grid.step).astype(np.int64)
-            np.add.at(sums, chosen[block], steps)
+            _add(sums, chosen[block], steps)
             if layout.moments:
-                np.add.at(squares, chosen[block], layout.squared(steps, weight))
+                _add(squares, chosen[block], layout.squared(steps, weight))
         counts = np.bincount(chosen, minlength=k).astype(np.int64) * layout.count(weight)
         return np.concatenate([sums.ravel(), counts, squares.ravel()])
+
+
+def _add(sums: Steps, chosen: NDArray[np.int64], rows: Steps) -> None:
+    """Add each row (m, n) to the chosen one of the sums (k, n)."""
+    for j in np.unique(chosen):
+        sums[j] += rows[chosen == j].sum(axis=0) if len(rows) > 1 else rows[0]
 
 
 @dataclass(frozen=True)

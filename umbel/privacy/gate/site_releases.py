@@ -89,8 +89,13 @@ class SiteSanitiser:
         k, n = self.hypotheses.shape
         sums = np.zeros((k, n))
         for block in releases.blocks(len(chosen), n):
-            updates = releases.updates_in(trained, block, self.hypotheses[chosen[block]])
-            sums += (chosen[block] == np.arange(k)[:, None]) @ releases.within(self.mechanism, updates, self.radius)
+            mine = chosen[block]
+            updates = releases.updates_in(trained, block, self.hypotheses[mine])
+            inside = releases.within(self.mechanism, updates, self.radius)
+            if len(mine) == 1:  # a large model
+                sums[mine[0]] += inside[0]
+            else:
+                sums += (mine == np.arange(k)[:, None]) @ inside
         return sums, np.bincount(chosen, minlength=k).astype(np.float64)
 
     def _deviations(self, mechanism: Mechanism) -> tuple[tuple[float, float], tuple[float, float]]:

@@ -30,6 +30,9 @@ _LEAST = 0.5  # the same, below which numbers of the quadratic mean are rounded 
 _MOST_STEPS = 1 << 15
 _MARGIN = 1.2  # of the square by which an update is too long
 _WORD = 64
+_BLOCK = 1 << 14  # words that are decided together, which fit a cache
+_GUIDE_BITS, _BEGINNINGS = 18, 40
+"""Most first bits of a word that a guide looks at, and beginnings for each step of the deviation."""
 _GUARD = 160  # extra bits in a table
 _LOST = 1 << 80  # a generous bound, in units of these bits, on the error of a sum by rounding and by the table's ends
 SHORTER = 1 - 2.0**-20
@@ -124,7 +127,11 @@ def to_grid(updates: Matrix, radius: float, step: float) -> Matrix:
             rounded[long] = np.trunc(inside[long])
             break
         shares = (squares[long] - longest**2) / np.maximum(squares[long], 1)
-        rounded[long] = np.rint(inside[long] * np.sqrt(np.maximum(1 - _MARGIN * shares, 0))[:, None])
+        factors = np.sqrt(np.maximum(1 - _MARGIN * shares, 0))[:, None]
+        if long.all():  # a large model: in place, since memory takes longer than arithmetic
+            np.rint(np.multiply(inside, factors, out=rounded), out=rounded)
+        else:
+            rounded[long] = np.rint(inside[long] * factors)
     return rounded
 
 
@@ -134,16 +141,59 @@ def draw(scale: float, count: int, source: ByteSource) -> NDArray[np.int64]:
     This is the smallest x with U < P(X <= x), U uniform in [0, 1). 64 bits of U nearly always decide; otherwise more
     bits of U are compared with more bits of the probabilities, until they do.
     """
-    words = np.frombuffer(source.bytes(count * _WORD // 8), np.uint64)
-    first, table = _table(scale, _WORD)
-    limits = np.array(table, np.uint64)
-    found = np.searchsorted(limits, words, side="right")
-    values = found + first
-    # A word that equals a limit's first bits may lie on either side of the limit, or beyond an end of the table.
-    undecided = (words == limits[found - 1]) | (words == 0) | (found == len(limits))
-    for index in np.flatnonzero(undecided):
-        values[index] = _decide(scale, int(words[index]), source)
+    guide, values, undecided = _guide(scale), np.empty(count, np.int64), dict[int, int]()
+    for begin in range(0, count, _BLOCK):
+        block = values[begin : begin + _BLOCK]
+        words = np.frombuffer(source.bytes(len(block) * _WORD // 8), np.uint64)
+        found = guide.places(words)
+        np.add(found, guide.first, out=block)
+        # A word that equals a limit's first bits may lie on either side of the limit, or beyond an end of the table.
+        open_ = (words == guide.limits[found - 1]) | (words == 0) | (found == len(guide.limits) - 1)
+        undecided |= {begin + int(index): int(words[index]) for index in np.flatnonzero(open_)}
+    for index, word in undecided.items():
+        values[index] = _decide(scale, word, source)
     return values
+
+
+@dataclass(frozen=True)
+class _Guide:
+    """A table of limits, and where to begin in it for the first bits of a word: a search of it would take longer.
+
+    Attributes
+    ----------
+    first : int
+        The number below the first limit.
+    limits : ndarray of uint64, shape (limits + 1,)
+        Ascending; the last is the largest word, which stands for the end.
+    starts : ndarray of int32, shape (words' beginnings,)
+        How many limits are at most the smallest word that begins so; -1 if more than one limit begins so.
+    shift : uint64
+        The bits of a word behind its first ones.
+    """
+
+    first: int
+    limits: NDArray[np.uint64]
+    starts: NDArray[np.int32]
+    shift: np.uint64
+
+    def places(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return for each word how many limits it reaches."""
+        found = self.starts[(words >> self.shift).astype(np.intp)].astype(np.int64)
+        crowded = np.flatnonzero(found < 0)
+        found += words >= self.limits[found]
+        found[crowded] = self.limits[:-1].searchsorted(words[crowded], side="right")
+        return np.minimum(found, len(self.limits) - 1, out=found)
+
+
+@lru_cache(maxsize=8)
+def _guide(scale: float) -> _Guide:
+    first, table = _table(scale, _WORD)
+    limits = np.array([*table, (1 << _WORD) - 1], np.uint64)
+    bits = min(_GUIDE_BITS, math.ceil(math.log2(_BEGINNINGS * max(scale, 1.0))))
+    shift = np.uint64(_WORD - bits)
+    starts = limits[:-1].searchsorted(np.arange(1 << bits, dtype=np.uint64) << shift, side="right")
+    starts[np.diff(starts, append=len(table)) > 1] = -1
+    return _Guide(first, limits, starts.astype(np.int32), shift)
 
 
 def _decide(scale: float, word: int, source: ByteSource) -> int:
