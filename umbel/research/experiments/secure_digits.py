@@ -45,10 +45,10 @@ class Schedule:
 
 SCHEDULES = {
     (SMALL, 8.0): Schedule(239, 450, 2, 4.0, 0.99),
-    (LARGE, 8.0): Schedule(239, 450, 2, 3.0, 0.99),
     (SMALL, 4.0): Schedule(239, 900, 4, 4.0, 0.99),
     (SMALL, 2.0): Schedule(119, 1800, 4, 4.0, 0.98),
     (SMALL, 1.0): Schedule(119, 1800, 4, 3.0, 0.98),
+    (LARGE, 8.0): Schedule(239, 450, 2, 3.0, 0.99),
 }
 _ARMS = {SMALL: tuple(_STRATEGIES), LARGE: _SUMS}
 """Each client's noise on the large network would take hours, and leave nothing of the small one."""
