@@ -122,6 +122,7 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
     # A pass forward for each hypothesis; in training one forward and one backward, which takes two.
     k, epochs = len(next(iter(hypotheses.values()))), 3 * update.passes
     choosing = k / (k + epochs) if k > 1 else 0.0
+    starts = {name: np.array(value) for name, value in hypotheses.items()}  # once, and not for each client
 
     def compute(some: Some) -> list[NDArray[Any]]:
         asked = np.asarray(clients)[some].tolist()
@@ -131,9 +132,9 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
         draws = row_sources(seed, round, asked) if update.rows else streams(seed, "shuffle", round, asked)
         with crew.learner() as learner:
             with progress.part(0, choosing):
-                chosen = np.where(assigned[some] == OWN, learner.choose(hypotheses, cohort, local), assigned[some])
+                chosen = np.where(assigned[some] == OWN, learner.choose(starts, cohort, local), assigned[some])
             with progress.part(choosing, 1):
-                shared, own = learner.train(hypotheses, chosen, cohort, update, draws, local)
+                shared, own = learner.train(starts, chosen, cohort, update, draws, local)
         return [chosen, *(shared[name] for name in names), *(own[name] for name in before)]
 
     def nothing() -> list[NDArray[Any]]:
@@ -175,18 +176,18 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
     node.check(hypotheses, task.frozen_digest)
     clients = node.validation_clients(task.clients)
     kept = LocalParameters(node.site, state, node.model, task.run, node.seed, node.run.protect.rows)
-    crew = Crew(node, clients)
+    crew, scored = Crew(node, clients), {name: np.array(value) for name, value in hypotheses.items()}
 
     def compute(some: Some) -> list[NDArray[Any]]:
         own = np.asarray(clients)[some].tolist()
         cohort = Cohort.gather(node.dataset, own, node.learner.device)
         with crew.learner() as learner:
             if not node.model.local_shapes:
-                scores = learner.score(hypotheses, cohort)
+                scores = learner.score(scored, cohort)
             elif node.training_clients_report:
-                scores = learner.score(hypotheses, cohort, kept.read(own))
+                scores = learner.score(scored, cohort, kept.read(own))
             else:
-                scores = learner.score_newcomers(hypotheses, cohort, kept.fresh(own), task.step_size)
+                scores = learner.score_newcomers(scored, cohort, kept.fresh(own), task.step_size)
         return [one.T for one in scores]
 
     def nothing() -> list[NDArray[Any]]:

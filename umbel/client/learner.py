@@ -313,8 +313,9 @@ class Learner(ABC):
         return replace(cohort, features=cohort.features.long()) if self._look(cohort).tokens else cohort
 
     def _tensors(self, arrays: Arrays) -> Parameters:
-        # A copy, because what came in a message cannot be written to, and PyTorch has no such tensors.
-        return {name: torch.from_numpy(np.array(value)).to(self.device) for name, value in arrays.items()}
+        # PyTorch has no tensors that cannot be written to, as arrays of a message cannot; nothing writes to these.
+        own = {name: value if value.flags.writeable else np.array(value) for name, value in arrays.items()}
+        return {name: torch.from_numpy(value).to(self.device) for name, value in own.items()}
 
 
 @contextmanager
