@@ -296,6 +296,8 @@ def test_a_row_has_a_guarantee_and_a_budget_of_its_own(tmp_path: Path) -> None:
         books = Books(ledger.path, own)
         [client] = books.clients
         assert (client.epsilon_at_delta, books.hides_rows) == ("none", True)
+        [run] = books.runs
+        assert (run.cost_at_delta, run.row_cost_at_delta) == ("none", client.row_epsilon_at_delta)
         seen.append((client.used or 0, client.left, float(client.row_epsilon_at_delta)))
     used, left, epsilons = zip(*seen, strict=True)
     assert list(left) == [*range(len(seen) - 1, -1, -1)]

@@ -14,6 +14,7 @@ from typing import Any, Self
 from umbel.client.checks import entries_of
 from umbel.privacy.accounting.guarantee import (
     DELTA,
+    Guarantee,
     amount,
     gap,
     guarantee,
@@ -79,7 +80,8 @@ class Share:
 class Run:
     """A run's messages to the site, and their cost.
 
-    `cost` is the epsilon of the client that it cost most, and `requests` are those under which it was answered.
+    `cost` is the epsilon of the client that it cost most, `row_cost_at_delta` that of a row of such a client, and
+    `requests` are those under which it was answered.
     """
 
     run: str
@@ -91,6 +93,7 @@ class Run:
     clients: tuple[int, ...]
     cost: str
     cost_at_delta: str
+    row_cost_at_delta: str
 
 
 @dataclass(frozen=True)
@@ -338,9 +341,6 @@ def _run(run: str, lines: list[Line], charged: _Charged, delta: float) -> Run:
     """Return a run with its lines in the log, which may have been set aside, and its charges."""
     times = [line["at"] for line in lines] or charged.times
     different = {frozenset(account.items()): account for account in charged.accounts.values()}.values()
-    costs = [guarantee(account, delta) for account in different]
-    # The client that it cost most; none where a release of one has no guarantee.
-    worst = None if None in costs else max((one.epsilon for one in costs if one), default=0.0)
     pure = max((pure_spent(account) for account in different), default=0)
     return Run(
         run,
@@ -351,8 +351,15 @@ def _run(run: str, lines: list[Line], charged: _Charged, delta: float) -> Run:
         sum(sum(account.values()) for account in charged.accounts.values()),
         tuple(sorted(charged.accounts)),
         amount(pure),
-        "none" if worst is None else amount(worst),
+        _highest(guarantee(account, delta) for account in different),
+        _highest(row_guarantee(account, delta) for account in different),
     )
+
+
+def _highest(costs: Iterable[Guarantee | None]) -> str:
+    """Return the epsilon of the client that a run cost most; none where a release of one has no guarantee."""
+    found = [math.inf if one is None else one.epsilon for one in costs]
+    return amount(max(found, default=0.0))
 
 
 def _accounts(numbers: Mapping[int, Counter[int]], releases: Mapping[int, Release]) -> dict[int, Account]:

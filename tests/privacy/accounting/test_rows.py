@@ -128,3 +128,12 @@ def test_releases_that_cost_the_same_each_count() -> None:
     alike = {rows(mechanism=f"package:Mechanism{i}"): 1 for i in range(50)}
     assert rows_to_date(alike, 1e-5) == pytest.approx(rows_to_date({rows(): 50}, 1e-5))
     assert not within_row_budget(alike, Fraction(rows_to_date({rows(): 49}, 1e-5)), 1e-5)
+
+
+@pytest.mark.parametrize(("sigma", "rate"), [(0.5, 1e-9), (1e160, 0.5), (1e308, 1e-9), (1e308, 1.0)])
+def test_extreme_steps_that_a_server_may_ask_for_have_an_account(sigma: float, rate: float) -> None:
+    """A ledger that no one could read would tell nothing about other releases. The first would need 20 GB."""
+    found = row_guarantee({rows(sigma, rate, 1000): 3}, 1e-5)
+    assert found is not None
+    assert 0 <= found.epsilon < 1e-3
+    assert 0 < rows_to_date({rows(sigma, rate, 1000): 3}, 1e-5) < 3

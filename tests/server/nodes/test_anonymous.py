@@ -234,7 +234,7 @@ def test_a_run_without_a_relay_does_not_start(nodes: Any, relay: Served, umbel_h
 def test_sites_with_other_minima_or_none_take_no_part(nodes: Any, relay: Served, umbel_home: Path) -> None:
     """One wants larger batches than the server asks for, and one names its clients. The third's alone are too few."""
     nodes[0] |= {"anonymous-least": LEAST + 1}
-    nodes[1] |= {"release": "client"}
+    nodes[1] |= {"release": "client", "relay": ""}
     found = at_sites(nodes, relay, rounds=1)
     entry = found.state.history[0]
     assert (entry.lost_nodes, entry.releases, entry.moved) == (2, 0, False)

@@ -40,6 +40,8 @@ _ROUNDING = 1e-15
 _TINY, _HUGE = 1e-12, 1e9
 # Points of a grid; only losses that are nearly always tiny and rarely large need more.
 _MAX_GRID = 20_000
+# Those of a step of DP-SGD, whose losses are cut far out.
+_MAX_STEP_GRID = 200_000
 # From this many losses on, the sum is nearly normal.
 _MANY = 100
 
@@ -110,6 +112,7 @@ def _together(kinds: Mapping[Loss, int], cut: float) -> PrivacyLossDistribution:
     """Return the distribution of the sum of so many of each loss; losses of delta below `cut` count as infinite."""
     supports = {loss: _support(loss, cut) for loss in kinds}
     interval = max(_interval(kinds), max(high - low for low, high in supports.values()) / _MAX_GRID)
+    interval = max(interval, *(one.width / _MAX_STEP_GRID for one in kinds if isinstance(one, SampledGaussianLoss)), 0)
     parts = [_distribution(loss, *supports[loss], interval).self_compose(count) for loss, count in kinds.items()]
     return reduce(lambda one, other: one.compose(other), parts)
 

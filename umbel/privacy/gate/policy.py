@@ -204,7 +204,8 @@ class Policy(Settings):
     max_examples: Unlimited = Field(
         10_000_000,
         ge=1,
-        description="maximum rows that a client's round computes, repetitions included; further passes are left out",
+        description="maximum rows that a client's round computes, repetitions included; further passes are left out; "
+        "no limit to training that hides rows, whose steps may not depend on their number",
     )
     max_seconds: Unlimited = Field(
         3600.0, gt=0, description="maximum seconds of computation for a message, shared equally among its clients"

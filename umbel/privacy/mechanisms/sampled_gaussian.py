@@ -19,6 +19,8 @@ from umbel.privacy.mechanisms.base import Loss, Matrix, of_any_sign
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 
 _BIGGEST = 700.0  # exponents below it do not overflow
+_FAR = 10.0  # deviations of noise
+_MOST_NOISE = 1e100  # its square does not overflow, and more noise hides no less
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,13 @@ class SampledGaussianLoss(Loss):
     def largest(self) -> float:
         return math.inf
 
+    @property
+    def width(self) -> float:
+        """Width of the range in which losses lie, except with a probability below 1e-20."""
+        sigma, q = self.noise_multiplier, self.rate
+        highest = np.logaddexp(math.log1p(-q), math.log(q) + (1 / 2 + _FAR * sigma) / sigma**2)
+        return float(highest - math.log1p(-q))
+
     def delta(self, epsilons: Matrix) -> Matrix:
         """The larger delta, of the mixture against the normal and of the normal against the mixture.
 
@@ -82,6 +91,7 @@ class SampledGaussianLoss(Loss):
 
 def step_losses(noise_multiplier: float, rate: float, steps: int) -> dict[Loss, int]:
     """Return the losses of so many steps, with their numbers; without sampling they are those of normal noise."""
+    noise_multiplier = min(noise_multiplier, _MOST_NOISE)
     if rate >= 1:
         return {GaussianLoss(1 / noise_multiplier): steps}
     return {SampledGaussianLoss(noise_multiplier, rate): steps}
