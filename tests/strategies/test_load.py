@@ -16,6 +16,7 @@ from umbel.strategies.cfl import ClusteredFL
 from umbel.strategies.fedavg import FedAvg
 from umbel.strategies.group_privacy import GroupPrivacy
 from umbel.strategies.ifca import IFCA
+from umbel.strategies.r_dpcfl import RDPCFL
 from umbel.strategies.recommender import Recommender
 from umbel.strategies.robust import GeometricMedian, TrimmedMean
 from umbel.strategies.secure_average import SecureAverage
@@ -34,8 +35,8 @@ def test_the_built_in_strategies_have_names() -> None:
     kinds = {
         "group-privacy": GroupPrivacy, "trimmed-mean": TrimmedMean, "geometric-median": GeometricMedian,
         "fedavg": FedAvg, "fedavgm": FedAvgM, "fedadam": FedAdam, "fedyogi": FedYogi, "fedadagrad": FedAdagrad,
-        "ifca": IFCA, "cfl": ClusteredFL, "recommender": Recommender, "site-average": SiteAverage,
-        "secure-average": SecureAverage,
+        "ifca": IFCA, "cfl": ClusteredFL, "r-dpcfl": RDPCFL, "recommender": Recommender,
+        "site-average": SiteAverage, "secure-average": SecureAverage,
     }  # fmt: skip
     assert kinds == strategies.STRATEGIES
     assert {name: strategies.load(name) for name in kinds} == kinds

@@ -11,6 +11,7 @@ from umbel.strategies.fedavg import FedAvg
 from umbel.strategies.group_privacy import GroupPrivacy
 from umbel.strategies.how_many import HowMany
 from umbel.strategies.ifca import IFCA
+from umbel.strategies.r_dpcfl import RDPCFL
 from umbel.strategies.recommender import Recommender
 from umbel.strategies.robust import GeometricMedian, TrimmedMean
 from umbel.strategies.secure_average import SecureAverage
@@ -20,6 +21,7 @@ from umbel.strategies.stock import PREFIX, Stock, adapted
 
 __all__ = [
     "IFCA",
+    "RDPCFL",
     "STRATEGIES",
     "ClusteredFL",
     "FedAdagrad",
@@ -50,6 +52,7 @@ STRATEGIES: dict[str, type[HypothesisStrategy]] = {
     "fedadagrad": FedAdagrad,
     "ifca": IFCA,
     "cfl": ClusteredFL,
+    "r-dpcfl": RDPCFL,
     "recommender": Recommender,
     "site-average": SiteAverage,
     "secure-average": SecureAverage,

@@ -73,6 +73,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         f"{_HERE}/methods.py", f"{_HERE}/public_tables.py", "configs/hospital-services.toml",
         "configs/qmnist-features-epsilon-8.toml", f"{_DATA}/hospital.py", f"{_DATA}/qmnist_features.py",
     ),
+    "r-dpcfl": (f"{_HERE}/r_dpcfl.py", f"{_DATA}/qmnist.py", f"{_DATA}/writers.py"),
     "drift": (f"{_HERE}/drift.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
     "recommender": (f"{_HERE}/recommender.py", "configs/recommender.toml", f"{_DATA}/movielens.py"),
     "attacks": (
