@@ -14,7 +14,7 @@ from umbel.privacy.accounting.plan import Plan, Task, plan_for, what_helps
 from umbel.privacy.accounting.plan import plan as plan_forward
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import LAPLACE
+from umbel.protocol.release import LAPLACE, Protect
 from umbel.protocol.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -272,9 +272,23 @@ def _measured(config: str | Path, public_data: bool) -> tuple[Task, RunConfig, f
     values = read_values(config)
     setup = check(values)
     run, model, dataset, count = setup.config, setup.model, setup.open_dataset(), setup.strategy.hypotheses
+    if run.protect is Protect.ROWS:
+        text = f'protect = "rows" hides rows, and not clients; run: {_plan_of_rows(run, count)}'
+        raise ConfigError(text, code="config.hides-rows")
     assert dataset is not None, "it was checked"
     train = dataset.manifest.train
     task = Task(model.num_parameters, count, train, min(run.clients_per_round, train), run.mechanism)
     if not (public_data or find_dataset(run.dataset).resolve().parent == BUNDLED):
         return task, run, None
     return task, run, first_update(run, model, dataset, draw_hypotheses(model, count, run.seed, 0))
+
+
+def _plan_of_rows(run: RunConfig, hypotheses: int) -> str:
+    """Return the command that plans the guarantee of a row for a run."""
+    rows = run.training().row_privacy
+    assert rows is not None, "the run hides rows"
+    command = (
+        f"umbel plan --rows {max(1, round(rows.batch / rows.rate))} --row-noise-multiplier {rows.noise_multiplier:g} "
+        f"--row-rate {rows.rate:g} --local-steps {rows.steps} --participations {run.max_participations or run.rounds}"
+    )
+    return command + (f" --hypotheses {hypotheses} --choice-epsilon {run.choice_epsilon:g}" if hypotheses > 1 else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,25 @@ def test_a_plan_tells_nothing_about_rows_unless_they_are_public(umbel_home: Path
     assert (public[0], changed[0]) == (0, 0)
     assert "not measured" not in public[1]
     assert public != changed
+
+
+def test_a_config_that_hides_rows_alone_names_the_command_that_plans_it(umbel_home: Path, tmp_path: Path) -> None:
+    """Two hypotheses, two rounds of five steps on all four rows of a client."""
+    write(umbel_home / "data" / "own", 1)
+    config = tmp_path / "rows.toml"
+    config.write_text(
+        'dataset = "own"\nprotect = "rows"\nclipping = "update"\nnoise-multiplier = 0.0\nchoice-epsilon = 0.5\n'
+        "row-noise-multiplier = 2.0\nrow-clip-norm = 1.0\nrow-rate = 1.0\nrow-batch = 4.0\nlocal-steps = 5\n"
+        "rounds = 2\nhypotheses = 2\n",
+        encoding="utf-8",
+    )
+    code, output = run(str(config))
+    ended(code, output, "config.hides-rows")
+    (command,) = re.findall(r"umbel plan (--rows 4 .*) \[config", output)
+    code, output = run(*command.split())
+    assert code == 0, output
+    for text in ("row-noise-multiplier=2.0 row-rate=1.0 row-batch=4 local-steps=5 max-participations=2", "│ 0.5 "):
+        assert text in output
 
 
 def test_a_config_without_a_dataset_is_named(hospitals: None) -> None:
