@@ -35,6 +35,7 @@ from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.undisclosed import Some, log_failure, time_limit, undisclosed
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.privacy.secure.wire import Request
+from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ProtocolError, Refused
 from umbel.protocol.flower import log, with_content
 from umbel.protocol.messages import (
@@ -122,7 +123,7 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
     # A pass forward for each hypothesis; in training one forward and one backward, which takes two.
     k, epochs = len(next(iter(hypotheses.values()))), 3 * update.passes
     choosing = k / (k + epochs) if k > 1 else 0.0
-    starts = {name: np.array(value) for name, value in hypotheses.items()}  # once, and not for each client
+    starts = _copied(hypotheses)
 
     def compute(some: Some) -> list[NDArray[Any]]:
         asked = np.asarray(clients)[some].tolist()
@@ -164,6 +165,11 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
     return local_result(trained, chosen, update.rows)
 
 
+def _copied(hypotheses: Arrays) -> Arrays:
+    """Return a message's arrays as ones that PyTorch takes without a copy for each client."""
+    return {name: np.array(value) for name, value in hypotheses.items()}
+
+
 def _update(task: TrainingSpec, node: Node) -> LocalUpdate:
     policy = node.site.policy
     steps = task.local_epochs, task.step_size, task.batch_size, task.local_steps
@@ -176,7 +182,7 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
     node.check(hypotheses, task.frozen_digest)
     clients = node.validation_clients(task.clients)
     kept = LocalParameters(node.site, state, node.model, task.run, node.seed, node.run.protect.rows)
-    crew, scored = Crew(node, clients), {name: np.array(value) for name, value in hypotheses.items()}
+    crew, scored = Crew(node, clients), _copied(hypotheses)
 
     def compute(some: Some) -> list[NDArray[Any]]:
         own = np.asarray(clients)[some].tolist()

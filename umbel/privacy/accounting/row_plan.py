@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -125,16 +126,27 @@ def row_plan_for(task: RowTask, target: float, delta: float = DELTA) -> RowPlan:
     """
     if not 0 < target < math.inf:
         raise impossible("row-epsilon", "a finite number above 0", target)
+    noise = least_noise(lambda sigma: row_plan(task, sigma, delta).guarantee.epsilon, target)
+    if noise is None:
+        raise ConfigError(
+            f"no noise reaches epsilon {target:g} for rows at delta {delta:g}; lower choice-epsilon, or ask for "
+            "fewer participations",
+            code="config.unreachable-epsilon",
+        )
+    return row_plan(task, rounded_up(noise), delta)
+
+
+def least_noise(epsilon_of: Callable[[float], float], target: float) -> float | None:
+    """Return nearly the smallest noise multiplier with at most a target epsilon; None if none is enough.
+
+    `epsilon_of` falls with the noise multiplier.
+    """
     low, high = _LEAST, 1.0
-    while row_plan(task, high, delta).guarantee.epsilon > target:
+    while epsilon_of(high) > target:
         low, high = high, 2 * high
         if high > _MOST:
-            raise ConfigError(
-                f"no noise reaches epsilon {target:g} for rows at delta {delta:g}; lower choice-epsilon, or ask for "
-                "fewer participations",
-                code="config.unreachable-epsilon",
-            )
+            return None
     while high > low * (1 + _CLOSE):
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if row_plan(task, middle, delta).guarantee.epsilon <= target else (middle, high)
-    return row_plan(task, rounded_up(high), delta)
+        low, high = (low, middle) if epsilon_of(middle) <= target else (middle, high)
+    return high

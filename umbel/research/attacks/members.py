@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import stats
 
 from umbel import models
@@ -29,7 +28,7 @@ from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.accounting.row_plan import RowTask, row_plan_for
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.protocol.arrays import Arrays
+from umbel.protocol.arrays import Arrays, Matrix
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import ConfigError, DatasetError, NotApplicableError
 from umbel.protocol.release import Clipping
@@ -45,8 +44,6 @@ RATE = 0.5
 """q: each step draws half of a client's rows, on average."""
 _FEWEST = 10  # clients; each row is judged by the others
 _UNCLIPPED = 1e3
-
-Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -113,14 +110,14 @@ def audit(setting: Setting) -> list[Finding]:
         folder = Path(scratch)
         write_victims(folder, dataset, [*rows])
         config = {"model": model.name, "loss": model.loss.name, "metric": model.metric.name}
+        cohort = Cohort.gather(open_dataset(folder), range(setting.clients), torch.device("cpu"))
+        hypothesis = {name: value[None] for name, value in model.initial(setting.seed).items()}
+        how = {"local_epochs": 0, "local_steps": steps, "step_size": setting.step_size, "clip_norm": _UNCLIPPED}
         for training, policy, asked in _kinds(setting, steps):
-            victims = Victims(folder, policy, setting.seed, config)
-            hypothesis = {name: value[None] for name, value in model.initial(setting.seed).items()}
-            mode = Mode(training, 0.0, clipping=Clipping.PUBLIC)
-            how = {"local_epochs": 0, "local_steps": steps, "step_size": setting.step_size, "clip_norm": _UNCLIPPED}
+            victims, mode = Victims(folder, policy, setting.seed, config), Mode(training, 0.0, clipping=Clipping.PUBLIC)
             released, _ = victims.ask(mode, hypothesis, range(setting.clients), **how, **asked)
             spent = row_guarantee(MemoryLedger(victims.context.state).account(ClientInDataset(0)), DELTA)
-            found.append(_finding(training, spent.epsilon if spent else None, *_scores(folder, model, released)))
+            found.append(_finding(training, spent.epsilon if spent else None, *_scores(cohort, model, released)))
     return found
 
 
@@ -145,11 +142,9 @@ def _kinds(setting: Setting, steps: int) -> list[tuple[str, dict[str, Any], dict
     return found
 
 
-def _scores(folder: Path, model: Model, released: Arrays) -> tuple[Matrix, float]:
+def _scores(cohort: Cohort, model: Model, released: Arrays) -> tuple[Matrix, float]:
     """Return how much each row looks like a member of each client, (clients, clients, rows), and the others' metric."""
-    dataset = open_dataset(folder)
-    clients = dataset.manifest.train
-    cohort = Cohort.gather(dataset, range(clients), torch.device("cpu"))
+    clients = len(cohort)
     shape = tuple(cohort.features.shape[1:])
     features = cohort.features.long() if look(model, shape).tokens else cohort.features
     losses, metrics = [], []

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from umbel.client.trial import try_out
 from umbel.data import Dataset, find_dataset, offsets_of, open_dataset, write_dataset
-from umbel.privacy.accounting.row_plan import RowTask
+from umbel.privacy.accounting.row_plan import RowTask, least_noise
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.run_config import RunConfig
 from umbel.research.experiments.runs import Finished, Spec
@@ -110,11 +110,9 @@ def by_batch(rows: int) -> dict[str, Any]:
 @lru_cache
 def noise_for(rows: int, rounds: int, all_rows_first: bool) -> float:
     """Return the noise multiplier, the same in all rounds, with which they keep `EPSILON` at `DELTA`."""
-    low, high = 0.1, 64.0
-    while high > low * 1.001:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if spent(rows, rounds, all_rows_first, middle) <= EPSILON else (middle, high)
-    return math.ceil(1000 * high) / 1000
+    noise = least_noise(lambda sigma: spent(rows, rounds, all_rows_first, sigma), EPSILON)
+    assert noise is not None, "nothing is chosen"
+    return math.ceil(1000 * noise) / 1000
 
 
 def spent(rows: int, rounds: int, all_rows_first: bool, noise_multiplier: float) -> float:
