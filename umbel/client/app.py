@@ -138,10 +138,11 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
                 shared, own = learner.train(starts, chosen, cohort, update, draws, local)
         return [chosen, *(shared[name] for name in names), *(own[name] for name in before)]
 
-    def nothing() -> list[NDArray[Any]]:
+    def nothing(some: Some) -> list[NDArray[Any]]:
         # A client whose training fails keeps its hypothesis.
+        kept = np.maximum(assigned[some], 0)
         shapes = [*node.model.shapes.values(), *(value.shape[1:] for value in before.values())]
-        return [np.maximum(assigned, 0), *(np.full((len(clients), *shape), np.nan, np.float32) for shape in shapes)]
+        return [kept, *(np.full((len(kept), *shape), np.nan, np.float32) for shape in shapes)]
 
     watched = _watched(node, task.round, "clients trained", len(clients), compute)
     with crew.threads:
@@ -196,8 +197,9 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
                 scores = learner.score_newcomers(scored, cohort, kept.fresh(own), task.step_size)
         return [one.T for one in scores]
 
-    def nothing() -> list[NDArray[Any]]:
-        return list(np.full((2, len(clients), len(next(iter(hypotheses.values())))), np.nan))
+    def nothing(some: Some) -> list[NDArray[Any]]:
+        own = np.asarray(clients)[some]
+        return list(np.full((2, len(own), len(next(iter(hypotheses.values())))), np.nan))
 
     noisy = node.site.policy.report_noise > 0
     watched = _watched(node, task.round, "validation clients scored", len(clients), compute)

@@ -41,6 +41,8 @@ class Crew:
         self._single = _one_thread_each(node)
         if self._single:
             size = training_bytes(node.model, node.dataset.features.shape[1:], int(lengths.max(initial=1)))
+            # The longest first, so that all threads end at about the same time.
+            batches = sorted(batches, key=lambda batch: -int(lengths[batch].sum()))
             learners += _copies(node.learner, min(torch.get_num_threads(), len(batches), CPU_CHUNK_BYTES // size) - 1)
         self.apart = Apart(batches, len(learners))
         self._idle: SimpleQueue[Learner] = SimpleQueue()

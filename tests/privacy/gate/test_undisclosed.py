@@ -21,8 +21,8 @@ BATCHES = Apart([[0, 3], [1, 4], slice(2, 3)])
 THREADS = Apart([slice(c, c + 1) for c in range(CLIENTS)], 2)
 
 
-def nothing() -> list[NDArray[Any]]:
-    return [np.full(CLIENTS, -1)]
+def nothing(some: Some) -> list[NDArray[Any]]:
+    return [np.full(len(np.arange(CLIENTS)[some]), -1)]
 
 
 def tens(
@@ -97,7 +97,7 @@ def test_threads_compute_clients_at_the_same_time() -> None:
         return [10 * places]
 
     apart = Apart([slice(c, c + 1) for c in range(4)], 2)
-    (found,) = undisclosed(own(), 4, compute, lambda: [np.full(4, -1)], apart=apart)
+    (found,) = undisclosed(own(), 4, compute, nothing, apart=apart)
     assert found.tolist() == [0, 10, 20, 30]
 
 

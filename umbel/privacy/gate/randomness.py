@@ -8,6 +8,7 @@ whose state cannot be derived from many noisy releases.
 
 from __future__ import annotations
 
+import math
 import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +24,8 @@ from numpy.typing import NDArray
 from umbel.privacy.mechanisms.base import Matrix, NoiseSource
 
 # Normals are drawn in blocks of this size, which bounds the memory for a large model and fits a cache.
-_BLOCK = 1 << 15
+_BLOCK = 1 << 16
+_SUMMED = 1000.0  # a gamma variate of a larger shape is not summed: rejection is faster
 
 
 def noise(seed: int | None, round: int, clients: Iterable[int], purpose: str = "noise") -> Iterator[NoiseSource]:
@@ -64,7 +66,10 @@ class SecureGenerator:
 
     def _uniform(self, count: int) -> Matrix:
         """Return numbers from (0, 1], multiples of 2**-53."""
-        return (self._words(count, 53) + 1) * 2.0**-53
+        words = self._words(count, 53)
+        words += 1
+        words *= 2.0**-53
+        return words
 
     def _words(self, count: int, bits: int) -> Matrix:
         """Return whole numbers of at most 63 random bits."""
@@ -74,7 +79,11 @@ class SecureGenerator:
     def _near_zero(self, count: int) -> Matrix:
         """Return numbers from (0, 1] with 53 significant bits, also next to 0: the tails of normals depend on them."""
         high, low = (self._words(count, 63) for _ in range(2))
-        return (high + (low + 0.5) * 2.0**-63) * 2.0**-63
+        low += 0.5
+        low *= 2.0**-63
+        high += low
+        high *= 2.0**-63
+        return high
 
     def standard_normal(self, size: int) -> Matrix:
         """Return `size` independent standard normals, by the Box-Muller transform.
@@ -84,26 +93,47 @@ class SecureGenerator:
         normals = np.empty(size + size % 2)
         for begin in range(0, len(normals), _BLOCK):
             pairs = (min(begin + _BLOCK, len(normals)) - begin) // 2
-            radius = np.sqrt(-2 * np.log(self._near_zero(pairs)))
-            tangent = np.tan(np.pi * self._uniform(pairs))
-            square = tangent * tangent
-            radius /= 1 + square
-            normals[begin : begin + pairs] = radius * (1 - square)
-            normals[begin + pairs : begin + 2 * pairs] = radius * (2 * tangent)
+            cosine, sine = normals[begin : begin + pairs], normals[begin + pairs : begin + 2 * pairs]
+            # In place: threads that allocate memory wait for each other.
+            radius = self._near_zero(pairs)
+            np.log(radius, out=radius)
+            radius *= -2
+            np.sqrt(radius, out=radius)
+            tangent = self._uniform(pairs)
+            tangent *= np.pi
+            np.tan(tangent, out=tangent)
+            np.multiply(tangent, tangent, out=cosine)
+            radius /= np.add(cosine, 1, out=sine)
+            np.subtract(1, cosine, out=cosine)
+            cosine *= radius
+            radius *= 2
+            np.multiply(radius, tangent, out=sine)
         return normals[:size]
 
     def standard_gamma(self, shape: float) -> float:
         """Return a gamma variate whose shape is a multiple of 1/2.
 
-        It is a sum of exponentials, and of half a squared normal for what is left.
+        It is a sum of exponentials, and of half a squared normal for what is left. Of a large shape it is drawn by
+        rejection (Marsaglia and Tsang, ACM Transactions on Mathematical Software 26, 2000), which is exact too and
+        takes the same time for any shape.
         """
         halves = round(2 * shape)
         if halves != 2 * shape or halves < 1:
             raise ValueError(f"the shape must be a positive multiple of 1/2, got {shape}")
-        whole, total = halves // 2, 0.0
-        for begin in range(0, whole, _BLOCK):
-            total -= float(np.log(self._near_zero(min(_BLOCK, whole - begin))).sum())
+        if shape > _SUMMED:
+            return self._gamma_by_rejection(shape)
+        total = -float(np.log(self._near_zero(halves // 2)).sum())
         return total + float(self.standard_normal(1)[0]) ** 2 / 2 if halves % 2 else total
+
+    def _gamma_by_rejection(self, shape: float) -> float:
+        """Return a gamma variate of a shape of at least 1."""
+        d = shape - 1 / 3
+        c = 1 / math.sqrt(9 * d)
+        while True:
+            x = float(self.standard_normal(1)[0])
+            v = (1 + c * x) ** 3
+            if v > 0 and math.log(float(self._near_zero(1)[0])) < x * x / 2 + d * (1 - v + math.log(v)):
+                return d * v
 
 
 def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) -> Sequence[np.random.Generator]:

@@ -76,11 +76,17 @@ def round_to_grid(values: Matrix, noise: float, resolution: float) -> Matrix:
 
     The low bits of a sum of 64-bit numbers reveal its summands; they must not leave.
     """
-    step = grid_step(noise, resolution)
-    rounded: Matrix = values / step
-    np.rint(rounded, out=rounded)
-    rounded *= step
+    rounded = np.array(values)
+    round_in_place(rounded, noise, resolution)
     return rounded
+
+
+def round_in_place(values: Matrix, noise: float, resolution: float) -> None:
+    """Round noisy values to the public grid in place."""
+    step = grid_step(noise, resolution)
+    values /= step
+    np.rint(values, out=values)
+    values *= step
 
 
 # --- the noise
@@ -253,7 +259,7 @@ class Sanitiser:
         noisy += start
         if self.mechanism is not None:
             deviation = self.mechanism.deviation(self.hypotheses.shape[1])
-            noisy = round_to_grid(noisy, deviation * self.radius, self.finest)
+            round_in_place(noisy, deviation * self.radius, self.finest)
         return np.clip(noisy, -LARGEST, LARGEST, out=noisy)
 
 

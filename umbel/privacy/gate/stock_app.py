@@ -26,7 +26,7 @@ from umbel.privacy.gate.policy import Approval, Policy, Role
 from umbel.privacy.gate.refusals import answered
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry
-from umbel.privacy.gate.undisclosed import undisclosed
+from umbel.privacy.gate.undisclosed import Some, undisclosed
 from umbel.protocol import old_names
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
@@ -301,7 +301,7 @@ class _App:
     def train(self, task: TrainingSpec, assigned: NDArray[np.int64]) -> LocalResult:
         """Return the arrays that the app's function has trained; NaN if that fails."""
 
-        def nothing() -> list[NDArray[Any]]:
+        def nothing(_: Some) -> list[NDArray[Any]]:
             return [np.full((1, *self.sent[name].shape), np.nan, np.float32) for name in self.released]
 
         found = undisclosed(self.site, 1, lambda _: self._trained(), nothing)
@@ -318,7 +318,7 @@ class _App:
                 code="refused.no-reports",
             )
         noisy = policy.report_noise > 0
-        (scores,) = undisclosed(self.site, 1, lambda _: [self._scores()], lambda: [np.full((1, 2), np.nan)], noisy)
+        (scores,) = undisclosed(self.site, 1, lambda _: [self._scores()], lambda _: [np.full((1, 2), np.nan)], noisy)
         return LocalReport(np.ascontiguousarray(scores.T), _ONLY, trains)
 
     def _reply(self) -> RecordDict:

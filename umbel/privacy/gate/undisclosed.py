@@ -16,6 +16,7 @@ from logging import ERROR
 from types import FrameType
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from umbel.privacy.gate.site import Site
@@ -55,7 +56,7 @@ def undisclosed(
     site: Site,
     clients: int,
     compute: Callable[[Some], Found],
-    nothing: Callable[[], Found],
+    nothing: Callable[[Some], Found],
     needed: bool = True,
     apart: Apart | None = None,
 ) -> Found:
@@ -65,7 +66,7 @@ def undisclosed(
     clients are charged and answered as if nothing had gone wrong, and the gate treats missing numbers like those of
     diverged training.
 
-    `compute` returns arrays of some of the clients, and `nothing` the rows of all clients that failed.
+    `compute` returns arrays of some of the clients, and `nothing` those of clients that failed.
 
     A client's rows must not change even the last digits of another's update: training that a server makes chaotic turns
     last digits into first ones. So at a site `compute` is called for one batch at a time, by default a single client,
@@ -80,8 +81,9 @@ def undisclosed(
     if site.simulated:
         with time_limit(seconds):
             return compute(slice(0, clients))
-    found, apart = nothing(), apart or Apart([slice(c, c + 1) for c in range(clients)])
-    share = seconds / math.ceil(clients / apart.threads)
+    apart = apart or Apart([slice(c, c + 1) for c in range(clients)])
+    share, missing = seconds / math.ceil(clients / apart.threads), np.ones(clients, bool)
+    found = [np.empty((clients, *one.shape[1:]), one.dtype) for one in nothing(slice(0, 0))]
 
     def answers(batch: Some) -> list[tuple[Some, Found | BaseException]]:
         if not isinstance(batch, list):
@@ -93,13 +95,21 @@ def undisclosed(
 
     for batch, answer in chain.from_iterable(_each(answers, apart, seconds)):
         if not isinstance(answer, BaseException):
-            for rows, own in zip(found, answer, strict=True):
-                rows[batch] = own
+            _put(found, batch, answer)
+            missing[batch] = False
         elif needed:
             log_failure("for a client, and answers as if it had no update", answer)
         else:
             raise answer
+    if missing.any():
+        failed = np.flatnonzero(missing).tolist()
+        _put(found, failed, nothing(failed))
     return found
+
+
+def _put(found: Found, batch: Some, answer: Found) -> None:
+    for rows, own in zip(found, answer, strict=True):
+        rows[batch] = own
 
 
 def _attempt(compute: Callable[[Some], Found], some: Some, limit: float) -> Found | BaseException:
