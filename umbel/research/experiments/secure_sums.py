@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
@@ -72,21 +72,22 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
         base = task.base() | ({"rounds": 2} if quick else {})
         name = base["dataset"]
         hospitals = name.startswith("hospital")
+        arms = dict(_arms(task))
         for seed, path in split_by_seed(name, folder, drawn) if hospitals else ((seed, name) for seed in drawn):
             own = base | {"dataset": path, "seed": seed}
-            points = [(arm, epsilon) for epsilon in task.epsilons for arm in _STRATEGIES]
-            found += [
-                Spec.of(
-                    (task.title, f"{epsilon:g}", arm),
-                    own
-                    | {"strategy": _STRATEGIES[arm], "noise-multiplier": task.noise(epsilon)}
-                    | {"min-nodes": 1 if arm == TRUSTED else SITES},
-                )
-                for arm, epsilon in points
-            ]
-            plain = {"strategy": "site-average", "noise-multiplier": 0.0, "min-nodes": 1}
-            found.append(Spec.of((task.title, "none", PLAIN), own | plain))
+            found += [Spec.of(arm, own | changes) for arm, changes in arms.items()]
     return found
+
+
+def _arms(task: Compared) -> Iterator[tuple[tuple[str, str, str], dict[str, Any]]]:
+    """Yield each arm of a task, and its settings."""
+    for epsilon in task.epsilons:
+        noise = task.noise(epsilon)
+        for arm, strategy in _STRATEGIES.items():
+            nodes = 1 if arm == TRUSTED else SITES
+            changes = {"strategy": strategy, "noise-multiplier": noise, "min-nodes": nodes}
+            yield (task.title, f"{epsilon:g}", arm), changes
+    yield (task.title, "none", PLAIN), {"strategy": "site-average", "noise-multiplier": 0.0, "min-nodes": 1}
 
 
 def play(config: Mapping[str, Any]) -> Finished:
