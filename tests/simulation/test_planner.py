@@ -154,7 +154,7 @@ def test_what_the_user_gives_wins(umbel_home: Path, by_rule: None) -> None:
         ({"clipping": "update"}, "clipping"),
         ({"strategy": "ifca", "hypotheses": 2}, "discloses"),
         ({"noise-multiplier": 0.0}, "noise-multiplier"),
-        (HIDDEN, "umbel plan --rows"),
+        (HIDDEN, "--row-epsilon"),
     ],
 )
 def test_what_breaks_the_guarantee_is_refused(

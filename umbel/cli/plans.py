@@ -81,6 +81,17 @@ def plan(
 
 @overload
 def plan(
+    config: str | Path | Mapping[str, Any] = "",
+    *,
+    row_epsilon: float,
+    rows: int,
+    delta: float = DELTA,
+    **values: Any,
+) -> PlannedRun: ...
+
+
+@overload
+def plan(
     config: str | Path = "",
     *,
     parameters: int | None = None,
@@ -106,14 +117,16 @@ def plan(
     *,
     epsilon: float | None = None,
     delta: float = DELTA,
+    row_epsilon: float | None = None,
+    rows: int | None = None,
     sites: int = 1,
     release: ReleaseName | None = None,
     **values: Any,
 ) -> Planned | PlannedRun:
     """Plan a whole run for a guarantee, or compute a run's cost for its clients.
 
-    With `epsilon` this is ``umbel plan NAME --epsilon``: it returns the run config that `umbel.run` would use. Without
-    it, this computes costs or noise from numbers.
+    With `epsilon` this is ``umbel plan NAME --epsilon``, and with `row_epsilon` ``umbel plan NAME --row-epsilon``: it
+    returns the run config that `umbel.run` would use. Without both, this computes costs or noise from numbers.
 
     Parameters
     ----------
@@ -122,7 +135,10 @@ def plan(
     epsilon : float, optional
         The guarantee between any two data sets of a client over the whole run.
     delta : float
-        Delta of the guarantee; 0 for a pure epsilon.
+        Delta of the guarantee; 0 for a pure epsilon of clients.
+    row_epsilon, rows : float, int, optional
+        In place of `epsilon`: the guarantee between two data sets of a client that differ by one row, and the number of
+        rows of a typical client.
     sites : int
         Number of sites, if these release sums.
     release : str, optional
@@ -137,19 +153,20 @@ def plan(
     Returns
     -------
     PlannedRun or Planned
-        With `epsilon` a `PlannedRun`: ``umbel.run(planned.values)`` runs it, and ``planned.words`` explain it.
+        With `epsilon` or `row_epsilon` a `PlannedRun`: ``umbel.run(planned.values)`` runs it, and ``planned.words``
+        explain it.
 
     Raises
     ------
     ConfigError
         If a value is missing, given twice or impossible, or the run would learn nothing with the guarantee.
     """
-    if epsilon is None:
+    if epsilon is None and row_epsilon is None and rows is None:
         return costs(config, delta=delta, release=release, sites=sites, **values)  # type: ignore[arg-type]
     from umbel.simulation.start import values_of
 
     own = strategy_of(release, sites, {key.replace("_", "-"): one for key, one in values.items()})
-    return values_of(config, own, epsilon, delta, sites)
+    return values_of(config, own, epsilon, delta, sites, row_epsilon, rows)
 
 
 def strategy_of(release: ReleaseName | None, sites: int, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -148,6 +148,8 @@ def run(
     *,
     epsilon: float | None = None,
     delta: float | None = None,
+    row_epsilon: float | None = None,
+    rows: int | None = None,
     nodes: int = 0,
     ray: bool = False,
     baselines: bool = True,
@@ -164,6 +166,9 @@ def run(
         are planned for it, and `values` override the plan.
     delta : float, optional
         Delta of the guarantee; 0 for a pure epsilon.
+    row_epsilon, rows : float, int, optional
+        In place of `epsilon`: the wanted guarantee between two data sets of a client that differ by one row, and the
+        number of rows of a typical client, which decides the batch. Noise in training is planned for it.
     nodes : int
         Simulated nodes; 0 for as many as suit this machine. Beyond rounding, the result depends on it only if sites
         release sums.
@@ -188,7 +193,7 @@ def run(
     >>> found.history["loss"].plot()  # doctest: +SKIP
     """
     own = {key.replace("_", "-"): value for key, value in values.items()}
-    planned = values_of("" if config is None else config, own, epsilon, delta, nodes or 1)
+    planned = values_of("" if config is None else config, own, epsilon, delta, nodes or 1, row_epsilon, rows)
     for line in planned.words:
         log(INFO, "%s", line)
     if not ray:

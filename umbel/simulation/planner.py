@@ -26,12 +26,14 @@ from umbel.models.model import Model
 from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, amount, gap, guarantee, secure_release, site_release
 from umbel.privacy.accounting.plan import Task, plan_for
+from umbel.privacy.accounting.row_plan import WantedOfRows
 from umbel.privacy.mechanisms import load as load_mechanism
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE, Clipping, NoisePer, Protect, Release, ReleaseBy
 from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.protocol.words import count_of
 from umbel.server.setup import Setup
+from umbel.simulation import row_planner
 from umbel.simulation.proxy import ROWS, Proxy, Rounds, Span, feature_spans, target_span
 
 PRIVACY = ("noise-multiplier", "mechanism", "choice-epsilon", "clipping", "clip-norm", "clip-norm-decay")
@@ -95,6 +97,7 @@ def plan_run(
     sites: int = 1,
     name: str = "",
     part: bool = False,
+    of_rows: WantedOfRows | None = None,
 ) -> PlannedRun:
     """Return a run config with the missing entries.
 
@@ -115,6 +118,8 @@ def plan_run(
         The user's name for it, for the hint.
     part : bool
         Whether a part of the dataset suffices here (see `umbel.data.shard`).
+    of_rows : WantedOfRows, optional
+        The wanted guarantee of each row, in place of `epsilon`; `values` have its settings.
 
     Raises
     ------
@@ -123,7 +128,12 @@ def plan_run(
         not declared.
     """
     kept, found = frozenset(given), dict(values)
-    if own and epsilon is not None:
+    if of_rows and epsilon is not None:
+        text = (
+            'epsilon is for clients and row-epsilon for rows; give one, and plan protect = "both" by umbel plan --rows'
+        )
+        raise ConfigError(text, code="config.both-ways")
+    if own and (of_rows or epsilon is not None):
         found.setdefault("hypotheses", 1)
     if epsilon is not None:
         # A configuration may lack settings that a guarantee needs, and a strategy may refuse that.
@@ -135,7 +145,13 @@ def plan_run(
     if own:
         exact = epsilon is None and not _wants_privacy(setup.config, kept)
         found |= {key: one for key, one in _training(setup, dataset, exact).items() if key not in kept}
+        if of_rows:
+            found |= {key: one for key, one in row_planner.schedule(dataset).items() if key not in kept}
         setup = Setup.parse(found)
+    if of_rows:
+        check_declared(setup.model, dataset)
+        planned, words = row_planner.with_noise(found, kept, setup, of_rows, delta, dataset.manifest.train)
+        return PlannedRun(planned, [*words, *_of_scales(dataset)])
     if epsilon is None:
         return _without_noise(found, kept, own, setup, dataset, name)
     return _Search(found, kept, setup, dataset, epsilon, delta, sites).plan()
@@ -258,6 +274,34 @@ def _without_noise(
 # --- noise and rounds
 
 
+def check_declared(model: Model, dataset: Dataset) -> None:
+    """Raise `ConfigError` if a model takes the columns of a table as they are, and one has no public range."""
+    manifest = dataset.manifest
+    if manifest.layout is None or model.name.partition(" ")[0] not in ("linear", "mlp"):
+        return
+    spans = feature_spans(manifest, dataset.features.shape[-1]) or []
+    if not manifest.units.get("target", {}).get("categories"):
+        spans = [*spans, target_span(manifest)]
+    if bare := [span.name for span in spans if not span.declared]:
+        more = f" and {len(bare) - _MOST_NAMED} more columns" if len(bare) > _MOST_NAMED else ""
+        first = shlex.quote(bare[0])
+        raise ConfigError(
+            f"a plan with a guarantee needs the public range of {', '.join(bare[:_MOST_NAMED])}{more}, because it "
+            f"reads no rows. Import the table again with --replace, and give each its range, as --set "
+            f"{first}.minimum=0 --set {first}.maximum=100, or a scale other than 1, as --set {first}.scale=100; in "
+            "simulation, --standardise estimates scales",
+            code="config.no-range",
+        )
+
+
+def _of_scales(dataset: Dataset) -> list[str]:
+    """Return the line about what the epsilon of a plan does not cover, if anything."""
+    if not (spent := dataset.manifest.epsilon_of_scales):
+        return []
+    text = "This epsilon does not cover the scales of the data, which were estimated from rows with epsilon"
+    return [f"{text} {spent} a client."]
+
+
 @dataclass(frozen=True)
 class _Noise:
     """The noise of a participation: the mechanism, nu, choice-epsilon, and the delta of the whole guarantee."""
@@ -297,8 +341,7 @@ class _Search:
     def plan(self) -> PlannedRun:
         """Return the run config, with its description."""
         self._check_given()
-        if self.model.name.partition(" ")[0] in ("linear", "mlp"):
-            self._check_declared()
+        check_declared(self.model, self.dataset)
         best, participations, learnt = self._best
         noise = self._noise(participations)
         entries = self._entries(best, participations, noise)
@@ -334,7 +377,7 @@ class _Search:
     def _check_given(self) -> None:
         run = self.run
         if run.protect is Protect.ROWS:
-            text = '--epsilon is for clients, and protect = "rows" hides rows alone; plan these by umbel plan --rows'
+            text = '--epsilon is for clients, and protect = "rows" hides rows alone; give --row-epsilon and --rows'
             raise ConfigError(f'{text}, or set protect = "both"', code="config.breaks-epsilon")
         if "noise-multiplier" in self.kept and not run.noise_multiplier:
             text = "noise-multiplier = 0 has no guarantee; leave it out, or leave out --epsilon"
@@ -345,24 +388,6 @@ class _Search:
         if self.setup.strategy.discloses_choice and self.k > 1:
             text = f"strategy {run.strategy!r} discloses choices, so it has no guarantee; name another strategy"
             raise ConfigError(text, code="config.breaks-epsilon")
-
-    def _check_declared(self) -> None:
-        manifest = self.dataset.manifest
-        if manifest.layout is None:
-            return
-        spans = feature_spans(manifest, self.dataset.features.shape[-1]) or []
-        if not manifest.units.get("target", {}).get("categories"):
-            spans = [*spans, target_span(manifest)]
-        if bare := [span.name for span in spans if not span.declared]:
-            more = f" and {len(bare) - _MOST_NAMED} more columns" if len(bare) > _MOST_NAMED else ""
-            first = shlex.quote(bare[0])
-            raise ConfigError(
-                f"a plan with a guarantee needs the public range of {', '.join(bare[:_MOST_NAMED])}{more}, because it "
-                f"reads no rows. Import the table again with --replace, and give each its range, as --set "
-                f"{first}.minimum=0 --set {first}.maximum=100, or a scale other than 1, as --set {first}.scale=100; in "
-                "simulation, --standardise estimates scales",
-                code="config.no-range",
-            )
 
     # --- the search
 
@@ -615,11 +640,7 @@ class _Search:
         ]
         if self.k == 1 and "hypotheses" not in self.kept:
             lines.append("One model for all clients. Where they are of several kinds, try hypotheses=2.")
-        if spent := self.dataset.manifest.epsilon_of_scales:
-            lines.append(
-                "This epsilon does not cover the scales of the data, which were estimated from rows with epsilon "
-                f"{spent} a client."
-            )
+        lines += _of_scales(self.dataset)
         if learnt == learnt:
             lines.append(
                 f"On made-up clients, this noise leaves {min(learnt, 1):.0%} of what a run without noise learns. No "

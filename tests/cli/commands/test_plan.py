@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import umbel
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import ended
 from umbel.cli.main import app
@@ -95,6 +97,20 @@ def test_a_config_that_hides_rows_alone_names_the_command_that_plans_it(umbel_ho
     assert code == 0, output
     for text in ("row-noise-multiplier=2.0 row-rate=1.0 row-batch=4 local-steps=5 max-participations=2", "│ 0.5 "):
         assert text in output
+
+
+def test_a_whole_run_that_hides_rows_is_planned_and_written(umbel_home: Path, tmp_path: Path) -> None:
+    """Python plans the same."""
+    write(umbel_home / "data" / "own", 1)
+    file = tmp_path / "rows.toml"
+    code, output = run("own", "--row-epsilon", "3", "--rows", "4", "rounds=2", "--write", str(file))
+    assert code == 0, output
+    assert "for each row of a client" in output
+    planned = tomllib.loads(file.read_text(encoding="utf-8"))
+    assert planned == umbel.plan("own", row_epsilon=3, rows=4, rounds=2).values
+    assert (planned["protect"], planned["rounds"], planned["row-batch"]) == ("rows", 2, 4.0)
+    ended(*run("own", "--rows", "4"), "config.missing-figure", "row-epsilon")
+    ended(*run("own", "--rows", "4", "--row-epsilon", "3", "--row-rate", "1"), "config.both-ways", "--row-rate")
 
 
 def test_a_config_without_a_dataset_is_named(hospitals: None) -> None:

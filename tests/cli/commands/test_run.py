@@ -86,6 +86,8 @@ def test_a_run_to_start_from_is_found_from_where_the_user_is(
         (["rounds=0"], "config", "rounds"),
         (["hosptal"], "config.unknown-configuration", "did you mean hospital?"),
         (["--resume", "last", "--epsilon", "4"], "config.resumed-epsilon", "--epsilon"),
+        (["--resume", "last", "--rows", "4"], "config.resumed-epsilon", "--rows"),
+        (["synthetic", "--row-epsilon", "4"], "config.missing-figure", "rows"),
         (["--delta", "0"], "config.delta-alone", "--epsilon"),
         (["dataset=", "--epsilon", "4"], "config.no-dataset", "name a dataset"),
         (["nothing-like-it"], "config.unknown-configuration", "synthetic"),

@@ -132,9 +132,9 @@ def command(
         values = pairs([word for word in words or [] if "=" in word])
         if len(named) > 1:
             raise ConfigError(f"{named[-1]!r} is not KEY=VALUE", code="config.two-configurations")
-        if epsilon is not None or write is not None:
+        if epsilon is not None or write is not None or (rows is not None and named):
             own = strategy_of(release, sites, values)
-            _whole_run(context, named[0] if named else "", own, epsilon, delta, write, sites)
+            _whole_run(context, named[0] if named else "", own, epsilon, delta, write, sites, row_epsilon, rows)
             return
         if values:
             text = f"{next(iter(values))}=... needs the plan of a whole run; give --epsilon"
@@ -224,17 +224,19 @@ def _whole_run(
     delta: float,
     write: Path | None,
     sites: int,
+    row_epsilon: float | None,
+    rows: int | None,
 ) -> None:
     """Plan a whole run, print it, and write its run config if wanted."""
     if not name:
         raise ConfigError("name a configuration or dataset to plan its run", code="config.missing-figure")
-    others = set(context.params) - {"words", "epsilon", "write", "release", "sites", "delta"}
+    others = set(context.params) - {"words", "epsilon", "write", "release", "sites", "delta", "row_epsilon", "rows"}
     given = [one for one in others if context.get_parameter_source(one) is not ParameterSource.DEFAULT]
     if given:
         text = f"--{given[0].replace('_', '-')} does not go with --epsilon; give KEY=VALUE, or leave out --epsilon"
         raise ConfigError(text, code="config.both-ways")
     asked = context.get_parameter_source("delta") is not ParameterSource.DEFAULT
-    planned = values_of(name, values, epsilon, delta if asked else None, sites)
+    planned = values_of(name, values, epsilon, delta if asked else None, sites, row_epsilon, rows)
     if write is not None:
         try:
             write.write_text(as_toml(planned), encoding="utf-8")

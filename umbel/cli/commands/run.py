@@ -41,7 +41,25 @@ def command(
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(min=0, max=0.999, help="Delta of --epsilon; 0 for a pure epsilon.", show_default=f"{DELTA:g}"),
+        typer.Option(
+            min=0,
+            max=0.999,
+            help="Delta of --epsilon or --row-epsilon; 0 for a pure epsilon of clients.",
+            show_default=f"{DELTA:g}",
+        ),
+    ] = None,
+    row_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Plan noise in training (DP-SGD) for this guarantee of each row of a client, with --rows.",
+            show_default="none",
+        ),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="With --row-epsilon: rows of a typical client. They decide the batch, not the guarantee."
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume RUN after its last finished round.")] = False,
     nodes: Annotated[
@@ -83,7 +101,7 @@ def command(
             text = "--strict needs the run's worth; leave out --no-baselines"
             raise ConfigError(text, code="config.strict-alone")
         others = beside(against) if against else []
-        values, words = asked(what or [], config, resume, epsilon, delta, nodes)
+        values, words = asked(what or [], config, resume, epsilon, delta, nodes, row_epsilon, rows)
         for line in words:
             typer.echo(line)
         relay = Relay(typer.echo, verbose)
@@ -146,6 +164,8 @@ def asked(
     epsilon: float | None = None,
     delta: float | None = None,
     nodes: int = 0,
+    row_epsilon: float | None = None,
+    rows: int | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the run-config values for a command line, and lines that describe them.
 
@@ -159,10 +179,11 @@ def asked(
     given = pairs([word for word in words if "=" in word])
     source = str(config) if config is not None else named[0] if named else ""
     if not resume:
-        planned = values_of(source, given, epsilon, delta, nodes or 1)
+        planned = values_of(source, given, epsilon, delta, nodes or 1, row_epsilon, rows)
         return planned.values, planned.words
-    if epsilon is not None or delta is not None:
-        raise ConfigError("a resumed run keeps its noise; leave out --epsilon", code="config.resumed-epsilon")
+    if any(one is not None for one in (epsilon, delta, row_epsilon, rows)):
+        text = "a resumed run keeps its noise; leave out --epsilon, --row-epsilon, --rows and --delta"
+        raise ConfigError(text, code="config.resumed-epsilon")
     if not source:
         raise ConfigError(
             "name the run to resume: umbel run RUN --resume; umbel runs list shows them", code="config.no-run"

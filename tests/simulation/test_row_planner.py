@@ -1,0 +1,144 @@
+"""Plans of runs that hide rows: the wanted epsilon is kept, and no row is read."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.errors import raises
+from tests.simulation.test_planner import HIDDEN, save
+from umbel.privacy.accounting.rows import row_guarantee
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.run_config import RunConfig
+from umbel.server.setup import Setup
+from umbel.simulation.in_process import play
+from umbel.simulation.start import values_of
+
+DELTA = 1e-5
+
+
+def spent(values: dict[str, Any]) -> float:
+    """Return the epsilon of a row under a run config, its client taking part as often as it may."""
+    setup = Setup.parse(values)
+    run = setup.config
+    found = row_guarantee({setup.release: min(run.max_participations or run.rounds, run.rounds)}, DELTA)
+    assert found is not None
+    return found.epsilon
+
+
+def test_one_knob_plans_the_noise_of_training(umbel_home: Path) -> None:
+    """20 rounds of 100 of 600 clients: each takes part in four. Each of its five steps is on all of its 40 rows."""
+    save(umbel_home)
+    planned = values_of("mine", row_epsilon=3, rows=40)
+    run = RunConfig.parse(planned.values)
+    assert (run.protect, run.noise_multiplier, run.hypotheses, run.restarts) == ("rows", 0, 1, 1)
+    assert (run.rounds, run.clients_per_round, run.max_participations) == (20, 100, 4)
+    assert (run.row_rate, run.row_batch, run.local_steps) == (1, 40, 5)
+    assert 2.97 < spent(planned.values) <= 3
+    assert "epsilon 3" in planned.words[0] or "epsilon 2.99" in planned.words[0]
+
+
+def test_clients_of_many_rows_train_on_some_of_them(umbel_home: Path) -> None:
+    save(umbel_home)
+    run = RunConfig.parse(values_of("mine", row_epsilon=3, rows=10_000).values)
+    assert (run.row_rate, run.row_batch) == (0.026, 260)
+
+
+@settings(max_examples=25)
+@given(
+    epsilon=st.floats(0.1, 20),
+    rows=st.integers(1, 5000),
+    hypotheses=st.integers(1, 3),
+    changes=st.fixed_dictionaries(
+        {},
+        optional={
+            "rounds": st.integers(1, 30), "clients-per-round": st.integers(1, 30), "local-steps": st.integers(1, 9),
+            "max-participations": st.integers(0, 5), "row-rate": st.sampled_from([0.01, 0.3, 1.0]),
+            "row-clip-norm": st.sampled_from([0.1, 2.0]),
+        },
+    ),
+)  # fmt: skip
+def test_no_plan_costs_more_than_was_wanted(
+    tmp_path_factory: pytest.TempPathFactory,
+    epsilon: float,
+    rows: int,
+    hypotheses: int,
+    changes: dict[str, Any],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp("home")
+        patch.setenv("UMBEL_HOME", str(home))
+        save(home, train=30, validation=2)
+        planned = values_of("mine", changes | {"hypotheses": hypotheses}, row_epsilon=epsilon, rows=rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UMBEL_HOME", str(home))
+        assert spent(planned.values) <= epsilon
+    assert {key: planned.values[key] for key in changes} == changes, "what the user gave stays"
+
+
+def test_a_plan_reads_no_row(umbel_home: Path) -> None:
+    save(umbel_home)
+    save(umbel_home, "other", seed=1)
+    plans = [values_of(name, row_epsilon=3, rows=6) for name in ("mine", "other")]
+    assert plans[0].values | {"dataset": "other"} == plans[1].values
+    assert plans[0].words == plans[1].words
+
+
+def test_a_planned_run_learns(umbel_home: Path) -> None:
+    """The constant is .77 off, as in `tests.simulation.test_planner`."""
+    save(umbel_home, train=60)
+    planned = values_of("mine", {"validation-clients-per-round": 5}, row_epsilon=8, rows=6)
+    run = play(RunConfig().entries() | planned.values)
+    assert run.state.history[-1].loss is not None
+    assert run.state.history[-1].loss < 0.4
+
+
+def test_the_noise_against_the_gradient_is_told(umbel_home: Path) -> None:
+    """sigma C / B in each of n = 3 components of a client's mean gradient, averaged over U = 25 clients."""
+    save(umbel_home)
+    planned = values_of("mine", {"clients-per-round": 25}, row_epsilon=3, rows=6)
+    sigma = planned.values["row-noise-multiplier"]
+    assert f"is {sigma / 6 * math.sqrt(3 / 25):.2g} row clip norms" in planned.words[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted", "code"),
+    [
+        ({}, {"row_epsilon": 3.0}, "config.missing-figure"),
+        ({}, {"rows": 6}, "config.missing-figure"),
+        ({}, {"row_epsilon": 0.0, "rows": 6}, "config.impossible-figure"),
+        ({}, {"row_epsilon": math.nan, "rows": 6}, "config.impossible-figure"),
+        ({}, {"row_epsilon": 3.0, "rows": 0}, "config.impossible-figure"),
+        ({}, {"row_epsilon": 3.0, "rows": 6, "delta": 0.0}, "config.impossible-figure"),
+        ({}, {"row_epsilon": 3.0, "rows": 6, "epsilon": 4.0}, "config.both-ways"),
+        (HIDDEN, {"row_epsilon": 3.0, "rows": 6}, "config.breaks-epsilon"),
+        ({"strategy": "site-average"}, {"row_epsilon": 3.0, "rows": 6}, "config.clipping"),
+        ({"strategy": "site-average", "clipping": "public"}, {"row_epsilon": 3.0, "rows": 6}, "config.rows"),
+        ({"protect": "both", "noise-multiplier": 1.0}, {"row_epsilon": 3.0, "rows": 6}, "config.breaks-epsilon"),
+        ({"strategy": "ifca", "hypotheses": 2}, {"row_epsilon": 3.0, "rows": 6}, "config.breaks-epsilon"),
+        ({"protect": "clients"}, {"row_epsilon": 3.0, "rows": 6}, "config.conflict"),
+        ({"noise-multiplier": 1.0}, {"row_epsilon": 3.0, "rows": 6}, "config.conflict"),
+        (
+            {"hypotheses": 2, "choice-epsilon": 4.0, "max-participations": 1},
+            {"row_epsilon": 3.0, "rows": 6},
+            "config.unreachable-epsilon",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(
+    umbel_home: Path, values: dict[str, Any], wanted: dict[str, Any], code: str
+) -> None:
+    save(umbel_home)
+    with raises(ConfigError, code):
+        values_of("mine", values, **wanted)
+
+
+def test_a_column_without_a_range_is_named(umbel_home: Path) -> None:
+    save(umbel_home, x={"minimum": None, "maximum": None})
+    with raises(ConfigError, "config.no-range", "x"):
+        values_of("mine", row_epsilon=3, rows=6)

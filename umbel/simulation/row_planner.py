@@ -1,0 +1,101 @@
+"""Plans of whole runs that hide rows: noise in training for a wanted epsilon of each row, and rounds by a rule.
+
+No row is read: their number at a typical client is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from umbel.data import Dataset
+from umbel.privacy.accounting.guarantee import amount
+from umbel.privacy.accounting.row_plan import RowPlan, RowTask, WantedOfRows, row_plan_for
+from umbel.privacy.accounting.rows import row_guarantee
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import Protect
+from umbel.protocol.run_config import RunConfig
+from umbel.protocol.words import count_of
+from umbel.server.setup import Setup
+
+_ROUNDS = 20
+_CHOICE = 0.25, 2.0  # the choice's share of a participation's epsilon, and the most that it needs
+
+
+def schedule(dataset: Dataset) -> dict[str, Any]:
+    """Return rounds and clients of a run without a configuration."""
+    train = dataset.manifest.train
+    return {"rounds": _ROUNDS, "clients-per-round": train if train <= 100 else min(max(100, train // 10), 1000)}
+
+
+def with_noise(
+    found: Mapping[str, Any], kept: frozenset[str], setup: Setup, wanted: WantedOfRows, delta: float, train: int
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a run config with the noise that a wanted guarantee needs, and lines that describe it.
+
+    Parameters
+    ----------
+    found : mapping
+        Settings, with those of the wanted guarantee.
+    kept : frozenset of str
+        Keys that the user gave.
+    setup : Setup
+        Of these settings.
+    wanted : WantedOfRows
+    delta : float
+    train : int
+        Training clients.
+
+    Raises
+    ------
+    ConfigError
+        If the user's entries break the guarantee, or no noise reaches it.
+    """
+    run, k = setup.config, setup.strategy.hypotheses
+    _check(setup, kept)
+    found = dict(found) | {"restarts": 1}
+    if "max-participations" not in kept:
+        found["max-participations"] = min(run.rounds, max(1, -(-run.rounds * run.clients_per_round // train)))
+    times = min(found["max-participations"] or run.rounds, run.rounds)
+    if "choice-epsilon" not in kept:
+        share, most = _CHOICE
+        found["choice-epsilon"] = min(share * wanted.epsilon / times, most) if k > 1 else 0.0
+    rows = RunConfig.parse(found).training().row_privacy
+    assert rows is not None, "the run hides rows"
+    task = RowTask(wanted.rows, rows.rate, rows.steps, times, k, found["choice-epsilon"])
+    planned = row_plan_for(task, wanted.epsilon, delta)
+    found["row-noise-multiplier"] = planned.noise_multiplier
+    n = setup.model.num_parameters
+    have = row_guarantee({RunConfig.parse(found).release(n, k): times}, delta)
+    assert have is not None, "the choice is hidden"
+    assert have.epsilon <= wanted.epsilon * (1 + 1e-9), "the plan is for these settings"
+    return found, _words(planned, RunConfig.parse(found), n, min(run.clients_per_round, train))
+
+
+def _check(setup: Setup, kept: frozenset[str]) -> None:
+    run = setup.config
+    wrong = ""
+    if run.protect is not Protect.ROWS:
+        wrong = f'protect = "{run.protect}" needs noise on models as well: plan the rows by umbel plan --rows'
+    elif "row-noise-multiplier" in kept:
+        wrong = "row-noise-multiplier is planned for row-epsilon: leave one out"
+    elif setup.strategy.discloses_choice and setup.strategy.hypotheses > 1:
+        wrong = f"strategy {run.strategy!r} discloses choices, so rows have no guarantee: name another strategy"
+    if wrong:
+        raise ConfigError(f"{wrong}, or leave out row-epsilon", code="config.breaks-epsilon")
+
+
+def _words(planned: RowPlan, run: RunConfig, n: int, clients: int) -> list[str]:
+    task, have, sigma = planned.task, planned.guarantee, planned.noise_multiplier
+    often = "once" if task.participations == 1 else f"up to {task.participations} times"
+    noise = sigma / run.row_batch * math.sqrt(n * task.hypotheses / clients)
+    return [
+        f"Planned: epsilon {amount(have.epsilon)} at delta {have.delta:g} for each row of a client over the whole run, "
+        f"with {count_of(run.rounds, 'round')} of {count_of(clients, 'client')}. A client takes part {often}, with "
+        f"{count_of(task.steps, 'training step')} each time.",
+        f"Noise multiplier {sigma:.4g} in training, row clip norm {run.row_clip_norm:g}: in a round's mean gradient, "
+        f"the noise is {noise:.2g} row clip norms long if clients have {count_of(task.rows, 'row')}.",
+        "It hides each single row, and not what the rows of a client have in common. No row was read.",
+        *planned.warnings,
+    ]
