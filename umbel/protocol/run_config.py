@@ -306,7 +306,8 @@ class RunConfig(Settings):
                 raise ValueError(f"{text}, or leave it out")
             return
         if missing := [key for key, value in keys.items() if not value]:
-            raise ValueError(f'protect = "{self.protect}" needs {", ".join(missing)} above 0')
+            text = f'protect = "{self.protect}" needs {", ".join(missing)} above 0'
+            raise ValueError(f"{text}; umbel plan --rows finds them")
         if self.protect is Protect.ROWS and self.noise_multiplier:
             text = f'protect = "rows" adds no noise to models, and noise-multiplier is {self.noise_multiplier:g}'
             raise ValueError(f'{text}; set noise-multiplier = 0, or protect = "both"')
