@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -13,10 +12,10 @@ from torch import Tensor
 
 from umbel.client import progress
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
+from umbel.client.layout import arrangement
 from umbel.client.learner import Learner
 from umbel.client.steps import Steps, seeded
-from umbel.models.fit import look
-from umbel.models.model import Model, Parameters
+from umbel.models.model import Parameters
 from umbel.privacy.gate.undisclosed import check_time
 
 
@@ -26,7 +25,7 @@ class LoopLearner(Learner):
     def _sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
         model, k = self.model, len(next(iter(hypotheses.values())))
         sums = np.empty((2, k, len(cohort)))
-        arrange = _arrangement(model, tuple(cohort.features.shape[1:]))
+        arrange = arrangement(model, tuple(cohort.features.shape[1:]))
         networks = [{name: arrange(value[j]) for name, value in hypotheses.items()} for j in range(k)]
 
         def add(part: slice) -> None:
@@ -44,7 +43,7 @@ class LoopLearner(Learner):
         return sums
 
     def _own_outputs(self, parameters: Parameters, cohort: Cohort) -> Tensor:
-        arrange, outputs = _arrangement(self.model, tuple(cohort.features.shape[1:])), []
+        arrange, outputs = arrangement(self.model, tuple(cohort.features.shape[1:])), []
         for c in range(len(cohort)):
             check_time()
             own = {name: arrange(value[c]) for name, value in parameters.items()}
@@ -52,7 +51,7 @@ class LoopLearner(Learner):
         return torch.cat(outputs)
 
     def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
-        arrange = _arrangement(self.model, tuple(cohort.features.shape[1:]))
+        arrange = arrangement(self.model, tuple(cohort.features.shape[1:]))
         for c in range(len(cohort)):
             # Steps are made in place: a copy of a large model takes as long as a step.
             own = {name: value[c] for name, value in start.items()}
@@ -108,28 +107,3 @@ class LoopLearner(Learner):
                     for name, value in parameters.items():
                         step = update.step_size * (len(batch) if name in model.summed else 1)
                         value.sub_(gradients[name], alpha=step)
-
-
-@lru_cache(maxsize=16)
-def _arrangement(model: Model, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    """Return how a loop lays out parameters in memory: a convolution's with the channels last, if the model takes that.
-
-    CPUs pool and convolve much faster then. Later layers inherit the order, and a module that asks for a view in the
-    usual order fails.
-    """
-    try:
-        with torch.inference_mode():
-            parameters = {name: _channels_last(value) for name, value in model.module.named_parameters()}
-            zeros = torch.zeros(2, *shape)
-            model.apply(parameters, zeros.long() if look(model, shape).tokens else zeros)
-    except RuntimeError:
-        return _as_it_is
-    return _channels_last
-
-
-def _channels_last(value: Tensor) -> Tensor:
-    return value.clone(memory_format=torch.channels_last) if value.ndim == 4 else value
-
-
-def _as_it_is(value: Tensor) -> Tensor:
-    return value

@@ -9,6 +9,7 @@ rows' clipped gradients (Bu et al., ICML 2023). That takes one backward pass. Wh
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from umbel.client.attention import unfused_attention
+from umbel.client.layout import arrangement
 from umbel.client.steps import seeded
 from umbel.models.fit import look
 from umbel.models.model import Model, Parameters
@@ -136,11 +138,14 @@ class Chained(RowGradients):
 class Layered(RowGradients):
     """Usual layers, one client after the other, by the inputs of layers and the gradients of their outputs."""
 
-    def __init__(self, model: Model, frozen: Parameters, names: frozenset[str], copies: bool = False) -> None:
+    def __init__(
+        self, model: Model, frozen: Parameters, names: frozenset[str], shape: tuple[int, ...], copies: bool = False
+    ) -> None:
         super().__init__(model, frozen, names)
         owners = owners_of(model, names)
         assert owners is not None, "the network was tried"
         self._names = {layer: name for name, layer in owners}
+        self._arrange = arrangement(model, shape)
         self.copies = copies
 
     def clipped(
@@ -161,7 +166,9 @@ class Layered(RowGradients):
         self, parameters: Parameters, inputs: Tensor, objective: Objective, clip_norm: float, training: bool = True
     ) -> Parameters:
         """Return one client's sums, of all rows."""
-        values = {name: value.detach().requires_grad_(name in self.names) for name, value in parameters.items()}
+        values = {
+            name: self._arrange(value.detach()).requires_grad_(name in self.names) for name, value in parameters.items()
+        }
         if not len(inputs):
             return {name: torch.zeros_like(values[name]) for name in self.names}
         with _tapped([*self._names], self.copies) as taps:
@@ -252,7 +259,7 @@ def gradients_of(
     if chain is not None and len(shape) == 1 and not frozen:
         return Chained(model, frozen, names, chain)
     tried = _layered(model, names, shape)
-    return Layered(model, frozen, names, tried.copies) if tried else RowByRow(model, frozen, names)
+    return Layered(model, frozen, names, shape, tried.copies) if tried else RowByRow(model, frozen, names)
 
 
 @lru_cache(maxsize=16)
@@ -323,7 +330,7 @@ def _layered(model: Model, names: frozenset[str], shape: tuple[int, ...]) -> Lay
     try:
         training = not look(model, shape).draws
         right = row_gradients(model, rest, trained, loss, rows, rows, training)
-        layered = Layered(model, model.frozen_values, names)
+        layered = Layered(model, model.frozen_values, names, shape)
         for clip_norm in (1e-3, 1e6):
             found = layered.of_one(values, rows, lambda outputs: loss(outputs, outputs), clip_norm, training)
             squares = torch.stack([_lengths(value.flatten(1)).square() for value in right.values()]).sum(0)
@@ -462,11 +469,17 @@ def _convolution(layer: Any, before: Tensor, slope: Tensor) -> Iterator[Part]:
     def two(value: tuple[int, ...], first: int) -> tuple[int, ...]:
         return value if len(value) == 2 else (first, *value)
 
-    patches = nn.functional.unfold(
-        before, two(layer.kernel_size, 1), two(layer.dilation, 1), two(layer.padding, 0), two(layer.stride, 1)
-    ).mT
+    size, (down, right) = two(layer.kernel_size, 1), two(layer.padding, 0)
+    rows, outputs, *places = slope.shape
+    # In the order in which a network of convolutions computes, so that a window's rows are copied as a whole.
+    inputs = nn.functional.pad(before.permute(0, 2, 3, 1), (0, 0, right, right, down, down)).contiguous()
+    row, *steps, channel = inputs.stride()
+    over = [step * one for step, one in zip(steps, two(layer.stride, 1), strict=True)]
+    within = [step * one for step, one in zip(steps, two(layer.dilation, 1), strict=True)]
+    windows = inputs.as_strided((rows, *places, *size, before.shape[1]), (row, *over, *within, channel))
     g = slope.flatten(2).mT
-    yield "weight", *_products(patches, g)
+    squares, summed = _products(windows.reshape(rows, math.prod(places), -1), g)
+    yield "weight", squares, lambda kept: summed(kept).reshape(outputs, *size, -1).permute(0, 3, 1, 2)
     yield from _bias(g)
 
 

@@ -1,0 +1,37 @@
+"""The order in memory in which a network computes fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from umbel.models.fit import look
+from umbel.models.model import Model
+
+
+@lru_cache(maxsize=16)
+def arrangement(model: Model, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """Return how parameters are laid out in memory: a convolution's with the channels last, if the model takes that.
+
+    CPUs pool and convolve much faster then. Later layers inherit the order, and a module that asks for a view in the
+    usual order fails.
+    """
+    try:
+        with torch.inference_mode():
+            parameters = {name: _channels_last(value) for name, value in model.module.named_parameters()}
+            zeros = torch.zeros(2, *shape)
+            model.apply(parameters, zeros.long() if look(model, shape).tokens else zeros)
+    except RuntimeError:
+        return _as_it_is
+    return _channels_last
+
+
+def _channels_last(value: Tensor) -> Tensor:
+    return value.clone(memory_format=torch.channels_last) if value.ndim == 4 else value
+
+
+def _as_it_is(value: Tensor) -> Tensor:
+    return value
