@@ -8,7 +8,7 @@ the length of y. Then the density of the release is at least the blanket
     omega(j, y) = q g(y),    g(y) = f(|y| + 1).
 
 The two extreme data sets prefer different hypotheses. Their updates are e and -e for a unit vector e and any
-hypothesis (docs/how/privacy.md, "Anonymous releases", has the proof). Their densities are p = A omega and p' = B omega
+hypothesis (docs/how/secure-and-anonymous.md has the proof). Their densities are p = A omega and p' = B omega
 with
 
     A = alpha f(|y - e|)/f(|y| + 1),    B = beta f(|y + e|)/f(|y| + 1),
