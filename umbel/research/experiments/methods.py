@@ -44,13 +44,14 @@ RELEASES = (NONE, CLIENT, SITE, SECURE, ROWS)
 ONE, MR_MTL, ALGORITHM, IFCA, CFL = "one model", "MR-MTL", "Algorithm 1", "IFCA", "CFL"
 ALONE = "alone"
 AT_HOME = {
-    "Ditto": Personal.DITTO, "APFL": Personal.APFL, "FedRep": Personal.FEDREP, "auto": Personal.AUTO,
+    "Ditto": Personal.DITTO, "APFL": Personal.APFL, "FedRep": Personal.FEDREP,
+    "kNN-Per": Personal.KNN_PER, "auto": Personal.AUTO,
 }  # fmt: skip
 COLUMNS = (ALONE, ONE, *AT_HOME, MR_MTL, ALGORITHM, f"{ALGORITHM}, auto", IFCA, CFL)
 MISSING = (
-    "umbel has no pFedMe and no kNN-Per. These models have a single layer: FedRep then trains all of it, as plain "
-    "fine-tuning does, and FedPer, which keeps the head, would share nothing. IFCA's clients tell their choices, so "
-    "it has no guarantee. A secure or site release has no CFL: it reads each client's update."
+    "umbel has no pFedMe. These models have a single layer: FedRep then trains all of it, as plain fine-tuning does, "
+    "FedPer, which keeps the head, would share nothing, and kNN-Per compares features. IFCA's clients tell their "
+    "choices, so it has no guarantee. A secure or site release has no CFL: it reads each client's update."
 )
 
 
@@ -98,6 +99,10 @@ TASKS = (
     Compared(
         "handwriting, accuracy", "qmnist-features-epsilon-8", 30, 3, {},
         {"local-steps": 1, "row-clip-norm": 1.0}, 1.0,
+    ),
+    Compared(
+        "FEMNIST digits, accuracy", "qmnist-features-epsilon-8", 110, 3, {"dataset": "femnist-features"},
+        {"local-steps": 5, "row-clip-norm": 0.3}, 0.001,
     ),
     Compared(
         "breast-cancer", "", 19, 3,
