@@ -74,9 +74,9 @@ def test_the_share_is_what_suits_rows_left_out() -> None:
     has no other.
     """
     own = made(LEARNER, HYPOTHESES, cohort([3.0, 3], [1.0, 1], [1.0, 3], [3.0]))
-    assert shares(own) == pytest.approx([0.9, 0, 0, 0])
+    assert shares(own) == pytest.approx([0.99, 0, 0, 0])
     asked = cohort([0.0], [0.0], [0.0], [0.0])
-    assert own.outputs(LEARNER, asked).ravel().tolist() == pytest.approx([0.9 * 3 + 0.1, 1, 1, 1])
+    assert own.outputs(LEARNER, asked).ravel().tolist() == pytest.approx([0.99 * 3 + 0.01, 1, 1, 1])
 
 
 def test_a_share_in_between() -> None:
@@ -90,15 +90,15 @@ def test_a_share_in_between() -> None:
 
 
 def test_classes_are_mixed_as_probabilities() -> None:
-    """Two rows of class 1 in one place: it has the probability .9, and .1/3 of the hypothesis that knows nothing."""
+    """Two rows of class 1 in one place: it has .99, and a third of .01 as the hypothesis knows nothing."""
     model = models.load("linear inputs=1 outputs=3", loss="cross-entropy")
     learner, hypotheses = learner_of("batched", model), {"1.weight": np.zeros((1, 3, 1)), "1.bias": np.zeros((1, 3))}
     clients = cohort_of(([[1.0], [1.0]], np.array([1, 1])))
     own = made(learner, {name: value.astype(np.float32) for name, value in hypotheses.items()}, clients)
-    rare = 0.1 / 3
-    np.testing.assert_allclose(own.outputs(learner, clients).exp(), [[rare, 0.9 + rare, rare]] * 2, rtol=1e-5)
+    rare = 0.01 / 3
+    np.testing.assert_allclose(own.outputs(learner, clients).exp(), [[rare, 0.99 + rare, rare]] * 2, rtol=1e-4)
     loss, metric = own.score(learner, clients)
-    assert (loss.item(), metric.item()) == pytest.approx((-log(0.9 + rare), 1))
+    assert (loss.item(), metric.item()) == pytest.approx((-log(0.99 + rare), 1), rel=1e-4)
 
 
 def test_a_score_is_the_logarithm_of_the_odds() -> None:
@@ -106,7 +106,7 @@ def test_a_score_is_the_logarithm_of_the_odds() -> None:
     learner = learner_of("batched", models.load("linear", loss="log"))
     clients = cohort_of(([[0.0, 9.0]] * 2 + [[900.0, 9.0]] * 2, [1.0, 1, -1, -1]))
     own = made(learner, {"weight": np.zeros((1, 1, 2), np.float32)}, clients)
-    odds = log(0.95 / 0.05)
+    odds = log(0.995 / 0.005)
     assert own.outputs(learner, clients).ravel().tolist() == pytest.approx([odds, odds, -odds, -odds], rel=1e-5)
 
 

@@ -20,6 +20,7 @@ from umbel.client.learner import Learner
 from umbel.models.fit import look
 from umbel.models.losses import Loss
 from umbel.models.model import Model
+from umbel.privacy.gate.undisclosed import check_time
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ModelError
 
@@ -30,7 +31,7 @@ KEYS, VALUES, SHARE = "own:keys", "own:values", "own:share"
 
 Rows = Tensor | NDArray[Any]
 
-_AT_ONCE = 1 << 24  # distances computed together
+_AT_ONCE = 1 << 22  # distances computed together
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class Memory:
         keys, values = (torch.from_numpy(one).to(queries.device) for one in (self.keys, self.values))
         parts, size = [], max(1, _AT_ONCE // max(len(keys), NEIGHBOURS * values.shape[1]))
         for begin in range(0, len(queries), size):
+            check_time()
             some = queries[begin : begin + size]
             # Not by a product of matrices, whose rounding depends on the other queries.
             far = torch.cdist(some, keys, compute_mode="donot_use_mm_for_euclid_dist").double()

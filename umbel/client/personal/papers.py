@@ -20,7 +20,7 @@ PROXIMAL = 0.1
 """lambda of Ditto, and of MR-MTL if the run sets no ``proximal``."""
 SHARE = 0.5
 """Initial alpha of APFL."""
-SHARES = np.linspace(0, 0.9, 10)
+SHARES = np.append(np.linspace(0, 0.9, 10), 0.99)
 """Shares lambda that kNN-Per may choose; at 1, classes that no neighbour has would be impossible."""
 
 
