@@ -175,7 +175,8 @@ class FederatedRegressor(RegressorMixin, _Federated):
         Units in each hidden layer; by default the model is linear.
     personalise : str
         How a client personalises the hypotheses with its rows in `fit`, as in `umbel.Run.predict`. It costs no privacy,
-        because the result stays with the client; "no" uses the best hypothesis unchanged.
+        because the result stays with the client; "no" uses the best hypothesis unchanged. With "knn-per" the estimator
+        holds rows of `fit`.
     feature_range, target_range : (low, high), optional
         Public bounds, each a number or one for each feature, which are scaled to -1 and 1. `epsilon` needs them. By
         default the rows standardise features and target.

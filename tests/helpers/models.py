@@ -58,6 +58,18 @@ class Headed(nn.Module):
         return outputs
 
 
+class Turned(nn.Module):
+    """A last layer that takes rows along the second axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.head(rows.expand(3, *rows.shape)).mean(0)
+        return outputs
+
+
 def _with_frozen_bias(value: float) -> nn.Module:
     network = Headed()
     nn.init.constant_(network.body.bias, value)

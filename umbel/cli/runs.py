@@ -228,12 +228,12 @@ def export(
         A client of the run's dataset, by its number or name: write its own predictor, as ONNX. No guarantee covers that
         file, because the client's rows made it.
     personalise : str
-        How the client personalises, as in `Run.predict`.
+        How the client personalises, as in `Run.predict`; not "knn-per", whose predictor holds the client's rows.
 
     Raises
     ------
     ConfigError
-        For another format, if ONNX is not installed, or if the folder cannot be made.
+        For another format or that method, if ONNX is not installed, or if the folder cannot be made.
     ModelError
         If the network cannot be written in the format, or the file reads back differently.
     """
@@ -246,11 +246,15 @@ def export(
     if form != "onnx":
         text = "a client's predictor may have several networks; write it as onnx"
         raise ConfigError(text, code="config.client-form")
+    how = personal_named(personalise)
+    if how is Personal.KNN_PER:
+        text = f"the predictor of {how} holds the client's rows, which a file for other programs must not"
+        raise ConfigError(f"{text}; choose another method", code="config.rows-in-file")
     if data is None:
         text = "the client's rows are in the run's dataset, which is not on this machine"
         raise ConfigError(text, code="config.no-dataset")
     number = client_in(data, client)
-    own = read_run(run.path, data, run.prior).own_of(data, number, personal_named(personalise))
+    own = read_run(run.path, data, run.prior).own_of(data, number, how)
     said |= {"client": data.names[number] if data.names else str(number), "personalise": personalise}
     said["guarantee"] = "None: the client's rows made this file, which must stay where they are."
     networks = {f"client-{number}": OwnNetwork(run.model, own)}

@@ -69,10 +69,18 @@ class OwnNetwork(nn.Module):
         Without local parameters.
     own : Own
         The predictor of one client.
+
+    Raises
+    ------
+    ConfigError
+        If the predictor has a memory, so that the network would hold the client's rows.
     """
 
     def __init__(self, model: Model, own: Own) -> None:
         super().__init__()
+        if own.memory:
+            text = "a predictor with a memory holds the client's rows, which a network for other programs must not"
+            raise ConfigError(f"{text}; choose another method", code="config.rows-in-file")
         self._loss = model.loss
         weights, networks = own.weights[0], []
         for j in np.flatnonzero(weights):

@@ -13,6 +13,7 @@ from typing import Any, cast
 from umbel import models
 from umbel.client.engines import SITE
 from umbel.client.learner import Learner
+from umbel.client.personal import check_memory
 from umbel.client.row_gradients import check_rows
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, check, find_dataset, open_dataset
@@ -112,6 +113,8 @@ class Node:
                 "client; leave personalise out",
                 code="site.personalise",
             )
+        if policy.personalise is Personal.KNN_PER:
+            check_memory(learner.model, dataset.features, dataset.targets)
         hosted = range(site.first, manifest.clients, site.step)
         train = len(range(site.first, manifest.train, site.step))
         trains = {Role.TRAIN: len(hosted), Role.VALIDATION: 0, Role.SPLIT: train}[policy.role]

@@ -46,6 +46,21 @@ COLUMNS = ("image", "writer_id", "character")
 CLASSES = 62
 """Digits, capital letters, small letters."""
 
+LICENCE = "FEMNIST: BSD 2-Clause (LEAF), from NIST special database 19"
+
+Leaf = Annotated[
+    Path | None,
+    typer.Option(help="LEAF's data folder, with train/ and test/; or a folder of its JSON.", show_default=False),
+]
+Parquet = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"Folder of the Parquet files of {REPOSITORY}; if neither is given, umbel downloads them.",
+        show_default=False,
+    ),
+]
+"""Options of the recipes."""
+
 _BATCH_ROWS = 10_000
 _AGAIN = "write the file again with LEAF's preprocess.sh"
 
@@ -127,19 +142,19 @@ def download() -> Path:
         raise DatasetError(f"{wrong}; {fix}", code="data.download") from None
 
 
+def read(leaf: Path | None, parquet: Path | None) -> tuple[Handwriting, str]:
+    """Return the handwriting of LEAF's or the hub's files, downloaded if neither is given, and its provenance."""
+    if leaf and parquet:
+        raise DatasetError("--leaf and --parquet are both given; give one of them", code="data.options")
+    found = read_leaf(leaf) if leaf else read_parquet(parquet or download())
+    source = "LEAF's JSON files" if leaf else f"{REPOSITORY} of the Hugging Face hub"
+    return found, f"FEMNIST (Caldas et al., LEAF), from NIST special database 19; read from {source}."
+
+
 @app.command()
 def main(
-    leaf: Annotated[
-        Path | None,
-        typer.Option(help="LEAF's data folder, with train/ and test/; or a folder of its JSON.", show_default=False),
-    ] = None,
-    parquet: Annotated[
-        Path | None,
-        typer.Option(
-            help=f"Folder of the Parquet files of {REPOSITORY}; if neither is given, umbel downloads them.",
-            show_default=False,
-        ),
-    ] = None,
+    leaf: Leaf = None,
+    parquet: Parquet = None,
     name: Annotated[str, typer.Option(help="Name of the dataset.")] = "femnist",
     out: Out = None,
     rows: Limit = None,
@@ -147,17 +162,8 @@ def main(
 ) -> None:
     """Write FEMNIST as a dataset, one client for each writer. Half of the clients have images turned by 90 degrees."""
     with writing(out, name) as folder:
-        if leaf and parquet:
-            raise DatasetError("--leaf and --parquet are both given; give one of them", code="data.options")
-        found = read_leaf(leaf) if leaf else read_parquet(parquet or download())
-        source = "LEAF's JSON files" if leaf else f"{REPOSITORY} of the Hugging Face hub"
-        about = About(
-            recipe="femnist",
-            name=name,
-            model="cnn",
-            provenance=f"FEMNIST (Caldas et al., LEAF), from NIST special database 19; read from {source}.",
-            licence="FEMNIST: BSD 2-Clause (LEAF), from NIST special database 19",
-        )
+        found, source = read(leaf, parquet)
+        about = About(recipe="femnist", name=name, model="cnn", provenance=source, licence=LICENCE)
         lines = write(folder, found, about, rows, seed)
     typer.echo("\n".join(lines))
 

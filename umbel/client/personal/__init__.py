@@ -6,7 +6,8 @@ writes the predictors that a site keeps.
 
 from umbel.client.personal.bayes import as_regression, closed_form
 from umbel.client.personal.make import make_own
+from umbel.client.personal.memory import check_memory
 from umbel.client.personal.own import Own
 from umbel.client.personal.task import Generators, Task
 
-__all__ = ["Generators", "Own", "Task", "as_regression", "closed_form", "make_own"]
+__all__ = ["Generators", "Own", "Task", "as_regression", "check_memory", "closed_form", "make_own"]

@@ -10,7 +10,7 @@ from umbel.client.personal.auto import auto
 from umbel.client.personal.bayes import bayes
 from umbel.client.personal.calibrate import calibrate, mixture
 from umbel.client.personal.own import Own
-from umbel.client.personal.papers import apfl, ditto, fedrep, mr_mtl
+from umbel.client.personal.papers import apfl, ditto, fedrep, knn_per, mr_mtl
 from umbel.client.personal.task import Generators, Task
 from umbel.client.personal.tune import as_it_is, fine_tune, interpolate
 from umbel.models.prior import Prior
@@ -29,6 +29,7 @@ METHODS: Mapping[Personal, Callable[[Task], Own]] = {
     Personal.MR_MTL: mr_mtl,
     Personal.APFL: apfl,
     Personal.FEDREP: fedrep,
+    Personal.KNN_PER: knn_per,
 }
 
 

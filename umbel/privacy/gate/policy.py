@@ -77,6 +77,7 @@ class Personal(StrEnum):
     MR_MTL = "mr-mtl"
     APFL = "apfl"
     FEDREP = "fedrep"
+    KNN_PER = "knn-per"
 
 
 def _flag(value: Any) -> Any:
@@ -283,7 +284,7 @@ class Policy(Settings):
     personalise: Annotated[Personal, Field(strict=False)] = Field(
         Personal.NO,
         description="how the site personalises the kept models: no, calibrate, mixture, bayes, fine-tune, "
-        "interpolate, ditto, mr-mtl, apfl, fedrep, or auto: the method that best suits the client's rows",
+        "interpolate, ditto, mr-mtl, apfl, fedrep, knn-per, or auto: the method that best suits the client's rows",
     )
     personalise_epochs: Whole = Field(10, ge=1, description="epochs of such a method, if it trains")
     tripwire: Flag = Field(

@@ -72,6 +72,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "methods": (
         f"{_HERE}/methods.py", f"{_HERE}/public_tables.py", "configs/hospital-services.toml",
         "configs/qmnist-features-epsilon-8.toml", f"{_DATA}/hospital.py", f"{_DATA}/qmnist_features.py",
+        f"{_DATA}/femnist_features.py",
     ),
     "r-dpcfl": (f"{_HERE}/r_dpcfl.py", f"{_DATA}/qmnist.py", f"{_DATA}/writers.py"),
     "drift": (f"{_HERE}/drift.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
