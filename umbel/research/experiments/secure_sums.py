@@ -106,12 +106,10 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     for (title, epsilon, arm), runs in arms.items():
         task, scale = tasks[title], _scale(runs[0])
         values = {run.spec.config["seed"]: scale * run.measures["last"]["own"]["mean"] for run in runs}
-        same = {run.spec.config["seed"]: run for run in arms.get((title, epsilon, TRUSTED), ())}
-        away = [
-            100 * (values[seed] / (scale * run.measures["last"]["own"]["mean"]) - 1)
-            for seed, run in same.items()
-            if seed in values
-        ]
+        trusted = arms.get((title, epsilon, TRUSTED), ())
+        same = {run.spec.config["seed"]: scale * run.measures["last"]["own"]["mean"] for run in trusted}
+        # Relative to the mean over seeds: a mean of ratios would be above 1 without any difference.
+        away = [100 * (values[seed] - one) / mean(same.values()) for seed, one in same.items() if seed in values]
         row = {"task": title, "epsilon": epsilon, "arm": arm, "value": mean(values.values()), "away": away}
         rows.append(row | {"measured_epsilon": runs[0].measures.get("epsilon"), "runs": len(runs)})
         change = "" if not away or arm == TRUSTED else f"{mean(away):+.2f} ± {_error(away):.2f}"
@@ -123,7 +121,8 @@ def tables(results: Sequence[Result], folder: Path) -> None:
         "share of the noise. Site release: each site adds the whole noise to its own sum. Last round, made each "
         "client's own "
         f'("{OWN}"): mean over validation clients; ± is the standard deviation over seeds. The last column compares '
-        f"with one trusted sum seed by seed: mean, and its standard error. {SAME_CLIENTS}"
+        "with one trusted sum seed by seed: mean difference, and its standard error, relative to the mean result of one "
+        f"trusted sum. {SAME_CLIENTS}"
     )
     columns = ("task", "epsilon", "who adds the noise", "result", "% away from one trusted sum")
     page("Secure sums", [Section("Beside one trusted sum", text, columns, shown)], rows, results).write(folder)
