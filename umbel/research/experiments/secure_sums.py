@@ -121,8 +121,8 @@ def tables(results: Sequence[Result], folder: Path) -> None:
         "share of the noise. Site release: each site adds the whole noise to its own sum. Last round, made each "
         "client's own "
         f'("{OWN}"): mean over validation clients; ± is the standard deviation over seeds. The last column compares '
-        "with one trusted sum seed by seed: mean difference, and its standard error, relative to the mean result of one "
-        f"trusted sum. {SAME_CLIENTS}"
+        "with one trusted sum seed by seed: mean difference, and its standard error, relative to the mean result of "
+        f"one trusted sum. {SAME_CLIENTS}"
     )
     columns = ("task", "epsilon", "who adds the noise", "result", "% away from one trusted sum")
     page("Secure sums", [Section("Beside one trusted sum", text, columns, shown)], rows, results).write(folder)
