@@ -59,7 +59,7 @@ def test_clients_of_many_rows_train_on_some_of_them(umbel_home: Path) -> None:
         optional={
             "rounds": st.integers(1, 30), "clients-per-round": st.integers(1, 30), "local-steps": st.integers(1, 9),
             "max-participations": st.integers(0, 5), "row-rate": st.sampled_from([0.01, 0.3, 1.0]),
-            "row-clip-norm": st.sampled_from([0.1, 2.0]),
+            "row-clip-norm": st.sampled_from([0.1, 2.0]), "restarts": st.integers(1, 3),
         },
     ),
 )  # fmt: skip

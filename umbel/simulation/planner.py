@@ -146,7 +146,8 @@ def plan_run(
         exact = epsilon is None and not _wants_privacy(setup.config, kept)
         found |= {key: one for key, one in _training(setup, dataset, exact).items() if key not in kept}
         if of_rows:
-            found |= {key: one for key, one in row_planner.schedule(dataset).items() if key not in kept}
+            rounds = {"rounds": row_planner.ROUNDS, "clients-per-round": _usual_clients(dataset.manifest.train)}
+            found |= {key: one for key, one in rounds.items() if key not in kept}
         setup = Setup.parse(found)
     if of_rows:
         check_declared(setup.model, dataset)
@@ -243,6 +244,11 @@ def _step(model: Model, clients: list[NDArray[np.float64]], exact: bool) -> floa
     return float(f"{1 / (link * largest):.2g}")
 
 
+def _usual_clients(train: int) -> int:
+    """Return how many training clients a round asks."""
+    return train if train <= 100 else min(max(100, train // 10), 1000)
+
+
 def _without_noise(
     found: dict[str, Any], kept: frozenset[str], own: bool, setup: Setup, dataset: Dataset, name: str
 ) -> PlannedRun:
@@ -257,7 +263,7 @@ def _without_noise(
         "clipping": str(Clipping.UPDATE),
         "max-participations": 0,
         "rounds": 50,
-        "clients-per-round": train if train <= 100 else min(max(100, train // 10), 1000),
+        "clients-per-round": _usual_clients(train),
     }
     if setup.strategy.release_by is not ReleaseBy.CLIENT:
         entries |= {"clipping": str(Clipping.PUBLIC), "clip-norm": 1e6, "clip-norm-decay": 1.0}

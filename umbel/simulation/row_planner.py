@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from umbel.data import Dataset
 from umbel.privacy.accounting.guarantee import amount
 from umbel.privacy.accounting.row_plan import RowPlan, RowTask, WantedOfRows, row_plan_for
 from umbel.privacy.accounting.rows import row_guarantee
@@ -19,14 +18,9 @@ from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 from umbel.server.setup import Setup
 
-_ROUNDS = 20
+ROUNDS = 20
+"""Rounds of a run without a configuration."""
 _CHOICE = 0.25, 2.0  # the choice's share of a participation's epsilon, and the most that it needs
-
-
-def schedule(dataset: Dataset) -> dict[str, Any]:
-    """Return rounds and clients of a run without a configuration."""
-    train = dataset.manifest.train
-    return {"rounds": _ROUNDS, "clients-per-round": train if train <= 100 else min(max(100, train // 10), 1000)}
 
 
 def with_noise(
@@ -54,7 +48,9 @@ def with_noise(
     """
     run, k = setup.config, setup.strategy.hypotheses
     _check(setup, kept)
-    found = dict(found) | {"restarts": 1}
+    found = dict(found)
+    if "restarts" not in kept:
+        found["restarts"] = 1
     if "max-participations" not in kept:
         found["max-participations"] = min(run.rounds, max(1, -(-run.rounds * run.clients_per_round // train)))
     times = min(found["max-participations"] or run.rounds, run.rounds)
