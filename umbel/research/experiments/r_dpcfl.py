@@ -52,6 +52,8 @@ MIXTURE, KMEANS, ONE, ORACLE = "mixture", "k-means", "one model", "true clusters
 _BY = {MIXTURE: "by=mixture", KMEANS: "by=kmeans"}
 ARMS = ((MIXTURE, ALL), (KMEANS, ALL), (MIXTURE, SMALL), (KMEANS, SMALL))
 """How clusters are found, and the batches of the first round."""
+MODELS = ((MIXTURE, ALL), (ONE, ""), (ORACLE, ""))
+"""Whose models are trained. A cluster trains by itself: if k-means finds the mixture's clusters, it has its models."""
 FEWER = (512, 1024, 2048)
 """Images of a client where no models are trained."""
 
@@ -90,7 +92,7 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
                 "protect": "rows", "row-clip-norm": CLIP_NORM,
             }  # fmt: skip
             for how, batches in (*ARMS, *(((ONE, ""), (ORACLE, "")) if rows == sizes[0] else ())):
-                trained = rows == sizes[0] and batches != SMALL
+                trained = rows == sizes[0] and (how, batches) in MODELS
                 config = base | by_batch(rows) | {"strategy": "fedavg"} | ({"hypotheses": 1} if how == ONE else {})
                 if how in _BY:
                     config |= {"strategy": "r-dpcfl", "strategy-options": _BY[how]}
@@ -232,6 +234,7 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     }
     trained = [row for row in rows if row["mean"] is not None]
     models = (
+        "Models are trained for the clusters of a mixture; where k-means finds the same ones, it has the same models. "
         f"Accuracy of each client's model on {TESTED:,} images of other writers, turned like the client's: mean over "
         "clients, over the minority, and of the worst client. The paper has 200 rounds with a tenth of the step, "
         "MNIST's own tests, and a price for choices, of which there are none here."
