@@ -53,7 +53,7 @@ _BY = {MIXTURE: "by=mixture", KMEANS: "by=kmeans"}
 ARMS = ((MIXTURE, ALL), (KMEANS, ALL), (MIXTURE, SMALL), (KMEANS, SMALL))
 """How clusters are found, and the batches of the first round."""
 MODELS = ((MIXTURE, ALL), (ONE, ""), (ORACLE, ""))
-"""Whose models are trained. A cluster trains by itself: if k-means finds the mixture's clusters, it has its models."""
+"""Arms with models. A cluster trains by itself: if k-means finds the mixture's clusters, it has its models."""
 FEWER = (512, 1024, 2048)
 """Images of a client where no models are trained."""
 
