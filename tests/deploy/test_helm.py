@@ -141,7 +141,8 @@ def test_keys_and_data_are_where_they_are_needed() -> None:
     assert keys("superlink") == {"*"}
     assert keys("serverapp") == {"ca.crt", "superexec.secret"}
     assert keys("supernode") == {"ca.crt", "node.key"}
-    assert keys("clientapp") == {"ca.crt"}
+    # The node's key is not among them: that of parties signs releases, in the process that makes them.
+    assert keys("clientapp") == {"ca.crt", "relay-ca.crt", "party.key"}
     assert keys("relay") == {"server.crt", "server.key"}
     assert environment("clientapp")["UMBEL_SERVER_CA"] == "/run/secrets/umbel/ca.crt"
     mounts = {mount["mountPath"]: mount for mount in container("clientapp")["volumeMounts"]}
@@ -200,11 +201,14 @@ def test_only_server_and_relay_are_called_and_only_sites_call() -> None:
     assert relay["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8443}]}]
     assert server["egress"] == relay["egress"] == site["ingress"] == []
     assert server["policyTypes"] == relay["policyTypes"] == site["policyTypes"] == ["Ingress", "Egress"]
-    [to_server, to_dns] = site["egress"]
+    [to_server, to_dns, to_relay] = site["egress"]
     assert to_server == {
         "to": [{"ipBlock": {"cidr": "203.0.113.7/32"}}], "ports": [{"protocol": "TCP", "port": 8000}],
     }  # fmt: skip
     assert {port["port"] for port in to_dns["ports"]} == {53}
+    assert to_relay == {
+        "to": [{"ipBlock": {"cidr": "198.51.100.4/32"}}], "ports": [{"protocol": "TCP", "port": 8443}],
+    }  # fmt: skip
     for role, policy in zip(helm.ROLES, (server, site, relay), strict=True):
         labels = document(role, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
         assert policy["podSelector"]["matchLabels"].items() <= labels.items()

@@ -100,6 +100,13 @@ def test_the_folders_that_a_policy_names_are_writable_too(policy: Callable[..., 
     assert "install -d -m 700 -o ward-3 /srv/umbel" in told
 
 
+def test_a_sites_user_owns_its_key_in_parties(policy: Callable[..., list[str]]) -> None:
+    _, told = install(*SITE, *policy(party_key="/etc/umbel/party"))
+    assert "chown umbel-site /etc/umbel/party" in told
+    done = CliRunner().invoke(app, [*SITE, *policy(party_key="/home/ann/party")])
+    ended(done.exit_code, done.output, "unit.in-home", "/home/ann/party")
+
+
 def test_a_server_keeps_its_database(tmp_path: Path) -> None:
     unit, _ = install(*SERVER)
     assert command(unit) == ["server", "start", *SERVER[3:], "--database", "/var/lib/umbel-server/state.db"]

@@ -263,10 +263,11 @@ def site_unit(arguments: Sequence[str], name: str, memory: int, gpu: bool = Fals
                 f"such as into {_STATE / name}",
                 code="unit.data-writable",
             )
-    reads = [data, Path(entries[POLICY_FILE])]
+    keys = [Path(policy.party_key)] if policy.party_key else []
+    reads = [data, Path(entries[POLICY_FILE]), *keys]
     command = ["site", "start", *arguments]
     unit = _unit(name, "umbel: a site of federated learning", command, options, writes, reads, memory)
-    return replace(unit, gpu=gpu, ledger=ledger)
+    return replace(unit, gpu=gpu, ledger=ledger, private=[*unit.private, *keys])
 
 
 def server_unit(arguments: Sequence[str], name: str, memory: int) -> Unit:

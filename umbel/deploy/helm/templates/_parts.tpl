@@ -85,7 +85,7 @@ spec:
     - {name: {{ .name }}, port: {{ .port }}, targetPort: {{ .name }}}
 {{- end }}
 
-{{- define "umbel.only-called" -}}
+{{- define "umbel.called" -}}
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata:
@@ -97,7 +97,7 @@ spec:
   policyTypes: [Ingress, Egress]
   ingress:
     - ports: [{protocol: TCP, port: {{ .port }}}]
-  egress: []
+  egress: {{- toYaml .egress | nindent 4 }}
 {{- end }}
 
 {{- define "umbel.claim" -}}
