@@ -56,7 +56,8 @@ class Relay:
         }  # fmt: skip
         words = [str(word) for option in options.items() for word in option]
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", "umbel", "relay", *words], stdout=log, stderr=log)
+            command = [sys.executable, "-m", "umbel", "relay", "start", *words]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
         wait_until("relay", self._there, START_S)
 
     def kill(self) -> None:

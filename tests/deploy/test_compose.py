@@ -38,7 +38,7 @@ GUARDED = ["umbel", "server", "start"]
 """Takes the options of Flower's own SuperLink, and the guard's."""
 PACED = ["umbel", "site", "supernode"]
 """Takes the options of Flower's own SuperNode."""
-RELAY = ["umbel", "relay"]
+RELAY = ["umbel", "relay", "start"]
 SERVER = {"superlink", "serverapp"}
 CLIENT = {"supernode", "clientapp"}
 DEMO = {*SERVER, *SITES, *(f"{site}-app" for site in SITES)}
@@ -96,7 +96,7 @@ def start_guarded(command: list[str]) -> tuple[list[str], Rules]:
 
 def parse(command: list[str]) -> None:
     """Have Flower parse a command's options."""
-    if command[:2] == RELAY:
+    if command[:3] == RELAY:
         check(command)
         return
     executes = command[:3] in (EXECUTOR, SERVERS_EXECUTOR)

@@ -7,14 +7,18 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from flwr.common.config import parse_config_args
+from jsonschema import Draft7Validator
 
 from tests.deploy.test_compose import GUARDED, compose, parse, start_guarded
 from tests.helpers import helm
 from umbel.deploy.guard import Rules
+from umbel.deploy.relay import read_sites
 from umbel.privacy.gate.policy import Policy
 from umbel.protocol.project import described
 
@@ -76,12 +80,23 @@ def test_helm_renders_the_copies(role: str) -> None:
     assert subprocess.run(lint, capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("role", "lacks"),
+    [("server", set()), ("site", {"server", "egress", "data"}), ("relay", {"sites", "least"}), ("", {"role"})],
+)
+def test_what_a_role_needs_is_asked_for(role: str, lacks: set[str]) -> None:
+    schema = json.loads((helm.CHART / "values.schema.json").read_text(encoding="utf-8"))
+    defaults = yaml.safe_load((helm.CHART / "values.yaml").read_text(encoding="utf-8"))
+    given = {"role": role, "image": "umbel", "secret": "umbel"}
+    assert {error.path[-1] for error in Draft7Validator(schema).iter_errors(defaults | given)} == lacks
+
+
 def test_the_chart_is_of_this_version() -> None:
     lines = (helm.CHART / "Chart.yaml").read_text(encoding="utf-8").splitlines()
     assert f"appVersion: {described()['version']}" in lines
 
 
-# Both containers of a pod have one network, and a Secret is one folder.
+# Both containers of a pod have one network, and a Secret is one folder. The sites of a relay are no secret.
 @pytest.mark.parametrize(
     ("name", "differ"),
     [
@@ -89,6 +104,7 @@ def test_the_chart_is_of_this_version() -> None:
         ("serverapp", {"--runtime-api-address"}),
         ("supernode", {"--superlink", "--host", "--node-config"}),
         ("clientapp", {"--runtime-api-address"}),
+        ("relay", {"--sites", "--least"}),
     ],
 )
 def test_the_programs_are_those_of_compose(name: str, differ: set[str], services: dict[str, Any]) -> None:
@@ -125,7 +141,9 @@ def test_keys_and_data_are_where_they_are_needed() -> None:
     assert keys("superlink") == {"*"}
     assert keys("serverapp") == {"ca.crt", "superexec.secret"}
     assert keys("supernode") == {"ca.crt", "node.key"}
-    assert keys("clientapp") == {"ca.crt"}
+    # The node's key is not among them: that of parties signs releases, in the process that makes them.
+    assert keys("clientapp") == {"ca.crt", "relay-ca.crt", "party.key"}
+    assert keys("relay") == {"server.crt", "server.key"}
     assert environment("clientapp")["UMBEL_SERVER_CA"] == "/run/secrets/umbel/ca.crt"
     mounts = {mount["mountPath"]: mount for mount in container("clientapp")["volumeMounts"]}
     assert set(mounts) == {"/data", "/ledger", "/etc/umbel", "/run/secrets/umbel", "/tmp"}
@@ -141,8 +159,23 @@ def test_a_sites_readiness_knows_its_ledger(services: dict[str, Any]) -> None:
     assert tomllib.loads(text)["ledger-path"] == environment("clientapp")["UMBEL_LEDGER_PATH"]
 
 
+def test_a_relay_reads_the_sites_of_its_values(tmp_path: Path) -> None:
+    (tmp_path / "sites.toml").write_text(document("relay", "ConfigMap")["data"]["sites.toml"], encoding="utf-8")
+    assert read_sites(tmp_path / "sites.toml").keys() == {"north", "west"}
+    [options] = [dict(word.split("=", 1) for word in one["command"][3:]) for one in containers("relay")]
+    assert (options["--sites"], options["--least"]) == ("/etc/umbel/sites.toml", "600")
+
+
+def test_a_relay_reaches_no_disk() -> None:
+    volumes = {volume.pop("name"): volume for volume in pod("relay")["volumes"]}
+    assert volumes.keys() == {"secrets", "sites", "relay-tmp"}
+    assert volumes["relay-tmp"]["emptyDir"]["medium"] == "Memory"
+    writable = {one["name"] for one in container("relay")["volumeMounts"] if not one.get("readOnly")}
+    assert writable == {"relay-tmp"}
+
+
 def test_all_are_confined(role: str) -> None:
-    spec = pod(role)
+    spec, alive = pod(role), "/ready'" if role == "relay" else "/health'"
     assert not spec["automountServiceAccountToken"]
     assert spec["securityContext"]["runAsNonRoot"]
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -151,10 +184,10 @@ def test_all_are_confined(role: str) -> None:
             "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
         }  # fmt: skip
         assert {"startupProbe", "readinessProbe", "livenessProbe"} <= one.keys()
-        # A full disk takes a pod out of service, and does not start it again.
+        # A full disk takes a pod out of service, and does not start it again. A relay has no disk.
         assert "/ready'" in str(one["readinessProbe"])
-        assert "/health'" in str(one["livenessProbe"])
-        assert "/health'" in str(one["startupProbe"])
+        assert alive in str(one["livenessProbe"])
+        assert alive in str(one["startupProbe"])
         # Slow is not dead: 15 minutes to start, and 10 minutes without an answer.
         assert one["startupProbe"]["failureThreshold"] * one["startupProbe"]["periodSeconds"] == 900
         assert one["livenessProbe"]["failureThreshold"] * one["livenessProbe"]["periodSeconds"] == 600
@@ -162,30 +195,33 @@ def test_all_are_confined(role: str) -> None:
         assert key not in json.dumps(spec)
 
 
-def test_only_the_server_is_reached_and_only_sites_call() -> None:
-    server, site = (document(role, "NetworkPolicy")["spec"] for role in helm.ROLES)
+def test_only_server_and_relay_are_called_and_only_sites_call() -> None:
+    server, site, relay = (document(role, "NetworkPolicy")["spec"] for role in helm.ROLES)
     assert server["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8000}]}]
-    assert server["egress"] == site["ingress"] == []
-    assert server["policyTypes"] == site["policyTypes"] == ["Ingress", "Egress"]
-    [to_server, to_dns] = site["egress"]
+    assert relay["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8443}]}]
+    assert server["egress"] == relay["egress"] == site["ingress"] == []
+    assert server["policyTypes"] == relay["policyTypes"] == site["policyTypes"] == ["Ingress", "Egress"]
+    [to_server, to_dns, to_relay] = site["egress"]
     assert to_server == {
         "to": [{"ipBlock": {"cidr": "203.0.113.7/32"}}], "ports": [{"protocol": "TCP", "port": 8000}],
     }  # fmt: skip
     assert {port["port"] for port in to_dns["ports"]} == {53}
-    for role, policy in zip(helm.ROLES, (server, site), strict=True):
+    assert to_relay == {
+        "to": [{"ipBlock": {"cidr": "198.51.100.4/32"}}], "ports": [{"protocol": "TCP", "port": 8443}],
+    }  # fmt: skip
+    for role, policy in zip(helm.ROLES, (server, site, relay), strict=True):
         labels = document(role, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
         assert policy["podSelector"]["matchLabels"].items() <= labels.items()
 
 
 def test_volumes_outlive_the_release(role: str) -> None:
     claims = [one for one in helm.copied(role)[1] if one["kind"] == "PersistentVolumeClaim"]
-    assert [one["metadata"]["name"] for one in claims] == (
-        ["umbel-ledger"] if role == "site" else ["umbel-runs", "umbel-state"]
-    )
+    names = {"server": ["umbel-runs", "umbel-state"], "site": ["umbel-ledger"], "relay": []}
+    assert [one["metadata"]["name"] for one in claims] == names[role]
     for claim in claims:
         assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
         assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
-    assert document(role, "StatefulSet")["spec"]["replicas"] == 1, "one ledger, and one database, has one pod"
+    assert document(role, "StatefulSet")["spec"]["replicas"] == 1, "one ledger, one database, one batch: one pod"
     assert document(role, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 0
 
 

@@ -187,7 +187,7 @@ def files(folder: Path) -> dict[str, str]:
 
 def started(**options: str) -> Any:
     words = [word for name, value in options.items() for word in (name, value)]
-    return CliRunner().invoke(app, ["relay", *words])
+    return CliRunner().invoke(app, ["relay", "start", *words])
 
 
 def test_the_command_serves_the_sites_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

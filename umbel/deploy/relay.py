@@ -1,4 +1,4 @@
-"""``umbel relay``: collects the anonymous releases of a round, and hands them on together (`umbel.privacy.anonymous`).
+"""``umbel relay start``: collects a round's anonymous releases, and hands them on together (`umbel.privacy.anonymous`).
 
 Other people than the server's run it. It keeps everything in memory and writes nothing to disk. Its log has numbers
 only: of releases, never of a site, a run or an address.

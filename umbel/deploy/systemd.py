@@ -1,15 +1,16 @@
-"""A hardened systemd unit for a site or a server without containers.
+"""A hardened systemd unit for a site, a server or a relay without containers.
 
     umbel site install --systemd --superlink HOST:PORT --root-certificates /etc/umbel/ca.crt \\
         --auth-supernode-private-key /etc/umbel/site-1
 
 prints a unit whose command is ``umbel site start`` with these options, and the commands that put it to work. The
 service has its own user. It can write only its state directory and, if the policy names others, the folders of
-the ledger and the kept models.
+the ledger and the kept models. A relay writes nothing, and has no such directory.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
@@ -22,6 +23,7 @@ from typing import Annotated
 import typer
 
 from umbel.client.checks import entries_of
+from umbel.deploy import relay as relaying
 from umbel.deploy import server as guarded
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.policy_file import POLICY_FILE, policy_of
@@ -39,10 +41,11 @@ _UMBEL = (sys.executable, "-P", "-m", "umbel")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _FILES = (
     "root_certificates", "auth_supernode_private_key", "trusted_entities", "ssl_certfile", "ssl_keyfile",
-    "ssl_ca_certfile", "superexec_auth_secret_file", "database", "log_file",
+    "ssl_ca_certfile", "superexec_auth_secret_file", "database", "log_file", "control_secret", "sites", "certificate",
+    "key",
 )  # fmt: skip
-"""The options of Flower's programs that are files."""
-_PRIVATE = ("auth_supernode_private_key", "ssl_keyfile", "superexec_auth_secret_file", "control_secret")
+"""The options that are files."""
+_PRIVATE = ("auth_supernode_private_key", "ssl_keyfile", "superexec_auth_secret_file", "control_secret", "key")
 
 _CONFINED = """\
 NoNewPrivileges=yes
@@ -72,6 +75,7 @@ SystemCallErrorNumber=EPERM
 """
 _NO_DEVICES = "PrivateDevices=yes\n"
 _GPU = "DevicePolicy=closed\nDeviceAllow=char-nvidia* rw\n"
+_NO_DISK = "LimitCORE=0\nMemorySwapMax=0\n"
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Unit:
     Parameters
     ----------
     name : str
-        Name of the unit, its user, and its state directory in ``/var/lib``.
+        Name of the unit, its user, and its state directory in ``/var/lib`` if it `keeps` data.
     what : str
         Its description.
     command : sequence of str
@@ -96,6 +100,8 @@ class Unit:
         Whether it may use NVIDIA's GPUs.
     ledger : Path, optional
         A site's ledger.
+    keeps : bool
+        Whether it keeps data. If not, nothing that it holds reaches a disk.
     """
 
     name: str
@@ -107,18 +113,19 @@ class Unit:
     memory: int
     gpu: bool = False
     ledger: Path | None = None
+    keeps: bool = True
 
     @property
-    def state(self) -> Path:
-        """Its folder for data that it keeps."""
-        return _STATE / self.name
+    def home(self) -> Path:
+        """Its folder for data that it keeps, or a private one, which ends with it."""
+        return _STATE / self.name if self.keeps else Path("/tmp")
 
     def text(self) -> str:
         """Return the unit's file."""
         environment = {
-            "HOME": self.state,
-            "UMBEL_HOME": self.state,
-            "FLWR_HOME": self.state / "flwr",
+            "HOME": self.home,
+            "UMBEL_HOME": self.home,
+            "FLWR_HOME": self.home / "flwr",
             "FLWR_TELEMETRY_ENABLED": 0,
             "FLWR_DISABLE_UPDATE_CHECK": 1,
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": 1,
@@ -144,9 +151,8 @@ class Unit:
             "# If the kernel kills the process of one message, the others continue.",
             "OOMPolicy=continue",
             f"User={self.name}",
-            f"StateDirectory={self.name}",
-            "StateDirectoryMode=0700",
-            f"WorkingDirectory={self.state}",
+            *((f"StateDirectory={self.name}", "StateDirectoryMode=0700") if self.keeps else _NO_DISK.splitlines()),
+            f"WorkingDirectory={self.home}",
             *(f"Environment={name}={value}" for name, value in environment.items()),
             *(f"ReadWritePaths={_path(path)}" for path in self.writes),
             f"MemoryMax={self.memory}G",
@@ -160,8 +166,8 @@ class Unit:
 
     def steps(self, out: Path | None) -> Iterator[str]:
         """Yield the commands by which root puts the unit to work."""
-        yield f"useradd --system --home-dir {self.state} --shell /usr/sbin/nologin {self.name}"
-        for folder in [self.state, *self.writes]:
+        yield f"useradd --system --home-dir {self.home} --shell /usr/sbin/nologin {self.name}"
+        for folder in [self.home, *self.writes]:
             if not folder.exists():
                 yield shlex.join(["install", "-d", "-m", "700", "-o", self.name, str(folder)])
         if self.ledger and not self.ledger.exists():
@@ -187,6 +193,7 @@ def _path(path: Path) -> str:
 
 _Systemd = Annotated[bool, typer.Option("--systemd", help="Write a systemd unit.")]
 _Out = Annotated[Path | None, typer.Option(help="The unit's file; by default standard output.")]
+_Name = Annotated[str, typer.Option(help="Name of the unit, of its user and of its state directory.")]
 _Memory = Annotated[int, typer.Option(min=1, help="Maximum memory of all its processes together, in GiB.")]
 
 
@@ -194,7 +201,7 @@ def _site(
     context: typer.Context,
     systemd: _Systemd,
     out: _Out = None,
-    name: Annotated[str, typer.Option(help="Name of the unit, of its user and of its state directory.")] = "umbel-site",
+    name: _Name = "umbel-site",
     memory: _Memory = 4,
     gpu: Annotated[bool, typer.Option("--gpu", help="Let it use NVIDIA's GPUs.")] = False,
 ) -> None:
@@ -210,14 +217,26 @@ def _server(
     context: typer.Context,
     systemd: _Systemd,
     out: _Out = None,
-    name: Annotated[
-        str, typer.Option(help="Name of the unit, of its user and of its state directory.")
-    ] = "umbel-server",
+    name: _Name = "umbel-server",
     memory: _Memory = 4,
 ) -> None:
     """Write a systemd unit for umbel server start. Takes that command's options."""
     with errors_in_one_line():
         _write(server_unit(context.args, name, memory), out)
+
+
+def _relay(
+    context: typer.Context,
+    systemd: _Systemd,
+    out: _Out = None,
+    name: Annotated[str, typer.Option(help="Name of the unit and of its user.")] = "umbel-relay",
+) -> None:
+    """Write a systemd unit for umbel relay start. Takes that command's options.
+
+    Other people than the server's run it, on a separate machine.
+    """
+    with errors_in_one_line():
+        _write(relay_unit(context.args, name), out)
 
 
 def site_unit(arguments: Sequence[str], name: str, memory: int, gpu: bool = False) -> Unit:
@@ -244,10 +263,11 @@ def site_unit(arguments: Sequence[str], name: str, memory: int, gpu: bool = Fals
                 f"such as into {_STATE / name}",
                 code="unit.data-writable",
             )
-    reads = [data, Path(entries[POLICY_FILE])]
+    keys = [Path(policy.party_key)] if policy.party_key else []
+    reads = [data, Path(entries[POLICY_FILE]), *keys]
     command = ["site", "start", *arguments]
     unit = _unit(name, "umbel: a site of federated learning", command, options, writes, reads, memory)
-    return replace(unit, gpu=gpu, ledger=ledger)
+    return replace(unit, gpu=gpu, ledger=ledger, private=[*unit.private, *keys])
 
 
 def server_unit(arguments: Sequence[str], name: str, memory: int) -> Unit:
@@ -265,6 +285,17 @@ def server_unit(arguments: Sequence[str], name: str, memory: int) -> Unit:
     return _unit(name, "umbel: the server of federated learning", command, options, writes, [], memory)
 
 
+def relay_unit(arguments: Sequence[str], name: str) -> Unit:
+    """Return the unit of a relay that starts with these options."""
+    command = typer.main.get_command(relaying.app)
+    options = Namespace(**command.make_context("umbel relay start", [*arguments]).params)
+    # Two more copies of a batch while it is handed on, and 1 GiB for all else.
+    memory = 1 + math.ceil(3 * options.memory / 1024)
+    unit = _unit(name, "umbel: a relay for anonymous releases", ["relay", "start", *arguments], options, [], [], memory)
+    relaying.read_sites(Path(options.sites))
+    return replace(unit, keeps=False)
+
+
 def _unit(
     name: str,
     what: str,
@@ -279,7 +310,7 @@ def _unit(
         raise UnitError(
             f"--name must be at most 31 lower-case letters, digits and hyphens, got {name!r}", code="unit.bad-name"
         )
-    found = {key: Path(file) for key in (*_FILES, "control_secret") if (file := getattr(options, key, None))}
+    found = {key: Path(file) for key in _FILES if (file := getattr(options, key, None))}
     files = {key: file for key, file in found.items() if not str(file).startswith(":")}
     for key, file in files.items():
         if not file.is_absolute():
@@ -306,4 +337,4 @@ def _write(unit: Unit, out: Path | None) -> None:
     typer.echo("Then, as root:\n" + "\n".join(f"  {step}" for step in unit.steps(out)), err=True)
 
 
-site, server = command_line(_site, **PASSES_ON), command_line(_server, **PASSES_ON)
+site, server, relay = (command_line(main, **PASSES_ON) for main in (_site, _server, _relay))
