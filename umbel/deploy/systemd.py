@@ -36,7 +36,7 @@ from umbel.protocol.project import PACKAGE
 POLICY = Path("/etc/umbel/policy.toml")
 _STATE = Path("/var/lib")
 _UNITS = Path("/etc/systemd/system")
-_HOMES = (Path("/home"), Path("/root"), Path("/run/user"))  # that ProtectHome hides
+_HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user", "/tmp", "/var/tmp")))  # by ProtectHome and PrivateTmp
 _UMBEL = (sys.executable, "-P", "-m", "umbel")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _FILES = (
@@ -320,11 +320,9 @@ def _unit(
     # The interpreter may be a link into a home.
     program = [Path(sys.executable), Path(sys.executable).resolve(), PACKAGE]
     for file in [*files.values(), *writes, *reads, *program]:
-        if any(home in file.parents for home in _HOMES):
-            raise UnitError(
-                f"a unit sees no home folders, and {file} is in one; move it to /etc/umbel, /srv or /opt/umbel",
-                code="unit.in-home",
-            )
+        if any(hidden in file.parents for hidden in _HIDDEN):
+            text = f"a unit sees no home folders, /tmp or /var/tmp, and {file} is in one"
+            raise UnitError(f"{text}; move it to /etc/umbel, /srv or /opt/umbel", code="unit.in-home")
     private = [files[key] for key in _PRIVATE if key in files]
     return Unit(name, what, command, writes, reads, private, memory)
 

@@ -20,9 +20,9 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 securityContext:
   runAsNonRoot: true
-  runAsUser: {{ .Values.user }}
-  runAsGroup: {{ .Values.user }}
-  fsGroup: {{ .Values.user }}
+  runAsUser: {{ .Values.user | int64 }}
+  runAsGroup: {{ .Values.user | int64 }}
+  fsGroup: {{ .Values.user | int64 }}
   # Only a new volume: on each start, it would open the ledger to the group.
   fsGroupChangePolicy: OnRootMismatch
   seccompProfile: {type: RuntimeDefault}
