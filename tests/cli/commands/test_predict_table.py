@@ -18,6 +18,7 @@ from umbel.cli.main import app
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.tasks import TrainingSpec
+from umbel.server.run_folder import RunFolder
 from umbel.strategies.differences import look
 
 BEST = {"weight": np.array([[[1, 0]], [[0, 1]]], np.float32)}
@@ -203,6 +204,39 @@ def test_a_dataset_that_has_changed_since_the_run_is_told(run: Path, new: Path) 
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(f'data = "0123456789abcdef"\n{text}')
     assert "stays has changed since the run" in predict(run, new).stderr
+
+
+def import_again(scale: float) -> None:
+    columns = {"cost": {"scale": scale}}
+    data = umbel.from_dataframe(KNOWN, client="hospital", target="cost", columns=columns, model="linear")
+    data.write("stays", replace=True)
+
+
+def test_a_dataset_that_was_imported_again_with_another_scale_changes_no_prediction(run: Path, new: Path) -> None:
+    """Costs are predicted in thousands of dollars, and the north is no longer known: its row here chooses for it."""
+    RunFolder(run).write_manifest(umbel.load(run).dataset.manifest)
+    before = predict(run, new, *PLAIN).stdout.splitlines()
+    import_again(1.0)
+    done = predict(run, new, *PLAIN)
+    after = done.stdout.splitlines()
+    assert "other columns or scales since the run" in done.stderr
+    assert (after[2], after[4:]) == (before[2], before[4:])
+    assert after[3] == "north,3,1,4000,9000"
+    assert umbel.load(run).unit == "dollars"
+
+
+def test_rows_in_other_scales_than_those_of_the_run_are_refused(run: Path, tmp_path: Path) -> None:
+    RunFolder(run).write_manifest(umbel.load(run).dataset.manifest)
+    import_again(1.0)
+    assert "scales" in refused("data.unfit-rows", run, "stays")
+    for ask in (
+        lambda: umbel.load(run).predict("stays"),
+        lambda: umbel.export(umbel.load(run), tmp_path, "onnx"),
+        lambda: umbel.export(umbel.load(run), tmp_path, "onnx", client="north"),
+    ):
+        with raises(DatasetError, "data.unfit-rows", "scales"):
+            ask()
+    assert list(tmp_path.glob("*.onnx")) == []
 
 
 @pytest.mark.parametrize(
