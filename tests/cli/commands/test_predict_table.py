@@ -86,6 +86,14 @@ def test_rows_of_clients_that_are_known_new_or_without_labels(run: Path, new: Pa
     assert "without a labelled row: 1 (bare)" in done.stderr
 
 
+def test_an_error_on_rows_of_the_dataset_is_told_apart(run: Path, new: Path) -> None:
+    """The first row is one of the north's in the dataset; the second has another cost, and the third another client."""
+    new.write_text("hospital,x,y,cost\nnorth,3,1,3000\nnorth,3,1,4000\nsouth,3,1,2000\n")
+    notes = predict(run, new, *PLAIN).stderr
+    assert "that are also in stays, where the run may have used them: 1, predicted with rmse 0 " in notes
+    assert "which the run did not use: 2, predicted with rmse 1000 dollars" in notes
+
+
 def test_without_any_target_only_known_clients_choose(run: Path, tmp_path: Path, new: Path) -> None:
     pd.read_csv(new).drop(columns="cost").to_parquet(tmp_path / "new.parquet")
     made = pd.read_csv(io.StringIO(predict(run, tmp_path / "new.parquet", *PLAIN).stdout))
