@@ -117,11 +117,9 @@ def within_chance(level: Level, gains: Mapping[Way, NDArray[np.float64]]) -> str
     than = {Level.NOT_BETTER_THAN_CONSTANT: Way.CONSTANT, Level.NOT_BETTER_THAN_ALONE: Way.ALONE}.get(level)
     if than is None or not (gains[judged(gains)] - gains[than]).mean() > 0:
         return ""
-    few = len(gains[than])
-    return (
-        f" It is ahead in the mean, but {count_of(few, 'client')} {'is' if few == 1 else 'are'} too few to tell: import the data with more "
-        "validation clients, as by --validation 0.5."
-    )
+    count = len(gains[than])
+    few = f"{count_of(count, 'client')} {'is' if count == 1 else 'are'} too few to tell"
+    return f" It is ahead in the mean, but {few}: import the data with more validation clients, as by --validation 0.5."
 
 
 def as_it_is(level: Level, gains: Mapping[Way, NDArray[np.float64]]) -> str:
