@@ -208,7 +208,14 @@ def test_where_all_took_part_nothing_is_measured_and_the_reason_is_told(tmp_path
     worth = appraise(*a_run(folder), np.array([3]), {})
     assert (worth.level, worth.arms) == (Level.NOT_MEASURED, [])
     assert worth.lines() == [f"Worth it? {worth.verdict}"]
-    assert "validation clients" in worth.verdict
+    assert "Give the dataset validation clients" in worth.verdict
+
+
+def test_where_each_client_has_one_row_the_reason_is_told(tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", (ONES[:1], [1.0]), (ONES[:1], [1.0]), train=1, loss="mse")
+    worth = appraise(*a_run(folder), np.array([1]), {})
+    assert worth.level is Level.NOT_MEASURED
+    assert "Each validation client has a single row" in worth.verdict
 
 
 def test_clients_that_are_measured_are_in_no_baseline(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from umbel.client.personal.own import same_for
 from umbel.client.prediction import DEFAULT, Learnt, Prediction, in_unit, predicted, shown, told, unknown_client
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, Schema, check, offsets_of
+from umbel.data.hints import Syntax
 from umbel.data.table import absent, encode
 from umbel.models.fit import look
 from umbel.models.model import Model
@@ -74,7 +75,12 @@ class Table:
             raise DatasetError(f"{source} has no rows; give it at least one", code="data.no-rows")
         if len(clients) == 1 and (schema.client is None or absent(frame, [schema.client])):
             schema = schema.model_copy(update={"client": None, "name": clients[0]})
-        found = encode(frame, schema, source, to_predict=True)
+        if schema.client and not clients and absent(frame, [schema.client]):
+            text = (
+                f"{source} has no column {schema.client.name!r}; add it, or name the client of all rows with --client"
+            )
+            raise DatasetError(text, code="data.missing-column")
+        found = encode(frame, schema, source, to_predict=True, syntax=Syntax.PREDICTION)
         notes = [f"Rows left out: {count:,}, because {reason}." for reason, count in found.left_out.items()]
         owners = np.array([str(one) for one in found.clients], object)
         chosen = np.flatnonzero(np.isin(owners, clients)) if clients else np.arange(len(owners))

@@ -276,6 +276,8 @@ def _numbers(
         # A target that is made up would be learnt.
         own = ("fill", value) if "indicate" in missing else ("missing", "drop")
         ways = [*map(syntax.missing, missing), syntax.entry(column.name, *own)]
+        if syntax is Syntax.PREDICTION:
+            ways = [syntax.entry(column.name, "missing", "drop")]
         refuse(missing_in(series), "missing", f"fill it in, or set {' or '.join(ways)}")
     if column.type == "category":
         index = places_in(series, column)
@@ -283,6 +285,8 @@ def _numbers(
             index = np.where(index >= 0, index, len(column.categories))
         count, lists = (syntax.entry(column.name, *one) for one in (("other", "category"), ("categories", ["..."])))
         fix = f"repair that row, list the category ({lists}), or set {count} to count it as {OTHER!r}"
+        if syntax is Syntax.PREDICTION:
+            fix = f"repair that row, or leave out such rows by {syntax.entry(column.name, 'other', 'drop')}"
         refuse(index < 0, f"not one of its categories {', '.join(column.categories)}", fix)
         return np.eye(len(column.classes))[index] if column.encode == "one-hot" else index.astype(np.float64)[:, None]
     if column.type == "boolean":

@@ -196,6 +196,30 @@ def test_a_schema_of_other_columns_than_the_datasets_is_refused(run: Path, tmp_p
     assert "(3,)" in refused("data.unfit-rows", run, new, "--schema", schema)
 
 
+def test_the_fix_that_is_told_for_a_row_leads_to_a_prediction(umbel_home: Path, tmp_path: Path, new: Path) -> None:
+    """A new category or an indicator would be one more input, which the run does not have."""
+    frame = pd.DataFrame({"hospital": ["a", "a", "b", "b"], "ward": ["A", "B", "A", "B"], "cost": [1.0, 2.0, 1.0, 2.0]})
+    umbel.from_dataframe(frame, client="hospital", target="cost", model="linear").write("wards")
+    best = {"weight": np.ones((1, 1, 2), np.float32)}
+    run = learnt(tmp_path / "run", "", "", best, "wards", [[3]])
+    said = CliRunner().invoke(app, ["data", "describe", "wards", "--schema"]).stdout
+    for value, code, fix in ("C", "data.bad-value", "other"), ("", "data.missing-value", "missing"):
+        new.write_text(f"hospital,ward\na,A\na,{value}\n")
+        told = refused(code, run, new)
+        entry = f'{fix} = "drop"'
+        assert f"{entry} for the column 'ward' in a schema (umbel data describe" in told
+        assert "indicate" not in told
+        (tmp_path / "schema.toml").write_text(said.replace('name = "ward"', f'name = "ward"\n{entry}'))
+        done = predict(run, new, "--schema", tmp_path / "schema.toml")
+        assert len(done.stdout.splitlines()) == 2, done.stderr
+
+
+def test_a_table_of_one_client_may_lack_its_name(run: Path, new: Path) -> None:
+    new.write_text("x,y\n3,4\n")
+    assert "--client" in refused("data.missing-column", run, new)
+    assert "north" in predict(run, new, "--client", "north").stdout
+
+
 def test_a_schema_names_no_code_to_run(run: Path, tmp_path: Path, new: Path) -> None:
     schema = tmp_path / "schema.toml"
     whole = CliRunner().invoke(app, ["data", "describe", "stays", "--schema"]).stdout

@@ -68,10 +68,16 @@ def table(
 
 def not_measured(setup: Setup, state: State) -> Worth:
     """Return the result if no rows are left to measure a run on."""
-    verdict = (
-        "Not known. The run trained on every client with two rows or more, so no rows are left to measure it. Give "
-        "the dataset validation clients."
-    )
+    if setup.manifest and setup.manifest.split["validation"]:
+        verdict = (
+            "Not known. Each validation client has a single row, and needs two: one to choose a hypothesis, and one to "
+            "measure it. Compare the validation losses of runs instead."
+        )
+    else:
+        verdict = (
+            "Not known. The run trained on every client with two rows or more, so no rows are left to measure it. Give "
+            "the dataset validation clients."
+        )
     name, higher = setup.model.metric.name, setup.model.metric.higher_is_better
     return Worth(name, "", higher, 0, "clients", [], [], Level.NOT_MEASURED, verdict, [], 0.0, len(state.history))
 
