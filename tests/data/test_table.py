@@ -119,10 +119,34 @@ def test_numbers_as_people_write_them(tmp_path: Path, number: str) -> None:
     assert rows.features[1] == 1_234_567.5
 
 
-@pytest.mark.parametrize("text", ["12,34", "1,2345", "1.2.3", "12 %", "0x10", "$", ".", "--1", "1_000"])
+@pytest.mark.parametrize("text", ["12,34", "1,2345", "0,250", "1.2.3", "12 %", "0x10", "$", ".", "--1", "1_000"])
 def test_what_may_be_another_number_is_none(tmp_path: Path, text: str) -> None:
     with raises(DatasetError, "data.bad-value"):
         encode(table(CSV.replace("30", f'"{text}"'), tmp_path), with_feature(), "stays")
+
+
+@pytest.mark.parametrize("number", ["1,234", "-2,09"])
+def test_a_comma_between_semicolons_may_be_a_decimal_one(tmp_path: Path, number: str) -> None:
+    for rows in (f"a;{number}\nb;7\n", f"a;7\nb;{number}\n"):
+        with raises(DatasetError, "data.bad-value", "size in data row", repr(number), "decimal point"):
+            table(f"town;size\n{rows}", tmp_path)
+    assert table(f"town;size\na;{number}\nb;small\n", tmp_path)["size"].tolist() == [number, "small"]
+
+
+def test_a_code_is_the_same_with_a_decimal_point(tmp_path: Path) -> None:
+    """As pandas writes a column of integers in which one is missing."""
+    for codes, other in (["1", "2"], "2.0"), (["1.0", "2.0"], "2"), (["1", "2", "2.5"], "2.00"):
+        feature = {"name": "ward", "type": "category", "categories": codes, "encode": "index"}
+        rows = encode(table(f"hospital,ward,cost\nnorth,{other},1\n", tmp_path), schema(features=[feature]), "stays")
+        assert rows.features.tolist() == [[1]]
+        frame = pd.DataFrame({"hospital": ["north"], "ward": [2.0], "cost": [1.0]})
+        assert encode(frame, schema(features=[feature]), "stays").features.tolist() == [[1]]
+        dropped = schema(features=[feature | {"other": "drop"}])
+        assert len(encode(frame, dropped, "stays").clients) == 1
+    for both in ["2", "2.0"], ["2.0", "2"]:
+        feature = {"name": "ward", "type": "category", "categories": both, "encode": "index"}
+        rows = encode(table("hospital,ward,cost\nnorth,2.0,1\n", tmp_path), schema(features=[feature]), "stays")
+        assert rows.features.tolist() == [[both.index("2.0")]], "where both are categories, each is itself"
 
 
 def test_an_unknown_category_is_refused_counted_as_another_or_left_out(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ pytestmark = pytest.mark.usefixtures("blank_figures")
 
 OPTIMA = np.array([[5.0, 6.0], [4.0, -4.5]])
 FILES = [
-    "config.toml", "history.jsonl", "hypotheses.safetensors", "latest.safetensors", "ledger.csv", "nodes.json",
-    "outcome.json", "participations.jsonl", "releases.safetensors", "report.html",
+    "config.toml", "dataset.json", "history.jsonl", "hypotheses.safetensors", "latest.safetensors", "ledger.csv",
+    "nodes.json", "outcome.json", "participations.jsonl", "releases.safetensors", "report.html",
 ]  # fmt: skip
 SYNTHETIC = BUNDLED / "synthetic.json"
 SHORT = {"rounds": 6, "restarts": 2}

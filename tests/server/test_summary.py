@@ -103,6 +103,11 @@ def test_a_round_is_one_line(said: Round, rounds: int, line: str) -> None:
     assert summary().round_line(said, rounds=rounds) == line
 
 
+@pytest.mark.parametrize(("value", "told"), [(0.09, "900.0"), (0.0009, "9"), (0.00012345, "1.23"), (2e-7, "0.002")])
+def test_a_small_loss_keeps_three_digits(value: float, told: str) -> None:
+    assert summary().loss(value) == f"RMSE {told} dollars"
+
+
 def test_a_metric_that_is_not_the_loss_is_told_as_well() -> None:
     line = summary("cnn", None).round_line(entry(loss=0.5, metric=0.83), rounds=9)
     assert "cross-entropy 0.5000  accuracy 0.8300" in line

@@ -83,6 +83,7 @@ def test_one_knob_plans_a_pure_guarantee(umbel_home: Path) -> None:
     assert run.rounds * run.clients_per_round <= 600
     assert spent(planned.values, 0.0) == (6.0, 6.0)
     assert "pure epsilon 6" in planned.words[0]
+    assert "try hypotheses=2; each of the two has more noise" in planned.words[2], "it may leave no plan"
     assert "offset=100,0 scale=57.7,1" in run.model, "the declared range, in units"
 
 

@@ -208,7 +208,14 @@ def test_where_all_took_part_nothing_is_measured_and_the_reason_is_told(tmp_path
     worth = appraise(*a_run(folder), np.array([3]), {})
     assert (worth.level, worth.arms) == (Level.NOT_MEASURED, [])
     assert worth.lines() == [f"Worth it? {worth.verdict}"]
-    assert "validation clients" in worth.verdict
+    assert "Give the dataset validation clients" in worth.verdict
+
+
+def test_where_each_client_has_one_row_the_reason_is_told(tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", (ONES[:1], [1.0]), (ONES[:1], [1.0]), train=1, loss="mse")
+    worth = appraise(*a_run(folder), np.array([1]), {})
+    assert worth.level is Level.NOT_MEASURED
+    assert "Each validation client has a single row" in worth.verdict
 
 
 def test_clients_that_are_measured_are_in_no_baseline(tmp_path: Path) -> None:
@@ -366,6 +373,7 @@ def test_a_difference_within_chance_is_none() -> None:
 
 FALLING = [a_round(i + 1, loss=1 - i / 20, releases=1) for i in range(11)]
 FLAT = [a_round(i + 1, loss=0.5, releases=1) for i in range(11)]
+LEVEL = [a_round(i + 1, loss=0.5 + 0.1**i, releases=1) for i in range(11)]  # falls by rounding errors in the end
 NOISY = {"noise-multiplier": 4.0}
 FORMAL = NOISY | {"clipping": "public"}
 TWO = {"strategy": "ifca", "hypotheses": 2}
@@ -386,6 +394,7 @@ TWO = {"strategy": "ifca", "hypotheses": 2}
         (Level.NOT_BETTER_THAN_ALONE, FLAT, NOISY | {"clients-per-round": 100}, ["noise-multiplier=2"]),
         (Level.NOT_BETTER_THAN_ALONE, FALLING, {}, ["rounds=400"]),
         (Level.NOT_BETTER_THAN_ALONE, FLAT, {}, ["hypotheses=2"]),
+        (Level.NOT_BETTER_THAN_ALONE, LEVEL, {}, ["hypotheses=2"]),
         (Level.NOT_BETTER_THAN_ALONE, FLAT, TWO, ["hypotheses=1"]),
         (Level.BETTER_THAN_ALONE, FLAT, TWO, ["hypotheses=1"]),
         (Level.CLOSE_TO_POOLED, FLAT, NOISY, []),
@@ -397,7 +406,15 @@ def test_what_to_try_is_a_setting(level: Level, history: Any, changes: dict[str,
     setup = Setup.parse(
         in_process.run_config("synthetic") | BASE | {"step-size": 0.1, "clients-per-round": 20} | changes
     )
-    assert tries(level, setup, history, gains(constant=0, one_model=2, last_round=1)) == found
+    constant = 2 if level is Level.NOT_BETTER_THAN_CONSTANT else 0
+    assert tries(level, setup, history, gains(constant=constant, one_model=2, last_round=1)) == found
+
+
+def test_no_setting_is_proposed_where_more_clients_would_show_the_gain() -> None:
+    setup = Setup.parse(in_process.run_config("synthetic") | BASE)
+    ahead = gains(constant=0, last_round=1)
+    assert tries(Level.NOT_BETTER_THAN_CONSTANT, setup, FLAT, ahead) == []
+    assert tries(Level.NOT_BETTER_THAN_CONSTANT, setup, FALLING, ahead) == ["rounds=400"]
 
 
 # --- whole runs

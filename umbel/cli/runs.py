@@ -16,6 +16,7 @@ from umbel.client.exports import OwnNetwork, write_networks
 from umbel.client.prediction import DEFAULT, client_in, predictions, read_run, table
 from umbel.client.table_prediction import Predicted, Table, is_table, predict_table
 from umbel.data import Dataset, Schema, digest_of, find_dataset, find_typed, open_dataset
+from umbel.data.manifest import encoded_alike
 from umbel.data.table import read_table
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import ConfigError, DatasetError
@@ -90,7 +91,8 @@ class Run(Result):
         DatasetError
             If there is no schema, or the table does not fit; the text names the column, the row and the fix.
         """
-        known, notes = None, []
+        known, notes, folder = None, [], RunFolder(self.path)
+        described = folder.read_manifest()
         if self.config.get("dataset"):
             try:
                 path = find_dataset(self.config["dataset"])
@@ -99,13 +101,17 @@ class Run(Result):
                 if schema is None:
                     raise
             else:
-                was = RunFolder(self.path).read_config().get("data")
-                now = digest_of(path)
-                if was and now not in (was, DIGESTS.get(was)):
+                described = described or known.manifest
+                was, name = folder.read_config().get("data"), known.manifest.name
+                if not encoded_alike(described, known.manifest):
+                    known = None
                     notes.append(
-                        f"Dataset {known.manifest.name} has changed since the run; check that its columns are the same."
+                        f"Dataset {name} has got other columns or scales since the run, so its rows personalise "
+                        "nothing. The table is read with the columns and scales of the run."
                     )
-        layout = known.manifest.layout if known and schema is None else schema
+                elif was and digest_of(path) not in (was, DIGESTS.get(was)):
+                    notes.append(f"Dataset {name} has changed since the run; check that its columns are the same.")
+        layout = described.layout if described and schema is None else schema
         if layout is None:
             text = f"{self.name}: its dataset has no schema to describe the columns; give one"
             raise DatasetError(text, code="data.no-schema")
@@ -238,6 +244,8 @@ def export(
         If the network cannot be written in the format, or the file reads back differently.
     """
     data, said = run.dataset, {"run": run.name}
+    if form == "onnx" and data is not None:
+        read_run(run.path, data)  # the data may have got other columns since
     if client is None:
         if form == "onnx":
             said["guarantee"] = " ".join(run.privacy)

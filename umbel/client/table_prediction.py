@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from umbel.client.personal.own import same_for
 from umbel.client.prediction import DEFAULT, Learnt, Prediction, in_unit, predicted, shown, told, unknown_client
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, Schema, check, offsets_of
+from umbel.data.hints import Syntax
 from umbel.data.table import absent, encode
 from umbel.models.fit import look
 from umbel.models.model import Model
@@ -74,7 +75,12 @@ class Table:
             raise DatasetError(f"{source} has no rows; give it at least one", code="data.no-rows")
         if len(clients) == 1 and (schema.client is None or absent(frame, [schema.client])):
             schema = schema.model_copy(update={"client": None, "name": clients[0]})
-        found = encode(frame, schema, source, to_predict=True)
+        if schema.client and not clients and absent(frame, [schema.client]):
+            text = (
+                f"{source} has no column {schema.client.name!r}; add it, or name the client of all rows with --client"
+            )
+            raise DatasetError(text, code="data.missing-column")
+        found = encode(frame, schema, source, to_predict=True, syntax=Syntax.PREDICTION)
         notes = [f"Rows left out: {count:,}, because {reason}." for reason, count in found.left_out.items()]
         owners = np.array([str(one) for one in found.clients], object)
         chosen = np.flatnonzero(np.isin(owners, clients)) if clients else np.arange(len(owners))
@@ -167,11 +173,14 @@ def predict_table(
         notes.append(
             f"Clients known in {known.manifest.name}: {is_known.sum():,}. Their rows there choose their predictors."
         )
-        if (tested := table.labelled & is_known[table.owner]).any():
-            error = in_unit(_metric(learnt.model, data, outputs, tested), learnt.model, data.manifest)
-            notes.append(
-                f"Their labelled rows here, which the run did not use: {tested.sum():,}, predicted with {error}."
-            )
+        used, tested = _rows_of(known, data, there), table.labelled & is_known[table.owner]
+        for which, some in (
+            (f" that are also in {known.manifest.name}, where the run may have used them", tested & used),
+            (", which the run did not use", tested & ~used),
+        ):
+            if some.any():
+                error = in_unit(_metric(learnt.model, data, outputs, some), learnt.model, data.manifest)
+                notes.append(f"Their labelled rows here{which}: {some.sum():,}, predicted with {error}.")
     if (new := ~is_known & has_labels).any():
         count = labels[new].sum()
         notes.append(f"New clients: {new.sum():,}. Their labelled rows here, {count:,}, choose their predictors.")
@@ -214,6 +223,19 @@ def _told(model: Model, table: Table, outputs: Tensor, hypotheses: Sequence[int]
         targets = pd.Series(shown(data.targets, data.manifest), dtype=object)
         columns["target"] = targets.where(pd.Series(table.labelled), None)
     return pd.DataFrame(columns).sort_values("row", kind="stable", ignore_index=True)
+
+
+def _rows_of(known: Dataset, data: Dataset, there: Mapping[str, int]) -> NDArray[np.bool_]:
+    """Return which rows of a table (rows,) are also rows of their client in the dataset, with the same target."""
+    found = []
+    for client, name in enumerate(data.names):
+        rows = {_bytes(*row) for row in zip(*known.client(there[name]), strict=True)} if name in there else set()
+        found += [_bytes(*row) in rows for row in zip(*data.client(client), strict=True)]
+    return np.array(found, np.bool_)
+
+
+def _bytes(features: NDArray[Any], target: NDArray[Any]) -> tuple[bytes, bytes]:
+    return np.asarray(features).tobytes(), np.asarray(target).tobytes()
 
 
 def _metric(model: Model, data: Dataset, outputs: Tensor, chosen: NDArray[np.bool_]) -> float:

@@ -9,9 +9,13 @@ from typing import Any
 
 
 class Syntax(StrEnum):
-    """The place of settings: a schema, keywords of Python, or flags of the command."""
+    """The place of settings: a schema, also for a prediction, keywords of Python, or flags of the command.
+
+    A prediction needs a run's columns: its schema may fill in or leave out, and not add numbers.
+    """
 
     SCHEMA = "schema"
+    PREDICTION = "prediction"
     PYTHON = "python"
     FLAGS = "flags"
 
@@ -23,7 +27,10 @@ class Syntax(StrEnum):
                 return f"--set {shlex.quote(f'{column}.{entry}={said}')}"
             case Syntax.PYTHON:
                 return f"columns={{{column!r}: {{{entry!r}: {value!r}}}}}"
-        return f"{entry} = {json.dumps(value)} for the column {column!r}"
+        said = f"{entry} = {json.dumps(value)} for the column {column!r}"
+        if self is Syntax.PREDICTION:
+            return f"{said} in a schema (umbel data describe DATASET --schema > FILE, then --schema FILE)"
+        return said
 
     def missing(self, how: str) -> str:
         """Return the setting for rows with missing values, as ``--missing drop``."""

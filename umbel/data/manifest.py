@@ -161,3 +161,8 @@ class Manifest(Entries):
         check_printable(raw, file)
         distrust(manifest.model, manifest.loss, manifest.metric)
         return manifest
+
+
+def encoded_alike(one: Manifest, other: Manifest) -> bool:
+    """Return whether a table's columns become the same numbers in two datasets; True unless both have columns."""
+    return one.layout is None or other.layout is None or one.layout.encoding == other.layout.encoding

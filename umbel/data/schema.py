@@ -254,6 +254,15 @@ class Schema(Entries):
         return self
 
     @property
+    def encoding(self) -> list[dict[str, Any]]:
+        """The entries that decide which numbers the features and the target become."""
+        accepted = {"unit", "minimum", "maximum", "missing"}
+        return [
+            {**column.model_dump(exclude=accepted), "numbers": len(column.stored)}
+            for column in (*self.features, self.target)
+        ]
+
+    @property
     def said(self) -> dict[str, Any]:
         """The manifest entries that come from the schema, including the schema itself."""
         same = ("model", "loss", "metric", "frozen", "local", "pretrained", "provenance", "licence")

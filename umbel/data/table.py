@@ -36,8 +36,10 @@ TRUE, FALSE = ("true", "yes", "t", "y", "1", "on"), ("false", "no", "f", "n", "0
 
 ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?"
 
-# With commas between thousands and a dollar sign, as spreadsheets write numbers.
-_NUMBER = re.compile(r"[+-]?\$?\s*(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][+-]?\d+)?")
+# With commas between thousands and a dollar sign, as spreadsheets write numbers. 0,250 has a decimal comma.
+_NUMBER = re.compile(r"[+-]?\$?\s*(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][+-]?\d+)?")
+
+_COMMA = r"[+-]?\d+,\d+"  # with a decimal comma, or one between thousands
 
 Client = int | str
 Derive = Callable[[pd.DataFrame], pd.DataFrame]
@@ -157,7 +159,23 @@ def _read_csv(path: Path) -> pd.DataFrame:
         if len(full := np.flatnonzero(frame.pop(name).fillna("").str.strip() != "")):
             wrong = f"data row {full[0] + 1} has a value in a column without a name"
             raise DatasetError(f"{path}: {wrong}; name the column", code="data.missing-column")
+    if separator == ";":
+        _refuse_commas(frame, path)
     return frame
+
+
+def _refuse_commas(frame: pd.DataFrame, path: Path) -> None:
+    """Raise for a column of numbers with one comma each, in a file that keeps commas from separating columns.
+
+    Where a semicolon separates columns, a comma is usually decimal, and 1,234 could be either number.
+    """
+    for name in frame.columns:
+        texts = frame[name][~missing_in(frame[name])].str.strip()
+        commas = texts.str.fullmatch(_COMMA)
+        if commas.any() and (commas | texts.str.fullmatch(r"[+-]?\d+")).all():
+            wrong = f"{path}: {name} in data row {texts[commas].index[0] + 1} is {texts[commas].iloc[0]!r}"
+            fix = "write numbers with a decimal point, and with no comma between thousands"
+            raise DatasetError(f"{wrong}, which may have a decimal comma; {fix}", code="data.bad-value")
 
 
 def encode(
@@ -179,8 +197,8 @@ def encode(
     target = [] if to_predict else [schema.target]
     for column in (*target, *schema.features):
         if column.other == "drop" and not absent(frame, [column]):
-            found = as_texts(column_in(frame, column), column.pattern)
-            known = found.isin(column.categories) | missing_in(found)
+            series = column_in(frame, column)
+            known = (places_in(series, column) >= 0) | missing_in(as_texts(series, column.pattern))
             frame = _keep(frame, known, left_out, f"{column.name} is not one of its categories")
     if derive is not None:
         frame = derive(frame)
@@ -206,7 +224,7 @@ def _labelled(frame: pd.DataFrame, target: Column) -> NDArray[np.bool_]:
     if absent(frame, [target]):
         return np.zeros(len(frame), np.bool_)
     series = column_in(frame, target)
-    known = as_texts(series, target.pattern).isin(target.categories) if target.other == "drop" else True
+    known = places_in(series, target) >= 0 if target.other == "drop" else True
     return np.asarray(~missing_in(series) & known, np.bool_)
 
 
@@ -258,14 +276,17 @@ def _numbers(
         # A target that is made up would be learnt.
         own = ("fill", value) if "indicate" in missing else ("missing", "drop")
         ways = [*map(syntax.missing, missing), syntax.entry(column.name, *own)]
+        if syntax is Syntax.PREDICTION:
+            ways = [syntax.entry(column.name, "missing", "drop")]
         refuse(missing_in(series), "missing", f"fill it in, or set {' or '.join(ways)}")
     if column.type == "category":
-        texts = as_texts(series, column.pattern)
-        index = pd.Index(column.classes).get_indexer(pd.Index(texts))
+        index = places_in(series, column)
         if column.other == "category":
-            index = np.where(texts.isin(column.categories), index, len(column.categories))
+            index = np.where(index >= 0, index, len(column.categories))
         count, lists = (syntax.entry(column.name, *one) for one in (("other", "category"), ("categories", ["..."])))
         fix = f"repair that row, list the category ({lists}), or set {count} to count it as {OTHER!r}"
+        if syntax is Syntax.PREDICTION:
+            fix = f"repair that row, or leave out such rows by {syntax.entry(column.name, 'other', 'drop')}"
         refuse(index < 0, f"not one of its categories {', '.join(column.categories)}", fix)
         return np.eye(len(column.classes))[index] if column.encode == "one-hot" else index.astype(np.float64)[:, None]
     if column.type == "boolean":
@@ -340,6 +361,19 @@ def as_texts(series: pd.Series, pattern: str = "") -> pd.Series:
     return texts.str.extract(pattern, expand=True)[0].fillna(texts) if pattern else texts
 
 
+def places_in(series: pd.Series, column: Column) -> NDArray[np.int64]:
+    """Return the place of each value (rows,) among a column's categories, -1 for another.
+
+    A code may lose or gain ``.0`` between two tables, as pandas writes integers as 2.0 where some are missing.
+    """
+    texts, listed = as_texts(series, column.pattern), pd.Series(column.categories, dtype=str)
+    places = pd.Index(listed).get_indexer(pd.Index(texts))
+    bare = [one.str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True) for one in (listed, texts)]
+    if (places < 0).any() and bare[0].is_unique:
+        places = np.where(places < 0, pd.Index(bare[0]).get_indexer(pd.Index(bare[1])), places)
+    return np.asarray(places, np.int64)
+
+
 def missing_in(series: pd.Series) -> pd.Series:
     """Return a mask of the missing values of a column."""
     empty = series.isna()
@@ -384,7 +418,8 @@ def _refuse(series: pd.Series, odd: Any, column: Column, source: Any, what: str,
     """Raise if a row is odd, and name the first one, counted from 1."""
     bad = series[np.asarray(odd)]
     if len(bad):
-        shown = "" if what == "missing" else f"{bad.iloc[0]!r}, "
+        value = bad.iloc[0]
+        shown = "" if what == "missing" else f"{value.item() if isinstance(value, np.generic) else value!r}, "
         more = f" (and in {count_of(len(bad) - 1, 'more row')})" if len(bad) > 1 else ""
         wrong = f"{source}: {column.name} in data row {bad.index[0] + 1} is {shown}{what}{more}"
         raise DatasetError(f"{wrong}; {fix}", code="data.missing-value" if what == "missing" else "data.bad-value")

@@ -90,6 +90,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
         else:
             folder = RunFolder.make(home_of_runs(), _name(setup, run_id))
             folder.write_config(setup.config.entries(), **setup.digests)
+            folder.write_manifest(setup.manifest)
             held.enter_context(folder.held())
             log(INFO, "Results go to %s", folder.path)
             start = initial_hypotheses(setup, grid, folder.path.name)

@@ -202,7 +202,7 @@ class Result:
 
     @cached_property
     def _setup(self) -> Setup:
-        return Setup.parse(self.config | {"resume": ""})
+        return Setup.of_run(RunFolder(self.path))
 
     @cached_property
     def _summary(self) -> Summary:

@@ -27,6 +27,8 @@ import tomli_w
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
+from umbel.data import Manifest
+from umbel.data.files import read_json
 from umbel.privacy.accounting.guarantee import pure_cost
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInRun
@@ -49,6 +51,7 @@ _TIMES = TypeAdapter(dict[Annotated[int, Field(ge=0, lt=10**8)], Annotated[int, 
 """Maximum number of clients; a folder that was sent may name any, and a report makes room for all up to the highest."""
 _MODE = 0o700  # at any umask: a run may hold exact losses and releases without noise
 _BEHIND = 10  # during a run, ledger.csv may lack fewer than one release for so many of its rows
+_MANIFEST = "dataset.json"
 _PACKAGES = ("flwr", "torch", "numpy", "safetensors")
 
 
@@ -90,6 +93,8 @@ class RunFolder:
                                 two data sets ("none" if there is none), and n/nu in all; during a run up to a tenth
                                 of the releases may be only in ``participations.jsonl``
     ``config.toml``             the run config, the versions it ran with, digests of data and frozen parameters
+    ``dataset.json``            the dataset's manifest at the start: a dataset of that name may change later; for real
+                                sites none
     ``releases.safetensors``    for a model of two parameters: what the first and the best round
                                 released, ``first.releases`` (m, 2), the hypothesis each was
                                 assigned to, ``first.groups`` (m,), and the hypotheses that the
@@ -157,6 +162,22 @@ class RunFolder:
         The digests are ``data``, of the dataset's files, and ``frozen``, of the frozen parameters.
         """
         self._write("config.toml", tomli_w.dumps({**digests, "config": dict(run_config), "versions": versions()}))
+
+    def write_manifest(self, manifest: Manifest | None) -> None:
+        """Save the manifest of the run's dataset, if the server has one."""
+        if manifest is not None:
+            self._write(_MANIFEST, json.dumps(manifest.entries(), ensure_ascii=False) + "\n")
+
+    def read_manifest(self) -> Manifest | None:
+        """Return what `write_manifest` saved; None for real sites, and for runs of an umbel that saved none.
+
+        Raises
+        ------
+        DatasetError
+            If umbel did not write the file.
+        """
+        path = self.path / _MANIFEST
+        return Manifest.read(read_json(path), path) if path.exists() else None
 
     def write_round(
         self, state: State, participations: NDArray[np.int64], release: Release, kept: Mapping[str, NDArray[Any]]

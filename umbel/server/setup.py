@@ -94,6 +94,16 @@ class Setup:
         LocalOptimizer.of(run)
         return cls(run, strategy, fleet, model, manifest)
 
+    @classmethod
+    def of_run(cls, folder: RunFolder) -> Setup:
+        """Return the setup of a run in a folder, with its dataset's manifest of then; errors as of `parse`.
+
+        The dataset may have got other units since.
+        """
+        setup = cls.parse(folder.read_run_config() | {"resume": ""})
+        was = folder.read_manifest()
+        return replace(setup, manifest=was) if was else setup
+
     def open_dataset(self, part: bool = False) -> Dataset | None:
         """Return the dataset, to look at its rows; None if every node serves its own data.
 

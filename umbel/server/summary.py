@@ -173,7 +173,10 @@ class Summary:
     def loss(self, value: float) -> str:
         """Return a loss with its name, and in the target's unit if it has one."""
         factor, unit = self.scale
-        return f"{self.loss_name} {value * factor:,.1f} {unit}".rstrip() if factor else f"{self.loss_name} {value:.4f}"
+        if not factor:
+            return f"{self.loss_name} {value:.4f}"
+        value *= factor
+        return f"{self.loss_name} {value:{',.1f' if abs(value) >= 10 else '.3g'}} {unit}".rstrip()
 
     @property
     def loss_name(self) -> str:

@@ -645,7 +645,8 @@ class _Search:
             f"{run.clip_norm_decay:.3g} a round: noise of {left:.2g} clip norms in a hypothesis.",
         ]
         if self.k == 1 and "hypotheses" not in self.kept:
-            lines.append("One model for all clients. Where they are of several kinds, try hypotheses=2.")
+            kinds = "Where they are of several kinds, try hypotheses=2; each of the two has more noise."
+            lines.append(f"One model for all clients. {kinds}")
         lines += _of_scales(self.dataset)
         if learnt == learnt:
             lines.append(

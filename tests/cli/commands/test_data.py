@@ -304,6 +304,23 @@ def test_who_adds_what_the_import_says_can_plan_a_guarantee(tmp_path: Path, umbe
     assert values_of("mixed", epsilon=16).words
 
 
+def test_a_few_far_numbers_or_missing_ones_do_not_decide_what_is_told_about_scales(tmp_path: Path) -> None:
+    """A price in 200 is twenty times the usual; a missing blood pressure is no 0."""
+    draw = np.random.default_rng(0)
+    columns = {
+        "who": np.arange(400) % 40,
+        "pressure": np.where(np.arange(400) % 9, draw.uniform(70, 120, 400).round(), np.nan),
+        "price": np.where(np.arange(400) % 200, 1, 20) * draw.uniform(100_000, 400_000, 400).round(),
+    }
+    pd.DataFrame(columns).to_csv(tmp_path / "homes.csv", index=False)
+    words = ("data", "import", tmp_path / "homes.csv", "--client", "who", "--target", "price", "--missing", "indicate")
+    words = (*words, "--set", "price.missing=drop")
+    told = said(*words)
+    assert "pressure 70 to 120, price" in told
+    assert "--set price.scale=1000000." in told
+    assert "these are large" not in said(*words, "--standardise", "--replace")
+
+
 def test_constants_that_are_told_fit_numbers_far_from_zero_and_do_not_ask_for_estimates_twice(tmp_path: Path) -> None:
     """Years lie around 1,939 or 1,944; who had scales estimated is told what these do not fit."""
     draw = np.random.default_rng(0)

@@ -18,6 +18,7 @@ from umbel.cli.main import app
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.tasks import TrainingSpec
+from umbel.server.run_folder import RunFolder
 from umbel.strategies.differences import look
 
 BEST = {"weight": np.array([[[1, 0]], [[0, 1]]], np.float32)}
@@ -83,6 +84,14 @@ def test_rows_of_clients_that_are_known_new_or_without_labels(run: Path, new: Pa
     assert "which the run did not use: 1, predicted with rmse 6000 dollars" in done.stderr
     assert "New clients: 1. Their labelled rows here, 1, choose" in done.stderr
     assert "without a labelled row: 1 (bare)" in done.stderr
+
+
+def test_an_error_on_rows_of_the_dataset_is_told_apart(run: Path, new: Path) -> None:
+    """The first row is one of the north's in the dataset; the second has another cost, and the third another client."""
+    new.write_text("hospital,x,y,cost\nnorth,3,1,3000\nnorth,3,1,4000\nsouth,3,1,2000\n")
+    notes = predict(run, new, *PLAIN).stderr
+    assert "that are also in stays, where the run may have used them: 1, predicted with rmse 0 " in notes
+    assert "which the run did not use: 2, predicted with rmse 1000 dollars" in notes
 
 
 def test_without_any_target_only_known_clients_choose(run: Path, tmp_path: Path, new: Path) -> None:
@@ -187,6 +196,30 @@ def test_a_schema_of_other_columns_than_the_datasets_is_refused(run: Path, tmp_p
     assert "(3,)" in refused("data.unfit-rows", run, new, "--schema", schema)
 
 
+def test_the_fix_that_is_told_for_a_row_leads_to_a_prediction(umbel_home: Path, tmp_path: Path, new: Path) -> None:
+    """A new category or an indicator would be one more input, which the run does not have."""
+    frame = pd.DataFrame({"hospital": ["a", "a", "b", "b"], "ward": ["A", "B", "A", "B"], "cost": [1.0, 2.0, 1.0, 2.0]})
+    umbel.from_dataframe(frame, client="hospital", target="cost", model="linear").write("wards")
+    best = {"weight": np.ones((1, 1, 2), np.float32)}
+    run = learnt(tmp_path / "run", "", "", best, "wards", [[3]])
+    said = CliRunner().invoke(app, ["data", "describe", "wards", "--schema"]).stdout
+    for value, code, fix in ("C", "data.bad-value", "other"), ("", "data.missing-value", "missing"):
+        new.write_text(f"hospital,ward\na,A\na,{value}\n")
+        told = refused(code, run, new)
+        entry = f'{fix} = "drop"'
+        assert f"{entry} for the column 'ward' in a schema (umbel data describe" in told
+        assert "indicate" not in told
+        (tmp_path / "schema.toml").write_text(said.replace('name = "ward"', f'name = "ward"\n{entry}'))
+        done = predict(run, new, "--schema", tmp_path / "schema.toml")
+        assert len(done.stdout.splitlines()) == 2, done.stderr
+
+
+def test_a_table_of_one_client_may_lack_its_name(run: Path, new: Path) -> None:
+    new.write_text("x,y\n3,4\n")
+    assert "--client" in refused("data.missing-column", run, new)
+    assert "north" in predict(run, new, "--client", "north").stdout
+
+
 def test_a_schema_names_no_code_to_run(run: Path, tmp_path: Path, new: Path) -> None:
     schema = tmp_path / "schema.toml"
     whole = CliRunner().invoke(app, ["data", "describe", "stays", "--schema"]).stdout
@@ -203,6 +236,39 @@ def test_a_dataset_that_has_changed_since_the_run_is_told(run: Path, new: Path) 
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(f'data = "0123456789abcdef"\n{text}')
     assert "stays has changed since the run" in predict(run, new).stderr
+
+
+def import_again(scale: float) -> None:
+    columns = {"cost": {"scale": scale}}
+    data = umbel.from_dataframe(KNOWN, client="hospital", target="cost", columns=columns, model="linear")
+    data.write("stays", replace=True)
+
+
+def test_a_dataset_that_was_imported_again_with_another_scale_changes_no_prediction(run: Path, new: Path) -> None:
+    """Costs are predicted in thousands of dollars, and the north is no longer known: its row here chooses for it."""
+    RunFolder(run).write_manifest(umbel.load(run).dataset.manifest)
+    before = predict(run, new, *PLAIN).stdout.splitlines()
+    import_again(1.0)
+    done = predict(run, new, *PLAIN)
+    after = done.stdout.splitlines()
+    assert "other columns or scales since the run" in done.stderr
+    assert (after[2], after[4:]) == (before[2], before[4:])
+    assert after[3] == "north,3,1,4000,9000"
+    assert umbel.load(run).unit == "dollars"
+
+
+def test_rows_in_other_scales_than_those_of_the_run_are_refused(run: Path, tmp_path: Path) -> None:
+    RunFolder(run).write_manifest(umbel.load(run).dataset.manifest)
+    import_again(1.0)
+    assert "scales" in refused("data.unfit-rows", run, "stays")
+    for ask in (
+        lambda: umbel.load(run).predict("stays"),
+        lambda: umbel.export(umbel.load(run), tmp_path, "onnx"),
+        lambda: umbel.export(umbel.load(run), tmp_path, "onnx", client="north"),
+    ):
+        with raises(DatasetError, "data.unfit-rows", "scales"):
+            ask()
+    assert list(tmp_path.glob("*.onnx")) == []
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from umbel.research.experiments.report import _baseline, app
 from umbel.research.experiments.runs import Spec, finish
 from umbel.research.experiments.sweep import _save
 from umbel.server.observer import Observer, Section
+from umbel.server.result import Result
 from umbel.server.run_folder import _digest
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
@@ -189,3 +190,24 @@ def test_of_other_data_than_the_runs_nothing_is_measured(run: Path) -> None:
     (run / "config.toml").write_text(re.sub(r'(?m)^data = ".*"$', 'data = "other"', config))
     assert report(run).exit_code == 0
     assert not (run / "worth.json").exists()
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_a_dataset_with_other_units_since_the_run_changes_none_of_its_figures(umbel_home: Path, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).uniform(-1, 1, (20, 2)).astype(np.float32)
+    told = {"name": "few", "clients": 10, "split": {"train": 8, "validation": 2}, "model": "linear", "loss": "mse"}
+    spent = "Scales of x were estimated from the training clients' rows with epsilon 3 a client."
+    then = Manifest(**told, units={"target": {"scale": 1000.0, "unit": "dollars"}}, provenance=spent)
+    write_dataset(tmp_path / "few", then, x, x.sum(1), offsets_of([2] * 10))
+    run = run_app(umbel_home, dataset=str(tmp_path / "few"), rounds=1)
+    before = Result(run)
+    figures = before.last_loss, before.unit, before.guarantee
+    shutil.rmtree(tmp_path / "few")
+    now = Manifest(**told, units={"target": {"scale": 1.0, "unit": "cents"}})
+    write_dataset(tmp_path / "few", now, x, 1000 * x.sum(1), offsets_of([2] * 10))
+    after = Result(run)
+    assert (after.last_loss, after.unit, after.guarantee) == figures
+    assert after.unit == "dollars"
+    assert "epsilon 3" in after.guarantee[-1]
+    assert report(run).exit_code == 0
+    assert "cents" not in (run / "report.html").read_text()

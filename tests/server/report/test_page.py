@@ -166,6 +166,13 @@ def test_clients_that_reported_exact_losses_stand_outside_the_guarantee() -> Non
     assert "Outside the guarantee" not in report().text
 
 
+def test_scales_that_were_estimated_from_rows_stand_outside_the_guarantee() -> None:
+    told = "Scales of cost were estimated from the training clients' rows with epsilon 3.51 a client."
+    page = report(manifest=HOSPITAL.model_copy(update={"provenance": told}))
+    assert "Outside the guarantee the scales of the data" in page.text
+    assert "with epsilon 3.51 for each client" in page.text
+
+
 def test_a_guarantee_is_called_one_and_says_of_what() -> None:
     text = formal().text
     # Two participations of .51 each; five compose to a little less than 2.55 at a delta.

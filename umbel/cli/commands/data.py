@@ -362,28 +362,30 @@ def _hints(data: Dataset, standardised: bool) -> list[str]:
         place += len(column.stored)
         if column.type not in ("number", "integer"):
             continue
+        if column.missing == "indicate" and not (lacks := data.features[:, place - 1] > 0).all():
+            values = values[~lacks]
         low, high = (round(float(end) * column.scale + column.offset, 4) + 0.0 for end in (values.min(), values.max()))
         known = column.minimum is not None and column.maximum is not None
         scaled = (column.scale, column.offset) != (1, 0)
-        if float(np.abs(values).max()) <= _LARGE:
+        size = np.abs(values * column.scale + column.offset)
+        most, usual = float(np.quantile(size, _MOST)), float(np.median(size))
+        odd = int((size > _ODD * usual).sum()) if usual > 0 else 0
+        rare = 0 < odd < len(size) / 100
+        # A few numbers far from all others must not make the others small.
+        largest = float(np.quantile(np.abs(values), _MOST if scaled else 1.0))
+        if largest <= _LARGE:
             if not (known or scaled):
                 bare.append(column.name)
                 ends = ("minimum", min(values.min(), 0)), ("maximum", max(values.max(), 0))
                 ranges += [Syntax.FLAGS.entry(column.name, entry, _outwards(float(end))) for entry, end in ends]
             continue
-        size = np.abs(values * column.scale + column.offset)
-        most, usual = float(np.quantile(size, _MOST)), float(np.median(size))
-        odd = int((size > _ODD * usual).sum()) if usual > 0 else 0
-        rare = 0 < odd < len(size) / 100
         note = f" ({count_of(odd, 'row')} above {_ODD} times the median: codes for missing?)" if rare else ""
         tops.append(f"{column.name} {low:,.6g} to {high:,.6g}{note}")
         if known and not scaled:
             ranged = True
             continue
         far = column is not schema.target and high > low > high / 2  # from 0, and close to one another
-        # A few numbers far from all others must not make the others small.
-        reach = most if rare else max(abs(low), abs(high))
-        scale = 10 ** max(0, round(math.log10((high - low) / 2 if far else reach)))
+        scale = 10 ** max(0, round(math.log10((high - low) / 2 if far else most)))
         if far:
             flags.append(Syntax.FLAGS.entry(column.name, "offset", round((low + high) / 2 / scale) * scale))
         flags.append(Syntax.FLAGS.entry(column.name, "scale", scale))

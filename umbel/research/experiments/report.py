@@ -75,7 +75,7 @@ def _open(run: str | Path) -> tuple[RunFolder, Setup, View, Arrays]:
     folder = RunFolder(path)
     try:
         config = folder.read_run_config()
-        setup = Setup.parse(config)
+        setup = Setup.of_run(folder)
         state, spent, kept = folder.read(list(setup.model.shapes))
     except (OSError, *DAMAGE) as error:
         text = f"{path} holds no run that finished a round: {error}; give the folder of one run"
@@ -95,8 +95,8 @@ def _open(run: str | Path) -> tuple[RunFolder, Setup, View, Arrays]:
     snapshots = Snapshots.of_bytes(state, releases.read_bytes()) if releases.exists() else Snapshots(state)
     summary = Summary.of(setup)
     view = View(path.name, summary, state, participations, snapshots, config)
-    # A dataset of the same name may be here that differs from the data of sites.
-    if _simulated(folder):
+    # A dataset of the same name may be here that differs from the data of sites, or that has changed since.
+    if _simulated(folder) and folder.read_config().get("data") in (None, setup.digests["data"]):
         view.measured = _measured(setup, view)
     return folder, setup, view, kept
 
