@@ -1,4 +1,4 @@
-"""A dataset or a run that somebody was sent is data: no command runs what it names."""
+"""A dataset, a run or a ledger that somebody was sent is data: no command runs what it names."""
 
 from __future__ import annotations
 
@@ -18,9 +18,18 @@ from typer.testing import CliRunner
 
 from tests.helpers.errors import ended
 from umbel.cli.main import app
+from umbel.console.books import Books
 from umbel.data import find_dataset, open_dataset, write_dataset
+from umbel.privacy.gate.charges import Charge
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.policy import Policy
+from umbel.privacy.gate.site import Site
+from umbel.protocol import plugins
+from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.project import OWN_PATH
+from umbel.protocol.release import Clipping, Kind, Release
 
+MECHANISM = "from umbel.privacy.mechanisms import Gaussian\nclass Own(Gaussian): pass\n"
 PLANTED = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef boom(**_): pass\n"
 
 
@@ -97,6 +106,26 @@ def test_no_command_runs_what_a_dataset_names(words: tuple[str, ...], planted: P
     code, output = umbel(*(word.format(data=sent) for word in words))
     assert not planted.exists()
     assert code == 0 or "config.untrusted-code" in output or "config.no-run" in output, output
+
+
+@pytest.mark.parametrize("words", [("show",), ("show", "--to-date"), ("report",)], ids=" ".join)
+def test_no_command_runs_the_mechanism_that_a_ledger_names(
+    words: tuple[str, ...], planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The person may trust it; a site's own policy is its word."""
+    (tmp_path / "planted.py").write_text(PLANTED + MECHANISM)
+    ledger = Ledger.create(tmp_path / "sent.sqlite")
+    release = Release(Kind.TRAIN, 3, 5.0, Clipping.PUBLIC, mechanism="planted:Own")
+    ledger.charge(Charge("7", 1, release), [ClientInDataset(0)])
+    ended(*umbel("ledger", *words, str(ledger.path)), "config.untrusted-code", "planted:Own", "--trust")
+    assert umbel("ledger", "check", str(ledger.path))[0] == 0
+    assert not planted.exists()
+    site = Site.serving(Policy(data_path=str(tmp_path), ledger_path=str(ledger.path), mechanisms="planted:Own"))
+    monkeypatch.setattr(plugins, "_distrusted", set())
+    assert Books(ledger.path, site).clients[0].epsilon_at_delta != "none"
+    assert planted.exists()
+    code, output = umbel("--trust", "planted:Own", "ledger", *words, str(ledger.path))
+    assert code == 0, output
 
 
 @pytest.mark.parametrize(

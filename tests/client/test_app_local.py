@@ -30,6 +30,7 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import Site
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.home import disk_error
 from umbel.protocol.plugins import trust
 from umbel.protocol.records import to_array_record
@@ -357,13 +358,43 @@ def test_training_that_hides_rows_never_starts_from_heads_of_training_that_does_
     headed_config: Config, site: Config
 ) -> None:
     """They depend on all rows, so a row would change the gradients of all others, and no clipping bounds that."""
-    where = Site(Policy(ledger_path=site["ledger-path"]), Path(site["data-path"]))
+    still = {"step_size": 1e-9}  # with such short steps, heads stay where they begin
     assert not at_site(headed_config, site, "spring").has_error()
     first = heads(headed_config, site, "spring")
-    hidden = site | {"min-row-noise-multiplier": 0.5}
-    # With such short steps, heads stay where they began.
-    assert not at_site(headed_config, hidden, "spring", round=2, step_size=1e-9, **ROWS).has_error()
-    np.testing.assert_array_equal(heads(headed_config, site, "spring"), first)
-    apart = LocalParameters(where, RecordDict(), model_in(headed_config), "spring", 0, rows=True)
-    assert apart.known([0, 2]) == [0, 2]
-    assert (np.abs(apart.read([0, 2])["head.weight"] - first) > 1e-6).all()
+    assert not at_site(headed_config, site, "spring", round=2, **still, **ROWS).has_error()
+    hidden = heads(headed_config, site, "spring")
+    assert (np.abs(hidden - first) > 1e-6).all()
+    assert not at_site(headed_config, site, "spring", round=3, **still, **ROWS).has_error()
+    np.testing.assert_allclose(heads(headed_config, site, "spring"), hidden, atol=1e-6)
+    assert not at_site(headed_config, site, "spring", round=4, **still).has_error()
+    np.testing.assert_allclose(heads(headed_config, site, "spring"), hidden, atol=1e-6)
+    assert not at_site(headed_config, site, "spring", round=5, **still, **ROWS).has_error()
+    assert (np.abs(heads(headed_config, site, "spring") - hidden) > 1e-6).all(), "round 4 did not hide rows"
+
+
+def test_a_head_that_one_row_moved_far_at_next_to_no_price_reaches_no_cheap_release(
+    tmp_path: Path, headed_config: Config
+) -> None:
+    """A release that costs little by its own noise trains the head with little noise on one of 401 rows; the next
+    costs little by its steps, and shows how long the head is through all other rows' gradients."""
+    rows = np.tile(np.array([[0, 1]], np.float32), (401, 1))
+    targets = np.zeros((401, 1), np.float32)
+    rows[-1], targets[-1] = [1, 0], 1e6
+    path, ledger = tmp_path / "own", Ledger.create(tmp_path / "ledger.sqlite")
+    own = manifest(1, model=headed_config["model"], loss="mse", local="head.*")
+    write_dataset(path, own, rows, targets, np.array([0, 401]))
+    policy = {"protect": "rows", "budget": "inf", "row-budget": 1, "row-delta": 1e-5}
+    run = headed_config | {"dataset": "", "model": "", "loss": "", "local": ""}
+    grid = InProcessGrid(app, run, node_configs=[{"data-path": str(path), "ledger-path": str(ledger.path)} | policy])
+
+    def train(weight: Any, **changes: Any) -> Message:
+        start = {"body.weight": np.array([weight], np.float32), "body.bias": np.zeros((1, 3), np.float32)}
+        every = {"clipping": "public", "clip_norm": 1e3, "row_clip_norm": 1.0, "row_rate": 1.0, "row_batch": 1.0}
+        return ask(grid, asked(start, step(0, **every | changes)))
+
+    # The body is saturated, so that it does not train. The row's direction is orthogonal to the others'.
+    bare = {"noise_multiplier": 1e12, "row_noise_multiplier": 0.5, "local_steps": 1000, "step_size": 0.01}
+    assert not train([[20, 20], [20, -20], [-20, 20]], **bare).has_error()
+    cheap = {"noise_multiplier": 0.0, "row_noise_multiplier": 20.0, "step_size": 1.0}
+    assert refused(train(np.zeros((3, 2)), round=2, **cheap)), "the head has no noise but that of round 1"
+    assert len(ledger.account(ClientInDataset(0))) == 1

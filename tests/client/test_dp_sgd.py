@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.helpers.errors import raises
 from umbel import models
 from umbel.client.batched import BatchedLearner
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.dp_sgd import _sums
+from umbel.client.dp_sgd import AT_ONCE, _sums
 from umbel.client.invariant import InvariantLearner
 from umbel.client.learner import Learner
 from umbel.client.loop import LoopLearner
@@ -334,6 +335,50 @@ def test_a_row_moves_the_sum_of_many_rows_by_at_most_the_clip_norm() -> None:
     sums = [_sums(gradients, zeros, some, [np.arange(some.lengths[0])], C) for some in rows]
     away = math.sqrt(sum(float((sums[0][name].double() - sums[1][name].double()).square().sum()) for name in start))
     assert 0.99 * C < away <= C
+
+
+def one_weight() -> nn.Module:
+    return nn.Sequential(nn.Linear(1, 1, bias=False))
+
+
+def one_token() -> nn.Module:
+    return nn.Sequential(nn.Embedding(2, 1), nn.Flatten())
+
+
+TIMES = 30
+"""How often each row has the token."""
+
+
+@pytest.mark.parametrize("n", [4096, AT_ONCE])
+@pytest.mark.parametrize(
+    ("engine", "network"), [(BatchedLearner, one_weight), (LoopLearner, one_weight), (LoopLearner, one_token)]
+)
+def test_a_row_that_decides_how_sums_are_rounded_moves_them_by_at_most_the_clip_norm(
+    engine: type[Learner], network: Callable[[], nn.Module], n: int
+) -> None:
+    """With the row, a sum is just above a power of 2, where each of many tiny gradients rounds to nothing. Without it
+    the sum is below, where numbers are half as far apart and each rounds to one step."""
+    power = math.floor(math.log2(n / 2))
+    apart, whole = 2.0 ** (power - 23), (1 - SLACK) * (1 - 2.0**-12)  # a norm is rounded up
+    large = [whole] * int(2**power / whole)
+    together = np.cumsum(np.full(len(large), whole, np.float32))[-1]
+    rest = 2.0**power + 64 * apart - float(together) - whole
+    tiny = [-0.4 * apart] * (n - len(large) - 2)
+    model = Model(network.__name__, network, LOSSES["mse"], METRICS["rmse"])
+    (name,), tokens = model.shapes, network is one_token
+    shape = (TIMES,) if tokens else (1,)
+    clipped = engine(model, CPU)._row_gradients(frozenset(model.shapes), shape)
+    assert type(clipped) is (Chained if engine is BatchedLearner else Layered)
+    sums = []
+    for gradients in ([*large, rest, whole, *tiny], [*large, rest, *tiny]):
+        rows = torch.tensor(gradients)[:, None].repeat(1, shape[0])
+        rows[:, 1:] *= rows[:, 1:].abs() < 1e-3  # all others have one gradient
+        features = torch.zeros(rows.shape, dtype=torch.int64) if tokens else torch.ones(rows.shape)
+        cohort = Cohort(features, -rows / 2, np.array([len(rows)]))
+        zeros = {name: torch.zeros(1, *model.shapes[name])}
+        found = _sums(clipped, zeros, cohort, [np.arange(len(rows))], 1.0)
+        sums.append(float(found[name].flatten()[0]))
+    assert 0.99 < sums[0] - sums[1] <= 1
 
 
 class Thin(nn.Sequential):

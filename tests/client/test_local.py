@@ -214,3 +214,15 @@ def test_a_server_that_names_run_after_run_does_not_fill_the_disk(tmp_path: Path
     files = list((tmp_path / "ledger.sqlite.local").rglob("*.safetensors"))
     assert len(files) == 20
     assert kept(where=site(tmp_path), run="run-24").known([0]) == [0], "the newest are kept"
+
+
+def test_training_that_hides_rows_begins_only_with_what_hides_them(tmp_path: Path) -> None:
+    for where, state in places(tmp_path):
+        kept(state, where).write([4, 9], users([1, 2], [3, 4]), shared(2), hidden=True)
+        kept(state, where).write([9, 2], users([5, 6], [7, 8]), shared(2))
+        assert read(kept(state, where), 4, 9, 2).tolist() == [[1, 2], [5, 6], [7, 8]]
+        hidden = kept(state, where).read([4, 9, 2], hidden=True)["user"]
+        assert hidden[0].tolist() == [1, 2]
+        np.testing.assert_array_equal(hidden[1:], kept(state, where).fresh([9, 2])["user"])
+        kept(state, where).write([9], users([np.nan, 1]), shared(1), hidden=True)
+        assert kept(state, where).read([9], hidden=True)["user"].tolist() != [[5, 6]], "it did not train"

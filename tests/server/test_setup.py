@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from tests.helpers.errors import raises
 from umbel import strategies
 from umbel.data import Manifest, write_dataset, write_leaf
+from umbel.privacy.accounting.guarantee import guarantee
 from umbel.protocol.errors import ConfigError, DatasetError, ModelError
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 from umbel.protocol.run_config import RunConfig
@@ -69,6 +72,29 @@ def test_of_one_hypothesis_there_is_no_choice_to_pay_for(run_config: dict[str, A
     release = Setup.parse(run_config | changes | {"choice-epsilon": 1.0}).release
     assert (release.hypotheses, release.choice_epsilon) == (1, 0.0)
     assert not release.chooses
+
+
+@pytest.mark.parametrize(
+    ("changes", "fewest", "most"),
+    [
+        ({"strategy": "cfl", "hypotheses": 10}, 2, 10),
+        ({"hypotheses": "auto", "clients-per-round": 50}, 2, 8),
+        ({"strategy": "r-dpcfl", "hypotheses": 10}, 10, 10),
+        ({"hypotheses": 10}, 10, 10),
+        ({"hypotheses": 10, "strategy-options": "respawn=3"}, 10, 10),
+    ],
+    ids=str,
+)
+def test_a_random_choice_is_priced_among_the_fewest_hypotheses_and_an_open_one_among_the_most(
+    run_config: dict[str, Any], changes: dict[str, Any], fewest: int, most: int
+) -> None:
+    """A client that chose among two of at most ten, as often as it took part, has spent more than among ten."""
+    values = run_config | {"clipping": "public", "mechanism": "gaussian", "noise-multiplier": 20.0} | changes
+    release = Setup.parse(values | {"choice-epsilon": 2.5}).release
+    assert release.hypotheses == fewest
+    costs = [guarantee({replace(release, hypotheses=k): 20}) for k in range(fewest, most + 1)]
+    assert all(a is not None and b is not None and a.epsilon > b.epsilon for a, b in pairwise(costs))
+    assert Setup.parse(values | {"choice-epsilon": 0.0}).release.hypotheses == most
 
 
 def test_noisy_messages_are_for_models_with_local_parameters(run_config: dict[str, Any]) -> None:

@@ -261,10 +261,19 @@ def test_rows_have_no_guarantee_where_the_choice_is_open() -> None:
     assert last == "Guarantee for a row: none, because the choice among 2 hypotheses is open."
 
 
+@pytest.mark.parametrize(("hypotheses", "told_of"), [(1, True), (2, False)])
+def test_reports_come_on_top_of_a_rows_guarantee_too(hypotheses: int, told_of: bool) -> None:
+    lines = told(noise_multiplier=0.0, mode=Clipping.PUBLIC, hypotheses=hypotheses, **ROWS)
+    assert (REPORTS in lines) is told_of
+
+
 def test_what_was_spent_to_date_is_told_of_clients_and_of_rows() -> None:
+    """Reports of training clients are not in it: only the sites know of them."""
     (line,) = summary(noise_multiplier=4400.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).spent_lines(4)
     # 2 n / nu = .005 a release.
-    assert line.startswith("Spent to date, at delta 1e-05, for any later tasks: a client epsilon 0.02 at most; ")
+    assert line.startswith(
+        "Spent to date by models, at delta 1e-05, for any later tasks: a client epsilon 0.02 at most; "
+    )
     assert line.endswith("a row of a client epsilon 0.02 at most.")
     (line,) = summary(noise_multiplier=0.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).spent_lines(4)
     assert ": a client epsilon" not in line

@@ -81,6 +81,19 @@ def test_no_plan_costs_more_than_was_wanted(
     assert {key: planned.values[key] for key in changes} == changes, "what the user gave stays"
 
 
+def test_a_plan_holds_however_many_hypotheses_a_strategy_sends(umbel_home: Path) -> None:
+    """It begins with one, and a choice among two reveals more than one among eight."""
+    save(umbel_home)
+    given = {"strategy": "cfl", "hypotheses": 8, "choice-epsilon": 0.4}
+    planned = values_of("mine", given, row_epsilon=3, rows=40).values
+    setup = Setup.parse(planned)
+    for k in (1, 2, 8):
+        release = setup.config.release(setup.model.num_parameters, k)
+        found = row_guarantee({release: setup.config.max_participations}, DELTA)
+        assert found is not None
+        assert found.epsilon <= 3
+
+
 def test_a_plan_reads_no_row(umbel_home: Path) -> None:
     save(umbel_home)
     save(umbel_home, "other", seed=1)

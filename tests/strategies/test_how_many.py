@@ -96,9 +96,11 @@ def test_sums_do_not_show_groups() -> None:
         Setup.parse(run.entries())
 
 
-def test_a_run_is_priced_by_the_most_that_it_tries() -> None:
-    setup = Setup.parse(RunConfig(hypotheses=0, clients_per_round=40).entries())
-    assert setup.release.hypotheses == 8
+def test_a_run_is_priced_by_what_reveals_most_of_all_that_it_tries() -> None:
+    """By the most for an open choice, and by the fewest for a random one: that reveals more among two."""
+    for epsilon, k in ((0.0, 8), (2.0, 2)):
+        setup = Setup.parse(RunConfig(hypotheses=0, clients_per_round=40, choice_epsilon=epsilon).entries())
+        assert setup.release.hypotheses == k
 
 
 # --- whole runs

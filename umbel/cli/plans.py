@@ -288,16 +288,17 @@ def _measured(config: str | Path, public_data: bool) -> tuple[Task, RunConfig, f
 
     values = read_values(config)
     setup = check(values)
-    run, model, dataset, count = setup.config, setup.model, setup.open_dataset(), setup.strategy.hypotheses
+    run, model, dataset, strategy = setup.config, setup.model, setup.open_dataset(), setup.strategy
     if run.protect is Protect.ROWS:
-        text = f'protect = "rows" hides rows, and not clients; run: {_plan_of_rows(run, count)}'
+        text = f'protect = "rows" hides rows, and not clients; run: {_plan_of_rows(run, strategy.fewest_hypotheses)}'
         raise ConfigError(text, code="config.hides-rows")
     assert dataset is not None, "it was checked"
     train = dataset.manifest.train
-    task = Task(model.num_parameters, count, train, min(run.clients_per_round, train), run.mechanism)
+    asked = min(run.clients_per_round, train)
+    task = Task(model.num_parameters, strategy.fewest_hypotheses, train, asked, run.mechanism)
     if not (public_data or find_dataset(run.dataset).resolve().parent == BUNDLED):
         return task, run, None
-    return task, run, first_update(run, model, dataset, draw_hypotheses(model, count, run.seed, 0))
+    return task, run, first_update(run, model, dataset, draw_hypotheses(model, strategy.hypotheses, run.seed, 0))
 
 
 def _plan_of_rows(run: RunConfig, hypotheses: int) -> str:

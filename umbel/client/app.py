@@ -116,12 +116,12 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
     If the gate assigned a hypothesis to a client, the client trains that one.
     """
     hypotheses, assigned = hypotheses_in(content), assigned_in(content)
-    clients, policy = node.training_clients(task.clients), node.site.policy
-    kept = LocalParameters(node.site, state, node.model, task.run, node.seed, task.row_privacy is not None)
-    before = kept.read(clients)
+    clients, policy, k = node.training_clients(task.clients), node.site.policy, len(next(iter(hypotheses.values())))
+    kept, hidden = LocalParameters(node.site, state, node.model, task.run, node.seed), task.hides_rows(k)
+    before = kept.read(clients, hidden)
     crew, update, names = Crew(node, clients), _update(task, node), list(node.model.shapes)
     # A pass forward for each hypothesis; in training one forward and one backward, which takes two.
-    k, epochs = len(next(iter(hypotheses.values()))), 3 * update.passes
+    epochs = 3 * update.passes
     choosing = k / (k + epochs) if k > 1 else 0.0
     starts = _copied(hypotheses)
 
@@ -149,7 +149,7 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
         chosen, *found = undisclosed(node.site, len(clients), watched, nothing, apart=crew.apart)
     trained = dict(zip(names, found, strict=False))
     try:
-        kept.write(clients, dict(zip(before, found[len(names) :], strict=True)), trained)
+        kept.write(clients, dict(zip(before, found[len(names) :], strict=True)), trained, hidden)
     except OSError as error:
         # The clients have been charged, and so their releases leave. A full disk says nothing about their data.
         log(
@@ -182,7 +182,7 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
     hypotheses = hypotheses_in(content)
     node.check(hypotheses, task.frozen_digest)
     clients = node.validation_clients(task.clients)
-    kept = LocalParameters(node.site, state, node.model, task.run, node.seed, node.run.protect.rows)
+    kept = LocalParameters(node.site, state, node.model, task.run, node.seed)
     crew, scored = Crew(node, clients), _copied(hypotheses)
 
     def compute(some: Some) -> list[NDArray[Any]]:
@@ -241,7 +241,7 @@ def keep_models(msg: Message, context: Context) -> Message:
     if not node.site.simulated:
         Runs.of(node.site).end(str(context.run_id), name, hypotheses, evaluates=len(node.validation) > 0)
     if (folder := node.site.keep_model) is not None:
-        kept = LocalParameters(node.site, context.state, node.model, name, node.seed, node.run.protect.rows)
+        kept = LocalParameters(node.site, context.state, node.model, name, node.seed)
         try:
             with time_limit(node.site.policy.max_seconds):
                 keep(node, hypotheses, kept, folder, prior)

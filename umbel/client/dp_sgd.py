@@ -20,8 +20,9 @@ from umbel.protocol.release import RowPrivacy
 
 _BLOCK = 1 << 12
 """Numbers that are drawn together, if a step takes fewer."""
-_AT_ONCE = 1 << 12
-"""Rows that are added up in 32 bits. The rounding of more could move a sum by more than a row may."""
+AT_ONCE = 320
+"""Rows that are added up in 32 bits, a little more than a usual batch of 256. The rounding of more could move a sum by
+more than a row may."""
 
 
 def descend(
@@ -83,8 +84,8 @@ def _sums(
     most = max(map(len, drawn))
     if not most:
         return {name: torch.zeros_like(parameters[name]) for name in gradients.names}
-    if most > _AT_ONCE:
-        parts = [[rows[begin : begin + _AT_ONCE] for rows in drawn] for begin in range(0, most, _AT_ONCE)]
+    if most > AT_ONCE:
+        parts = [[rows[begin : begin + AT_ONCE] for rows in drawn] for begin in range(0, most, AT_ONCE)]
         total = {name: torch.zeros_like(parameters[name], dtype=torch.float64) for name in gradients.names}
         for part in parts:
             for name, value in _sums(gradients, parameters, cohort, part, clip_norm).items():

@@ -24,6 +24,7 @@ from umbel.protocol.records import from_array_record, record_in, to_array_record
 
 _RECORD = "umbel.local"
 _CLIENTS = "clients"
+_HIDDEN = ":hidden"  # no parameter's name has a colon
 _KEPT_RUNS = 20  # a site keeps the local parameters of this many runs
 
 
@@ -32,33 +33,30 @@ class LocalParameters:
 
     `seed` is that of the initial draw; None uses the operating system's entropy.
 
-    Those of training that hides each row (`rows`) are kept apart. Ordinary training makes local parameters depend on
-    all rows, and each row's gradient would depend on them.
+    Some come from training that hides each row in them (`TrainingSpec.hides_rows`). No other may be where such training
+    begins: ordinary training makes local parameters depend on all rows, and each row's gradient would depend on them.
     """
 
-    def __init__(
-        self, site: Site, state: RecordDict, model: Model, run: str, seed: int | None, rows: bool = False
-    ) -> None:
+    def __init__(self, site: Site, state: RecordDict, model: Model, run: str, seed: int | None) -> None:
         self._model, self._seed, self._state = model, seed, state
-        self._record = f"{_RECORD}.rows" if rows else _RECORD
         # A simulated node may have a ledger on disk, but keeps no local parameters beside it.
-        self._file = (
-            None if site.simulated or site.ledger_path is None else _file(site, site.ledger_path, model, run, rows)
-        )
+        self._file = None if site.simulated or site.ledger_path is None else _file(site, site.ledger_path, model, run)
         kept = self._load() if model.local_shapes else {}
         self._clients: NDArray[np.int64] = kept.pop(_CLIENTS, np.zeros(0, np.int64))
+        self._hidden: NDArray[np.int64] = kept.pop(_HIDDEN, np.zeros_like(self._clients))
         self._values: Arrays = kept or {
             name: np.zeros((0, *shape), np.float32) for name, shape in model.local_shapes.items()
         }
 
-    def read(self, clients: Sequence[int]) -> Arrays:
+    def read(self, clients: Sequence[int], hidden: bool = False) -> Arrays:
         """Return the local parameters, each (clients, \\*shape), of clients counted over the dataset.
 
-        A client without any gets initial ones.
+        A client without any gets initial ones; with `hidden` also a client whose training did not hide each row.
         """
         if not self._values:
             return {}
-        where = {client: row for row, client in enumerate(self._clients.tolist())}
+        fit = self._hidden >= hidden
+        where = {client: row for row, client in enumerate(self._clients.tolist()) if fit[row]}
         new = [i for i, client in enumerate(clients) if client not in where]
         known = [i for i, client in enumerate(clients) if client in where]
         fresh = self.fresh([clients[i] for i in new])
@@ -78,8 +76,8 @@ class LocalParameters:
         """Return the initial local parameters of clients."""
         return self._model.initial_local(streams(self._seed, "local", 0, clients))
 
-    def write(self, clients: Sequence[int], values: Arrays, shared: Arrays) -> None:
-        """Keep the local parameters of clients.
+    def write(self, clients: Sequence[int], values: Arrays, shared: Arrays, hidden: bool = False) -> None:
+        """Keep the local parameters of clients, and whether training has hidden each row in them.
 
         Training that diverged counts as no update, as in `umbel.privacy.gate.gate`: a client whose `shared` or
         local parameters are not finite keeps the local ones that it had.
@@ -93,6 +91,7 @@ class LocalParameters:
         which = np.asarray(clients, np.int64)[sound]
         others = ~np.isin(self._clients, which)
         self._clients = np.concatenate([self._clients[others], which])
+        self._hidden = np.concatenate([self._hidden[others], np.full(len(which), int(hidden))])
         self._values = {
             name: np.concatenate([kept[others], values[name][sound]]) for name, kept in self._values.items()
         }
@@ -101,13 +100,13 @@ class LocalParameters:
     def _load(self) -> Arrays:
         if self._file is not None:
             return safetensors.numpy.load_file(self._file) if self._file.exists() else {}
-        found = record_in(self._state, self._record, ArrayRecord) if self._record in self._state else None
+        found = record_in(self._state, _RECORD, ArrayRecord) if _RECORD in self._state else None
         return {} if found is None else dict(from_array_record(found))
 
     def _save(self) -> None:
-        kept = {_CLIENTS: self._clients, **self._values}
+        kept = {_CLIENTS: self._clients, _HIDDEN: self._hidden, **self._values}
         if self._file is None:
-            self._state[self._record] = to_array_record(kept)
+            self._state[_RECORD] = to_array_record(kept)
             return
         new = not self._file.exists()
         # Only the site may read them, as with the ledger.
@@ -118,16 +117,14 @@ class LocalParameters:
             _forget_old_runs(self._file.parent)
 
 
-def _file(site: Site, ledger: Path, model: Model, run: str, rows: bool) -> Path:
+def _file(site: Site, ledger: Path, model: Model, run: str) -> Path:
     """Return the path of a site's local parameters for a run.
 
     The server chose the run's name, so it is not used as a path. Nodes that share a ledger but serve different
     data or clients have separate files.
     """
     where = _digest(site.identity)
-    what = f"{run}\n{model.name}\n{sorted(model.local_shapes.items())}\n{model.frozen_digest}" + (
-        "\nrows" if rows else ""
-    )
+    what = f"{run}\n{model.name}\n{sorted(model.local_shapes.items())}\n{model.frozen_digest}"
     return ledger.with_name(f"{ledger.name}.local") / where / f"{_digest(what)}.safetensors"
 
 

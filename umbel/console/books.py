@@ -280,7 +280,7 @@ class Books:
 
     @cached_property
     def _opened(self) -> Ledger:
-        return Ledger(self.ledger, whole=True)
+        return Ledger(self.ledger, whole=True).distrust(self.site.policy.mechanisms if self.site else "")
 
     @cached_property
     def _alike(self) -> list[tuple[Account, int]]:

@@ -74,7 +74,8 @@ def _known(books: Books) -> list[Series]:
     codes = [code for reason in refused for code in _CODE.findall(reason) or [""]]
     refusals = Counter(code if code in PUBLIC else _OTHER for code in codes)
     # Without a check of every charge, for which the site's next charge would have to wait.
-    accounts = Ledger(books.ledger).accounts().values()
+    named = books.site.policy.mechanisms if books.site else ""
+    accounts = Ledger(books.ledger).distrust(named).accounts().values()
     alike = Counter(tuple(account.items()) for account in accounts)
     used = [(books.used(dict(account)), many) for account, many in alike.items()]
     left = [1 - part for part, many in used if part is not None for _ in range(many)]

@@ -218,6 +218,14 @@ class TrainingSpec(_Spec):
             return None
         return RowPrivacy(self.row_clip_norm, self.row_noise_multiplier, self.row_rate, self.row_batch, self._row_steps)
 
+    def hides_rows(self, hypotheses: int) -> bool:
+        """Return whether each row is hidden in all that a client gets by training, its local parameters included.
+
+        A client that chooses among several hypotheses, in the open or in a site's sums, chooses by all its rows.
+        """
+        hidden = hypotheses == 1 or (self.release_by.single and self.choice_epsilon > 0)
+        return self.row_privacy is not None and hidden
+
     @property
     def _row_steps(self) -> int:
         """T: as many steps as draw each row once an epoch, on average, unless the task says how many."""

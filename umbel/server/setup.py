@@ -186,8 +186,11 @@ class Setup:
 
     @property
     def release(self) -> Release:
-        """A training client's release in each participation."""
-        release = self.config.release(self.model.num_parameters, self.strategy.hypotheses)
+        """A training client's release in each participation; the most telling one, if the strategy changes their
+        number of hypotheses: a random choice is among few, an open one among many."""
+        strategy, hidden = self.strategy, self.config.choice_epsilon > 0
+        k = strategy.fewest_hypotheses if hidden else strategy.hypotheses
+        release = self.config.release(self.model.num_parameters, k)
         match self.strategy.release_by:
             case ReleaseBy.CLIENT:
                 return release

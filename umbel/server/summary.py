@@ -150,7 +150,7 @@ class Summary:
         yield "That guarantee hides each single row, and not what the rows of a client have in common."
 
     def spent_lines(self, times: int) -> list[str]:
-        """Return what a client with so many releases has spent to date; empty without a guarantee."""
+        """Return what a client with so many releases of models has spent to date; empty without a guarantee."""
         made, spent = {self.release: times}, []
         if math.isfinite(of_client := clients_to_date(made, DELTA)):
             spent.append(f"a client epsilon {amount(of_client)} at most")
@@ -158,12 +158,12 @@ class Summary:
             spent.append(f"a row of a client epsilon {amount(of_row)} at most")
         if not spent:
             return []
-        return [f"Spent to date, at delta {DELTA:g}, for any later tasks: {'; '.join(spent)}."]
+        return [f"Spent to date by models, at delta {DELTA:g}, for any later tasks: {'; '.join(spent)}."]
 
     def privacy_lines(self, median: float, maximum: int, exact: int = 0) -> list[str]:
         """Return the cost to the clients, with the paper's heuristic; for the arguments see above."""
         lines = self.guarantee_lines(median, maximum, exact)
-        if not gap(self.release):
+        if not gap(self.release) or (self.release.by_rows and not row_gap(self.release)):
             lines.append("Reports of training clients, if a site allows them, come on top.")
         if self.release.paper_cost is None:
             return [*lines, "Paper's budget, a heuristic: none; it covers only vector Laplace noise."]

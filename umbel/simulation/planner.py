@@ -336,6 +336,7 @@ class _Search:
         self.values, self.kept, self.setup, self.dataset = values, kept, setup, dataset
         self.epsilon, self.delta, self.nodes = epsilon, delta, max(1, sites)
         self.run, self.model, self.k = setup.config, setup.model, setup.strategy.hypotheses
+        self.fewest = setup.strategy.fewest_hypotheses
         self.n, self.train = self.model.num_parameters, dataset.manifest.train
         # A secure sum has the noise of one site.
         by = setup.strategy.release_by
@@ -496,7 +497,7 @@ class _Search:
     # --- the noise
 
     def _task(self, mechanism: str) -> Task:
-        return Task(self.n, self.k, self.train, 1, mechanism, self.sites)
+        return Task(self.n, self.fewest, self.train, 1, mechanism, self.sites)
 
     def _noise(self, participations: int) -> _Noise:
         """Return the noise of the best mechanism; of a pure one, if that costs little more."""
@@ -542,7 +543,7 @@ class _Search:
         }
 
     def _released(self, run: RunConfig) -> tuple[Release, int]:
-        release = run.release(self.n, self.k)
+        release = run.release(self.n, self.fewest)
         by = self.setup.strategy.release_by
         if by is not ReleaseBy.CLIENT:
             release = site_release(release) if by is ReleaseBy.SITE else secure_release(release)

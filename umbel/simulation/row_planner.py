@@ -46,7 +46,7 @@ def with_noise(
     ConfigError
         If the user's entries break the guarantee, or no noise reaches it.
     """
-    run, k = setup.config, setup.strategy.hypotheses
+    run, k, fewest = setup.config, setup.strategy.hypotheses, setup.strategy.fewest_hypotheses
     _check(setup, kept)
     found = dict(found)
     if "restarts" not in kept:
@@ -59,14 +59,14 @@ def with_noise(
         found["choice-epsilon"] = min(share * wanted.epsilon / times, most) if k > 1 else 0.0
     rows = RunConfig.parse(found).training().row_privacy
     assert rows is not None, "the run hides rows"
-    task = RowTask(wanted.rows, rows.rate, rows.steps, times, k, found["choice-epsilon"])
+    task = RowTask(wanted.rows, rows.rate, rows.steps, times, fewest, found["choice-epsilon"])
     planned = row_plan_for(task, wanted.epsilon, delta)
     found["row-noise-multiplier"] = planned.noise_multiplier
     n = setup.model.num_parameters
-    have = row_guarantee({RunConfig.parse(found).release(n, k): times}, delta)
+    have = row_guarantee({RunConfig.parse(found).release(n, fewest): times}, delta)
     assert have is not None, "the choice is hidden"
     assert have.epsilon <= wanted.epsilon * (1 + 1e-9), "the plan is for these settings"
-    return found, _words(planned, RunConfig.parse(found), n, min(run.clients_per_round, train))
+    return found, _words(planned, RunConfig.parse(found), n * k, min(run.clients_per_round, train))
 
 
 def _check(setup: Setup, kept: frozenset[str]) -> None:
@@ -82,10 +82,10 @@ def _check(setup: Setup, kept: frozenset[str]) -> None:
         raise ConfigError(f"{wrong}, or leave out row-epsilon", code="config.breaks-epsilon")
 
 
-def _words(planned: RowPlan, run: RunConfig, n: int, clients: int) -> list[str]:
+def _words(planned: RowPlan, run: RunConfig, numbers: int, clients: int) -> list[str]:
     task, have, sigma = planned.task, planned.guarantee, planned.noise_multiplier
     often = "once" if task.participations == 1 else f"up to {task.participations} times"
-    noise = sigma / run.row_batch * math.sqrt(n * task.hypotheses / clients)
+    noise = sigma / run.row_batch * math.sqrt(numbers / clients)
     return [
         f"Planned: epsilon {amount(have.epsilon)} at delta {have.delta:g} for each row of a client over the whole run, "
         f"with {count_of(run.rounds, 'round')} of {count_of(clients, 'client')}. A client takes part {often}, with "

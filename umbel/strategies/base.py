@@ -147,6 +147,8 @@ class HypothesisStrategy(Strategy):
     """The only number of hypotheses that the strategy can train, if there is one."""
     discloses_choice: ClassVar[bool] = False
     """Whether clients are asked for the hypothesis they chose."""
+    resizes: ClassVar[bool] = False
+    """Whether `reshape` may change the number of hypotheses; true of subclasses that override it and do not deny it."""
     averages: ClassVar[bool] = True
     """Whether `combine` is the plain mean, which needs no copy of the releases; false if a subclass overrides it."""
     release_by: ClassVar[ReleaseBy] = ReleaseBy.CLIENT
@@ -155,6 +157,8 @@ class HypothesisStrategy(Strategy):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.averages = cls.combine is HypothesisStrategy.combine
+        if "reshape" in vars(cls) and "resizes" not in vars(cls):
+            cls.resizes = True
         if {"aggregate_train", "aggregate_evaluate"} & vars(cls).keys():
             raise TypeError(f"{cls.__name__}: override train and validate; only Flower's own loop calls aggregate_*")
 
@@ -181,6 +185,11 @@ class HypothesisStrategy(Strategy):
     def first_hypotheses(self) -> int:
         """Number of hypotheses at the start of a run."""
         return self.hypotheses
+
+    @property
+    def fewest_hypotheses(self) -> int:
+        """The fewest hypotheses among which clients may have to choose: a random choice among fewer reveals more."""
+        return min(2, self.hypotheses) if self.resizes or self.how_many else self.hypotheses
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Raise `ConfigError` if the strategy cannot carry out the run; called once, before any work."""

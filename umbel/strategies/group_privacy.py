@@ -81,6 +81,7 @@ class GroupPrivacy(HypothesisStrategy):
     """k-means over the sanitised models, seeded with the hypotheses; unweighted averages."""
 
     Options: ClassVar[type] = GroupOptions
+    resizes: ClassVar[bool] = False
 
     @property
     def _respawn(self) -> int:

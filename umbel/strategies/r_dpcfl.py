@@ -36,6 +36,7 @@ class RDPCFL(GroupPrivacy):
     """One hypothesis, until a round has at least k releases; then k, as in group privacy."""
 
     Options: ClassVar[type] = ClusterOptions
+    resizes: ClassVar[bool] = False  # a single hypothesis, in which there is no choice, becomes k
 
     @property
     def first_hypotheses(self) -> int:

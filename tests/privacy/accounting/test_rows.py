@@ -73,6 +73,24 @@ def test_with_both_a_release_costs_a_row_the_smaller_of_both() -> None:
     assert both[4.0].pure == 5, "which noise in training has none of"
 
 
+def test_cheap_noise_for_the_client_pays_for_no_steps_beside_releases_that_count_by_their_steps() -> None:
+    """Local parameters go from one release to the next, and only the steps of all hide rows in them."""
+    near, cheap, alone = rows(0.5, 1.0, 100), rows(20.0, 1.0, 1), row_guarantee({rows(0.5, 1.0, 100): 1}, 1e-5)
+    both = replace(near, noise_multiplier=1e6)
+    client, mixed, steps = (
+        row_guarantee(account, 1e-5) for account in ({both: 2}, {both: 1, cheap: 1}, {near: 1, cheap: 1})
+    )
+    assert alone is not None
+    assert client is not None
+    assert mixed is not None
+    assert client.epsilon < 1e-4
+    assert mixed == steps
+    assert mixed.epsilon > alone.epsilon > 100
+    assert rows_to_date({both: 1, cheap: 1}, 1e-5) == rows_to_date({near: 1, cheap: 1}, 1e-5) > 100
+    assert not within_row_budget({both: 1, cheap: 1}, Fraction(100), 1e-5)
+    assert within_row_budget({both: 2}, Fraction(1), 1e-5), "by what both cost the client"
+
+
 def test_a_random_choice_costs_a_row_its_whole_epsilon() -> None:
     quiet = rows(1000.0, 0.001, 1, hypotheses=2, choice_epsilon=1.5)
     found = row_guarantee({quiet: 1}, 1e-5)

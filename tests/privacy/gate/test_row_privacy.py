@@ -14,12 +14,15 @@ from flwr.app import Context, Message
 from tests.helpers.errors import raises
 from tests.helpers.messages import asked, of_node, refused, releases, stacked, task_of, through_gate
 from tests.helpers.sites import own, simulated
+from umbel.privacy.accounting.guarantee import secure_release, site_release
+from umbel.privacy.accounting.rows import by_steps
 from umbel.privacy.gate.charges import Charge, Limits, priced, read, written
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.own_app import local_result
+from umbel.privacy.gate.releases import train_release
 from umbel.protocol.errors import Refused, SiteError
-from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
+from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy, RowPrivacy
 from umbel.protocol.tasks import TrainingSpec
 
 ROWS: dict[str, Any] = {"row_clip_norm": 1.0, "row_noise_multiplier": 1.0, "row_rate": 0.1, "row_batch": 10.0}
@@ -151,6 +154,19 @@ def test_the_ledger_exports_how_rows_were_hidden_if_any_were(tmp_path: Path) -> 
     assert "row_rate" not in next(ledger.rows())
     ledger.charge(Charge("7", 2, release()), [0])  # type: ignore[list-item]
     assert [(one["row_noise_multiplier"], one["row_steps"]) for one in ledger.rows()] == [(0, 0), (1, 10)]
+
+
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("choice", [0.0, 1.0])
+@pytest.mark.parametrize("by", [ReleaseBy.CLIENT, ReleaseBy.SITE, ReleaseBy.SECURE])
+@pytest.mark.parametrize("settings", [{}, ROWS])
+def test_releases_count_by_steps_just_where_training_hides_rows_in_local_parameters_too(
+    k: int, choice: float, by: ReleaseBy, settings: dict[str, Any]
+) -> None:
+    task = task_of(clipping="public", choice_epsilon=choice, release_by=by, mechanism="discrete-gaussian", **settings)
+    charged = {ReleaseBy.CLIENT: lambda one: one, ReleaseBy.SITE: site_release, ReleaseBy.SECURE: secure_release}[by]
+    assert by_steps(charged(train_release(task, np.zeros((k, 2)), 1.0))) is task.hides_rows(k)
+    assert task.hides_rows(k) is (bool(settings) and (k == 1 or (choice > 0 and by is ReleaseBy.CLIENT)))
 
 
 # --- through the gate

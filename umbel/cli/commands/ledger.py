@@ -50,12 +50,13 @@ def show(
     heads += ["epsilon to date"] * to_date + [f"a row's epsilon at delta {delta:g}"] * rows
     heads += ["a row's epsilon to date"] * (rows and to_date) + ["paper's budget"]
     table = Table(*heads, title=str(path))
-    for client, account in accounts.items():
-        cells = [str(client), str(sum(account.values())), *in_words(guarantee(account, delta))]
-        cells += [amount(clients_to_date(account, delta))] * to_date
-        cells += [in_words(row_guarantee(account, delta))[1]] * rows
-        cells += [amount(rows_to_date(account, delta))] * (rows and to_date)
-        table.add_row(*cells, amount(paper_spent(account)))
+    with errors_in_one_line():
+        for client, account in accounts.items():
+            cells = [str(client), str(sum(account.values())), *in_words(guarantee(account, delta))]
+            cells += [amount(clients_to_date(account, delta))] * to_date
+            cells += [in_words(row_guarantee(account, delta))[1]] * rows
+            cells += [amount(rows_to_date(account, delta))] * (rows and to_date)
+            table.add_row(*cells, amount(paper_spent(account)))
     terminal = console()
     terminal.print(table)
     terminal.print(
@@ -183,6 +184,6 @@ def charges_in(ledger: Ledger) -> int:
 
 
 def opened(path: Path) -> Ledger:
-    """Return an intact ledger, or end the command."""
+    """Return an intact ledger, or end the command. It may be another site's."""
     with errors_in_one_line():
-        return Ledger(path, whole=True)
+        return Ledger(path, whole=True).distrust()

@@ -56,10 +56,6 @@ class Curve:
             total += count * np.array(_divergences(loss))
         return cls(tuple(total.tolist()))
 
-    def least(self, *others: Curve) -> Curve:
-        """Return the smallest divergence at each order."""
-        return Curve(tuple(map(min, self.values, *(one.values for one in others)))) if others else self
-
 
 def to_date(curves: Iterable[tuple[Curve, int]], pure: Fraction | float, delta: float) -> float:
     """Return the epsilon of releases to date, given the curve and the number of each sort, and their pure sum.

@@ -5,7 +5,10 @@ result afterwards costs nothing more. If the client chose among hypotheses, the 
 randomised response costs a row what it costs the client. An open choice leaves no such bound, also in a site's sums.
 
 Another data set of a client by one row is another data set of the client. So any release with a guarantee for clients
-costs a row at most what it costs the client. A release with both bounds costs the smaller one.
+costs a row at most what it costs the client. But only the steps hide a row in a client's local parameters too, with
+which its next training begins. So releases with both bounds all count by their steps, or all releases by what they cost
+the client, whichever is less. A mixture is no bound: one release, cheap by its noise, could let local parameters depend
+on a row, and the next, cheap by its steps, could show them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from umbel.privacy.accounting.accountant import compose
-from umbel.privacy.accounting.guarantee import DELTA, Guarantee, composed, gap, losses, pure_spent
+from umbel.privacy.accounting.guarantee import DELTA, Guarantee, gap, guarantee, losses, pure_spent
 from umbel.privacy.accounting.odometer import Curve, to_date
 from umbel.privacy.mechanisms.base import Loss
 from umbel.privacy.mechanisms.choice import RandomisedResponse
@@ -31,13 +34,16 @@ def row_guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guar
         return None
     if not some:
         return Guarantee(0.0, 0.0, delta)
-    pure = float(pure_spent(some))
-    return Guarantee(pure, min(pure, _composed(frozenset(some.items()), delta)), delta)
+    pure, of_client = float(pure_spent(some)), guarantee(some, delta)
+    least = min(pure, of_client.epsilon if of_client else math.inf)
+    if any(map(by_steps, some)):
+        least = min(least, _composed(frozenset(some.items()), delta))
+    return Guarantee(pure, least, delta)
 
 
 def row_gap(release: Release) -> str:
     """Return why a release has no guarantee for rows; empty if it has one."""
-    if _steps_alone(release) or not (why := gap(release)):
+    if by_steps(release) or not (why := gap(release)):
         return ""
     if release.by_rows:
         return f"the choice among {release.hypotheses or 'several'} hypotheses is open"
@@ -66,46 +72,32 @@ def rows_to_date(releases: Mapping[Release, int], delta: float) -> float:
 
 @lru_cache(maxsize=1024)
 def curves_of(release: Release) -> Curve:
-    """Return the Renyi divergences of a release for a row: at each order the smallest bound there is."""
-    found = [Curve.of(one) for one in _ways(release)]
-    return found[0].least(*found[1:])
+    """Return the Renyi divergences of a release for a row."""
+    return Curve.of(_losses(release))
 
 
-def _steps_alone(release: Release) -> bool:
-    """Return whether the steps of training and a hidden choice are all that a release tells about a row."""
+def by_steps(release: Release) -> bool:
+    """Return whether the steps of training and a hidden choice are all that its result tells about a row."""
     hidden = not release.chooses or (release.kind is Kind.TRAIN and release.choice_epsilon > 0)
     return release.by_rows and hidden
 
 
-def _ways(release: Release) -> list[dict[Loss, int]]:
-    """Return the losses, with their numbers, that each bound a release for a row."""
-    found: list[dict[Loss, int]] = []
-    if _steps_alone(release):
-        steps = step_losses(release.row_noise_multiplier, release.row_rate, release.row_steps)
-        if release.chooses:
-            steps[RandomisedResponse(release.choice_epsilon, release.hypotheses)] = 1
-        found.append(steps)
-    if not gap(release):
-        found.append(dict.fromkeys(losses(release), 1))
-    return found
+def _losses(release: Release) -> dict[Loss, int]:
+    """Return the losses, with their numbers, that together bound a release for a row: by its steps if possible."""
+    if not by_steps(release):
+        return dict.fromkeys(losses(release), 1)
+    steps = step_losses(release.row_noise_multiplier, release.row_rate, release.row_steps)
+    return steps | ({RandomisedResponse(release.choice_epsilon, release.hypotheses): 1} if release.chooses else {})
 
 
 @lru_cache(maxsize=4096)
 def _composed(releases: frozenset[tuple[Release, int]], delta: float) -> float:
-    """Return the epsilon at `delta` of releases that have a guarantee for rows."""
-    if not any(release.by_rows for release, _ in releases):
-        return composed(releases, delta)
+    """Return the epsilon at `delta` of releases that have a guarantee for rows, by their steps where they have any."""
     total: dict[Loss, int] = {}
     for release, often in releases:
-        ways = [{loss: often * count for loss, count in way.items()} for way in _ways(release)]
-        best = ways[0] if len(ways) == 1 else min(ways, key=lambda way: _epsilon(way, delta))
-        for loss, count in best.items():
-            total[loss] = total.get(loss, 0) + count
-    return _epsilon(total, delta)
-
-
-def _epsilon(losses: Mapping[Loss, int], delta: float) -> float:
+        for loss, count in _losses(release).items():
+            total[loss] = total.get(loss, 0) + often * count
     try:
-        return compose(losses, delta)
+        return compose(total, delta)
     except (ArithmeticError, IndexError, ValueError):  # no grid holds them
         return math.inf

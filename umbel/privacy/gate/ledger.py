@@ -20,13 +20,14 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from umbel.privacy.gate.charges import NO_LIMITS, OF_ROWS, Account, Charge, Limits, read, written
 from umbel.privacy.gate.store import Store, digest_of_totals
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import LedgerError
 from umbel.protocol.home import sync_folder
+from umbel.protocol.plugins import distrust
 from umbel.protocol.release import Release
 
 # Checking a ledger of this many charges completely takes some 50 ms. Each message opens the ledger.
@@ -89,6 +90,14 @@ class Ledger(Store):
         with self._transaction() as connection:
             self._check(connection)
             self._read(connection)
+
+    def distrust(self, named: str = "") -> Self:
+        """Let mechanisms of releases run no code that the ledger alone names: somebody may have sent it.
+
+        `named` are those that the site names itself, separated by spaces.
+        """
+        distrust(*{read(text).mechanism for text in self._known.releases.values()} - {*named.split()})
+        return self
 
     def charge(
         self,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from umbel import models
+from umbel import models, strategies
 from umbel.data import find_dataset, open_dataset
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.accounting.plan import Task, plan_for
@@ -166,6 +166,8 @@ def _protected(
     if release == NONE:
         return dict(config)
     hypotheses, times = config["hypotheses"], config["max-participations"]
+    if strategies.load(config["strategy"]).resizes:
+        hypotheses = min(hypotheses, 2)  # a choice among the fewest reveals most
     # A quarter for the choice, as `plan_for` has it.
     choice = min(epsilon / times / 4, 2.0) if hypotheses > 1 else 0.0
     found = dict(config) | {"choice-epsilon": choice}
