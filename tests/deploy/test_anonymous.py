@@ -97,7 +97,7 @@ def test_a_relay_that_dies_stops_no_run(tmp_path: Path) -> None:
                 deployment.start_node(name, **policy)
             deployment.wait_until_online()
             config = SHORT | {
-                "clipping": "public", "choice_epsilon": 1.0, "rounds": 6, "clients_per_round": ALL,
+                "clipping": "public", "choice_epsilon": 1.0, "rounds": 12, "clients_per_round": ALL,
                 "anonymous_least": ALL, "relay": relay.url, "relay_ca": relay.ca,
             }  # fmt: skip
             run = deployment.submit(**config)
