@@ -13,7 +13,7 @@ import pandas as pd
 from torch.nn import Module
 
 from umbel.client.exports import OwnNetwork, write_networks
-from umbel.client.prediction import DEFAULT, client_in, predictions, read_run, table
+from umbel.client.prediction import DEFAULT, check_encoding, client_in, predictions, read_run, table
 from umbel.client.table_prediction import Predicted, Table, is_table, predict_table
 from umbel.data import Dataset, Schema, digest_of, find_dataset, find_typed, open_dataset
 from umbel.data.manifest import encoded_alike
@@ -245,7 +245,7 @@ def export(
     """
     data, said = run.dataset, {"run": run.name}
     if form == "onnx" and data is not None:
-        read_run(run.path, data)  # the data may have got other columns since
+        check_encoding(run.path, data)
     if client is None:
         if form == "onnx":
             said["guarantee"] = " ".join(run.privacy)

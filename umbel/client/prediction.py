@@ -22,7 +22,7 @@ from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.personal import Own, make_own
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest
-from umbel.data.files import read_json
+from umbel.data.files import read_manifest_of_run
 from umbel.data.manifest import encoded_alike
 from umbel.models.fit import misfit
 from umbel.models.model import Model
@@ -156,16 +156,21 @@ def _newcomer(learnt: Learnt, learner: Learner, client: int, support: Cohort, in
     return Prediction(client, chosen, float(metrics[chosen, 0]), outputs.cpu())
 
 
+def check_encoding(run: Path, data: Dataset) -> None:
+    """Raise `DatasetError` if the data have other columns or scales than a run's dataset had."""
+    described = read_manifest_of_run(run)
+    if described and not encoded_alike(described, data.manifest):
+        text = f"{data.manifest.name} has other columns or scales than the dataset of {run.name} had"
+        fix = "run again with it, or import it with the former ones under another name"
+        raise DatasetError(f"{text}; {fix}", code="data.unfit-rows")
+
+
 def read_run(run: Path, data: Dataset, prior: Prior | None = None) -> Learnt:
     """Return a run's result; raise `DatasetError` if it is missing or does not fit the data."""
     for file in ("config.toml", "hypotheses.safetensors"):
         if not (run / file).is_file():
             raise DatasetError(f"{run / file} is missing; give the folder of one run", code="data.missing-file")
-    described = run / "dataset.json"
-    if described.is_file() and not encoded_alike(Manifest.read(read_json(described), described), data.manifest):
-        text = f"{data.manifest.name} has other columns or scales than the dataset of {run.name} had"
-        fix = "run again with it, or import it with the former ones under another name"
-        raise DatasetError(f"{text}; {fix}", code="data.unfit-rows")
+    check_encoding(run, data)
     config = RunConfig.parse(read_saved((run / "config.toml").read_text(encoding="utf-8"))["config"])
     hypotheses = safetensors.numpy.load_file(run / "hypotheses.safetensors")
     # A run without a model used its dataset's, which a newcomer need not have. Then the newcomer's own data name it,

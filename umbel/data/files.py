@@ -30,6 +30,22 @@ def read_json(file: Path) -> Any:
         raise DatasetError(f"{file} cannot be read as JSON: {error}", code="data.unreadable") from None
 
 
+OF_RUN = "dataset.json"
+"""File in a run's folder: the manifest that its dataset had at the start."""
+
+
+def read_manifest_of_run(run: Path) -> Manifest | None:
+    """Return the manifest that a run's dataset had; None for real sites, and for runs of an umbel that saved none.
+
+    Raises
+    ------
+    DatasetError
+        If umbel did not write the file.
+    """
+    file = run / OF_RUN
+    return Manifest.read(read_json(file), file) if file.exists() else None
+
+
 # --- a folder
 
 

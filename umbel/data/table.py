@@ -368,9 +368,10 @@ def places_in(series: pd.Series, column: Column) -> NDArray[np.int64]:
     """
     texts, listed = as_texts(series, column.pattern), pd.Series(column.categories, dtype=str)
     places = pd.Index(listed).get_indexer(pd.Index(texts))
-    bare = [one.str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True) for one in (listed, texts)]
-    if (places < 0).any() and bare[0].is_unique:
-        places = np.where(places < 0, pd.Index(bare[0]).get_indexer(pd.Index(bare[1])), places)
+    if (other := places < 0).any():
+        bare, found = (one.str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True) for one in (listed, texts[other]))
+        if bare.is_unique:
+            places[other] = pd.Index(bare).get_indexer(pd.Index(found))
     return np.asarray(places, np.int64)
 
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
 from umbel.data import Manifest
-from umbel.data.files import read_json
+from umbel.data.files import OF_RUN, read_manifest_of_run
 from umbel.privacy.accounting.guarantee import pure_cost
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInRun
@@ -51,7 +51,6 @@ _TIMES = TypeAdapter(dict[Annotated[int, Field(ge=0, lt=10**8)], Annotated[int, 
 """Maximum number of clients; a folder that was sent may name any, and a report makes room for all up to the highest."""
 _MODE = 0o700  # at any umask: a run may hold exact losses and releases without noise
 _BEHIND = 10  # during a run, ledger.csv may lack fewer than one release for so many of its rows
-_MANIFEST = "dataset.json"
 _PACKAGES = ("flwr", "torch", "numpy", "safetensors")
 
 
@@ -166,18 +165,11 @@ class RunFolder:
     def write_manifest(self, manifest: Manifest | None) -> None:
         """Save the manifest of the run's dataset, if the server has one."""
         if manifest is not None:
-            self._write(_MANIFEST, json.dumps(manifest.entries(), ensure_ascii=False) + "\n")
+            self._write(OF_RUN, json.dumps(manifest.entries(), ensure_ascii=False) + "\n")
 
     def read_manifest(self) -> Manifest | None:
-        """Return what `write_manifest` saved; None for real sites, and for runs of an umbel that saved none.
-
-        Raises
-        ------
-        DatasetError
-            If umbel did not write the file.
-        """
-        path = self.path / _MANIFEST
-        return Manifest.read(read_json(path), path) if path.exists() else None
+        """Return what `write_manifest` saved; None and errors as of `umbel.data.files.read_manifest_of_run`."""
+        return read_manifest_of_run(self.path)
 
     def write_round(
         self, state: State, participations: NDArray[np.int64], release: Release, kept: Mapping[str, NDArray[Any]]
