@@ -29,6 +29,7 @@ from umbel.models import Model
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.store import beside
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.home import disk_error
@@ -370,6 +371,24 @@ def test_training_that_hides_rows_never_starts_from_heads_of_training_that_does_
     np.testing.assert_allclose(heads(headed_config, site, "spring"), hidden, atol=1e-6)
     assert not at_site(headed_config, site, "spring", round=5, **still, **ROWS).has_error()
     assert (np.abs(heads(headed_config, site, "spring") - hidden) > 1e-6).all(), "round 4 did not hide rows"
+
+
+def test_a_head_whose_charge_was_lost_with_an_older_ledger_is_no_start_for_training_that_hides_rows(
+    headed_config: Config, site: Config
+) -> None:
+    """A process was killed after training, so that no line of the log names the charge, and a backup took its place."""
+    still, ledger = {"step_size": 1e-9}, Path(site["ledger-path"])
+    assert not at_site(headed_config, site, "spring", **ROWS).has_error()
+    backup, log = ledger.read_bytes(), beside(ledger).read_bytes()
+    assert not at_site(headed_config, site, "spring", round=2, **ROWS).has_error()
+    trained = heads(headed_config, site, "spring")
+    ledger.write_bytes(backup)
+    beside(ledger).write_bytes(log)
+    assert not at_site(headed_config, site, "spring", round=3, **still, **ROWS).has_error()
+    begun = heads(headed_config, site, "spring")
+    assert (np.abs(begun - trained) > 1e-6).all()
+    assert not at_site(headed_config, site, "spring", round=4, **still, **ROWS).has_error()
+    np.testing.assert_allclose(heads(headed_config, site, "spring"), begun, atol=1e-6)
 
 
 def test_a_head_that_one_row_moved_far_at_next_to_no_price_reaches_no_cheap_release(

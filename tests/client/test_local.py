@@ -16,9 +16,12 @@ from tests.helpers.models import Headed, headed
 from umbel import models
 from umbel.client.local import LocalParameters
 from umbel.models import Model
+from umbel.privacy.gate.charges import Charge
+from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import Site
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.release import Clipping, Kind, Release
 
 FACTORS = models.load("factors items=9 size=2")
 SIMULATED = Site(Policy(), None)
@@ -217,6 +220,8 @@ def test_a_server_that_names_run_after_run_does_not_fill_the_disk(tmp_path: Path
 
 
 def test_training_that_hides_rows_begins_only_with_what_hides_them(tmp_path: Path) -> None:
+    Ledger.create(tmp_path / "ledger.sqlite")
+    Ledger(tmp_path / "ledger.sqlite").charge(Charge("", 1, Release(Kind.TRAIN, 18, 3.0, Clipping.UPDATE)), [4, 9])
     for where, state in places(tmp_path):
         kept(state, where).write([4, 9], users([1, 2], [3, 4]), shared(2), hidden=True)
         kept(state, where).write([9, 2], users([5, 6], [7, 8]), shared(2))

@@ -14,10 +14,12 @@ import numpy as np
 import safetensors.numpy
 from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
+from safetensors import safe_open
 
 from umbel.models.model import Model
 from umbel.privacy.gate.randomness import streams
 from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.store import Store
 from umbel.protocol.arrays import Arrays, all_finite
 from umbel.protocol.home import write_atomically
 from umbel.protocol.records import from_array_record, record_in, to_array_record
@@ -25,6 +27,7 @@ from umbel.protocol.records import from_array_record, record_in, to_array_record
 _RECORD = "umbel.local"
 _CLIENTS = "clients"
 _HIDDEN = ":hidden"  # no parameter's name has a colon
+_CHARGE = "charge"
 _KEPT_RUNS = 20  # a site keeps the local parameters of this many runs
 
 
@@ -35,12 +38,15 @@ class LocalParameters:
 
     Some come from training that hides each row in them (`TrainingSpec.hides_rows`). No other may be where such training
     begins: ordinary training makes local parameters depend on all rows, and each row's gradient would depend on them.
+    Nor may those whose training the ledger has lost, with an older copy: no account has what they show of a row.
     """
 
     def __init__(self, site: Site, state: RecordDict, model: Model, run: str, seed: int | None) -> None:
         self._model, self._seed, self._state = model, seed, state
         # A simulated node may have a ledger on disk, but keeps no local parameters beside it.
-        self._file = None if site.simulated or site.ledger_path is None else _file(site, site.ledger_path, model, run)
+        ledger = None if site.simulated else site.ledger_path
+        self._file = _file(site, ledger, model, run) if ledger else None
+        self._ledger = Store(ledger) if ledger and ledger.exists() else None
         kept = self._load() if model.local_shapes else {}
         self._clients: NDArray[np.int64] = kept.pop(_CLIENTS, np.zeros(0, np.int64))
         self._hidden: NDArray[np.int64] = kept.pop(_HIDDEN, np.zeros_like(self._clients))
@@ -99,9 +105,26 @@ class LocalParameters:
 
     def _load(self) -> Arrays:
         if self._file is not None:
-            return safetensors.numpy.load_file(self._file) if self._file.exists() else {}
+            return self._load_file(self._file) if self._file.exists() else {}
         found = record_in(self._state, _RECORD, ArrayRecord) if _RECORD in self._state else None
         return {} if found is None else dict(from_array_record(found))
+
+    def _load_file(self, path: Path) -> Arrays:
+        with safe_open(path, "np") as file:
+            kept: Arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            last = (file.metadata() or {}).get(_CHARGE, "")
+        if _HIDDEN in kept and kept[_HIDDEN].any() and not self._charged(last):
+            kept[_HIDDEN] = np.zeros_like(kept[_HIDDEN])
+        return kept
+
+    def _last_charge(self) -> str:
+        """Return number and hash of the ledger's last charge."""
+        return "{} {}".format(*self._ledger.hash_of()) if self._ledger else ""
+
+    def _charged(self, charge: str) -> bool:
+        """Return whether the ledger has a charge from `_last_charge`."""
+        number, _, hashed = charge.partition(" ")
+        return self._ledger is not None and bool(hashed) and self._ledger.hash_of(int(number))[1] == hashed
 
     def _save(self) -> None:
         kept = {_CLIENTS: self._clients, _HIDDEN: self._hidden, **self._values}
@@ -112,7 +135,8 @@ class LocalParameters:
         # Only the site may read them, as with the ledger.
         for folder in (self._file.parent.parent, self._file.parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(self._file, safetensors.numpy.save(kept), private=True)
+        about = {_CHARGE: self._last_charge()} if self._hidden.any() else None
+        write_atomically(self._file, safetensors.numpy.save(kept, about), private=True)
         if new:
             _forget_old_runs(self._file.parent)
 
