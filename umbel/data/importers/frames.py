@@ -326,7 +326,7 @@ def _found(series: pd.Series, column: Column, source: Any) -> list[str]:
         wrong = f"{source}: {column.name} has {len(found)} different texts, as {found[0]!r}, too many for categories"
         fix = (
             "leave the column out, list its categories, write numbers with a decimal point and no unit, "
-            "or dates as 2024-01-31"
+            "or dates as 2024-01-31; for other dates set the column's type to date, and its format, as %d.%m.%Y"
         )
         raise DatasetError(f"{wrong}; {fix}", code="data.categories")
     return found or ["?"]
