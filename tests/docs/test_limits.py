@@ -20,6 +20,7 @@ from umbel.protocol import flower, home, messages
 from umbel.protocol.release import NOISE_STEPS
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import LEAST_ROW_RATE, ROW_CLIP_NORMS
+from umbel.research.attacks.defences import probes, report
 from umbel.server.nodes import bounds, presence, words
 
 
@@ -75,6 +76,10 @@ SAID: list[tuple[str, str]] = [
     (SITES, f"Outside parts of replies a byte counts as {guard._UNFOLDED}"),
     (SITES, f"| {flower._OBJECTS:,} parts, and {messages._OF_FLOWER >> 10} KiB plus"),
     (SITES, f"plus {messages._OF_A_CLIENT} bytes per client"),
+    ("guides/audit.md", {16: "Each of at most sixteen tests"}.get(probes.TESTS, "?")),
+    ("guides/audit.md", f"raises a false alarm in one of {1 / probes.LEVEL:,.0f} audits"),
+    ("guides/audit.md", f"over several rounds (`--rounds`, by default {report.ROUNDS})"),
+    ("guides/audit.md", f"limits the seconds for one answer, by default {report.Options.timeout:g}."),
 ]  # fmt: skip
 
 
