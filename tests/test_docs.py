@@ -21,6 +21,7 @@ from tests.helpers import commands
 from tests.helpers.models import write_module
 from tests.helpers.sources import ROOT, files, lines_of_code
 from umbel import models, strategies
+from umbel.client.app import app as client_app
 from umbel.privacy.accounting.guarantee import guarantee, secure_release, site_release
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.gate.policy import Personal, Policy
@@ -214,6 +215,11 @@ def test_each_party_stands_in_the_docs_with_what_stops_it() -> None:
         "other clients", "researcher", "image builder",
     ]  # fmt: skip
     assert all(len(row) == 4 and "`tests/" in row[3] for row in rows)
+
+
+def test_each_message_that_a_site_answers_stands_in_the_docs_with_what_leaves() -> None:
+    told = {row[0].partition(",")[0] for row in table("privacy.md", "| message | reply |")}
+    assert told == {name.removesuffix(".default") for name in client_app._registered_funcs}
 
 
 def test_each_mode_stands_in_the_docs_with_what_the_account_makes_of_it() -> None:

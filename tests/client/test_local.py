@@ -120,6 +120,7 @@ def test_at_a_site_they_lie_beside_its_ledger_and_a_new_process_goes_on_with_the
     assert not state
     (file,) = tmp_path.rglob("*.safetensors")
     assert file.parent.parent == tmp_path / "ledger.sqlite.local"
+    assert not any(one.stat().st_mode & 0o077 for one in (file, file.parent, file.parent.parent)), "the site's alone"
     assert safetensors.numpy.load_file(file)["user"].tolist() == [[1, 2]]
     # Of a node that was restarted the state is empty.
     assert read(kept(RecordDict(), site(tmp_path), run="spring", seed=None), 4).tolist() == [[1, 2]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,6 +69,9 @@ def test_stock_fedavg_learns_each_participation_is_charged_and_a_budget_that_is_
     claimed = guarantee({PARTICIPATION: ROUNDS}, 1e-5)
     assert claimed
     assert claimed.epsilon == pytest.approx(9.997, abs=1e-3), "as the docs say"
+    twice = guarantee({replace(PARTICIPATION, noise_multiplier=4.0): ROUNDS}, 1e-5)
+    assert twice
+    assert twice.epsilon == pytest.approx(4.38, abs=0.005), "as the docs say of twice the noise"
 
 
 def test_the_docs_show_the_example_as_it_is() -> None:

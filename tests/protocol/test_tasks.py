@@ -198,10 +198,10 @@ ROWS = {"row_clip_norm": 1.0, "row_noise_multiplier": 1.0, "row_rate": 0.1, "row
         ({"row_rate": 1.01}, "out-of-range"),
         ({"row_rate": -0.1}, "out-of-range"),
         ({"row_clip_norm": float("inf")}, "out-of-range"),
-        ({"row_clip_norm": 1e39, "row_batch": 1e39}, "out-of-range"),
-        ({"row_clip_norm": 1e-46}, "out-of-range"),
-        ({"row_rate": 1e-17, "local_steps": 1}, "out-of-range"),
-        ({"row_rate": 1e-12}, "out-of-range"),
+        ({"row_clip_norm": 1.001e6}, "out-of-range"),
+        ({"row_clip_norm": 0.999e-6}, "out-of-range"),
+        ({"row_rate": 0.999e-9, "local_steps": 1}, "out-of-range"),
+        ({"row_rate": 1e-9}, "out-of-range"),  # of an epoch, which has too many steps
         ({"local_epochs": 0}, "out-of-range"),
         ({"message_noise": 1.0}, "rows"),
         ({"release_by": "anonymous"}, "rows"),
@@ -212,6 +212,11 @@ ROWS = {"row_clip_norm": 1.0, "row_noise_multiplier": 1.0, "row_rate": 0.1, "row
 def test_a_task_whose_rows_would_have_no_guarantee_is_none(changes: dict[str, Any], code: str) -> None:
     with raises(ProtocolError, f"protocol.{code}"):
         TrainingSpec(**(ROWS | changes))
+
+
+@pytest.mark.parametrize("changes", [{"row_clip_norm": 1e6}, {"row_clip_norm": 1e-6}, {"row_rate": 1e-9}], ids=str)
+def test_a_task_may_hide_rows_at_the_limits(changes: dict[str, float]) -> None:
+    assert TrainingSpec(**(ROWS | {"local_steps": 1} | changes)).row_privacy
 
 
 def test_a_task_says_how_its_clients_hide_rows() -> None:

@@ -112,6 +112,20 @@ def test_people_can_stop_a_signed_run(
     assert not answers(of(site, signed(run_config, keys["ann"][0], LATER + timedelta(days=1)), 2)), "nor signed again"
 
 
+def test_with_a_lost_ledger_no_signature_is_used_again_and_no_refused_run_answered(
+    site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
+) -> None:
+    """Also where the site has no budget: the store knows which runs used a signature, and what people refused."""
+    once = signed(run_config, keys["ann"][0])
+    assert not refused(of(site, once, 7).query())
+    [request] = Runs(site.ledger).requests()
+    site.run("refuse", request.digest)
+    site.ledger.unlink()
+    assert not answers(of(site, once, 7)), "refused by people"
+    assert not answers(of(site, once, 8)), "signed for another run"
+    assert not site.ledger.exists()
+
+
 def test_a_message_that_asks_for_something_else_than_was_signed_waits(
     site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
 ) -> None:

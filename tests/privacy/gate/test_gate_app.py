@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from tests.helpers.messages import arrived, asked, records, refused, released, s
 from umbel.client.app import app
 from umbel.data import BUNDLED
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.store import beside
 from umbel.protocol.messages import keep_request, query
 from umbel.protocol.records import pack
 from umbel.protocol.tasks import VERSION, EvaluationSpec
@@ -75,6 +79,47 @@ def test_the_app_does_not_tell_what_is_wrong_with_a_site(
         assert refused(reply)
         assert SECRET.encode() not in wire(reply)
         assert str(tmp_path).encode() not in wire(reply)
+
+
+def changed(sql: str) -> Callable[[Path], None]:
+    """Return what changes a ledger behind the site's back."""
+
+    def change(ledger: Path) -> None:
+        with closing(sqlite3.connect(ledger)) as connection:
+            connection.execute(sql)
+            connection.commit()
+
+    return change
+
+
+def never_made(ledger: Path) -> None:
+    """Leave the site as it was before its first message."""
+    ledger.unlink()
+    beside(ledger).unlink()
+
+
+@pytest.mark.parametrize("message_type", ["query", "train", "evaluate"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        never_made,
+        Path.unlink,
+        changed("UPDATE totals SET times = 0"),
+        changed("UPDATE charges SET round = 9"),
+        changed("DELETE FROM releases"),
+    ],
+    ids=["never made", "lost", "totals", "charge", "releases"],
+)
+def test_without_a_whole_ledger_a_site_with_a_limit_answers_nothing(
+    damage: Callable[[Path], None], message_type: str, run_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Neither what is charged, nor what has no price."""
+    path = Ledger.create(tmp_path / "ledger.sqlite").path
+    site = {**OWN, "role": "split", "max-participations": 9, "exact-losses": "yes", "ledger-path": str(path)}
+    assert not refused(ask_app(GOOD["train"], "train", run_config, **site))
+    assert not refused(ask_app(GOOD[message_type], message_type, run_config, **site))
+    damage(path)
+    assert refused(ask_app(GOOD[message_type], message_type, run_config, **site))
 
 
 # --- clients whose rows change, who go and come back

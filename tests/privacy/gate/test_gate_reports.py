@@ -266,6 +266,14 @@ def test_a_site_with_a_budget_reports_one_mean_and_charges_each_client(site_of_m
     assert all_spent(site_of_mean, (4, 5, 7)) == [Fraction(1, 2)] * 3
 
 
+def test_a_row_budget_is_one_too(site_of_mean: Context) -> None:
+    context = of_node(OWN | MEAN | {"budget": "inf", "row-budget": 2.0})
+    found = what_left(through_gate(request((4, 7)), context, reports([0.5, 1e9], [0.25, 7.0], (4, 7))))
+    assert found is not None
+    assert [len(set(values)) for values in found] == [1, 1]
+    assert all_spent(context, (4, 7)) == [Fraction(1, 2)] * 2
+
+
 def test_the_mean_is_of_clipped_reports_with_noise_once() -> None:
     handler = reports([0.5, 9.0, np.nan], [0.25, -1.0, 2.0], (4, 7, 5))
     found = what_left(through_gate(request((4, 7, 5)), of_node(NOT_EXACT), handler))

@@ -75,6 +75,15 @@ def test_what_waits_is_not_forgotten_for_what_comes_later(path: Path, monkeypatc
     assert [request.run for request in runs.requests()] == ["0", "1", "4"]
 
 
+def test_a_long_request_does_not_wait(path: Path) -> None:
+    """The JSON around the text has nine characters."""
+    runs = Runs(path)
+    for number, code in ((module._LONGEST_REQUEST - 9, "waits"), (module._LONGEST_REQUEST - 8, "long-request")):
+        with raises(Refused, f"refused.{code}"):
+            runs.check_approved("1", {"x": "a" * number}, "")
+    assert len(runs.requests()) == 1
+
+
 def test_hypotheses_of_other_names_shapes_or_types_are_others() -> None:
     arrays = [
         {"a": np.zeros((1, 4), np.float32)},

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as strategies
+from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg
 from scipy import stats
 
@@ -187,6 +188,23 @@ def test_a_budget_refuses_once_it_is_spent_and_who_cannot_pay_does_not_train() -
     node = Node(Gate(4.0, 1.0, budget=3.0), adds(1.0, 0.0))
     assert [refused(node.send(asks(PAIR, round + 1))) for round in range(5)] == [False] * 3 + [True] * 2
     assert (node.asked, node.paid) == (3, 3)
+
+
+def test_a_simulation_whose_ledger_is_on_disk_goes_on_counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pure epsilon 2 n / nu = 1 a participation, in two runs; without the ledger the second begins at 0."""
+    gate = Gate(4.0, 1.0, budget=3.0)
+
+    def run() -> int:
+        node = Node(gate, adds(1.0, 0.0))
+        return sum(not refused(node.send(asks(PAIR))) for _ in range(2))
+
+    assert [run(), run()] == [2, 2]
+    path = tmp_path / "ledger.sqlite"
+    monkeypatch.setenv("UMBEL_LEDGER_PATH", str(path))
+    assert run() == 0, "it is made by hand, as at a site"
+    Ledger.create(path)
+    assert [run(), run()] == [2, 1]
+    assert [*Ledger(path).accounts()] == [3], "the client of partition 3"
 
 
 @pytest.fixture
@@ -410,6 +428,14 @@ def test_stock_strategies_understand_the_replies(name: str, caplog: pytest.LogCa
     assert caplog.text.count("aggregate_train: Received 5 results and 0 failures") == 2
     assert np.isfinite(found.arrays["w"].numpy()).all()
     assert (found.arrays["w"].numpy() != 0).any()
+
+
+def test_a_strategy_that_needs_each_clients_loss_stops() -> None:
+    """The loss is not among what leaves."""
+    app = Node(Gate(1.0, 1.0), adds(*[0.5] * 30)).grid._app
+    strategy = strategies.QFedAvg(client_learning_rate=0.1, fraction_evaluate=0.0)
+    with pytest.raises(AggregationError, match="train_loss"):
+        strategy.start(InProcessGrid(app, {}, nodes=5), arrays(WIDE), num_rounds=2)
 
 
 def test_a_run_whose_budget_is_spent_keeps_what_it_has_found() -> None:

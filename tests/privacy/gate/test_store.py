@@ -376,6 +376,32 @@ def test_a_site_without_limits_gets_one_and_a_site_with_limits_does_not(no_store
     Names.of(Site.of(site | {"budget": 8.0}))
 
 
+@pytest.mark.parametrize(
+    ("entries", "answered_before", "made"),
+    [
+        ({}, False, True),
+        ({}, True, False),
+        ({"budget": "8"}, False, False),
+        ({"max-participations": "3"}, False, False),
+        ({"max-evaluations-in-all": "9"}, False, False),
+        ({"max-evaluations": "9"}, False, True),  # of one run, which begins with the ledger
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("named", [False, True], ids=["default place", "named place"])
+def test_a_site_that_may_have_lost_its_store_gets_no_empty_one(
+    entries: dict[str, str], answered_before: bool, made: bool, named: bool, tmp_path: Path, umbel_home: Path
+) -> None:
+    """These sites have no budget unless they set one. A store in a named place may lie on a volume that is missing."""
+    path = tmp_path / "ledger.sqlite" if named else umbel_home / "ledger.sqlite"
+    umbel_home.mkdir()
+    if answered_before:
+        beside(path).touch()
+    site = Site.of({"data-path": "/data/own"} | entries | ({"ledger-path": str(path)} if named else {}))
+    assert Store.begin(site) == path
+    assert path.exists() is made
+
+
 # --- clients' names
 
 

@@ -16,6 +16,7 @@ from logging import ERROR
 from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable
 
+from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry, SiteLog
 from umbel.protocol.durations import in_time
@@ -78,8 +79,9 @@ def answered(msg: Message, context: Context, answer: Callable[[Site, Entry], Mes
             site_log.check_end()
             site_log.reserve.keep()
         try:
-            if not site.simulated:
+            if site_log is not None:
                 check_in_time(msg)
+                Ledger(site_log.ledger)  # without an intact one, also what has no price stays here
             reply = answer(site, entry)
         except Exception as error:  # fail closed for any error
             reply = _refused(msg, error, entry)

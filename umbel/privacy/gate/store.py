@@ -7,6 +7,7 @@ The store is made, changed and migrated in one step each. After a crash it is in
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import tempfile
@@ -125,8 +126,9 @@ class Store:
     def begin(site: Site) -> Path:
         """Return the path of the store; if there is none yet, make an empty one, and its folder.
 
-        Where there is a limit, a missing store may be a lost one. So none is made if the site sets limits itself, names
-        the path, where a volume may be missing, or has answered before.
+        A missing store may be a lost one. So none is made if the site has answered before: the store also holds counts
+        of reports, used signatures and people's refusals. Where there is a limit, none is made either if the site sets
+        limits itself, or names the path, where a volume may be missing.
         """
         path = site.ledger_path
         assert path is not None, "a site that serves data has a ledger"
@@ -283,8 +285,12 @@ def digest_of_request(text: str) -> str:
 
 def may_begin(site: Site, path: Path) -> bool:
     """Return whether a site without a store gets an empty one (`Store.begin`)."""
-    first = not (site.policy.sets_limits or site.policy.ledger_path or beside(path).exists())
-    return first or not site.limits.any
+    if beside(path).exists():
+        return False
+    policy = site.policy
+    counts_reports = policy.max_evaluations_in_all < math.inf
+    chosen = policy.sets_limits or counts_reports or bool(policy.ledger_path)
+    return not (chosen and (site.limits.any or counts_reports))
 
 
 def _make(path: Path) -> None:

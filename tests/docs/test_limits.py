@@ -1,0 +1,88 @@
+"""Limits and defaults that pages name are those of the code; other tests see what happens at them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+
+from tests.helpers.sources import ROOT
+from umbel.cli.commands import sign
+from umbel.client import dp_sgd
+from umbel.client.row_gradients import SLACK
+from umbel.deploy import certs, guard, relay
+from umbel.deploy.connections import BoundedConnection, Door
+from umbel.privacy.gate import runs
+from umbel.privacy.gate.policy import Policy
+from umbel.protocol import flower, home, messages
+from umbel.protocol.release import NOISE_STEPS
+from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import LEAST_ROW_RATE, ROW_CLIP_NORMS
+from umbel.research.attacks.defences import probes, report
+from umbel.server.nodes import bounds, presence, words
+
+
+def default(name: str) -> Any:
+    """Return the default of a site's policy."""
+    return Policy.model_fields[name].default
+
+
+def option(command: Any, name: str) -> Any:
+    """Return the default of a command's option."""
+    return inspect.signature(command).parameters[name].default
+
+
+def power(value: float) -> str:
+    """Return a power of ten as pages write it."""
+    return "10" + str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+RUN, SITES = RunConfig(), "guides/deployment.md"
+HEAD_S = BoundedConnection.head_seconds
+SAID: list[tuple[str, str]] = [
+    ("how/privacy.md", f"stops at a pure ε of {default('budget'):g} per client"),
+    ("how/privacy.md", f"A run's {default('max_evaluations'):,} losses (`max-evaluations`)"),
+    ("how/privacy.md", f"At most {runs._MOST_WAITING} requests wait, of {runs._LONGEST_REQUEST >> 10} KiB each"),
+    ("how/privacy.md", f"It ends after {option(sign.main, 'days')} days, or `--days`"),
+    ("guides/privacy-basics.md", f"a site stops at a pure ε of {default('budget'):g} for each client"),
+    ("how/guarantee.md", f"Sums of more than {dp_sgd.AT_ONCE} rows are added in 64 bits"),
+    ("how/guarantee.md", f"{100 * SLACK:.1f} % of C is left to rounding".removeprefix("0")),
+    ("how/guarantee.md", f"C outside {power(ROW_CLIP_NORMS[0])} to {power(ROW_CLIP_NORMS[1])}"),
+    ("how/guarantee.md", f"or q below {power(LEAST_ROW_RATE)}, are refused"),
+    ("how/guarantee.md", f"until the noise spans at least {NOISE_STEPS} steps"),
+    ("guides/hostile.md", {10**6: "by default a million"}.get(RUN.max_clients_per_node, "?")),
+    ("guides/hostile.md", f"By default it is {RUN.max_node_share:g}"),
+    ("guides/hostile.md", f"the default is {bounds.LARGEST_UPDATE:,.0f}"),
+    ("guides/hostile.md", f"cuts text from a request after {words._LONGEST} characters"),
+    ("guides/hostile.md", f"a refusal delays a round by up to {presence._LONGEST_PAUSE_S / 60:g} minutes"),
+    (SITES, f"`round-timeout` (by default {RUN.round_timeout:g} s"),
+    (SITES, {86400: "After `max-pause`, by default a day"}.get(RUN.max_pause, "?")),
+    (SITES, f"for 1 round, then 3, 7, at most {presence._LONGEST_ABSENCE}"),
+    (SITES, f"less than {home.LEAST_ROOM >> 20} MiB left at the server"),
+    (SITES, f"Below {home.LAST_ROOM >> 20} MiB, replies wait"),
+    (SITES, f"listens at port {option(relay.main, 'port')}"),
+    (SITES, f"at most {option(relay.main, 'memory') >> 10} GiB of releases"),
+    (SITES, {365: "A server certificate expires after a year,"}.get(certs.SERVER_DAYS, "?")),
+    (SITES, {3650: "the CA after ten"}.get(certs.CA_DAYS, "?")),
+    (SITES, f"In the last {certs.RENEW_DAYS} days"),
+    (SITES, f"| connections | {Door.most} in total (a site has two), {Door.most_of_a_peer} per address"),
+    (SITES, f"| {HEAD_S:g} s for TLS, {HEAD_S:g} s for a request's headers"),
+    (SITES, f"{guard._BODY_S / 60:g} minutes for its body"),
+    (SITES, f"{BoundedConnection.stalled_seconds / 60:g} minutes to take a part of a response"),
+    (SITES, f"| {guard._LARGEST_BODY >> 20} MiB, or {guard._LARGEST_OBJECT >> 20} MiB for a part"),
+    (SITES, f"| {guard._IN_FLIGHT >> 20} MiB in total, {guard._IN_FLIGHT_OF_A_PEER >> 20} MiB per address"),
+    (SITES, f"Outside parts of replies a byte counts as {guard._UNFOLDED}"),
+    (SITES, f"| {flower._OBJECTS:,} parts, and {messages._OF_FLOWER >> 10} KiB plus"),
+    (SITES, f"plus {messages._OF_A_CLIENT} bytes per client"),
+    ("guides/audit.md", {16: "Each of at most sixteen tests"}.get(probes.TESTS, "?")),
+    ("guides/audit.md", f"raises a false alarm in one of {1 / probes.LEVEL:,.0f} audits"),
+    ("guides/audit.md", f"over several rounds (`--rounds`, by default {report.ROUNDS})"),
+    ("guides/audit.md", f"limits the seconds for one answer, by default {report.Options.timeout:g}."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "said"), SAID)
+def test_a_page_names_the_limit_that_holds(page: str, said: str) -> None:
+    assert said in " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
