@@ -34,7 +34,7 @@ from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.protocol.words import count_of
 from umbel.server.setup import Setup
 from umbel.simulation import row_planner
-from umbel.simulation.proxy import ROWS, Proxy, Rounds, Span, feature_spans, target_span
+from umbel.simulation.proxy import ROWS, Proxy, Rounds, Span, feature_spans, made_up, target_span
 
 PRIVACY = ("noise-multiplier", "mechanism", "choice-epsilon", "clipping", "clip-norm", "clip-norm-decay")
 """Keys of the noise; a user who sets one decides on the run's privacy."""
@@ -45,7 +45,6 @@ _PROVISIONAL: Mapping[str, Any] = {
     "choice-epsilon": 1.0,
     "mechanism": LAPLACE,
 }
-"""The note of `umbel.data.importers` in a provenance."""
 _ROUNDS = (1, 3, 10, 20, 40)
 _PATHS = (1.0, 1.5, 2.0, 3.0)  # the sum of all clip norms, relative to the way to the result without noise
 _LAST = (0.2, 0.05)  # the last clip norm, relative to the first
@@ -223,8 +222,6 @@ def _sample(dataset: Dataset) -> list[NDArray[np.float64]]:
 
 
 def _drawn_rows(model: Model, dataset: Dataset) -> list[NDArray[np.float64]]:
-    from umbel.simulation.proxy import made_up
-
     made = made_up(model, dataset, 1, np.random.default_rng(0))
     return [np.asarray(made.features, np.float64)]
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from umbel.privacy.accounting.guarantee import amount
+from umbel.privacy.accounting.plan import usual_choice
 from umbel.privacy.accounting.row_plan import RowPlan, RowTask, WantedOfRows, row_plan_for
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.errors import ConfigError
@@ -20,7 +21,6 @@ from umbel.server.setup import Setup
 
 ROUNDS = 20
 """Rounds of a run without a configuration."""
-_CHOICE = 0.25, 2.0  # the choice's share of a participation's epsilon, and the most that it needs
 
 
 def with_noise(
@@ -55,8 +55,7 @@ def with_noise(
         found["max-participations"] = min(run.rounds, max(1, -(-run.rounds * run.clients_per_round // train)))
     times = min(found["max-participations"] or run.rounds, run.rounds)
     if "choice-epsilon" not in kept:
-        share, most = _CHOICE
-        found["choice-epsilon"] = min(share * wanted.epsilon / times, most) if k > 1 else 0.0
+        found["choice-epsilon"] = usual_choice(wanted.epsilon, times) if k > 1 else 0.0
     rows = RunConfig.parse(found).training().row_privacy
     assert rows is not None, "the run hides rows"
     task = RowTask(wanted.rows, rows.rate, rows.steps, times, fewest, found["choice-epsilon"])

@@ -169,8 +169,7 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
     participations : int
         Maximum participations of a client.
     choice_epsilon : float, optional
-        By default a quarter of a participation's share of the target, and at most 2. If the task has a batch, the
-        choices alone cost at most half the target.
+        By default `usual_choice`. If the task has a batch, the choices alone cost at most half the target.
 
     Raises
     ------
@@ -184,10 +183,15 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
     if choice_epsilon is None and task.batch is not None:
         choice_epsilon = _choice_in(task.batch, task.hypotheses, target, delta, participations)
     elif choice_epsilon is None:
-        choice_epsilon = min(_CHOICE_SHARE * target / participations, _LARGEST_CHOICE)
+        choice_epsilon = usual_choice(target, participations)
     _check_numbers(1.0, choice_epsilon, delta)
     nu = _noise_for(task, target, delta, participations, choice_epsilon)
     return _figures(task, nu, choice_epsilon, participations, participations, delta)
+
+
+def usual_choice(target: float, participations: int) -> float:
+    """Return a choice-epsilon: a quarter of a participation's share of the wanted epsilon, and at most 2."""
+    return min(_CHOICE_SHARE * target / participations, _LARGEST_CHOICE)
 
 
 def what_helps(
