@@ -255,20 +255,18 @@ def told(model: Model, outputs: Tensor) -> NDArray[Any]:
 
 def shown(values: NDArray[Any], manifest: Manifest) -> list[Any]:
     """Return targets or predictions, (rows,) or (rows, outputs), in the target's unit, classes by name."""
-    target = manifest.units.get("target", {})
-    names = target.get("categories", [])
+    names = manifest.target.get("categories", [])
     if names and values.ndim == 1:
         # A class is its position; the sign tells a label of -1 or 1, or a score for it.
         places = values if np.issubdtype(values.dtype, np.integer) else np.sign(values)
         return [names[place] for place in np.maximum(places, 0).astype(np.int64)]
     if np.issubdtype(values.dtype, np.integer):
         return list(values.tolist())
-    scaled = values * float(target.get("scale", 1.0))
+    scaled = values * float(manifest.target.get("scale", 1.0))
     return list(scaled) if values.ndim > 1 else list(scaled.tolist())
 
 
 def in_unit(value: float, model: Model, manifest: Manifest) -> str:
     """Return a value of the model's metric with its name, and in the target's unit if it has one."""
-    target = manifest.units.get("target", {}) if model.metric.name == "rmse" else {}
-    value *= float(target.get("scale", 1.0))
-    return f"{model.metric.name} {value:.4g} {target.get('unit', '')}".rstrip()
+    scale, unit = (manifest.error_scale, manifest.target.get("unit", "")) if model.metric.name == "rmse" else (1.0, "")
+    return f"{model.metric.name} {value * scale:.4g} {unit}".rstrip()

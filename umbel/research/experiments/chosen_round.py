@@ -82,5 +82,4 @@ def tables(results: Sequence[Result], folder: Path) -> None:
 
 
 def _dollars(result: Result) -> float:
-    manifest = open_dataset(find_dataset(result.spec.config["dataset"])).manifest
-    return float(manifest.units["target"]["scale"])
+    return open_dataset(find_dataset(result.spec.config["dataset"])).manifest.error_scale

@@ -148,9 +148,8 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     """Write the tables and the picture of the runs of `specs`."""
     task = TASKS[results[0].spec.arm[0]]
     manifest = open_dataset(find_dataset(results[0].spec.config["dataset"])).manifest
-    scale = float(manifest.units.get("target", {}).get("scale", 1.0))
     arms = {(arm, label): runs for (_, arm, label), runs in by_arm(results).items()}
-    rows = [_row(task, arm, label, runs, scale) for (arm, label), runs in arms.items()]
+    rows = [_row(task, arm, label, runs, manifest.error_scale) for (arm, label), runs in arms.items()]
     what = "pure" if task.pure else f"at delta {DELTA:g}"
     text = (
         f"{task.metric} of the validation clients of more than one row. A client picks its hypothesis and makes it its "

@@ -91,7 +91,7 @@ def _name(k: int, nu: float) -> str:
 def tables(results: Sequence[Result], folder: Path) -> None:
     """Write tables and figures of the runs of `specs`."""
     manifest = open_dataset(find_dataset(results[0].spec.config["dataset"])).manifest
-    dollars = float(manifest.units["target"]["scale"])
+    dollars = manifest.error_scale
     arms = by_arm(results)
     sections, grids, claims = [], {}, []
     for loss in LOSSES:

@@ -195,9 +195,7 @@ def play(config: Mapping[str, Any]) -> Finished:
     setup, hypotheses = Setup.parse(dict(config)), played.state.hypotheses
     run, dataset = setup.config, open_dataset(find_dataset(config["dataset"]))
     prior = prior_of(played.strategy.state, run.hypotheses if isinstance(run.hypotheses, int) else 1)
-    scale = (
-        float(dataset.manifest.units.get("target", {}).get("scale", 1.0)) if setup.model.metric.name == "rmse" else 1
-    )
+    scale = dataset.manifest.error_scale if setup.model.metric.name == "rmse" else 1
     measured = dict[str, Any]()
 
     def measure(column: str, how: Personal | None) -> None:

@@ -135,5 +135,4 @@ def _error(values: Sequence[float]) -> float:
 
 def _scale(result: Result) -> float:
     """Return the factor from the metric to the target's unit."""
-    manifest = open_dataset(find_dataset(result.spec.config["dataset"])).manifest
-    return float(manifest.units.get("target", {}).get("scale", 1.0))
+    return open_dataset(find_dataset(result.spec.config["dataset"])).manifest.error_scale
