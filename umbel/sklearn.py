@@ -43,6 +43,7 @@ from umbel.server.history import shares_of
 from umbel.server.summary import Summary
 from umbel.simulation.in_process import play
 from umbel.simulation.start import check, values_of
+from umbel.simulation.wanted import Wanted
 from umbel.strategies.differences import prior_of
 
 __all__ = ["FederatedClassifier", "FederatedRegressor"]
@@ -81,10 +82,11 @@ class _Federated(BaseEstimator):
         data = from_arrays(
             self._scaled(X), targets, client=names, model=f"{kind} outputs={outputs}", validation=0.0, seed=seed
         )
+        wanted = Wanted(self.epsilon, None if self.epsilon is None else self.delta)
         given = {"seed": seed, "hypotheses": self.hypotheses, **(self.settings or {})}
         with tempfile.TemporaryDirectory(prefix="umbel-") as folder:
             path = data.write(Path(folder) / "rows")
-            values = values_of(str(path), given, self.epsilon, None if self.epsilon is None else self.delta).values
+            values = values_of(str(path), given, wanted).values
             check(values)
             self._learn(path, values)
         self.run_config_ = {key: value for key, value in values.items() if key != "dataset"}

@@ -9,6 +9,7 @@ from tests.helpers.errors import raises
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation.start import values_of
+from umbel.simulation.wanted import Wanted
 
 NUMBERS = {"parameters": 11, "hypotheses": 5, "clients": 2062, "clients_per_round": 100}
 
@@ -81,6 +82,6 @@ def test_what_is_missing_or_given_twice_is_named(asked: dict[str, object], code:
 def test_a_whole_run_is_planned_as_the_command_does() -> None:
     asked = {"epsilon": 4, "rounds": 3}
     planned = umbel.plan("hospital-services", **asked)
-    assert planned.values == values_of("hospital-services", {"rounds": 3}, 4).values
+    assert planned.values == values_of("hospital-services", {"rounds": 3}, Wanted(4)).values
     assert planned.words[0].startswith("Planned: pure epsilon 4")
     assert RunConfig.parse(planned.values).rounds == 3

@@ -164,9 +164,10 @@ def plan(
     if epsilon is None and row_epsilon is None and rows is None:
         return costs(config, delta=delta, release=release, sites=sites, **values)  # type: ignore[arg-type]
     from umbel.simulation.start import values_of
+    from umbel.simulation.wanted import Wanted
 
     own = strategy_of(release, sites, {key.replace("_", "-"): one for key, one in values.items()})
-    return values_of(config, own, epsilon, delta, sites, row_epsilon, rows)
+    return values_of(config, own, Wanted(epsilon, delta, row_epsilon, rows), sites)
 
 
 def strategy_of(release: ReleaseName | None, sites: int, values: Mapping[str, Any]) -> dict[str, Any]:
