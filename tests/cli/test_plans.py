@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import umbel
 from tests.helpers.errors import raises
+from umbel.privacy.accounting.guarantee import guarantee
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
-from umbel.simulation.start import values_of
+from umbel.server.setup import Setup
+from umbel.simulation.start import read_values, values_of
 from umbel.simulation.wanted import Wanted
 
 NUMBERS = {"parameters": 11, "hypotheses": 5, "clients": 2062, "clients_per_round": 100}
@@ -48,6 +52,23 @@ def test_a_secure_sum_has_its_own_mechanism_and_hides_the_choice_for_nothing() -
     one = umbel.plan(**NUMBERS | {"hypotheses": 1}, target_epsilon=4.0, release="secure", sites=3).figures
     assert figures.release.mechanism == "discrete-gaussian"
     assert figures.release.noise_multiplier == one.release.noise_multiplier
+
+
+@pytest.mark.parametrize(("release", "mechanism"), [("site", "gaussian"), ("secure", "discrete-gaussian")])
+def test_a_configuration_of_sums_is_priced_as_its_strategy_releases(
+    tmp_path: Path, release: str, mechanism: str
+) -> None:
+    """A choice that the sum hides costs nothing, and clients who share a draw of the noise leave less of it."""
+    file = tmp_path / "sums.toml"
+    file.write_text(
+        f'dataset = "synthetic"\nstrategy = "{release}-average"\nmechanism = "{mechanism}"\nhypotheses = 2\n'
+        'clipping = "public"\nnoise-multiplier = 3.0\nchoice-epsilon = 1.0\nrounds = 2\nrestarts = 1\n'
+    )
+    planned = umbel.plan(file, sites=3)
+    assert planned == umbel.plan(file, release=release, sites=3)
+    most = {Setup.parse(read_values(file)).release: planned.figures.max_participations}
+    assert planned.figures.maximum == guarantee(most)
+    assert planned.figures.noise_left < umbel.plan(file, release="client").figures.noise_left
 
 
 def test_a_configuration_gives_its_own_numbers() -> None:

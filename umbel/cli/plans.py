@@ -14,7 +14,7 @@ from umbel.privacy.accounting.plan import Plan, Task, plan_for, what_helps
 from umbel.privacy.accounting.plan import plan as plan_forward
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import LAPLACE, Protect
+from umbel.protocol.release import LAPLACE, Protect, ReleaseBy
 from umbel.protocol.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class Planned:
         Factors by which the noise would be less with more clients, fewer parameters or fewer participations.
     radius : float or None
         Median norm of a client's first update: a first guess of the clip norm. None unless the data are public.
+    by : ReleaseBy
+        The party that adds the noise.
     """
 
     figures: Plan
@@ -57,6 +59,7 @@ class Planned:
     clients: int
     ways: dict[str, float] = field(default_factory=dict)
     radius: float | None = None
+    by: ReleaseBy = ReleaseBy.CLIENT
 
     @property
     def warnings(self) -> list[str]:
@@ -243,11 +246,11 @@ def costs(
     if target_epsilon is not None and (noise_multiplier is not None or rounds is not None):
         raise ConfigError("give target-epsilon, or noise-multiplier and rounds, not both", code="config.both-ways")
     _check_sites(release, sites)
-    radius = None
+    radius, by = None, ReleaseBy.CLIENT
     if str(config):
         if any(number is not None for number in (parameters, hypotheses, clients, clients_per_round, mechanism)):
             raise ConfigError("leave n, k, clients, U and mechanism to the configuration", code="config.given-twice")
-        task, run, radius = _measured(config, public_data)
+        task, run, radius, by = _measured(config, public_data)
         if target_epsilon is None:
             noise_multiplier = run.noise_multiplier if noise_multiplier is None else noise_multiplier
             choice_epsilon = run.choice_epsilon if choice_epsilon is None else choice_epsilon
@@ -265,22 +268,24 @@ def costs(
             text = f'secure sums have mechanism "{DiscreteGaussian.name}", not "{mechanism}"; leave mechanism out'
             raise ConfigError(text, code="config.mechanism")
         task = replace(task, mechanism=DiscreteGaussian.name)
-    if release in ("site", "secure"):
-        task = replace(task, sites=sites if release == "site" else 1)
+    by = ReleaseBy(release or by)
+    if not by.single:
+        task = replace(task, sites=sites if by is ReleaseBy.SITE else 1)
     if anonymous is not None:
         task = replace(task, batch=anonymous)
     if target_epsilon is not None:
         wanted = (task, target_epsilon, delta, participations, choice_epsilon)
         ways = {} if task.batch else what_helps(*wanted)
-        return Planned(plan_for(*wanted), delta, task.clients, ways, radius)
+        return Planned(plan_for(*wanted), delta, task.clients, ways, radius, by)
     if noise_multiplier is None or rounds is None:
         raise ConfigError("give noise-multiplier and rounds, or target-epsilon", code="config.missing-figure")
     figures = plan_forward(task, noise_multiplier, choice_epsilon or 0.0, rounds, delta)
-    return Planned(figures, delta, task.clients, {}, radius)
+    return Planned(figures, delta, task.clients, {}, radius, by)
 
 
-def _measured(config: str | Path, public_data: bool) -> tuple[Task, RunConfig, float | None]:
-    """Return the task of a configuration, the configuration, and the norm of a client's first update of public data."""
+def _measured(config: str | Path, public_data: bool) -> tuple[Task, RunConfig, float | None, ReleaseBy]:
+    """Return the task of a configuration, the configuration, the norm of a client's first update of public data, and
+    the party that adds the noise."""
     # They take PyTorch, which a plan from numbers need not wait for.
     from umbel.client.trial import first_update
     from umbel.data import BUNDLED, find_dataset
@@ -298,8 +303,9 @@ def _measured(config: str | Path, public_data: bool) -> tuple[Task, RunConfig, f
     asked = min(run.clients_per_round, train)
     task = Task(model.num_parameters, strategy.fewest_hypotheses, train, asked, run.mechanism)
     if not (public_data or find_dataset(run.dataset).resolve().parent == BUNDLED):
-        return task, run, None
-    return task, run, first_update(run, model, dataset, draw_hypotheses(model, strategy.hypotheses, run.seed, 0))
+        return task, run, None, strategy.release_by
+    drawn = draw_hypotheses(model, strategy.hypotheses, run.seed, 0)
+    return task, run, first_update(run, model, dataset, drawn), strategy.release_by
 
 
 def _plan_of_rows(run: RunConfig, hypotheses: int) -> str:

@@ -23,7 +23,7 @@ from umbel.privacy.accounting.row_plan import RowTask, row_plan, row_plan_for
 from umbel.privacy.accounting.rows import rows_to_date
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import exact
+from umbel.protocol.release import ReleaseBy, exact
 from umbel.simulation.start import values_of
 from umbel.simulation.wanted import Wanted
 
@@ -152,7 +152,7 @@ def command(
         others = {"words", "epsilon", "write", "distance", *_OF_ROWS}
         config = named[0] if named else ""
         planned = costs(config, **{name: one for name, one in context.params.items() if name not in others})
-    _show(planned, bool(config), anonymous, release, distance)
+    _show(planned, bool(config), anonymous, distance)
 
 
 _OF_ROWS = "rows", "row_epsilon", "row_noise_multiplier", "row_rate", "local_steps"
@@ -243,12 +243,12 @@ def _whole_run(
 
 
 _WHOSE_NOISE = {
-    "site": "each site adds it to the sum over its clients",
-    "secure": "all sites together add it to one sum",
+    ReleaseBy.SITE: "each site adds it to the sum over its clients",
+    ReleaseBy.SECURE: "all sites together add it to one sum",
 }
 
 
-def _show(planned: Planned, from_config: bool, anonymous: int | None, by: str | None, distance: float | None) -> None:
+def _show(planned: Planned, from_config: bool, anonymous: int | None, distance: float | None) -> None:
     """Print a plan, changes that would leave less noise, and warnings."""
     figures, delta = planned.figures, planned.delta
     release = figures.release
@@ -258,7 +258,7 @@ def _show(planned: Planned, from_config: bool, anonymous: int | None, by: str | 
         between += "; against whoever knows a release's sender, as relay and server together do"
     table = Table("figure", "value", "what it means", title="A planned run")
     add = table.add_row
-    whose = f"; {_WHOSE_NOISE[by]}" if by in _WHOSE_NOISE else ""
+    whose = f"; {_WHOSE_NOISE[planned.by]}" if planned.by in _WHOSE_NOISE else ""
     add("noise multiplier", f"{release.noise_multiplier:.4g}", f"of mechanism {release.mechanism}{whose}")
     if release.chooses:
         add("choice-epsilon", f"{release.choice_epsilon:.4g}", "of the randomised choice; 0 leaves it open")
