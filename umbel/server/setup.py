@@ -16,7 +16,7 @@ from umbel.models.fit import misfit
 from umbel.models.model import Model
 from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy import mechanisms
-from umbel.privacy.accounting.guarantee import secure_release, site_release
+from umbel.privacy.accounting.guarantee import released_by
 from umbel.protocol.arrays import Arrays, all_finite, flatten
 from umbel.protocol.errors import ConfigError, Refused
 from umbel.protocol.release import Protect, Release, ReleaseBy
@@ -190,13 +190,7 @@ class Setup:
         number of hypotheses: a random choice is among few, an open one among many."""
         strategy, hidden = self.strategy, self.config.choice_epsilon > 0
         k = strategy.fewest_hypotheses if hidden else strategy.hypotheses
-        release = self.config.release(self.model.num_parameters, k)
-        match self.strategy.release_by:
-            case ReleaseBy.CLIENT:
-                return release
-            case ReleaseBy.SITE:
-                return site_release(release)
-        return secure_release(release)
+        return released_by(strategy.release_by, self.config.release(self.model.num_parameters, k))
 
     def task(self, name: str = "") -> TrainingSpec:
         """Return the template of the task that the run called `name` gives clients in a round."""

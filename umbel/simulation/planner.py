@@ -24,7 +24,7 @@ from umbel.client.loop import LoopLearner
 from umbel.data import Dataset
 from umbel.models.model import Model
 from umbel.models.optimizers import LocalOptimizer
-from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee, secure_release, site_release
+from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee, released_by
 from umbel.privacy.accounting.plan import Task, plan_for
 from umbel.privacy.mechanisms import load as load_mechanism
 from umbel.protocol.errors import ConfigError
@@ -531,11 +531,8 @@ class _Search:
         }
 
     def _released(self, run: RunConfig) -> tuple[Release, int]:
-        release = run.release(self.n, self.fewest)
-        by = self.setup.strategy.release_by
-        if by is not ReleaseBy.CLIENT:
-            release = site_release(release) if by is ReleaseBy.SITE else secure_release(release)
-        return release, min(run.max_participations or run.rounds, run.rounds)
+        release = released_by(self.setup.strategy.release_by, run.release(self.n, self.fewest))
+        return release, run.most_participations
 
     def _check_guarantee(self, found: Mapping[str, Any]) -> None:
         release, times = self._released(RunConfig.parse(found))

@@ -57,7 +57,7 @@ def with_noise(
         found["restarts"] = 1
     if "max-participations" not in kept:
         found["max-participations"] = min(run.rounds, max(1, -(-run.rounds * run.clients_per_round // train)))
-    times = min(found["max-participations"] or run.rounds, run.rounds)
+    times = RunConfig.parse(found).most_participations
     if "choice-epsilon" not in kept:
         found["choice-epsilon"] = usual_choice(epsilon, times) if k > 1 else 0.0
     rows = RunConfig.parse(found).training().row_privacy
