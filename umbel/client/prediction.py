@@ -171,7 +171,8 @@ def read_run(run: Path, data: Dataset, prior: Prior | None = None) -> Learnt:
         if not (run / file).is_file():
             raise DatasetError(f"{run / file} is missing; give the folder of one run", code="data.missing-file")
     check_encoding(run, data)
-    config = RunConfig.parse(read_saved((run / "config.toml").read_text(encoding="utf-8"))["config"])
+    saved = read_saved((run / "config.toml").read_text(encoding="utf-8"))
+    config = RunConfig.parse(saved["config"])
     hypotheses = safetensors.numpy.load_file(run / "hypotheses.safetensors")
     # A run without a model used its dataset's, which a newcomer need not have. Then the newcomer's own data name it,
     # and the shapes show whether it is the same.
@@ -181,6 +182,9 @@ def read_run(run: Path, data: Dataset, prior: Prior | None = None) -> Learnt:
     if shapes != model.shapes:
         text = f"{run}: hypotheses of shapes {shapes} do not fit model {model.name!r}: {model.shapes}"
         raise DatasetError(text, code="data.unfit-hypotheses")
+    if saved.get("frozen", model.frozen_digest) != model.frozen_digest:
+        text = f"{run}: hypotheses belong to other frozen parameters than model {model.name!r} has"
+        raise DatasetError(f"{text}; restore the file that pretrained names", code="data.unfit-hypotheses")
     if reason := misfit(model, data):
         raise DatasetError(f"{data.manifest.name}: model {model.name!r} {reason}", code="data.unfit-model")
     # A newcomer can compute statistics of its rows, but it lacks trained parameters.

@@ -211,6 +211,13 @@ def check_hypotheses(hypotheses: Arrays, shapes: Mapping[str, tuple[int, ...]], 
             raise ValueError(f"{name} of the hypotheses is not finite")
 
 
+def check_frozen(model: Model, saved: Mapping[str, Any], name: str) -> None:
+    """Raise `ConfigError` if a run, of which `saved` is the config.toml, had other frozen parameters than a model."""
+    if saved.get("frozen", model.frozen_digest) != model.frozen_digest:
+        text = f"the hypotheses of {name} belong to other frozen parameters than model {model.name!r} has"
+        raise ConfigError(f"{text}; restore the file that pretrained names", code="config.other-frozen")
+
+
 def _check_length(hypotheses: Arrays) -> None:
     """Raise `ValueError` for vectors whose squared length is no float32: training computes with such squares."""
     longest, most = (flatten(hypotheses) ** 2).sum(axis=1).max(), np.finfo(np.float32).max
