@@ -54,6 +54,14 @@ def test_a_secure_sum_has_its_own_mechanism_and_hides_the_choice_for_nothing() -
     assert figures.release.noise_multiplier == one.release.noise_multiplier
 
 
+def test_a_configuration_that_limits_participations_costs_no_more_than_they_do() -> None:
+    """Each client takes part once, at pure epsilon 4, where a random draw would take some eight times."""
+    figures = umbel.plan("hospital-services", delta=0.0).figures
+    assert (figures.median_participations, figures.max_participations) == (1, 1)
+    assert figures.maximum is not None
+    assert figures.maximum.pure == pytest.approx(4, rel=0.01)
+
+
 @pytest.mark.parametrize(("release", "mechanism"), [("site", "gaussian"), ("secure", "discrete-gaussian")])
 def test_a_configuration_of_sums_is_priced_as_its_strategy_releases(
     tmp_path: Path, release: str, mechanism: str

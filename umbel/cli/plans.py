@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -246,11 +247,12 @@ def costs(
     if target_epsilon is not None and (noise_multiplier is not None or rounds is not None):
         raise ConfigError("give target-epsilon, or noise-multiplier and rounds, not both", code="config.both-ways")
     _check_sites(release, sites)
-    radius, by = None, ReleaseBy.CLIENT
+    radius, by, limit = None, ReleaseBy.CLIENT, math.inf
     if str(config):
         if any(number is not None for number in (parameters, hypotheses, clients, clients_per_round, mechanism)):
             raise ConfigError("leave n, k, clients, U and mechanism to the configuration", code="config.given-twice")
         task, run, radius, by = _measured(config, public_data)
+        limit = run.max_participations or math.inf
         if target_epsilon is None:
             noise_multiplier = run.noise_multiplier if noise_multiplier is None else noise_multiplier
             choice_epsilon = run.choice_epsilon if choice_epsilon is None else choice_epsilon
@@ -279,7 +281,7 @@ def costs(
         return Planned(plan_for(*wanted), delta, task.clients, ways, radius, by)
     if noise_multiplier is None or rounds is None:
         raise ConfigError("give noise-multiplier and rounds, or target-epsilon", code="config.missing-figure")
-    figures = plan_forward(task, noise_multiplier, choice_epsilon or 0.0, rounds, delta)
+    figures = plan_forward(task, noise_multiplier, choice_epsilon or 0.0, rounds, delta, limit)
     return Planned(figures, delta, task.clients, {}, radius, by)
 
 

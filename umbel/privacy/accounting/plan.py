@@ -133,12 +133,19 @@ class Plan:
         return found
 
 
-def plan(task: Task, noise_multiplier: float, choice_epsilon: float, rounds: int, delta: float = DELTA) -> Plan:
+def plan(
+    task: Task,
+    noise_multiplier: float,
+    choice_epsilon: float,
+    rounds: int,
+    delta: float = DELTA,
+    limit: float = math.inf,
+) -> Plan:
     """Return the figures of a run.
 
     Every round draws `clients_per_round` of `clients` without replacement, so a client's
     participations are Binomial(rounds, clients_per_round / clients). In 99.9 % of runs no client has more than
-    `max_participations`.
+    `max_participations`. Nor has one more than `limit`, if the run sets a maximum.
 
     Raises
     ------
@@ -152,7 +159,8 @@ def plan(task: Task, noise_multiplier: float, choice_epsilon: float, rounds: int
     count = stats.binom(rounds, task.clients_per_round / task.clients)
     # Even for dependent clients, the probability that any has more is at most the sum of theirs.
     most = int(count.isf(_RARE / task.clients))
-    return _figures(task, noise_multiplier, choice_epsilon, int(count.median()), most, delta)
+    median, most = (int(min(times, limit)) for times in (count.median(), most))
+    return _figures(task, noise_multiplier, choice_epsilon, median, most, delta)
 
 
 def plan_for(task: Task, target: float, delta: float, participations: int, choice_epsilon: float | None = None) -> Plan:
