@@ -13,13 +13,11 @@ import gzip
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 import umbel.client.app
@@ -27,7 +25,7 @@ from tests.helpers.runs import AppRun, run_app
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.simulation.grid import InProcessGrid
 
-pytestmark = pytest.mark.usefixtures("blank_figures")
+pytestmark = pytest.mark.usefixtures("blank_figures", "one_thread")
 
 SAVED = Path(__file__).with_name("saved_runs") / "runs.json.gz"
 VALUES = 64
@@ -108,15 +106,6 @@ def summary(run: AppRun) -> dict[str, Any]:
 def saved() -> dict[str, Any]:
     runs: dict[str, Any] = json.loads(gzip.decompress(SAVED.read_bytes()))
     return runs
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums in one order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_every_run_is_saved(saved: dict[str, Any]) -> None:

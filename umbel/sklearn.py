@@ -11,9 +11,7 @@ It is a simulation, with all rows on this machine, and leaves no file behind. It
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from logging import WARNING
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,11 +36,12 @@ from umbel.data.importers import from_arrays
 from umbel.models.fit import look
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.flower import FLOWER_LOGGER
+from umbel.protocol.logs import quiet
 from umbel.server.history import shares_of
 from umbel.server.summary import Summary
 from umbel.simulation.in_process import play
 from umbel.simulation.start import check, values_of
+from umbel.simulation.wanted import Wanted
 from umbel.strategies.differences import prior_of
 
 __all__ = ["FederatedClassifier", "FederatedRegressor"]
@@ -81,10 +80,11 @@ class _Federated(BaseEstimator):
         data = from_arrays(
             self._scaled(X), targets, client=names, model=f"{kind} outputs={outputs}", validation=0.0, seed=seed
         )
+        wanted = Wanted(self.epsilon, None if self.epsilon is None else self.delta)
         given = {"seed": seed, "hypotheses": self.hypotheses, **(self.settings or {})}
         with tempfile.TemporaryDirectory(prefix="umbel-") as folder:
             path = data.write(Path(folder) / "rows")
-            values = values_of(str(path), given, self.epsilon, None if self.epsilon is None else self.delta).values
+            values = values_of(str(path), given, wanted).values
             check(values)
             self._learn(path, values)
         self.run_config_ = {key: value for key, value in values.items() if key != "dataset"}
@@ -102,7 +102,7 @@ class _Federated(BaseEstimator):
 
     def _learn(self, path: Path, values: dict[str, Any]) -> None:
         """Do the run, and keep what it learnt and what clients make of that."""
-        with _quiet():
+        with quiet():  # whoever fits an estimator does not follow its rounds
             run = play(values)
         setup, state, spent = run.setup, run.state, run.fleet.participations
         k = len(next(iter(state.best.values())))
@@ -298,14 +298,3 @@ class FederatedClassifier(ClassifierMixin, _Federated):
     ) -> float:
         """Return the accuracy of `predict`."""
         return float(accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Show warnings alone: whoever fits an estimator does not follow its rounds."""
-    level = FLOWER_LOGGER.level
-    FLOWER_LOGGER.setLevel(max(level, WARNING))
-    try:
-        yield
-    finally:
-        FLOWER_LOGGER.setLevel(level)

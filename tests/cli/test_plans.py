@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import umbel
 from tests.helpers.errors import raises
+from umbel.privacy.accounting.guarantee import guarantee
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
-from umbel.simulation.start import values_of
+from umbel.server.setup import Setup
+from umbel.simulation.start import read_values, values_of
+from umbel.simulation.wanted import Wanted
 
 NUMBERS = {"parameters": 11, "hypotheses": 5, "clients": 2062, "clients_per_round": 100}
 
@@ -49,6 +54,31 @@ def test_a_secure_sum_has_its_own_mechanism_and_hides_the_choice_for_nothing() -
     assert figures.release.noise_multiplier == one.release.noise_multiplier
 
 
+def test_a_configuration_that_limits_participations_costs_no_more_than_they_do() -> None:
+    """Each client takes part once, at pure epsilon 4, where a random draw would take some eight times."""
+    figures = umbel.plan("hospital-services", delta=0.0).figures
+    assert (figures.median_participations, figures.max_participations) == (1, 1)
+    assert figures.maximum is not None
+    assert figures.maximum.pure == pytest.approx(4, rel=0.01)
+
+
+@pytest.mark.parametrize(("release", "mechanism"), [("site", "gaussian"), ("secure", "discrete-gaussian")])
+def test_a_configuration_of_sums_is_priced_as_its_strategy_releases(
+    tmp_path: Path, release: str, mechanism: str
+) -> None:
+    """A choice that the sum hides costs nothing, and clients who share a draw of the noise leave less of it."""
+    file = tmp_path / "sums.toml"
+    file.write_text(
+        f'dataset = "synthetic"\nstrategy = "{release}-average"\nmechanism = "{mechanism}"\nhypotheses = 2\n'
+        'clipping = "public"\nnoise-multiplier = 3.0\nchoice-epsilon = 1.0\nrounds = 2\nrestarts = 1\n'
+    )
+    planned = umbel.plan(file, sites=3)
+    assert planned == umbel.plan(file, release=release, sites=3)
+    most = {Setup.parse(read_values(file)).release: planned.figures.max_participations}
+    assert planned.figures.maximum == guarantee(most)
+    assert planned.figures.noise_left < umbel.plan(file, release="client").figures.noise_left
+
+
 def test_a_configuration_gives_its_own_numbers() -> None:
     planned = umbel.plan("synthetic")
     assert planned.figures.release.n == 2
@@ -81,6 +111,6 @@ def test_what_is_missing_or_given_twice_is_named(asked: dict[str, object], code:
 def test_a_whole_run_is_planned_as_the_command_does() -> None:
     asked = {"epsilon": 4, "rounds": 3}
     planned = umbel.plan("hospital-services", **asked)
-    assert planned.values == values_of("hospital-services", {"rounds": 3}, 4).values
+    assert planned.values == values_of("hospital-services", {"rounds": 3}, Wanted(4)).values
     assert planned.words[0].startswith("Planned: pure epsilon 4")
     assert RunConfig.parse(planned.values).rounds == 3

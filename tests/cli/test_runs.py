@@ -14,7 +14,7 @@ import torch
 import umbel
 from tests.cli.conftest import SMALL
 from tests.helpers.errors import raises
-from umbel.protocol.errors import ConfigError, ModelError
+from umbel.protocol.errors import ConfigError, DatasetError, ModelError
 
 
 def test_a_run_from_python_is_that_of_the_app_and_can_be_loaded_by_name(umbel_home: Path, kept: Path) -> None:
@@ -105,6 +105,17 @@ def test_a_run_says_what_it_was_worth(umbel_home: Path, kept: Path) -> None:
         _ = umbel.load(kept).worth
     with raises(ConfigError, "config.no-worth"):
         _ = umbel.run("synthetic", rounds=1, restarts=1, baselines=False).verdict
+
+
+def test_networks_are_not_put_together_with_other_frozen_parameters(kept: Path, tmp_path: Path) -> None:
+    """As where the file of weights has been replaced."""
+    run = umbel.load(shutil.copytree(kept, tmp_path / "run"))
+    config = run.path / "config.toml"
+    config.write_text(config.read_text().replace('frozen = ""', 'frozen = "of another body"', 1))
+    with raises(ConfigError, "config.other-frozen", "pretrained"):
+        _ = run.hypotheses
+    with raises(DatasetError, "data.unfit-hypotheses", "pretrained"):
+        run.predict("synthetic")
 
 
 def test_the_last_rounds_hypotheses_are_there_beside_the_best_rounds(kept: Path) -> None:

@@ -22,6 +22,13 @@ def test_groups_are_those_of_the_clients_or_unknown(folder: Path) -> None:
     assert read_manifest(folder) == MANIFEST
 
 
+@pytest.mark.parametrize(("target", "factor"), [({"scale": 100}, 100.0), ({"scale": -100}, 100.0), ({}, 1.0)])
+def test_an_error_in_the_targets_unit_is_above_0_whatever_the_sign_of_its_scale(
+    target: dict[str, Any], factor: float
+) -> None:
+    assert MANIFEST.model_copy(update={"units": {"target": target}}).error_scale == factor
+
+
 def test_a_manifest_that_is_no_object_is_refused(folder: Path) -> None:
     (folder / "manifest.json").write_text("[]")
     with raises(DatasetError, "data.manifest", f"{folder}/manifest.json"):

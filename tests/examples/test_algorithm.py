@@ -10,7 +10,7 @@ import itertools
 import math
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from umbel.protocol.arrays import flatten
 from umbel.server.rounds import distances, draw_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PATH = ROOT / "examples" / "algorithm.py"
 _spec = importlib.util.spec_from_file_location("algorithm", PATH)
@@ -75,15 +77,6 @@ CASES: dict[str, tuple[Cost, dict[str, Any]]] = {
     "hospital": (mlp_rmse, RUNS["hospital"]),
     "images": (lenet_cross_entropy, RUNS["images"]),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums in one order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def clients_of(setup: Setup) -> tuple[list[Rows], list[Rows]]:
@@ -196,9 +189,12 @@ def test_training_that_diverges_ends() -> None:
     assert [len(one) for one in S] == [4, 0]
 
 
-def test_it_is_short_and_finds_both_models_without_umbel_or_flower(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_short_and_finds_both_models_without_umbel_or_flower(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert len(PATH.read_text(encoding="utf-8").splitlines()) <= 120
     assert packages_imported(PATH) - sys.stdlib_module_names == {"numpy", "torch"}
+    monkeypatch.setattr(sys, "argv", [str(PATH)])
     runpy.run_path(str(PATH), run_name="__main__")
     one, ifca, private = [line for line in capsys.readouterr().out.splitlines() if line.startswith("k = ")]
     rmse = [float(line.split("RMSE ")[1].split()[0]) for line in (one, ifca, private)]

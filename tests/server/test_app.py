@@ -622,6 +622,15 @@ def test_a_run_does_not_go_on_with_other_rows(play: Play, umbel_home: Path) -> N
     play(dataset="plane", rounds=2, resume="SHORT")
 
 
+def test_a_run_does_not_go_on_with_other_frozen_parameters(play: Play) -> None:
+    """As where the file of weights has been replaced."""
+    folder = play(rounds=1).folder
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace('frozen = ""', 'frozen = "of another body"', 1))
+    with raises(ConfigError, "config.other-frozen", "pretrained"):
+        play(rounds=2, resume=folder.name)
+
+
 # --- a run that starts from what another has found
 
 

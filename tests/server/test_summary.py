@@ -23,6 +23,7 @@ HOSPITAL = Manifest(
     split={"train": 1, "validation": 1},
     units={"target": {"name": "average total payment", "unit": "dollars", "scale": 10_000}},
 )
+REVERSED = HOSPITAL.model_copy(update={"units": {"target": {"unit": "dollars", "scale": -10_000}}})
 SYNTHETIC = Manifest(name="synthetic", clients=2, split={"train": 1, "validation": 1}, truth=[[5.0, 6.0], [4.0, -4.5]])
 
 
@@ -66,6 +67,7 @@ def state(best: Arrays | None = None, **changes: Any) -> State:
     [
         ("mlp", HOSPITAL, 0.09, "RMSE 900.0 dollars"),
         ("mlp", HOSPITAL, 0.123456, "RMSE 1,234.6 dollars"),
+        ("mlp", REVERSED, 0.09, "RMSE 900.0 dollars"),
         ("linear", SYNTHETIC, 0.5766, "RMSE 0.5766"),
         ("linear", None, 0.5766, "RMSE 0.5766"),
         ("cnn", HOSPITAL, 0.5766, "cross-entropy 0.5766"),

@@ -27,6 +27,7 @@ from umbel.simulation import planner
 from umbel.simulation.in_process import play
 from umbel.simulation.proxy import Proxy, Rounds, Span, feature_spans, target_span
 from umbel.simulation.start import read_values, values_of
+from umbel.simulation.wanted import Wanted
 
 ROWS = 6
 HIDDEN: dict[str, Any] = {
@@ -77,7 +78,7 @@ def spent(values: dict[str, Any], delta: float) -> tuple[float, float]:
 def test_one_knob_plans_a_pure_guarantee(umbel_home: Path) -> None:
     """n = 3, each client once, epsilon 6: nu = 2 * 3 / 6."""
     save(umbel_home)
-    planned = values_of("mine", epsilon=6, delta=0.0)
+    planned = values_of("mine", wanted=Wanted(epsilon=6, delta=0.0))
     run = RunConfig.parse(planned.values)
     assert (run.noise_multiplier, run.mechanism, run.max_participations, run.hypotheses) == (1.0, "laplace", 1, 1)
     assert run.rounds * run.clients_per_round <= 600
@@ -91,7 +92,7 @@ def test_one_knob_plans_a_pure_guarantee(umbel_home: Path) -> None:
 def test_a_planned_run_learns(umbel_home: Path) -> None:
     """The constant is .77 off: 200 * .01 / sqrt(12) = .58 by x, and .5 by z."""
     save(umbel_home)
-    planned = values_of("mine", {"validation-clients-per-round": 5}, epsilon=8)
+    planned = values_of("mine", {"validation-clients-per-round": 5}, Wanted(epsilon=8))
     run = play(RunConfig().entries() | planned.values)
     assert run.state.history[-1].loss is not None
     assert run.state.history[-1].loss < 0.4
@@ -126,22 +127,22 @@ def test_no_plan_costs_more_than_was_wanted(
             save(home)
         given = {"hypotheses": hypotheses, "strategy": strategy} | ({"mechanism": mechanism} if mechanism else {})
         given |= {"max-participations": participations} if participations else {}
-        planned = values_of("mine", given, epsilon, delta)
+        planned = values_of("mine", given, Wanted(epsilon, delta))
         assert spent(planned.values, delta)[1] <= epsilon * (1 + 1e-9)
 
 
 @pytest.mark.slow
 def test_rows_play_no_part_in_a_plan(umbel_home: Path) -> None:
     save(umbel_home, "mine", seed=0)
-    first = values_of("mine", epsilon=4)
+    first = values_of("mine", wanted=Wanted(epsilon=4))
     save(umbel_home, "mine", seed=1)
-    assert values_of("mine", epsilon=4) == first
+    assert values_of("mine", wanted=Wanted(epsilon=4)) == first
 
 
 def test_what_the_user_gives_wins(umbel_home: Path, by_rule: None) -> None:
     save(umbel_home)
     given = {"rounds": 7, "clip-norm": 0.5, "step-size": 0.01, "model": "linear inputs=2 outputs=1"}
-    values = values_of("mine", given, epsilon=4).values
+    values = values_of("mine", given, Wanted(epsilon=4)).values
     assert values | given == values
 
 
@@ -163,18 +164,36 @@ def test_what_breaks_the_guarantee_is_refused(
 ) -> None:
     save(umbel_home)
     with raises(ConfigError, "config.breaks-epsilon", part):
-        values_of("mine", given, epsilon=4, delta=0.0)
+        values_of("mine", given, Wanted(epsilon=4, delta=0.0))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"epsilon": math.nan}, {"epsilon": math.inf}, {"epsilon": 0.0},
+        {"epsilon": 4.0, "delta": 2.0}, {"epsilon": 4.0, "delta": -1.0}, {"epsilon": 4.0, "delta": math.nan},
+    ],
+)  # fmt: skip
+def test_impossible_figures_are_refused_also_beside_the_users_own_noise(
+    umbel_home: Path, wanted: dict[str, float]
+) -> None:
+    save(umbel_home)
+    with raises(ConfigError, "config.impossible-figure"):
+        values_of("mine", {"noise-multiplier": 100.0}, Wanted(**wanted))
 
 
 def test_where_nothing_would_be_learnt_the_proposals_lead_to_a_plan(umbel_home: Path) -> None:
     save(umbel_home, train=12)
     with raises(ConfigError, "config.in-vain", "12 clients", "site-average", "--epsilon 6", "about 42 clients"):
-        values_of("mine", epsilon=3)
+        values_of("mine", wanted=Wanted(epsilon=3))
     save(umbel_home, "more", train=42)
-    proposed = values_of("mine", {"strategy": "site-average"}, epsilon=3), values_of("mine", epsilon=6)
-    assert all(plan.words for plan in (*proposed, values_of("more", epsilon=3)))
+    proposed = (
+        values_of("mine", {"strategy": "site-average"}, Wanted(epsilon=3)),
+        values_of("mine", wanted=Wanted(epsilon=6)),
+    )
+    assert all(plan.words for plan in (*proposed, values_of("more", wanted=Wanted(epsilon=3))))
     with raises(ConfigError, "config.in-vain") as caught:
-        values_of("mine", epsilon=0.1)
+        values_of("mine", wanted=Wanted(epsilon=0.1))
     assert "site-average" not in caught.value.text
 
 
@@ -185,14 +204,14 @@ def test_an_epsilon_that_says_nothing_is_not_proposed(umbel_home: Path) -> None:
     columns = {"cost": {"scale": 2.0}, "year": {"categories": True}}
     from_dataframe(table, client="who", target="cost", columns=columns).write("mine")
     with raises(ConfigError, "config.in-vain", "20 parameters", "the categories of year take 19") as caught:
-        values_of("mine", epsilon=8)
+        values_of("mine", wanted=Wanted(epsilon=8))
     assert "--epsilon" not in caught.value.text
 
 
 def test_without_declared_ranges_there_is_no_plan(umbel_home: Path, by_rule: None) -> None:
     save(umbel_home, x={"minimum": None, "maximum": None})
     with raises(ConfigError, "config.no-range", "x", "--replace", "--set x.minimum=0"):
-        values_of("mine", epsilon=4)
+        values_of("mine", wanted=Wanted(epsilon=4))
 
 
 def test_every_column_without_a_range_is_named_at_once(umbel_home: Path) -> None:
@@ -200,26 +219,26 @@ def test_every_column_without_a_range_is_named_at_once(umbel_home: Path) -> None
     table = pd.DataFrame(rows, columns=["a", "b", "c", "d", "e", "cost"]).assign(who=np.arange(200) % 50)
     from_dataframe(table, client="who", target="cost", columns={"e": {"scale": 2.0}}).write("mine")
     with raises(ConfigError, "config.no-range", "a, b, c, d, cost, because", "scale other than 1", "--standardise"):
-        values_of("mine", epsilon=4)
+        values_of("mine", wanted=Wanted(epsilon=4))
 
 
 def test_a_plan_is_of_a_dataset_and_a_delta_of_an_epsilon(umbel_home: Path, by_rule: None) -> None:
     save(umbel_home)
     with raises(ConfigError, "config.no-dataset"):
-        values_of("", {"dataset": ""}, epsilon=4)
+        values_of("", {"dataset": ""}, Wanted(epsilon=4))
     with raises(ConfigError, "config.delta-alone"):
-        values_of("mine", delta=1e-6)
+        values_of("mine", wanted=Wanted(delta=1e-6))
 
 
 def test_a_configuration_keeps_what_is_no_privacy(umbel_home: Path) -> None:
-    own, planned = read_values("synthetic"), values_of("synthetic", epsilon=4).values
+    own, planned = read_values("synthetic"), values_of("synthetic", wanted=Wanted(epsilon=4)).values
     assert {key for key in own if own[key] != planned[key]} <= {
         "noise-multiplier", "choice-epsilon", "clipping", "rounds", "clients-per-round", "max-participations",
         "clip-norm-floor", "restarts",
     }  # fmt: skip
     assert spent(planned, 1e-5)[1] <= 4
     assert values_of("synthetic") == planner.PlannedRun(own, []), "and without an epsilon it is as it was"
-    sites = values_of("synthetic", {"strategy": "site-average"}, epsilon=8)
+    sites = values_of("synthetic", {"strategy": "site-average"}, Wanted(epsilon=8))
     assert spent(sites.values, 1e-5)[1] <= 8
 
 
@@ -312,10 +331,10 @@ def test_scales_that_were_estimated_are_told(umbel_home: Path, by_rule: None) ->
     rows = pd.DataFrame({"who": np.arange(4000) % 400, "x": generator.uniform(0, 1000, 4000)})
     table = rows.assign(y=rows.x / 100 + generator.normal(0, 0.1, 4000))
     from_dataframe(table, client="who", target="y", standardise=True).write("estimated")
-    planned = values_of("estimated", epsilon=8)
+    planned = values_of("estimated", wanted=Wanted(epsilon=8))
     assert any("scales of the data, which were estimated from rows with epsilon" in line for line in planned.words)
     save(umbel_home)
-    assert not any("estimated" in line for line in values_of("mine", epsilon=8).words)
+    assert not any("estimated" in line for line in values_of("mine", wanted=Wanted(epsilon=8)).words)
 
 
 def test_a_run_with_a_guarantee_from_python(umbel_home: Path, by_rule: None) -> None:
@@ -341,7 +360,7 @@ def test_the_planned_step_is_stable_where_dates_count_from_the_default_date(umbe
     columns = {"cost": {"minimum": 0, "maximum": 1}}
     data = from_dataframe(frame, client="who", target="cost", columns=columns, name="dated")
     data.write(umbel_home / "data" / "dated")
-    step = RunConfig.parse(values_of("dated", epsilon=8).values).step_size
+    step = RunConfig.parse(values_of("dated", wanted=Wanted(epsilon=8)).values).step_size
     rows = np.concatenate([data.dataset.features, np.ones((600, 1))], axis=1).reshape(100, 6, -1)
     largest = np.linalg.eigvalsh(np.einsum("crf,crg->cfg", rows, rows) / 6)[:, -1].max()
     assert 2 * largest * step < 2, "gradient descent on squares is stable below 2 over its curvature"

@@ -201,6 +201,15 @@ def test_nobody_is_measured_on_rows_that_the_run_trained_on() -> None:
     never, told = _measured(few([4, 4, 1], 3), np.array([1, 0, 0]), 0)
     assert (never.tolist(), told) == ([1], "training clients that never took part")
     assert not len(_measured(few([4, 4], 2), np.array([1, 1]), 0)[0])
+    validating, told = _measured(few([4, 4, 4], 2), np.array([1, 0]), 0, starts_from=True)
+    assert (validating.tolist(), told) == ([2], "validation clients")
+
+
+def test_where_a_run_starts_from_one_that_may_have_trained_on_all_nothing_is_measured(tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", (ONES, [1.0] * 4), (ONES, [9.0] * 4), train=2, loss="mse")
+    worth = appraise(*a_run(folder, **{"start-from": "earlier"}), np.array([1, 0]), {})
+    assert worth.level is Level.NOT_MEASURED
+    assert "from which it starts" in worth.verdict
 
 
 def test_where_all_took_part_nothing_is_measured_and_the_reason_is_told(tmp_path: Path) -> None:

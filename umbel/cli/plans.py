@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from umbel.privacy.accounting.plan import Plan, Task, plan_for, what_helps
 from umbel.privacy.accounting.plan import plan as plan_forward
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import LAPLACE, Protect
+from umbel.protocol.release import LAPLACE, Protect, ReleaseBy
 from umbel.protocol.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Planned:
         Factors by which the noise would be less with more clients, fewer parameters or fewer participations.
     radius : float or None
         Median norm of a client's first update: a first guess of the clip norm. None unless the data are public.
+    by : ReleaseBy
+        The party that adds the noise.
     """
 
     figures: Plan
@@ -57,6 +60,7 @@ class Planned:
     clients: int
     ways: dict[str, float] = field(default_factory=dict)
     radius: float | None = None
+    by: ReleaseBy = ReleaseBy.CLIENT
 
     @property
     def warnings(self) -> list[str]:
@@ -164,9 +168,10 @@ def plan(
     if epsilon is None and row_epsilon is None and rows is None:
         return costs(config, delta=delta, release=release, sites=sites, **values)  # type: ignore[arg-type]
     from umbel.simulation.start import values_of
+    from umbel.simulation.wanted import Wanted
 
     own = strategy_of(release, sites, {key.replace("_", "-"): one for key, one in values.items()})
-    return values_of(config, own, epsilon, delta, sites, row_epsilon, rows)
+    return values_of(config, own, Wanted(epsilon, delta, row_epsilon, rows), sites)
 
 
 def strategy_of(release: ReleaseName | None, sites: int, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,11 +247,12 @@ def costs(
     if target_epsilon is not None and (noise_multiplier is not None or rounds is not None):
         raise ConfigError("give target-epsilon, or noise-multiplier and rounds, not both", code="config.both-ways")
     _check_sites(release, sites)
-    radius = None
+    radius, by, limit = None, ReleaseBy.CLIENT, math.inf
     if str(config):
         if any(number is not None for number in (parameters, hypotheses, clients, clients_per_round, mechanism)):
             raise ConfigError("leave n, k, clients, U and mechanism to the configuration", code="config.given-twice")
-        task, run, radius = _measured(config, public_data)
+        task, run, radius, by = _measured(config, public_data)
+        limit = run.max_participations or math.inf
         if target_epsilon is None:
             noise_multiplier = run.noise_multiplier if noise_multiplier is None else noise_multiplier
             choice_epsilon = run.choice_epsilon if choice_epsilon is None else choice_epsilon
@@ -264,22 +270,24 @@ def costs(
             text = f'secure sums have mechanism "{DiscreteGaussian.name}", not "{mechanism}"; leave mechanism out'
             raise ConfigError(text, code="config.mechanism")
         task = replace(task, mechanism=DiscreteGaussian.name)
-    if release in ("site", "secure"):
-        task = replace(task, sites=sites if release == "site" else 1)
+    by = ReleaseBy(release or by)
+    if not by.single:
+        task = replace(task, sites=sites if by is ReleaseBy.SITE else 1)
     if anonymous is not None:
         task = replace(task, batch=anonymous)
     if target_epsilon is not None:
         wanted = (task, target_epsilon, delta, participations, choice_epsilon)
         ways = {} if task.batch else what_helps(*wanted)
-        return Planned(plan_for(*wanted), delta, task.clients, ways, radius)
+        return Planned(plan_for(*wanted), delta, task.clients, ways, radius, by)
     if noise_multiplier is None or rounds is None:
         raise ConfigError("give noise-multiplier and rounds, or target-epsilon", code="config.missing-figure")
-    figures = plan_forward(task, noise_multiplier, choice_epsilon or 0.0, rounds, delta)
-    return Planned(figures, delta, task.clients, {}, radius)
+    figures = plan_forward(task, noise_multiplier, choice_epsilon or 0.0, rounds, delta, limit)
+    return Planned(figures, delta, task.clients, {}, radius, by)
 
 
-def _measured(config: str | Path, public_data: bool) -> tuple[Task, RunConfig, float | None]:
-    """Return the task of a configuration, the configuration, and the norm of a client's first update of public data."""
+def _measured(config: str | Path, public_data: bool) -> tuple[Task, RunConfig, float | None, ReleaseBy]:
+    """Return the task of a configuration, the configuration, the norm of a client's first update of public data, and
+    the party that adds the noise."""
     # They take PyTorch, which a plan from numbers need not wait for.
     from umbel.client.trial import first_update
     from umbel.data import BUNDLED, find_dataset
@@ -297,8 +305,9 @@ def _measured(config: str | Path, public_data: bool) -> tuple[Task, RunConfig, f
     asked = min(run.clients_per_round, train)
     task = Task(model.num_parameters, strategy.fewest_hypotheses, train, asked, run.mechanism)
     if not (public_data or find_dataset(run.dataset).resolve().parent == BUNDLED):
-        return task, run, None
-    return task, run, first_update(run, model, dataset, draw_hypotheses(model, strategy.hypotheses, run.seed, 0))
+        return task, run, None, strategy.release_by
+    drawn = draw_hypotheses(model, strategy.hypotheses, run.seed, 0)
+    return task, run, first_update(run, model, dataset, drawn), strategy.release_by
 
 
 def _plan_of_rows(run: RunConfig, hypotheses: int) -> str:
@@ -307,6 +316,6 @@ def _plan_of_rows(run: RunConfig, hypotheses: int) -> str:
     assert rows is not None, "the run hides rows"
     command = (
         f"umbel plan --rows {max(1, round(rows.batch / rows.rate))} --row-noise-multiplier {rows.noise_multiplier:g} "
-        f"--row-rate {rows.rate:g} --local-steps {rows.steps} --participations {run.max_participations or run.rounds}"
+        f"--row-rate {rows.rate:g} --local-steps {rows.steps} --participations {run.most_participations}"
     )
     return command + (f" --hypotheses {hypotheses} --choice-epsilon {run.choice_epsilon:g}" if hypotheses > 1 else "")

@@ -28,6 +28,7 @@ from umbel.server.run_folder import RunFolder
 from umbel.server.runs import find_run
 from umbel.simulation.relay import Relay
 from umbel.simulation.start import in_this_process, launched, on_cluster, values_of
+from umbel.simulation.wanted import Wanted
 
 
 class Run(Result):
@@ -199,7 +200,8 @@ def run(
     >>> found.history["loss"].plot()  # doctest: +SKIP
     """
     own = {key.replace("_", "-"): value for key, value in values.items()}
-    planned = values_of("" if config is None else config, own, epsilon, delta, nodes or 1, row_epsilon, rows)
+    wanted = Wanted(epsilon, delta, row_epsilon, rows)
+    planned = values_of("" if config is None else config, own, wanted, nodes or 1)
     for line in planned.words:
         log(INFO, "%s", line)
     if not ray:

@@ -171,7 +171,8 @@ def read_run(run: Path, data: Dataset, prior: Prior | None = None) -> Learnt:
         if not (run / file).is_file():
             raise DatasetError(f"{run / file} is missing; give the folder of one run", code="data.missing-file")
     check_encoding(run, data)
-    config = RunConfig.parse(read_saved((run / "config.toml").read_text(encoding="utf-8"))["config"])
+    saved = read_saved((run / "config.toml").read_text(encoding="utf-8"))
+    config = RunConfig.parse(saved["config"])
     hypotheses = safetensors.numpy.load_file(run / "hypotheses.safetensors")
     # A run without a model used its dataset's, which a newcomer need not have. Then the newcomer's own data name it,
     # and the shapes show whether it is the same.
@@ -181,6 +182,9 @@ def read_run(run: Path, data: Dataset, prior: Prior | None = None) -> Learnt:
     if shapes != model.shapes:
         text = f"{run}: hypotheses of shapes {shapes} do not fit model {model.name!r}: {model.shapes}"
         raise DatasetError(text, code="data.unfit-hypotheses")
+    if saved.get("frozen", model.frozen_digest) != model.frozen_digest:
+        text = f"{run}: hypotheses belong to other frozen parameters than model {model.name!r} has"
+        raise DatasetError(f"{text}; restore the file that pretrained names", code="data.unfit-hypotheses")
     if reason := misfit(model, data):
         raise DatasetError(f"{data.manifest.name}: model {model.name!r} {reason}", code="data.unfit-model")
     # A newcomer can compute statistics of its rows, but it lacks trained parameters.
@@ -255,20 +259,18 @@ def told(model: Model, outputs: Tensor) -> NDArray[Any]:
 
 def shown(values: NDArray[Any], manifest: Manifest) -> list[Any]:
     """Return targets or predictions, (rows,) or (rows, outputs), in the target's unit, classes by name."""
-    target = manifest.units.get("target", {})
-    names = target.get("categories", [])
+    names = manifest.target.get("categories", [])
     if names and values.ndim == 1:
         # A class is its position; the sign tells a label of -1 or 1, or a score for it.
         places = values if np.issubdtype(values.dtype, np.integer) else np.sign(values)
         return [names[place] for place in np.maximum(places, 0).astype(np.int64)]
     if np.issubdtype(values.dtype, np.integer):
         return list(values.tolist())
-    scaled = values * float(target.get("scale", 1.0))
+    scaled = values * float(manifest.target.get("scale", 1.0))
     return list(scaled) if values.ndim > 1 else list(scaled.tolist())
 
 
 def in_unit(value: float, model: Model, manifest: Manifest) -> str:
     """Return a value of the model's metric with its name, and in the target's unit if it has one."""
-    target = manifest.units.get("target", {}) if model.metric.name == "rmse" else {}
-    value *= float(target.get("scale", 1.0))
-    return f"{model.metric.name} {value:.4g} {target.get('unit', '')}".rstrip()
+    scale, unit = (manifest.error_scale, manifest.target.get("unit", "")) if model.metric.name == "rmse" else (1.0, "")
+    return f"{model.metric.name} {value * scale:.4g} {unit}".rstrip()

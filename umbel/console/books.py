@@ -452,7 +452,7 @@ def _release(request: Request) -> tuple[Release, int, int] | str:
         release = site_release(release)
     elif ReleaseBy.SECURE in by:
         release = secure_release(release)
-    return release, min(run.rounds, run.max_participations or run.rounds), run.most_reports
+    return release, run.most_participations, run.most_reports
 
 
 # The fields of a message's task that its release has, too. A request keeps those that differ as text.

@@ -99,6 +99,17 @@ class Manifest(Entries):
         return self.split["train"]
 
     @property
+    def target(self) -> dict[str, Any]:
+        """The target's entry in ``units``; empty if there is none."""
+        found: dict[str, Any] = self.units.get("target", {})
+        return found
+
+    @property
+    def error_scale(self) -> float:
+        """The factor from an error in stored numbers to one in the target's unit, above 0."""
+        return abs(float(self.target.get("scale", 1.0)))
+
+    @property
     def epsilon_of_scales(self) -> str:
         """The epsilon that estimating scales from rows cost each client; empty without such scales."""
         found = _ESTIMATED.search(self.provenance)
@@ -128,7 +139,7 @@ class Manifest(Entries):
             raise ValueError(f"feature_scale must be a 32-bit number other than 0, got {self.feature_scale}")
         if self.tokens and self.feature_scale != 1:
             raise ValueError(f"tokens are not scaled: leave out feature_scale, got {self.feature_scale}")
-        target = self.units.get("target", {})
+        target = self.target
         if not isinstance(target, dict):
             raise ValueError(f'"units" must hold an object as "target", got {target!r}')
         for what in ("name", "unit"):

@@ -7,7 +7,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from datetime import UTC, datetime
 from functools import partial
@@ -50,6 +51,18 @@ def configure(strangers: bool = False) -> None:
         from umbel.protocol.flower import plain_console  # here, since it takes long: commands use `error` alone
 
         plain_console()
+
+
+@contextmanager
+def quiet(level: int = logging.WARNING) -> Iterator[None]:
+    """Keep lines below a level out of Flower's log."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(max(before, level))
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def about(**what: Any) -> None:

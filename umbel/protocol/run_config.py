@@ -330,6 +330,11 @@ class RunConfig(Settings):
         return min(_AUTO_MOST, max(2, self.clients_per_round // _RELEASES_EACH))
 
     @property
+    def most_participations(self) -> int:
+        """Maximum number of a client's participations: at most one in each round."""
+        return min(self.rounds, self.max_participations or self.rounds)
+
+    @property
     def most_reports(self) -> int:
         """Maximum number of a client's reports: for each set of initial hypotheses, in each round, and after the
         last."""

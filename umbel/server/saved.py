@@ -17,7 +17,7 @@ from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import DAMAGE, run_named
-from umbel.server.setup import Setup, check_hypotheses
+from umbel.server.setup import Setup, check_frozen, check_hypotheses
 from umbel.server.snapshots import Snapshots
 
 # Settings that may change when a run resumes.
@@ -67,7 +67,7 @@ class Saved:
             saved = folder.read_config()
             if not isinstance(saved.get("config"), dict):
                 raise ValueError("config.toml has no table config")
-        _check_the_same(setup, saved["config"], saved.get("data", ""), path.name)
+        _check_the_same(setup, saved, path.name)
         with _told(path):
             state, spent, kept = folder.read(list(setup.model.shapes))
             nodes = folder.read_nodes()
@@ -108,10 +108,10 @@ def _told(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _check_the_same(setup: Setup, was: Mapping[str, Any], data: str, name: str) -> None:
-    """Raise unless the run has the same settings and rows as before."""
-    config = setup.config.entries()
-    for key, value in RunConfig.current(was).items():
+def _check_the_same(setup: Setup, saved: Mapping[str, Any], name: str) -> None:
+    """Raise unless the run has the same settings, rows and frozen parameters as before."""
+    config, data = setup.config.entries(), saved.get("data", "")
+    for key, value in RunConfig.current(saved["config"]).items():
         if key not in _FREE and config.get(key) != value:
             raise ConfigError(
                 f"resume: {key} was {value!r} and is {config.get(key)!r}; restore the old value",
@@ -123,6 +123,7 @@ def _check_the_same(setup: Setup, was: Mapping[str, Any], data: str, name: str) 
             f"restore them, or start a new run: start-from={name} seed={setup.config.seed + 1}",
             code="config.resume-data",
         )
+    check_frozen(setup.model, saved, name)
 
 
 def _check_participations(

@@ -16,7 +16,7 @@ from umbel.models.fit import misfit
 from umbel.models.model import Model
 from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy import mechanisms
-from umbel.privacy.accounting.guarantee import secure_release, site_release
+from umbel.privacy.accounting.guarantee import released_by
 from umbel.protocol.arrays import Arrays, all_finite, flatten
 from umbel.protocol.errors import ConfigError, Refused
 from umbel.protocol.release import Protect, Release, ReleaseBy
@@ -190,13 +190,7 @@ class Setup:
         number of hypotheses: a random choice is among few, an open one among many."""
         strategy, hidden = self.strategy, self.config.choice_epsilon > 0
         k = strategy.fewest_hypotheses if hidden else strategy.hypotheses
-        release = self.config.release(self.model.num_parameters, k)
-        match self.strategy.release_by:
-            case ReleaseBy.CLIENT:
-                return release
-            case ReleaseBy.SITE:
-                return site_release(release)
-        return secure_release(release)
+        return released_by(strategy.release_by, self.config.release(self.model.num_parameters, k))
 
     def task(self, name: str = "") -> TrainingSpec:
         """Return the template of the task that the run called `name` gives clients in a round."""
@@ -215,6 +209,13 @@ def check_hypotheses(hypotheses: Arrays, shapes: Mapping[str, tuple[int, ...]], 
             raise ValueError(f"{name} of the hypotheses is {value.dtype}, not float32")
         if not all_finite(value):
             raise ValueError(f"{name} of the hypotheses is not finite")
+
+
+def check_frozen(model: Model, saved: Mapping[str, Any], name: str) -> None:
+    """Raise `ConfigError` if a run, of which `saved` is the config.toml, had other frozen parameters than a model."""
+    if saved.get("frozen", model.frozen_digest) != model.frozen_digest:
+        text = f"the hypotheses of {name} belong to other frozen parameters than model {model.name!r} has"
+        raise ConfigError(f"{text}; restore the file that pretrained names", code="config.other-frozen")
 
 
 def _check_length(hypotheses: Arrays) -> None:

@@ -186,9 +186,9 @@ class Summary:
     @property
     def scale(self) -> tuple[float, str]:
         """The factor from a loss to the target's unit, and that unit; (0, "") for a loss without one."""
-        target = self.manifest.units.get("target", {}) if self.manifest else {}
-        if self.loss_name == "RMSE" and self.model.metric.name == "rmse" and "scale" in target:
-            return float(target["scale"]), str(target.get("unit", ""))
+        manifest = self.manifest
+        if manifest and self.loss_name == "RMSE" and self.model.metric.name == "rmse" and "scale" in manifest.target:
+            return manifest.error_scale, str(manifest.target.get("unit", ""))
         return 0.0, ""
 
     @property

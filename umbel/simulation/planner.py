@@ -24,9 +24,8 @@ from umbel.client.loop import LoopLearner
 from umbel.data import Dataset
 from umbel.models.model import Model
 from umbel.models.optimizers import LocalOptimizer
-from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, amount, gap, guarantee, secure_release, site_release
+from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee, released_by
 from umbel.privacy.accounting.plan import Task, plan_for
-from umbel.privacy.accounting.row_plan import WantedOfRows
 from umbel.privacy.mechanisms import load as load_mechanism
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE, Clipping, NoisePer, Protect, Release, ReleaseBy
@@ -34,7 +33,8 @@ from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.protocol.words import count_of
 from umbel.server.setup import Setup
 from umbel.simulation import row_planner
-from umbel.simulation.proxy import ROWS, Proxy, Rounds, Span, feature_spans, target_span
+from umbel.simulation.proxy import ROWS, Proxy, Rounds, Span, feature_spans, made_up, target_span
+from umbel.simulation.wanted import Wanted
 
 PRIVACY = ("noise-multiplier", "mechanism", "choice-epsilon", "clipping", "clip-norm", "clip-norm-decay")
 """Keys of the noise; a user who sets one decides on the run's privacy."""
@@ -45,7 +45,6 @@ _PROVISIONAL: Mapping[str, Any] = {
     "choice-epsilon": 1.0,
     "mechanism": LAPLACE,
 }
-"""The note of `umbel.data.importers` in a provenance."""
 _ROUNDS = (1, 3, 10, 20, 40)
 _PATHS = (1.0, 1.5, 2.0, 3.0)  # the sum of all clip norms, relative to the way to the result without noise
 _LAST = (0.2, 0.05)  # the last clip norm, relative to the first
@@ -92,34 +91,29 @@ def plan_run(
     values: Mapping[str, Any],
     given: Iterable[str],
     own: bool,
-    epsilon: float | None = None,
-    delta: float = DELTA,
+    wanted: Wanted,
     sites: int = 1,
     name: str = "",
     part: bool = False,
-    of_rows: WantedOfRows | None = None,
 ) -> PlannedRun:
     """Return a run config with the missing entries.
 
     Parameters
     ----------
     values : mapping
-        The entries of a configuration, or only the dataset's name, overridden by the user's.
+        The entries of a configuration, or only the dataset's name, overridden by `Wanted.settings` and the user's.
     given : iterable of str
         The keys that the user gave. They are not changed.
     own : bool
         Whether there is no configuration. Its entries for training are then chosen too.
-    epsilon, delta : float
-        The wanted guarantee between any two data sets of a client over the whole run; without epsilon a run of
-        the user's own data has no noise.
+    wanted : Wanted
+        Without a guarantee, a run of the user's own data has no noise.
     sites : int
         Number of nodes that release sums of their clients' updates, if the strategy has sites release.
     name : str
         The user's name for it, for the hint.
     part : bool
         Whether a part of the dataset suffices here (see `umbel.data.shard`).
-    of_rows : WantedOfRows, optional
-        The wanted guarantee of each row, in place of `epsilon`; `values` have its settings.
 
     Raises
     ------
@@ -128,12 +122,8 @@ def plan_run(
         not declared.
     """
     kept, found = frozenset(given), dict(values)
-    if of_rows and epsilon is not None:
-        text = (
-            'epsilon is for clients and row-epsilon for rows; give one, and plan protect = "both" by umbel plan --rows'
-        )
-        raise ConfigError(text, code="config.both-ways")
-    if own and (of_rows or epsilon is not None):
+    epsilon, of_rows = wanted.epsilon, wanted.row_epsilon is not None
+    if own and wanted.any:
         found.setdefault("hypotheses", 1)
     if epsilon is not None:
         # A configuration may lack settings that a guarantee needs, and a strategy may refuse that.
@@ -151,11 +141,11 @@ def plan_run(
         setup = Setup.parse(found)
     if of_rows:
         check_declared(setup.model, dataset)
-        planned, words = row_planner.with_noise(found, kept, setup, of_rows, delta, dataset.manifest.train)
+        planned, words = row_planner.with_noise(found, kept, setup, wanted, dataset.manifest.train)
         return PlannedRun(planned, [*words, *_of_scales(dataset)])
     if epsilon is None:
         return _without_noise(found, kept, own, setup, dataset, name)
-    return _Search(found, kept, setup, dataset, epsilon, delta, sites).plan()
+    return _Search(found, kept, setup, dataset, epsilon, wanted.at_delta, sites).plan()
 
 
 def _wants_privacy(run: RunConfig, kept: frozenset[str]) -> bool:
@@ -223,8 +213,6 @@ def _sample(dataset: Dataset) -> list[NDArray[np.float64]]:
 
 
 def _drawn_rows(model: Model, dataset: Dataset) -> list[NDArray[np.float64]]:
-    from umbel.simulation.proxy import made_up
-
     made = made_up(model, dataset, 1, np.random.default_rng(0))
     return [np.asarray(made.features, np.float64)]
 
@@ -286,7 +274,7 @@ def check_declared(model: Model, dataset: Dataset) -> None:
     if manifest.layout is None or model.name.partition(" ")[0] not in ("linear", "mlp"):
         return
     spans = feature_spans(manifest, dataset.features.shape[-1]) or []
-    if not manifest.units.get("target", {}).get("categories"):
+    if not manifest.target.get("categories"):
         spans = [*spans, target_span(manifest)]
     if bare := [span.name for span in spans if not span.declared]:
         more = f" and {len(bare) - _MOST_NAMED} more columns" if len(bare) > _MOST_NAMED else ""
@@ -543,11 +531,8 @@ class _Search:
         }
 
     def _released(self, run: RunConfig) -> tuple[Release, int]:
-        release = run.release(self.n, self.fewest)
-        by = self.setup.strategy.release_by
-        if by is not ReleaseBy.CLIENT:
-            release = site_release(release) if by is ReleaseBy.SITE else secure_release(release)
-        return release, min(run.max_participations or run.rounds, run.rounds)
+        release = released_by(self.setup.strategy.release_by, run.release(self.n, self.fewest))
+        return release, run.most_participations
 
     def _check_guarantee(self, found: Mapping[str, Any]) -> None:
         release, times = self._released(RunConfig.parse(found))

@@ -88,7 +88,7 @@ def target_span(manifest: Manifest) -> Span:
     """Return the declared facts about a numeric target."""
     if manifest.layout is not None and manifest.layout.target.type in _NUMBERS:
         return _of_numbers(manifest.layout.target)
-    return Span(manifest.units.get("target", {}).get("name", "target"))
+    return Span(manifest.target.get("name", "target"))
 
 
 def _of_numbers(column: Column) -> Span:
@@ -369,7 +369,7 @@ def _targets(
 
 
 def _classes(model: Model, dataset: Dataset) -> int:
-    named = dataset.manifest.units.get("target", {}).get("categories", [])
+    named = dataset.manifest.target.get("categories", [])
     if named:
         return len(named)
     from umbel.models.fit import look

@@ -10,21 +10,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from umbel.privacy.accounting.guarantee import amount
-from umbel.privacy.accounting.row_plan import RowPlan, RowTask, WantedOfRows, row_plan_for
+from umbel.privacy.accounting.plan import usual_choice
+from umbel.privacy.accounting.row_plan import RowPlan, RowTask, row_plan_for
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Protect
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 from umbel.server.setup import Setup
+from umbel.simulation.wanted import Wanted
 
 ROUNDS = 20
 """Rounds of a run without a configuration."""
-_CHOICE = 0.25, 2.0  # the choice's share of a participation's epsilon, and the most that it needs
 
 
 def with_noise(
-    found: Mapping[str, Any], kept: frozenset[str], setup: Setup, wanted: WantedOfRows, delta: float, train: int
+    found: Mapping[str, Any], kept: frozenset[str], setup: Setup, wanted: Wanted, train: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Return a run config with the noise that a wanted guarantee needs, and lines that describe it.
 
@@ -36,8 +37,8 @@ def with_noise(
         Keys that the user gave.
     setup : Setup
         Of these settings.
-    wanted : WantedOfRows
-    delta : float
+    wanted : Wanted
+        With a guarantee of rows.
     train : int
         Training clients.
 
@@ -47,25 +48,27 @@ def with_noise(
         If the user's entries break the guarantee, or no noise reaches it.
     """
     run, k, fewest = setup.config, setup.strategy.hypotheses, setup.strategy.fewest_hypotheses
+    epsilon, typical = wanted.row_epsilon, wanted.rows
+    assert epsilon is not None, "it is asked for"
+    assert typical is not None, "it comes with the epsilon"
     _check(setup, kept)
     found = dict(found)
     if "restarts" not in kept:
         found["restarts"] = 1
     if "max-participations" not in kept:
         found["max-participations"] = min(run.rounds, max(1, -(-run.rounds * run.clients_per_round // train)))
-    times = min(found["max-participations"] or run.rounds, run.rounds)
+    times = RunConfig.parse(found).most_participations
     if "choice-epsilon" not in kept:
-        share, most = _CHOICE
-        found["choice-epsilon"] = min(share * wanted.epsilon / times, most) if k > 1 else 0.0
+        found["choice-epsilon"] = usual_choice(epsilon, times) if k > 1 else 0.0
     rows = RunConfig.parse(found).training().row_privacy
     assert rows is not None, "the run hides rows"
-    task = RowTask(wanted.rows, rows.rate, rows.steps, times, fewest, found["choice-epsilon"])
-    planned = row_plan_for(task, wanted.epsilon, delta)
+    task = RowTask(typical, rows.rate, rows.steps, times, fewest, found["choice-epsilon"])
+    planned = row_plan_for(task, epsilon, wanted.at_delta)
     found["row-noise-multiplier"] = planned.noise_multiplier
     n = setup.model.num_parameters
-    have = row_guarantee({RunConfig.parse(found).release(n, fewest): times}, delta)
+    have = row_guarantee({RunConfig.parse(found).release(n, fewest): times}, wanted.at_delta)
     assert have is not None, "the choice is hidden"
-    assert have.epsilon <= wanted.epsilon * (1 + 1e-9), "the plan is for these settings"
+    assert have.epsilon <= epsilon * (1 + 1e-9), "the plan is for these settings"
     return found, _words(planned, RunConfig.parse(found), n * k, min(run.clients_per_round, train))
 
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from umbel.data import find_dataset
-from umbel.privacy.accounting.guarantee import DELTA
-from umbel.privacy.accounting.row_plan import WantedOfRows
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.home import make_folder, umbel_home
 from umbel.protocol.plugins import distrust, names_in, own_path, remember, trust, trust_elsewhere
@@ -25,6 +23,7 @@ from umbel.protocol.run_config import RunConfig, read_saved
 from umbel.server.runs import find_run, home_of_runs, run_named
 from umbel.simulation import launch
 from umbel.simulation.relay import Relay
+from umbel.simulation.wanted import NOTHING, Wanted
 
 if TYPE_CHECKING:
     from umbel.server.setup import Setup
@@ -51,37 +50,32 @@ def read_values(source: str | Path = "", given: Mapping[str, Any] | None = None)
 def values_of(
     source: str | Path | Mapping[str, Any] = "",
     given: Mapping[str, Any] | None = None,
-    epsilon: float | None = None,
-    delta: float | None = None,
+    wanted: Wanted = NOTHING,
     sites: int = 1,
-    row_epsilon: float | None = None,
-    rows: int | None = None,
 ) -> PlannedRun:
     """Return the values of a run, and lines that describe them.
 
     For a configuration they are its own, overridden by the given ones. For a dataset without a configuration, missing
-    values are chosen to suit it. With `epsilon`, or `row_epsilon` and the `rows` of a typical client, the noise is
-    chosen too (`umbel.simulation.planner.plan_run`, which documents the errors).
+    values are chosen to suit it. With a wanted guarantee, the noise is chosen too (`umbel.simulation.planner.plan_run`,
+    which documents the errors).
     """
-    given, of_rows = RunConfig.current(given or {}), WantedOfRows.of(row_epsilon, rows)
-    wanted = (of_rows.settings() if of_rows else {}) | given
+    wanted.check()
+    given = RunConfig.current(given or {})
+    asked = {**wanted.settings, **given}
     if isinstance(source, Mapping):
-        values, own, name = read_values("", {**RunConfig.current(source), **wanted}), False, ""
+        values, own, name = read_values("", {**RunConfig.current(source), **asked}), False, ""
     else:
-        values, name = read_values(source, wanted), str(source)
+        values, name = read_values(source, asked), str(source)
         dataset = _dataset_of(name) if name else given.get("dataset", _SHIPPED)
         own = dataset is not None and (bool(name) or dataset not in ("", _SHIPPED))
-    if delta is not None and epsilon is None and row_epsilon is None:
-        raise ConfigError("delta needs a wanted epsilon; give --epsilon too", code="config.delta-alone")
     from umbel.simulation.planner import PlannedRun, plan_run  # it imports PyTorch; a wrong name is reported before
 
-    if epsilon is None and of_rows is None and not own:
+    if not wanted.any and not own:
         return PlannedRun(values, [])
     if not values.get("dataset", _SHIPPED):
         raise ConfigError('dataset = "" has nothing to plan from; name a dataset', code="config.no-dataset")
     name = name or str(values.get("dataset", ""))
-    delta = DELTA if delta is None else delta
-    return plan_run(values, given, own, epsilon, delta, sites, name, on_cluster(), of_rows)
+    return plan_run(values, given, own, wanted, sites, name, on_cluster())
 
 
 def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:

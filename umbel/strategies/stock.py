@@ -10,10 +10,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import logging
 import typing
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, ClassVar, NoReturn
 
@@ -27,6 +25,7 @@ from umbel.models.model import Model
 from umbel.protocol.arrays import Arrays, Matrix, Vectors, flatten, unflatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import Run, identify
+from umbel.protocol.logs import quiet
 from umbel.protocol.plugins import import_by_name
 from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
@@ -128,7 +127,7 @@ def _aggregate(strategy: Strategy, round: int, group: Matrix, hypothesis: Matrix
     """Return a Flower strategy's result for releases (g, n) that started from a hypothesis (n,)."""
     identify()
     config, sent = ConfigRecord(), _records(hypothesis[None], like)[0]
-    with _quiet():
+    with quiet():  # Flower's strategies tell about each cluster and round
         messages = list(strategy.configure_train(round, sent, config, _TwoNodes()))
     if asked := sorted(set(config) - {"server-round"}):
         raise _unfit(f"asks clients for {', '.join(asked)}, which umbel's clients do not know")
@@ -138,7 +137,7 @@ def _aggregate(strategy: Strategy, round: int, group: Matrix, hypothesis: Matrix
         Message(RecordDict({"arrays": record, "metrics": MetricRecord({_WEIGHT: 1})}), reply_to=messages[0])
         for record in _records(group, like)
     ]
-    with _quiet():
+    with quiet():
         following = strategy.aggregate_train(round, replies)[0]
     if following is None:
         return None
@@ -152,17 +151,6 @@ def _records(matrix: Vectors, like: Arrays) -> list[ArrayRecord]:
     """Return vectors (m, n) as one record each, with the model's arrays."""
     arrays = unflatten(matrix, like).items()
     return [ArrayRecord({name: Array(np.asarray(value[i])) for name, value in arrays}) for i in range(len(matrix))]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep messages of Flower's strategies about each cluster and round out of the log, except for warnings."""
-    logger, level = logging.getLogger("flwr"), logging.getLogger("flwr").level
-    logger.setLevel(max(level, logging.WARNING))
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 class _TwoNodes(Grid):

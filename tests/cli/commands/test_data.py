@@ -25,6 +25,7 @@ from umbel.protocol.run_config import RunConfig
 from umbel.simulation import in_process
 from umbel.simulation.in_process import play
 from umbel.simulation.start import values_of
+from umbel.simulation.wanted import Wanted
 
 
 def umbel(*words: Any) -> tuple[int, str]:
@@ -295,13 +296,13 @@ def test_who_adds_what_the_import_says_can_plan_a_guarantee(tmp_path: Path, umbe
     told = said(*words)
     assert "--set small.minimum=-0.03 --set small.maximum=0.02 --set near.minimum=0 --set near.maximum=5 for" in told
     with raises(ConfigError, "config.no-range", "small, far, near"):
-        values_of("mixed", epsilon=8)
+        values_of("mixed", wanted=Wanted(epsilon=8))
     added = [word for line in told.splitlines() for word in shlex.split(line.rstrip(".").split(". In sim")[0])]
     taken = [word for before, word in pairwise(added) if before == "--set"]
     told = said(*words, "--replace", "--standardise", *(part for word in taken for part in ("--set", word)))
     assert "estimated" not in told
     assert "--set" not in told
-    assert values_of("mixed", epsilon=16).words
+    assert values_of("mixed", wanted=Wanted(epsilon=16)).words
 
 
 def test_a_few_far_numbers_or_missing_ones_do_not_decide_what_is_told_about_scales(tmp_path: Path) -> None:

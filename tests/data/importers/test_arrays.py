@@ -204,6 +204,13 @@ def test_sizes_must_agree_or_are_brought_to_one(folder: Path) -> None:
     assert data.dataset.features.shape == (4, 1, 6, 5)
 
 
+@pytest.mark.parametrize("numbers", [np.uint16, np.int32])
+def test_images_of_more_than_8_bits_are_refused_and_not_clipped(folder: Path, numbers: type[np.generic]) -> None:
+    Image.fromarray(np.full((4, 3), 4000, numbers)).save(folder / "anna" / "cat" / "9.tiff")
+    with raises(DatasetError, "data.bit-depth", "9.tiff"):
+        umbel.from_image_folder(folder)
+
+
 def test_what_is_no_image_is_named(folder: Path) -> None:
     (folder / "anna" / "cat" / "9.png").write_text("no")
     with raises(DatasetError, "data.unreadable", "9.png"):

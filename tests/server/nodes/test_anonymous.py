@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Error, Message
 from safetensors.numpy import load_file
 
 from tests.helpers.errors import raises
@@ -27,6 +27,7 @@ from umbel.privacy.anonymous.submission import Submission
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, RelayError
+from umbel.protocol.flower import ErrorCode
 from umbel.protocol.messages import submissions_in
 from umbel.protocol.release import Kind
 from umbel.server.observer import Observer, Run
@@ -117,7 +118,7 @@ def changing(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 
 
 def test_a_batch_that_is_too_small_teaches_nothing_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In round 1 one of four nodes sends nothing, so that 45 of 60 releases come."""
+    """In round 1 one of four nodes sends nothing, so that 43 of 60 releases come."""
     calls: list[int] = []
 
     def change(found: list[bytes], place: int) -> list[bytes]:
@@ -129,6 +130,24 @@ def test_a_batch_that_is_too_small_teaches_nothing_and_the_run_goes_on(monkeypat
     assert [entry.moved for entry in found.state.history if entry.asked] == [False, True, True]
     assert [entry.releases for entry in found.state.history if entry.asked] == [0, 60, 60]
     assert found.fleet.participations.sum() == 3 * 60
+
+
+@pytest.mark.parametrize(
+    ("code", "counted"), [(ErrorCode.CLIENT_APP_CRASHED, 60), (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, 43)]
+)
+def test_the_clients_of_an_app_that_crashed_count_and_those_of_one_that_refuses_do_not(
+    monkeypatch: pytest.MonkeyPatch, code: int, counted: int
+) -> None:
+    """It may have crashed after the relay took their releases. 17 of the 60 asked clients are at the first node."""
+
+    class Grid(InProcessGrid):
+        def _answer(self, message: Message) -> Message:
+            reply = super()._answer(message)
+            first = message.metadata.dst_node_id == min(self.contexts)
+            return Message(Error(code, ""), reply_to=message) if first and "anonymous" in reply.content else reply
+
+    monkeypatch.setattr(in_process, "InProcessGrid", Grid)
+    assert played(rounds=1, anonymous_least=40).fleet.participations.sum() == counted
 
 
 def test_a_hostile_site_spoils_no_more_than_its_own_releases(monkeypatch: pytest.MonkeyPatch) -> None:

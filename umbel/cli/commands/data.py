@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,7 +59,7 @@ def list_() -> None:
         except DatasetError as error:
             broken.append(str(error))
             continue
-        target = manifest.units.get("target", {}).get("name", "")
+        target = manifest.target.get("name", "")
         split = manifest.split
         name = path.name if path.is_dir() else path.stem
         table.add_row(name, f"{split['train']:,}", f"{split['validation']:,}", target, manifest.model, manifest.loss)
@@ -337,7 +337,7 @@ def _seen(column: Column, role: str) -> str:
 
 
 def _target(data: Dataset) -> str:
-    target: Mapping[str, Any] = data.manifest.units.get("target", {})
+    target = data.manifest.target
     shape = f" {data.targets.shape[1:]}" if data.targets.ndim > 1 else ""
     told = [str(target.get("name", "")), str(target.get("unit", "")), ", ".join(target.get("categories", []))]
     return "; ".join([*filter(None, told), f"{data.targets.dtype}{shape}"])

@@ -23,8 +23,9 @@ from umbel.privacy.accounting.row_plan import RowTask, row_plan, row_plan_for
 from umbel.privacy.accounting.rows import rows_to_date
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import exact
+from umbel.protocol.release import ReleaseBy, exact
 from umbel.simulation.start import values_of
+from umbel.simulation.wanted import Wanted
 
 app = typer.Typer(add_completion=False)
 
@@ -134,7 +135,8 @@ def command(
             raise ConfigError(f"{named[-1]!r} is not KEY=VALUE", code="config.two-configurations")
         if epsilon is not None or write is not None or (rows is not None and named):
             own = strategy_of(release, sites, values)
-            _whole_run(context, named[0] if named else "", own, epsilon, delta, write, sites, row_epsilon, rows)
+            wanted = Wanted(epsilon, delta if _given(context, "delta") else None, row_epsilon, rows)
+            _whole_run(context, named[0] if named else "", own, wanted, write, sites)
             return
         if values:
             text = f"{next(iter(values))}=... needs the plan of a whole run; give --epsilon"
@@ -150,7 +152,7 @@ def command(
         others = {"words", "epsilon", "write", "distance", *_OF_ROWS}
         config = named[0] if named else ""
         planned = costs(config, **{name: one for name, one in context.params.items() if name not in others})
-    _show(planned, bool(config), anonymous, release, distance)
+    _show(planned, bool(config), anonymous, distance)
 
 
 _OF_ROWS = "rows", "row_epsilon", "row_noise_multiplier", "row_rate", "local_steps"
@@ -217,26 +219,16 @@ def _steps(rate: float) -> int:
 
 
 def _whole_run(
-    context: typer.Context,
-    name: str,
-    values: dict[str, Any],
-    epsilon: float | None,
-    delta: float,
-    write: Path | None,
-    sites: int,
-    row_epsilon: float | None,
-    rows: int | None,
+    context: typer.Context, name: str, values: dict[str, Any], wanted: Wanted, write: Path | None, sites: int
 ) -> None:
     """Plan a whole run, print it, and write its run config if wanted."""
     if not name:
         raise ConfigError("name a configuration or dataset to plan its run", code="config.missing-figure")
     others = set(context.params) - {"words", "epsilon", "write", "release", "sites", "delta", "row_epsilon", "rows"}
-    given = [one for one in others if context.get_parameter_source(one) is not ParameterSource.DEFAULT]
-    if given:
+    if given := [one for one in others if _given(context, one)]:
         text = f"--{given[0].replace('_', '-')} does not go with --epsilon; give KEY=VALUE, or leave out --epsilon"
         raise ConfigError(text, code="config.both-ways")
-    asked = context.get_parameter_source("delta") is not ParameterSource.DEFAULT
-    planned = values_of(name, values, epsilon, delta if asked else None, sites, row_epsilon, rows)
+    planned = values_of(name, values, wanted, sites)
     if write is not None:
         try:
             write.write_text(as_toml(planned), encoding="utf-8")
@@ -251,12 +243,12 @@ def _whole_run(
 
 
 _WHOSE_NOISE = {
-    "site": "each site adds it to the sum over its clients",
-    "secure": "all sites together add it to one sum",
+    ReleaseBy.SITE: "each site adds it to the sum over its clients",
+    ReleaseBy.SECURE: "all sites together add it to one sum",
 }
 
 
-def _show(planned: Planned, from_config: bool, anonymous: int | None, by: str | None, distance: float | None) -> None:
+def _show(planned: Planned, from_config: bool, anonymous: int | None, distance: float | None) -> None:
     """Print a plan, changes that would leave less noise, and warnings."""
     figures, delta = planned.figures, planned.delta
     release = figures.release
@@ -266,7 +258,7 @@ def _show(planned: Planned, from_config: bool, anonymous: int | None, by: str | 
         between += "; against whoever knows a release's sender, as relay and server together do"
     table = Table("figure", "value", "what it means", title="A planned run")
     add = table.add_row
-    whose = f"; {_WHOSE_NOISE[by]}" if by in _WHOSE_NOISE else ""
+    whose = f"; {_WHOSE_NOISE[planned.by]}" if planned.by in _WHOSE_NOISE else ""
     add("noise multiplier", f"{release.noise_multiplier:.4g}", f"of mechanism {release.mechanism}{whose}")
     if release.chooses:
         add("choice-epsilon", f"{release.choice_epsilon:.4g}", "of the randomised choice; 0 leaves it open")

@@ -15,6 +15,7 @@ from umbel.protocol.errors import ConfigError, WorthError
 from umbel.server.run_folder import RunFolder
 from umbel.simulation.relay import Relay
 from umbel.simulation.start import in_this_process, launched, on_cluster, resumed, values_of
+from umbel.simulation.wanted import NOTHING, Wanted
 
 app = typer.Typer(add_completion=False)
 
@@ -101,7 +102,7 @@ def command(
             text = "--strict needs the run's worth; leave out --no-baselines"
             raise ConfigError(text, code="config.strict-alone")
         others = beside(against) if against else []
-        values, words = asked(what or [], config, resume, epsilon, delta, nodes, row_epsilon, rows)
+        values, words = asked(what or [], config, resume, Wanted(epsilon, delta, row_epsilon, rows), nodes)
         for line in words:
             typer.echo(line)
         relay = Relay(typer.echo, verbose)
@@ -161,11 +162,8 @@ def asked(
     words: list[str],
     config: Path | None = None,
     resume: bool = False,
-    epsilon: float | None = None,
-    delta: float | None = None,
+    wanted: Wanted = NOTHING,
     nodes: int = 0,
-    row_epsilon: float | None = None,
-    rows: int | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the run-config values for a command line, and lines that describe them.
 
@@ -179,9 +177,9 @@ def asked(
     given = pairs([word for word in words if "=" in word])
     source = str(config) if config is not None else named[0] if named else ""
     if not resume:
-        planned = values_of(source, given, epsilon, delta, nodes or 1, row_epsilon, rows)
+        planned = values_of(source, given, wanted, nodes or 1)
         return planned.values, planned.words
-    if any(one is not None for one in (epsilon, delta, row_epsilon, rows)):
+    if wanted != NOTHING:
         text = "a resumed run keeps its noise; leave out --epsilon, --row-epsilon, --rows and --delta"
         raise ConfigError(text, code="config.resumed-epsilon")
     if not source:

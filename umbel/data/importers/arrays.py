@@ -131,7 +131,7 @@ def from_image_folder(
     Raises
     ------
     DatasetError
-        If there are no images, one cannot be read, or they differ in size.
+        If there are no images, one cannot be read or has more than 8 bits a pixel, or they differ in size.
     """
     root = Path(folder).expanduser()
     levels = "CLASS/IMAGE" if client else "CLIENT/CLASS/IMAGE"
@@ -143,7 +143,10 @@ def from_image_folder(
     for file in files:
         try:
             with Image.open(file) as image:
-                colour = image.mode not in ("1", "L", "I;16") if colour is None else colour
+                if image.mode.startswith(("I", "F")):  # a conversion would clip all above 255
+                    wrong = f"{file} has more than 8 bits a pixel, and images are stored as bytes"
+                    raise DatasetError(f"{wrong}; save it with 8 bits, or give arrays", code="data.bit-depth")
+                colour = image.mode not in ("1", "L") if colour is None else colour
                 pixels = image.convert("RGB" if colour else "L")
         except (OSError, UnidentifiedImageError) as error:
             raise DatasetError(f"{file} cannot be read as an image: {error}", code="data.unreadable") from None

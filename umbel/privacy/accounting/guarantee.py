@@ -26,7 +26,7 @@ from umbel.privacy.mechanisms.base import Loss, Mechanism
 from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, DiscreteGaussian
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
-from umbel.protocol.release import Clipping, Kind, Release, exact
+from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy, exact
 
 DELTA = 1e-5
 """Delta of printed figures, by default."""
@@ -98,6 +98,16 @@ def secure_release(release: Release) -> Release:
     each, which is a distance of two radii, as if it moved one sum by two. The choice costs nothing extra.
     """
     return replace(release, kind=Kind.SECURE, choice_epsilon=0.0)
+
+
+def released_by(by: ReleaseBy, release: Release) -> Release:
+    """Return the release with which a client that would make `release` is charged where `by` adds the noise."""
+    match by:
+        case ReleaseBy.SITE:
+            return site_release(release)
+        case ReleaseBy.SECURE:
+            return secure_release(release)
+    return release
 
 
 def secure_report(noise_multiplier: float, bound: float = 1.0) -> Release:

@@ -133,12 +133,19 @@ class Plan:
         return found
 
 
-def plan(task: Task, noise_multiplier: float, choice_epsilon: float, rounds: int, delta: float = DELTA) -> Plan:
+def plan(
+    task: Task,
+    noise_multiplier: float,
+    choice_epsilon: float,
+    rounds: int,
+    delta: float = DELTA,
+    limit: float = math.inf,
+) -> Plan:
     """Return the figures of a run.
 
     Every round draws `clients_per_round` of `clients` without replacement, so a client's
     participations are Binomial(rounds, clients_per_round / clients). In 99.9 % of runs no client has more than
-    `max_participations`.
+    `max_participations`. Nor has one more than `limit`, if the run sets a maximum.
 
     Raises
     ------
@@ -152,7 +159,8 @@ def plan(task: Task, noise_multiplier: float, choice_epsilon: float, rounds: int
     count = stats.binom(rounds, task.clients_per_round / task.clients)
     # Even for dependent clients, the probability that any has more is at most the sum of theirs.
     most = int(count.isf(_RARE / task.clients))
-    return _figures(task, noise_multiplier, choice_epsilon, int(count.median()), most, delta)
+    median, most = (int(min(times, limit)) for times in (count.median(), most))
+    return _figures(task, noise_multiplier, choice_epsilon, median, most, delta)
 
 
 def plan_for(task: Task, target: float, delta: float, participations: int, choice_epsilon: float | None = None) -> Plan:
@@ -169,8 +177,7 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
     participations : int
         Maximum participations of a client.
     choice_epsilon : float, optional
-        By default a quarter of a participation's share of the target, and at most 2. If the task has a batch, the
-        choices alone cost at most half the target.
+        By default `usual_choice`. If the task has a batch, the choices alone cost at most half the target.
 
     Raises
     ------
@@ -184,10 +191,15 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
     if choice_epsilon is None and task.batch is not None:
         choice_epsilon = _choice_in(task.batch, task.hypotheses, target, delta, participations)
     elif choice_epsilon is None:
-        choice_epsilon = min(_CHOICE_SHARE * target / participations, _LARGEST_CHOICE)
+        choice_epsilon = usual_choice(target, participations)
     _check_numbers(1.0, choice_epsilon, delta)
     nu = _noise_for(task, target, delta, participations, choice_epsilon)
     return _figures(task, nu, choice_epsilon, participations, participations, delta)
+
+
+def usual_choice(target: float, participations: int) -> float:
+    """Return a choice-epsilon: a quarter of a participation's share of the wanted epsilon, and at most 2."""
+    return min(_CHOICE_SHARE * target / participations, _LARGEST_CHOICE)
 
 
 def what_helps(

@@ -6,18 +6,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, Guarantee
 from umbel.privacy.accounting.plan import impossible, rounded_up
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import Clipping, Kind, Protect, Release, RowPrivacy, exact
+from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy, exact
 
 _LEAST, _MOST = 1e-2, 1e6  # noise multipliers among which a search looks
 _CLOSE = 1e-4  # of a found noise multiplier, relative
-_STEPS = 5  # of a participation
-_BATCH = 256  # rows of a step: smaller batches have more noise at the same epsilon, larger ones take longer
 _FEW_ROWS = 0.1
 """Product of delta and the number of rows above which delta protects too few of them."""
 
@@ -74,53 +71,6 @@ class RowTask:
             choice_epsilon=self.choice_epsilon if self.hypotheses > 1 else 0.0,
         )
         return bare.trained_by(RowPrivacy(1.0, noise_multiplier, self.rate, self.batch, self.steps))
-
-
-@dataclass(frozen=True)
-class WantedOfRows:
-    """A wanted guarantee of each row.
-
-    Attributes
-    ----------
-    epsilon : float
-        Between two data sets of a client that differ by one row, over the whole run.
-    rows : int
-        Rows of a typical client. They decide the batch, and not the guarantee.
-    """
-
-    epsilon: float
-    rows: int
-
-    def __post_init__(self) -> None:
-        if not 0 < self.epsilon < math.inf:
-            raise impossible("row-epsilon", "a finite number above 0", self.epsilon)
-        if self.rows < 1:
-            raise impossible("rows", "at least 1", self.rows)
-
-    @classmethod
-    def of(cls, epsilon: float | None, rows: int | None) -> WantedOfRows | None:
-        """Return the wanted guarantee, if any; raise `ConfigError` if one of both is missing."""
-        if epsilon is None and rows is None:
-            return None
-        if epsilon is None or rows is None:
-            text = "a plan for rows needs row-epsilon and rows, the number of rows of a typical client; give both"
-            raise ConfigError(text, code="config.missing-figure")
-        return cls(epsilon, rows)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the entries of a run config that hides rows, with any noise."""
-        rate = min(1.0, float(f"{_BATCH / self.rows:.2g}"))
-        return {
-            "protect": str(Protect.ROWS),
-            "noise-multiplier": 0.0,
-            "clipping": str(Clipping.UPDATE),
-            "choice-epsilon": 1.0,
-            "row-clip-norm": 1.0,
-            "row-rate": rate,
-            "row-batch": float(f"{rate * self.rows:.4g}"),
-            "row-noise-multiplier": 1.0,
-            "local-steps": _STEPS,
-        }
 
 
 @dataclass(frozen=True)

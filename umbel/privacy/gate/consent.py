@@ -114,7 +114,7 @@ def decide(
 
 def most_participations(site: Site, config: RunConfig) -> float:
     """Return how often a client may take part in a run: as often as people were told when they approved its price."""
-    return min(config.rounds, config.max_participations or math.inf) if site.approves else math.inf
+    return config.most_participations if site.approves else math.inf
 
 
 def most_reports(site: Site, config: RunConfig) -> float:

@@ -104,10 +104,10 @@ class Sanitised:
     ----------
     releases : dict of ndarray, each (m, \*shape)
         Those of the charged clients, in the order asked.
-        paid : ndarray of bool
-            A flag for each asked client: whether it was charged, and so released.
-        choices : list of int, or None
-            Those of the charged clients, if the task asks for them (`TrainingSpec.disclose_choice`).
+    paid : ndarray of bool
+        A flag for each asked client: whether it was charged, and so released.
+    choices : list of int, or None
+        Those of the charged clients, if the task asks for them (`TrainingSpec.disclose_choice`).
     step : float
         See `umbel.privacy.gate.releases.Sanitiser.step`; 0 within a simulation.
     """

@@ -456,15 +456,6 @@ def _write(file: int, text: bytes, size: int) -> None:
         raise
 
 
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder, so that a new file's name is on disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def record_refusal(message: Message, context: Context, what: str, error: Exception) -> None:
     """Record a message that is refused before the app sees it; nothing leaves, on record or not."""
     try:

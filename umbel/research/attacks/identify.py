@@ -9,8 +9,7 @@ table also shows how often the attack finds it by itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from rich.progress import track
 
 from umbel.data import Dataset, find_dataset, open_dataset
 from umbel.protocol.errors import DatasetError
+from umbel.protocol.logs import quiet
 from umbel.protocol.plugins import parse_options
 from umbel.research.attacks.pac_attack import AttackOptions, PacAttack, lean_of, needed, theorem_1
 from umbel.research.output import Page, Section
@@ -256,7 +256,7 @@ def attack(dataset: str, policy: Mapping[str, Any], options: Mapping[str, Any], 
         clients_per_round=min(_MAX_A_ROUND, data.manifest.train),
         **changes,
     )
-    with _quiet():
+    with quiet(logging.CRITICAL):  # an attacked client that refuses would fill the log
         # A client over budget refuses, which is not a fault of the run.
         run = play(config, node_configs=[{"partition-id": 0, "num-partitions": 1, **policy}], strict=False)
     strategy = run.strategy
@@ -280,15 +280,3 @@ def preferences(name: str) -> Dataset:
             code="data.no-preferences",
         )
     return dataset
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence Flower's log: an attacked client that refuses would fill it."""
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from umbel.data import find_dataset, open_dataset
 from umbel.research.experiments.runs import Finished, Spec, split_by_seed
 from umbel.research.experiments.sweep import FIRST_SEED, Result
-from umbel.research.experiments.tables import SAME_CLIENTS, by_arm, page
+from umbel.research.experiments.tables import SAME_CLIENTS, by_arm, manifest_of, page
 from umbel.research.output import Section, plus_minus
 from umbel.server.history import State
 from umbel.simulation import in_process
@@ -61,7 +60,7 @@ def _choose(config: Mapping[str, Any], policy: Mapping[str, Any]) -> State:
 def tables(results: Sequence[Result], folder: Path) -> None:
     """Write the table of the runs of `specs`."""
     rows, shown = [], []
-    [scale] = {_dollars(result) for result in results}
+    [scale] = {manifest_of(result).error_scale for result in results}
     for (arm,), runs in by_arm(results).items():
         measured = [run.measures for run in runs]
         for how in ("exact", *(f"{epsilon:g}" for epsilon in EPSILONS), LAST):
@@ -79,8 +78,3 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     )
     columns = ("validation", "times", "chosen by", "RMSE (dollars)", "% worse than by exact losses", "at most")
     page("The round that is chosen", [Section("How much worse", text, columns, shown)], rows, results).write(folder)
-
-
-def _dollars(result: Result) -> float:
-    manifest = open_dataset(find_dataset(result.spec.config["dataset"])).manifest
-    return float(manifest.units["target"]["scale"])

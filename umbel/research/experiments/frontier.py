@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from umbel.data import find_dataset, open_dataset
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.mechanisms.gaussian import calibrate
@@ -29,7 +28,7 @@ from umbel.research.experiments.runs import (
     split_by_seed,
 )
 from umbel.research.experiments.sweep import FIRST_SEED, Result
-from umbel.research.experiments.tables import BEST_ROUND, SAME_CLIENTS, SAME_SPLIT, by_arm, page
+from umbel.research.experiments.tables import BEST_ROUND, SAME_CLIENTS, SAME_SPLIT, by_arm, manifest_of, page
 from umbel.research.output import Columns, Row, Section, figure, numbers, series, spread
 from umbel.server.setup import Setup
 from umbel.simulation.baselines import LOCAL_EPOCHS
@@ -147,8 +146,7 @@ def play(config: Mapping[str, Any]) -> Finished:
 def tables(results: Sequence[Result], folder: Path) -> None:
     """Write the tables and the picture of the runs of `specs`."""
     task = TASKS[results[0].spec.arm[0]]
-    manifest = open_dataset(find_dataset(results[0].spec.config["dataset"])).manifest
-    scale = float(manifest.units.get("target", {}).get("scale", 1.0))
+    scale = manifest_of(results[0]).error_scale
     arms = {(arm, label): runs for (_, arm, label), runs in by_arm(results).items()}
     rows = [_row(task, arm, label, runs, scale) for (arm, label), runs in arms.items()]
     what = "pure" if task.pure else f"at delta {DELTA:g}"

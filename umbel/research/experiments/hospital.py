@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from umbel.data import Dataset, find_dataset, open_dataset
+from umbel.data import Dataset
 from umbel.research.experiments.fairness import Grouping, group_fairness
 from umbel.research.experiments.runs import FINE_TUNE, INTERPOLATE, LOCAL_ONLY, Spec, split_by_seed
 from umbel.research.experiments.sweep import FIRST_SEED, Result
-from umbel.research.experiments.tables import SAME_CLIENTS, by_arm, page, what_a_client_gets
+from umbel.research.experiments.tables import SAME_CLIENTS, by_arm, manifest_of, page, what_a_client_gets
 from umbel.research.output import COLOURS, Section, difference, figure, mean, numbers, series, spread, verdict
 from umbel.simulation.in_process import run_config
 
@@ -90,8 +90,8 @@ def _name(k: int, nu: float) -> str:
 
 def tables(results: Sequence[Result], folder: Path) -> None:
     """Write tables and figures of the runs of `specs`."""
-    manifest = open_dataset(find_dataset(results[0].spec.config["dataset"])).manifest
-    dollars = float(manifest.units["target"]["scale"])
+    manifest = manifest_of(results[0])
+    dollars = manifest.error_scale
     arms = by_arm(results)
     sections, grids, claims = [], {}, []
     for loss in LOSSES:

@@ -17,7 +17,7 @@ import torch
 from umbel import models, strategies
 from umbel.data import find_dataset, open_dataset
 from umbel.privacy.accounting.guarantee import DELTA
-from umbel.privacy.accounting.plan import Task, plan_for
+from umbel.privacy.accounting.plan import Task, plan_for, usual_choice
 from umbel.privacy.accounting.row_plan import RowTask, row_plan_for
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
@@ -28,6 +28,7 @@ from umbel.research.experiments.runs import Finished, Spec, split_by_seed
 from umbel.research.experiments.sweep import FIRST_SEED, Result
 from umbel.research.experiments.tables import by_arm, page
 from umbel.research.output import Row, Section, average, plus_minus
+from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation import in_process
 from umbel.simulation.baselines import local_only, personalised
@@ -165,11 +166,9 @@ def _protected(
     """Return a run's settings with the noise that (epsilon, DELTA) over the whole run needs."""
     if release == NONE:
         return dict(config)
-    hypotheses, times = config["hypotheses"], config["max-participations"]
-    if strategies.load(config["strategy"]).resizes:
-        hypotheses = min(hypotheses, 2)  # a choice among the fewest reveals most
-    # A quarter for the choice, as `plan_for` has it.
-    choice = min(epsilon / times / 4, 2.0) if hypotheses > 1 else 0.0
+    run, times = RunConfig.parse(config), config["max-participations"]
+    hypotheses = strategies.make(run, Fleet(run)).fewest_hypotheses
+    choice = usual_choice(epsilon, times) if hypotheses > 1 else 0.0
     found = dict(config) | {"choice-epsilon": choice}
     if release == ROWS:
         found |= {"protect": "rows", "clipping": "update", "row-rate": 1.0, "row-batch": float(task.rows)}
@@ -196,9 +195,7 @@ def play(config: Mapping[str, Any]) -> Finished:
     setup, hypotheses = Setup.parse(dict(config)), played.state.hypotheses
     run, dataset = setup.config, open_dataset(find_dataset(config["dataset"]))
     prior = prior_of(played.strategy.state, run.hypotheses if isinstance(run.hypotheses, int) else 1)
-    scale = (
-        float(dataset.manifest.units.get("target", {}).get("scale", 1.0)) if setup.model.metric.name == "rmse" else 1
-    )
+    scale = dataset.manifest.error_scale if setup.model.metric.name == "rmse" else 1
     measured = dict[str, Any]()
 
     def measure(column: str, how: Personal | None) -> None:

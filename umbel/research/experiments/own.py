@@ -58,7 +58,7 @@ def play(config: Mapping[str, Any]) -> Finished:
     model = models.load_for(run, dataset.manifest)
     measured = {how.value: personalised(model, dataset, hypotheses, run, how, prior=prior) for how in METHODS}
     measured[ALONE] = local_only(model, dataset, run)
-    scale = float(dataset.manifest.units.get("target", {}).get("scale", 1.0)) if model.metric.name == "rmse" else 1.0
+    scale = dataset.manifest.error_scale if model.metric.name == "rmse" else 1.0
     return Finished(
         {how: {name: scale * one[name] for name in ("mean", "worst_decile")} for how, one in measured.items()}
     )

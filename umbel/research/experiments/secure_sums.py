@@ -8,14 +8,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from umbel.data import find_dataset, open_dataset
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.accounting.plan import Task, plan_for
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.research.experiments.frontier import OWN
 from umbel.research.experiments.runs import Finished, Spec, finish, made_own, split_by_seed
 from umbel.research.experiments.sweep import FIRST_SEED, Result
-from umbel.research.experiments.tables import SAME_CLIENTS, by_arm, page
+from umbel.research.experiments.tables import SAME_CLIENTS, by_arm, manifest_of, page
 from umbel.research.output import Section, plus_minus
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import run_config
@@ -104,7 +103,7 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     rows, shown = [], []
     tasks, arms = {task.title: task for task in TASKS}, by_arm(results)
     for (title, epsilon, arm), runs in arms.items():
-        task, scale = tasks[title], _scale(runs[0])
+        task, scale = tasks[title], manifest_of(runs[0]).error_scale
         values = {run.spec.config["seed"]: scale * run.measures["last"]["own"]["mean"] for run in runs}
         trusted = arms.get((title, epsilon, TRUSTED), ())
         same = {run.spec.config["seed"]: scale * run.measures["last"]["own"]["mean"] for run in trusted}
@@ -131,9 +130,3 @@ def tables(results: Sequence[Result], folder: Path) -> None:
 def _error(values: Sequence[float]) -> float:
     """Return the standard error of a mean."""
     return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-
-
-def _scale(result: Result) -> float:
-    """Return the factor from the metric to the target's unit."""
-    manifest = open_dataset(find_dataset(result.spec.config["dataset"])).manifest
-    return float(manifest.units.get("target", {}).get("scale", 1.0))

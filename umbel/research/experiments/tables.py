@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from umbel.data import Manifest, find_dataset, open_dataset
 from umbel.research.experiments.runs import HELD_OUT_ALONE, STATES
 from umbel.research.experiments.sweep import PACKAGES, Result
 from umbel.research.output import Page, Row, Section, plus_minus
@@ -81,6 +82,11 @@ def what_a_client_gets(
     )
     columns = ("who", "mean", "worst decile", "best round: mean", "best round: worst decile", "same rows: mean")
     return Section("What a client gets", f"{text} {note}".strip(), (*columns, "Rand index"), rows)
+
+
+def manifest_of(result: Result) -> Manifest:
+    """Return the manifest of a run's dataset."""
+    return open_dataset(find_dataset(result.spec.config["dataset"])).manifest
 
 
 def trained(results: Iterable[Result]) -> list[Result]:

@@ -432,7 +432,9 @@ class Fleet:
         asked, answers = self._answers(replies)
         assert self._anonymous is not None
         found = self._anonymous.releases(self.task, self.sent, asked, answers, self._furthest)
-        refused = {reply.metadata.src_node_id for reply in replies} - answers.keys()
+        # An app that crashed may have handed its releases to the relay before.
+        whole = [one for one in replies if not one.has_error() or one.error.code != ErrorCode.CLIENT_APP_CRASHED]
+        refused = {one.metadata.src_node_id for one in whole} - answers.keys()
         charged = [its for node, its in asked.positions.items() if node not in refused]
         self.participations[asked.clients[np.concatenate([np.zeros(0, np.int64), *charged])]] += 1
         self._outside += len(found.outside)

@@ -59,7 +59,7 @@ def appraise(setup: Setup, state: State, participations: NDArray[np.int64], kept
     dataset = setup.open_dataset()
     assert dataset is not None, "a simulated run names one"
     seed = setup.config.seed
-    measured, whose = _measured(dataset, participations, seed)
+    measured, whose = _measured(dataset, participations, seed, bool(setup.config.start_from))
     if not len(measured):
         return not_measured(setup, state)
     learner = try_out(setup.model, dataset, setup.config.device, setup.config.engine)
@@ -74,8 +74,13 @@ def appraise(setup: Setup, state: State, participations: NDArray[np.int64], kept
     return table(setup, state, ways.measure(plan), plan, ways.remarks, whose)
 
 
-def _measured(dataset: Dataset, participations: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], str]:
-    """Return clients with two rows or more that the run did not train on, in a random order, and their description."""
+def _measured(
+    dataset: Dataset, participations: NDArray[np.int64], seed: int, starts_from: bool = False
+) -> tuple[NDArray[np.int64], str]:
+    """Return clients with two rows or more that the run did not train on, in a random order, and their description.
+
+    A run that it `starts_from` may have trained on any training client.
+    """
     draw = streams(seed, "worth", 0, [0])[0]
     manifest = dataset.manifest
     several = np.flatnonzero(np.diff(dataset.offsets) > 1)
@@ -83,4 +88,5 @@ def _measured(dataset: Dataset, participations: NDArray[np.int64], seed: int) ->
     if len(validating):
         return draw.permutation(validating), "validation clients"
     spent = np.pad(participations, (0, max(0, manifest.train - len(participations))))
-    return draw.permutation(several[spent[several] == 0]), "training clients that never took part"
+    never = several[(spent[several] == 0) & (not starts_from)]
+    return draw.permutation(never), "training clients that never took part"

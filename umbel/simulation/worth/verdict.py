@@ -74,9 +74,10 @@ def not_measured(setup: Setup, state: State) -> Worth:
             "measure it. Compare the validation losses of runs instead."
         )
     else:
+        trained = "The run from which it starts may have" if setup.config.start_from else "The run"
         verdict = (
-            "Not known. The run trained on every client with two rows or more, so no rows are left to measure it. Give "
-            "the dataset validation clients."
+            f"Not known. {trained} trained on every client with two rows or more, so no rows are left to measure it. "
+            "Give the dataset validation clients."
         )
     name, higher = setup.model.metric.name, setup.model.metric.higher_is_better
     return Worth(name, "", higher, 0, "clients", [], [], Level.NOT_MEASURED, verdict, [], 0.0, len(state.history))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from hashlib import sha256
-from logging import WARNING
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,7 +22,8 @@ from umbel.client.executor import load
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.clients import ClientOnNode
-from umbel.protocol.flower import CLIENT_TASK, FLOWER_LOGGER
+from umbel.protocol.flower import CLIENT_TASK
+from umbel.protocol.logs import quiet
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
@@ -48,12 +48,8 @@ class SiteGrid(InProcessGrid):
     """A site with data, whose executor answers in this process."""
 
     def _answer(self, message: Message) -> Message:
-        level = FLOWER_LOGGER.level
-        FLOWER_LOGGER.setLevel(max(level, WARNING))  # each message says where its noise comes from
-        try:
+        with quiet():  # each message says where its noise comes from
             reply = load(CLIENT_TASK, _BUNDLE)(message, self.contexts[message.metadata.dst_node_id])
-        finally:
-            FLOWER_LOGGER.setLevel(level)
         self.numbered(reply)
         return reply
 

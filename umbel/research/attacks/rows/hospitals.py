@@ -113,7 +113,7 @@ class Data:
         """Return the factor for stored numbers, and the resulting unit."""
         features: Any = self.manifest.units.get("features") or ()
         service, place = [*tuple(features), {}, {}][:2]
-        about = {SERVICE: service, PLACE: place, PAYMENT: self.manifest.units.get("target", {})}[quantity]
+        about = {SERVICE: service, PLACE: place, PAYMENT: self.manifest.target}[quantity]
         return float(about.get("scale", 1.0)), "index" if quantity == SERVICE else str(about.get("unit", ""))
 
 
