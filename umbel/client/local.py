@@ -7,7 +7,7 @@ the ledger, so that they survive a restart of the node.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from safetensors import safe_open
 from umbel.models.model import Model
 from umbel.privacy.gate.randomness import streams
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.store import Store
+from umbel.privacy.gate.store import Store, has_charge
 from umbel.protocol.arrays import Arrays, all_finite
 from umbel.protocol.home import write_atomically
 from umbel.protocol.records import from_array_record, record_in, to_array_record
@@ -27,7 +27,7 @@ from umbel.protocol.records import from_array_record, record_in, to_array_record
 _RECORD = "umbel.local"
 _CLIENTS = "clients"
 _HIDDEN = ":hidden"  # no parameter's name has a colon
-_CHARGE = "charge"
+_CHARGE = "charges", "charge"  # number and hash
 _KEPT_RUNS = 20  # a site keeps the local parameters of this many runs
 
 
@@ -44,9 +44,8 @@ class LocalParameters:
     def __init__(self, site: Site, state: RecordDict, model: Model, run: str, seed: int | None) -> None:
         self._model, self._seed, self._state = model, seed, state
         # A simulated node may have a ledger on disk, but keeps no local parameters beside it.
-        ledger = None if site.simulated else site.ledger_path
-        self._file = _file(site, ledger, model, run) if ledger else None
-        self._ledger = Store(ledger) if ledger and ledger.exists() else None
+        self._ledger = None if site.simulated else site.ledger_path
+        self._file = _file(site, self._ledger, model, run) if self._ledger else None
         kept = self._load() if model.local_shapes else {}
         self._clients: NDArray[np.int64] = kept.pop(_CLIENTS, np.zeros(0, np.int64))
         self._hidden: NDArray[np.int64] = kept.pop(_HIDDEN, np.zeros_like(self._clients))
@@ -111,20 +110,22 @@ class LocalParameters:
 
     def _load_file(self, path: Path) -> Arrays:
         with safe_open(path, "np") as file:
-            kept: Arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            last = (file.metadata() or {}).get(_CHARGE, "")
-        if _HIDDEN in kept and kept[_HIDDEN].any() and not self._charged(last):
+            names, about = file.keys(), file.metadata() or {}
+            kept: Arrays = {name: file.get_tensor(name) for name in names}
+        if _HIDDEN in kept and kept[_HIDDEN].any() and not self._charged(about):
             kept[_HIDDEN] = np.zeros_like(kept[_HIDDEN])
         return kept
 
-    def _last_charge(self) -> str:
-        """Return number and hash of the ledger's last charge."""
-        return "{} {}".format(*self._ledger.hash_of()) if self._ledger else ""
+    def _last_charge(self) -> dict[str, str]:
+        """Return number and hash of the ledger's last charge; empty without a ledger."""
+        if self._ledger is None or not self._ledger.exists():
+            return {}
+        return dict(zip(_CHARGE, map(str, Store(self._ledger).hash_of()), strict=True))
 
-    def _charged(self, charge: str) -> bool:
-        """Return whether the ledger has a charge from `_last_charge`."""
-        number, _, hashed = charge.partition(" ")
-        return self._ledger is not None and bool(hashed) and self._ledger.hash_of(int(number))[1] == hashed
+    def _charged(self, about: Mapping[str, str]) -> bool:
+        """Return whether the ledger has the charge that a file names."""
+        number, hashed = (about.get(key, "") for key in _CHARGE)
+        return self._ledger is not None and bool(hashed) and has_charge(self._ledger, int(number), hashed)
 
     def _save(self) -> None:
         kept = {_CLIENTS: self._clients, _HIDDEN: self._hidden, **self._values}
@@ -135,7 +136,7 @@ class LocalParameters:
         # Only the site may read them, as with the ledger.
         for folder in (self._file.parent.parent, self._file.parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = {_CHARGE: self._last_charge()} if self._hidden.any() else None
+        about = self._last_charge() if self._hidden.any() else None
         write_atomically(self._file, safetensors.numpy.save(kept, about), private=True)
         if new:
             _forget_old_runs(self._file.parent)

@@ -37,7 +37,7 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.reserve import Reserve
 from umbel.privacy.gate.runs import SHOWN, Request, Status
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.store import LOG_SUFFIX, Store, beside
+from umbel.privacy.gate.store import LOG_SUFFIX, Store, beside, has_charge
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import (
@@ -230,7 +230,7 @@ class SiteLog:
         """Return whether the ledger has the charges up to a line; lines of umbel 0.1 do not say."""
         if line is None or not (charges := line.get("charges", 0)):
             return True
-        return self.ledger.exists() and Store(self.ledger).hash_of(charges)[1] == line["charge"]
+        return has_charge(self.ledger, charges, line["charge"])
 
     def answered(self, entry: Entry, answered: bool) -> None:
         """Add the line of a message; on return it is on disk."""

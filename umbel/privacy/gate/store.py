@@ -283,6 +283,11 @@ def digest_of_request(text: str) -> str:
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def has_charge(path: Path, number: int, hashed: str) -> bool:
+    """Return whether there is a store whose charge of this number, from 1, has this hash (`Store.hash_of`)."""
+    return path.exists() and Store(path).hash_of(number)[1] == hashed
+
+
 def may_begin(site: Site, path: Path) -> bool:
     """Return whether a site without a store gets an empty one (`Store.begin`)."""
     if beside(path).exists():
