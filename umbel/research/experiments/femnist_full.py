@@ -60,15 +60,15 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
     if quick:
         changes = {"rounds": 6, "clients-per-round": 4, "loss": LOSSES[0], "seed": first, "noise-multiplier": 0.0}
         return [Spec.of((LOSSES[0], 0.0, 4), base | changes)]
-    grid = [(loss, nu, CLIENTS, seed) for seed in range(first, first + seeds) for loss in LOSSES for nu in ORDER]
-    grid += [(loss, nu, MANY_CLIENTS, first) for nu in MANY for loss in LOSSES]
-    runs = []
-    for loss, nu, clients, seed in grid:
+
+    def one(loss: str, nu: float, clients: int, seed: int, step: float | None = None) -> Spec:
         own = {"loss": loss, "seed": seed, "noise-multiplier": nu, "clients-per-round": clients}
-        runs.append(Spec.of((loss, nu, clients), base | own | {"step-size": STEPS[loss].get(nu, STEP)}))
-    for loss, nu, step in LARGER_STEPS:
-        own = {"loss": loss, "seed": first, "noise-multiplier": nu, "clients-per-round": CLIENTS, "step-size": step}
-        runs.append(Spec.of((loss, nu, CLIENTS, "step", step), base | own))
+        arm = (loss, nu, clients) if step is None else (loss, nu, clients, "step", step)
+        return Spec.of(arm, base | own | {"step-size": step or STEPS[loss].get(nu, STEP)})
+
+    runs = [one(loss, nu, CLIENTS, seed) for seed in range(first, first + seeds) for loss in LOSSES for nu in ORDER]
+    runs += [one(loss, nu, MANY_CLIENTS, first) for nu in MANY for loss in LOSSES]
+    runs += [one(loss, nu, CLIENTS, first, step) for loss, nu, step in LARGER_STEPS]
     return runs
 
 
