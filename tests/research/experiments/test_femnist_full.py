@@ -25,22 +25,23 @@ def entry(number: int, loss: float | None, metric: float = 0.0, asked: int = 10)
     return {"number": number, "loss": loss, "metric": metric if loss is not None else None, "asked": asked}
 
 
-def test_the_grid_is_the_papers_and_other_arms_have_larger_rounds_or_steps(tmp_path: Path) -> None:
+def test_the_grid_is_the_papers_and_other_arms_have_larger_rounds_or_steps_or_other_writers(tmp_path: Path) -> None:
     specs = femnist_full.specs(tmp_path)
     found = [(c["loss"], c["noise-multiplier"], c["seed"]) for c in (s.config for s in specs[:54])]
     nus = 0, 0.001, 0.01, 0.1, 1, 3, 5, 10, 15
     assert set(found) == {*product(("cross-entropy", "rmse"), nus, range(2000, 2003))}
     assert found[:3] == [("cross-entropy", nu, 2000) for nu in (3, 0, 5)], "those first that tell most"
     assert {s.config["clients-per-round"] for s in specs[:54]} == {10}
-    assert [(s.config["noise-multiplier"], s.config["clients-per-round"]) for s in specs[54:58]] == [
+    assert [(s.config["noise-multiplier"], s.config["clients-per-round"]) for s in specs[58:]] == [
         (10, 47), (10, 47), (15, 47), (15, 47),
     ]  # fmt: skip
-    for larger in specs[58:]:
-        same = [s for s in specs[:54] if s.config | {"step-size": larger.config["step-size"]} == larger.config]
-        assert [s.config["step-size"] for s in same] == [larger.config["step-size"] / 2]
+    for other, (_, _, change) in zip(specs[54:58], femnist_full.REASONS, strict=True):
+        (same,) = (s.config for s in specs[:54] if s.config | change == other.config)
+        larger, others = {"step-size": 2 * same["step-size"]}, ({"dataset": "femnist-1"}, {"dataset": "femnist-2"})
+        assert change in (larger, *others)
     for spec in specs:
         assert (spec.config["rounds"], spec.config["patience"], spec.config["local-epochs"]) == (500, 0, 1)
-    assert len({spec.name for spec in specs}) == len(specs) == 60
+    assert len({spec.name for spec in specs}) == len(specs) == 62
 
 
 def test_patience_stops_after_five_validations_without_a_lower_loss() -> None:
@@ -64,16 +65,16 @@ def test_the_table_has_both_figures_of_one_run(tmp_path: Path) -> None:
     one = {"mean": 0.7, "worst_decile": 0.5, "rand_index": 1.0}
     femnist_full.tables([Result(spec, {"best": one, "last": one, "best_round": 36}, path)], tmp_path)
     (row,) = read_csv(tmp_path)
-    assert "Larger steps" not in (tmp_path / "table.md").read_text()
+    assert "Reasons" not in (tmp_path / "table.md").read_text()
     assert (row["accuracy"], row["patience"], row["stopped"]) == ("0.7", "0.1", "31")
     assert float(row["difference"]) == pytest.approx(0.7 - 0.835)
-    other = femnist_full.specs(tmp_path)[-1]
+    other = femnist_full.specs(tmp_path)[55]
     path.rename(path.with_name(other.name))
     femnist_full.tables(
         [Result(other, {"best": one, "last": one, "best_round": 36}, path.with_name(other.name))], tmp_path
     )
-    larger = (tmp_path / "table.md").read_text().partition("## Larger steps")[2]
-    assert "| rmse | 10 | 10 | 0.2 | 1 | 0.700 |" in larger
+    reasons = (tmp_path / "table.md").read_text().partition("## Reasons")[2]
+    assert "| femnist | rmse | 10 | 10 | 0.2 | 1 | 0.700 |" in reasons
 
 
 @pytest.mark.slow
