@@ -19,7 +19,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from umbel.privacy.accounting.accountant import compose
-from umbel.privacy.accounting.guarantee import DELTA, Guarantee, gap, guarantee, losses, pure_spent
+from umbel.privacy.accounting.guarantee import DELTA, Guarantee, as_float, gap, guarantee, losses, pure_spent
 from umbel.privacy.accounting.odometer import Curve, to_date
 from umbel.privacy.mechanisms.base import Loss
 from umbel.privacy.mechanisms.choice import RandomisedResponse
@@ -34,7 +34,7 @@ def row_guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guar
         return None
     if not some:
         return Guarantee(0.0, 0.0, delta)
-    pure, of_client = float(pure_spent(some)), guarantee(some, delta)
+    pure, of_client = as_float(pure_spent(some)), guarantee(some, delta)
     least = min(pure, of_client.epsilon if of_client else math.inf)
     if any(map(by_steps, some)):
         least = min(least, _composed(frozenset(some.items()), delta))
