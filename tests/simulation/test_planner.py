@@ -25,6 +25,7 @@ from umbel.protocol.run_config import RunConfig
 from umbel.server.setup import Setup
 from umbel.simulation import planner
 from umbel.simulation.in_process import play
+from umbel.simulation.proxy import ROWS as ROWS_OF_PROXY
 from umbel.simulation.proxy import Proxy, Rounds, Span, feature_spans, target_span
 from umbel.simulation.start import read_values, values_of
 from umbel.simulation.wanted import Wanted
@@ -324,6 +325,23 @@ def test_more_noise_leaves_less(umbel_home: Path, hypotheses: int) -> None:
     )
     assert max(none, some) < much
     assert min(none, some) < proxy.constant / 2
+
+
+def test_a_run_of_several_outputs_is_planned(umbel_home: Path) -> None:
+    """The best constant for several outputs is their mean."""
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (600 * ROWS, 2)).astype(np.float32)
+    told = manifest(600, name="mine", model="linear inputs=2 outputs=2", loss="mse", metric="rmse")
+    write_dataset(umbel_home / "data" / "mine", told, x, 2 * x, offsets_of([ROWS] * 600))
+    setup = Setup.parse({"dataset": "mine"})
+    dataset = setup.open_dataset()
+    assert dataset is not None
+    proxy = Proxy(setup.model, dataset, planner.LocalUpdate(10, 0.2, 0), 1, 0)
+    targets = proxy._measured.targets.numpy().reshape(-1, ROWS_OF_PROXY, 2)
+    errors = np.sqrt(np.square(targets - targets.mean(axis=(0, 1))).sum(axis=2).mean(axis=1))
+    assert proxy.constant == pytest.approx(errors.mean(), rel=1e-5)
+    planned = planner.plan_run({"dataset": "mine"}, [], True, Wanted(epsilon=8.0))
+    assert spent(planned.values, 1e-5)[1] <= 8
 
 
 def test_scales_that_were_estimated_are_told(umbel_home: Path, by_rule: None) -> None:
