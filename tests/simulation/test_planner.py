@@ -327,6 +327,31 @@ def test_more_noise_leaves_less(umbel_home: Path, hypotheses: int) -> None:
     assert min(none, some) < proxy.constant / 2
 
 
+@pytest.mark.parametrize(("strategy", "randomised"), [("group-privacy", True), ("site-average", False)])
+def test_only_clients_that_release_by_themselves_choose_at_random(
+    umbel_home: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, randomised: bool
+) -> None:
+    """At a site choice-epsilon is for the noise on counts: its clients train what fits them."""
+    save(umbel_home)
+    model = "linear inputs=2 outputs=1 offset=100,0 scale=58,1"
+    own: dict[str, Any] = {"dataset": "mine", "model": model, "local-epochs": 10, "step-size": 0.2, "batch-size": 0}
+    found = own | {"strategy": strategy, "hypotheses": 2}
+    tried = list[float]()
+    learn = Proxy.learn
+
+    def spied(proxy: Proxy, schedule: Rounds, draws: int = 1) -> Any:
+        tried.append(schedule.choice_epsilon)
+        return learn(proxy, schedule if schedule.clip_norm == math.inf else Rounds(1, 4), draws)
+
+    monkeypatch.setattr(Proxy, "learn", spied)
+    setup = Setup.parse(found | planner._PROVISIONAL)
+    dataset = setup.open_dataset()
+    assert dataset is not None
+    planner._Search(found, frozenset(), setup, dataset, 8.0, 0.0, 1)._best  # noqa: B018
+    assert len(tried) > 2
+    assert any(map(math.isfinite, tried)) is randomised
+
+
 def test_a_run_of_several_outputs_is_planned(umbel_home: Path) -> None:
     """The best constant for several outputs is their mean."""
     generator = np.random.default_rng(0)

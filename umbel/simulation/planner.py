@@ -425,7 +425,8 @@ class _Search:
             start = self.run.clip_norm if "clip-norm" in self.kept else start
             noise = self._noise(participations)
             clients = self._clients(rounds, participations)
-            choice = noise.choice_epsilon if self.k > 1 else math.inf
+            # At a site it is for the noise on counts.
+            choice = noise.choice_epsilon if self.k > 1 and not self.sites else math.inf
             return Rounds(rounds, clients, start, decay, noise.deviation(self.n), self.sites, choice)
 
         pairs = [(rounds, times) for times in self._participations for rounds in self._rounds(times)]

@@ -115,7 +115,7 @@ class Rounds:
     sites : int
         Number of sites that add noise to sums of their clients' updates; 0 if each client adds its own.
     choice_epsilon : float
-        Epsilon of the randomised choice.
+        Epsilon of the randomised choice; infinite where clients train what fits them, as at a site.
     """
 
     rounds: int
