@@ -132,6 +132,18 @@ def test_no_plan_costs_more_than_was_wanted(
         assert spent(planned.values, delta)[1] <= epsilon * (1 + 1e-9)
 
 
+def test_where_the_choices_take_a_pure_epsilon_there_is_one_at_delta(umbel_home: Path, by_rule: None) -> None:
+    """Forty choices of epsilon .22 cost 8.8 in all, and 6.1 at delta 1e-5."""
+    save(umbel_home)
+    given = {"hypotheses": 2, "choice-epsilon": 0.22, "max-participations": 40, "rounds": 40, "clip-norm": 0.5}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "_DROWNED", math.inf)
+        planned = values_of("mine", given, Wanted(8.0, 1e-5))
+    assert spent(planned.values, 1e-5)[1] <= 8
+    with raises(ConfigError, "config.unreachable-epsilon"):
+        values_of("mine", given, Wanted(8.0, 0.0))
+
+
 @pytest.mark.slow
 def test_rows_play_no_part_in_a_plan(umbel_home: Path) -> None:
     save(umbel_home, "mine", seed=0)
