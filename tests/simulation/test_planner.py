@@ -364,6 +364,20 @@ def test_only_clients_that_release_by_themselves_choose_at_random(
     assert any(map(math.isfinite, tried)) is randomised
 
 
+def test_the_noise_left_is_that_of_as_many_hypotheses_as_there_may_be(umbel_home: Path, by_rule: None) -> None:
+    """CFL may split into four, though its clients' choices are priced as among two."""
+    save(umbel_home)
+    found = {"dataset": "mine", "strategy": "cfl", "hypotheses": 4} | planner._PROVISIONAL
+    setup = Setup.parse(found)
+    dataset = setup.open_dataset()
+    assert dataset is not None
+    search = planner._Search(found, frozenset(), setup, dataset, 8.0, 0.0, 1)
+    best, participations, _ = search._best
+    length = search._noise(participations).deviation(search.n) * math.sqrt(search.n)
+    assert (search.fewest, search.k) == (2, 4)
+    assert search._left == pytest.approx(length / math.sqrt(best.clients / 4))
+
+
 def test_a_run_of_several_outputs_is_planned(umbel_home: Path) -> None:
     """The best constant for several outputs is their mean."""
     generator = np.random.default_rng(0)

@@ -357,7 +357,8 @@ class _Search:
         """The noise in a hypothesis after a round, in clip norms."""
         best, participations, _ = self._best
         noise = self._noise(participations)
-        return replace(self._task(noise.mechanism), clients_per_round=best.clients).noise_left(noise.multiplier)
+        task = replace(self._task(noise.mechanism), hypotheses=self.k, clients_per_round=best.clients)
+        return task.noise_left(noise.multiplier)
 
     @property
     def _drowned(self) -> float:
