@@ -237,8 +237,14 @@ def losses(release: Release) -> list[Loss]:
         return [Either((_known(mechanism.loss(release.n, 2)), elsewhere))]
     found = [_known(mechanism.loss(release.n, DISTANCE[release.kind]))]
     if release.chooses and release.kind not in (Kind.SITE, Kind.SECURE):
-        found.append(RandomisedResponse(release.choice_epsilon, release.hypotheses))
+        found.append(choice_loss(release))
     return found
+
+
+def choice_loss(release: Release) -> RandomisedResponse:
+    """Return the privacy loss of a hidden choice; among a number not on record, of one between two, which reveals
+    most."""
+    return RandomisedResponse(release.choice_epsilon, release.hypotheses or 2)
 
 
 def _known(loss: Loss | None) -> Loss:
