@@ -25,6 +25,7 @@ from umbel.protocol.run_config import RunConfig
 from umbel.server.setup import Setup
 from umbel.simulation import planner
 from umbel.simulation.in_process import play
+from umbel.simulation.proxy import ROWS as ROWS_OF_PROXY
 from umbel.simulation.proxy import Proxy, Rounds, Span, feature_spans, target_span
 from umbel.simulation.start import read_values, values_of
 from umbel.simulation.wanted import Wanted
@@ -129,6 +130,18 @@ def test_no_plan_costs_more_than_was_wanted(
         given |= {"max-participations": participations} if participations else {}
         planned = values_of("mine", given, Wanted(epsilon, delta))
         assert spent(planned.values, delta)[1] <= epsilon * (1 + 1e-9)
+
+
+def test_where_the_choices_take_a_pure_epsilon_there_is_one_at_delta(umbel_home: Path, by_rule: None) -> None:
+    """Forty choices of epsilon .22 cost 8.8 in all, and 6.1 at delta 1e-5."""
+    save(umbel_home)
+    given = {"hypotheses": 2, "choice-epsilon": 0.22, "max-participations": 40, "rounds": 40, "clip-norm": 0.5}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "_DROWNED", math.inf)
+        planned = values_of("mine", given, Wanted(8.0, 1e-5))
+    assert spent(planned.values, 1e-5)[1] <= 8
+    with raises(ConfigError, "config.unreachable-epsilon"):
+        values_of("mine", given, Wanted(8.0, 0.0))
 
 
 @pytest.mark.slow
@@ -324,6 +337,62 @@ def test_more_noise_leaves_less(umbel_home: Path, hypotheses: int) -> None:
     )
     assert max(none, some) < much
     assert min(none, some) < proxy.constant / 2
+
+
+@pytest.mark.parametrize(("strategy", "randomised"), [("group-privacy", True), ("site-average", False)])
+def test_only_clients_that_release_by_themselves_choose_at_random(
+    umbel_home: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, randomised: bool
+) -> None:
+    """At a site choice-epsilon is for the noise on counts: its clients train what fits them."""
+    save(umbel_home)
+    model = "linear inputs=2 outputs=1 offset=100,0 scale=58,1"
+    own: dict[str, Any] = {"dataset": "mine", "model": model, "local-epochs": 10, "step-size": 0.2, "batch-size": 0}
+    found = own | {"strategy": strategy, "hypotheses": 2}
+    tried = list[float]()
+    learn = Proxy.learn
+
+    def spied(proxy: Proxy, schedule: Rounds, draws: int = 1) -> Any:
+        tried.append(schedule.choice_epsilon)
+        return learn(proxy, schedule if schedule.clip_norm == math.inf else Rounds(1, 4), draws)
+
+    monkeypatch.setattr(Proxy, "learn", spied)
+    setup = Setup.parse(found | planner._PROVISIONAL)
+    dataset = setup.open_dataset()
+    assert dataset is not None
+    planner._Search(found, frozenset(), setup, dataset, 8.0, 0.0, 1)._best  # noqa: B018
+    assert len(tried) > 2
+    assert any(map(math.isfinite, tried)) is randomised
+
+
+def test_the_noise_left_is_that_of_as_many_hypotheses_as_there_may_be(umbel_home: Path, by_rule: None) -> None:
+    """CFL may split into four, though its clients' choices are priced as among two."""
+    save(umbel_home)
+    found = {"dataset": "mine", "strategy": "cfl", "hypotheses": 4} | planner._PROVISIONAL
+    setup = Setup.parse(found)
+    dataset = setup.open_dataset()
+    assert dataset is not None
+    search = planner._Search(found, frozenset(), setup, dataset, 8.0, 0.0, 1)
+    best, participations, _ = search._best
+    length = search._noise(participations).deviation(search.n) * math.sqrt(search.n)
+    assert (search.fewest, search.k) == (2, 4)
+    assert search._left == pytest.approx(length / math.sqrt(best.clients / 4))
+
+
+def test_a_run_of_several_outputs_is_planned(umbel_home: Path) -> None:
+    """The best constant for several outputs is their mean."""
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (600 * ROWS, 2)).astype(np.float32)
+    told = manifest(600, name="mine", model="linear inputs=2 outputs=2", loss="mse", metric="rmse")
+    write_dataset(umbel_home / "data" / "mine", told, x, 2 * x, offsets_of([ROWS] * 600))
+    setup = Setup.parse({"dataset": "mine"})
+    dataset = setup.open_dataset()
+    assert dataset is not None
+    proxy = Proxy(setup.model, dataset, planner.LocalUpdate(10, 0.2, 0), 1, 0)
+    targets = proxy._measured.targets.numpy().reshape(-1, ROWS_OF_PROXY, 2)
+    errors = np.sqrt(np.square(targets - targets.mean(axis=(0, 1))).sum(axis=2).mean(axis=1))
+    assert proxy.constant == pytest.approx(errors.mean(), rel=1e-5)
+    planned = planner.plan_run({"dataset": "mine"}, [], True, Wanted(epsilon=8.0))
+    assert spent(planned.values, 1e-5)[1] <= 8
 
 
 def test_scales_that_were_estimated_are_told(umbel_home: Path, by_rule: None) -> None:

@@ -18,6 +18,8 @@ from umbel.protocol.tasks import TrainingSpec
 from umbel.strategies.differences import covariance, look, look_at_sums, noise_variance, prior_of
 
 TASK = TrainingSpec(noise_multiplier=3.0, clipping=Clipping.PUBLIC, clip_norm=0.5)
+HIDDEN = {"row_clip_norm": 1.0, "row_noise_multiplier": 2.0, "row_rate": 0.5, "row_batch": 5.0, "local_steps": 2}
+"""Training that hides rows."""
 TRUE = np.array([[2.0, 0.8, 0.0], [0.8, 1.0, 0.0], [0.0, 0.0, 0.1]])
 
 
@@ -90,6 +92,14 @@ def test_where_the_noise_is_not_known_nothing_is() -> None:
     look(state, releases(5, 0), np.zeros(5, np.int64), np.zeros((1, 3)), task)
     assert not state
     assert prior_of(state, 1) is None
+
+
+@pytest.mark.parametrize("changes", [HIDDEN, HIDDEN | {"noise_multiplier": 3.0}, {"message_noise": 0.1}], ids=str)
+def test_where_noise_comes_from_training_nothing_is_known(changes: dict[str, Any]) -> None:
+    state: dict[str, Any] = {}
+    task = replace(TASK, **{"noise_multiplier": 0.0} | changes)
+    look(state, releases(5, 0), np.zeros(5, np.int64), np.zeros((1, 3)), task)
+    assert not state
 
 
 def test_what_is_not_known_is_the_same_in_all_directions() -> None:

@@ -56,6 +56,14 @@ def test_a_group_that_may_be_hostile_as_a_whole_leaves_its_hypothesis(kind: type
     assert ready(kind, 2).combine(far, sent, 0) is sent
 
 
+def test_a_share_is_the_decimal_number_that_it_says() -> None:
+    """29 of 100 releases may be hostile, though .29 * 100 is 28.999999999999996."""
+    strategy = ready(TrimmedMean, 0)
+    strategy.options = HostileOptions(0.29)
+    strategy.assign(np.zeros((100, 1), np.float32), np.zeros((2, 1)), None)
+    assert strategy._few == 29
+
+
 @pytest.mark.parametrize("kind", [TrimmedMean, GeometricMedian])
 @pytest.mark.parametrize("distance", [20.0, 1e30])
 def test_a_fifth_far_away_captures_no_hypothesis(kind: type[Robust], distance: float) -> None:

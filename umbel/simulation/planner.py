@@ -357,7 +357,8 @@ class _Search:
         """The noise in a hypothesis after a round, in clip norms."""
         best, participations, _ = self._best
         noise = self._noise(participations)
-        return replace(self._task(noise.mechanism), clients_per_round=best.clients).noise_left(noise.multiplier)
+        task = replace(self._task(noise.mechanism), hypotheses=self.k, clients_per_round=best.clients)
+        return task.noise_left(noise.multiplier)
 
     @property
     def _drowned(self) -> float:
@@ -425,7 +426,8 @@ class _Search:
             start = self.run.clip_norm if "clip-norm" in self.kept else start
             noise = self._noise(participations)
             clients = self._clients(rounds, participations)
-            choice = noise.choice_epsilon if self.k > 1 else math.inf
+            # At a site it is for the noise on counts.
+            choice = noise.choice_epsilon if self.k > 1 and not self.sites else math.inf
             return Rounds(rounds, clients, start, decay, noise.deviation(self.n), self.sites, choice)
 
         pairs = [(rounds, times) for times in self._participations for rounds in self._rounds(times)]
@@ -502,15 +504,20 @@ class _Search:
             choice = min(_SITE_CHOICE, self.epsilon / (2 * participations))
         if "noise-multiplier" in self.kept:
             return _Noise(run.mechanism, run.noise_multiplier, run.choice_epsilon)
-        ways = [(LAPLACE, 0.0)] if "mechanism" not in self.kept else [(run.mechanism, self.delta)]
-        if self.delta and "mechanism" not in self.kept:
-            ways += [("gaussian", self.delta), (LAPLACE, self.delta)]
-        found = []
-        for mechanism, delta in ways:
+
+        def noise(mechanism: str, delta: float) -> _Noise:
             release = plan_for(self._task(mechanism), self.epsilon, delta, participations, choice).release
-            found.append(_Noise(mechanism, release.noise_multiplier, release.choice_epsilon))
-        least = min(found, key=lambda noise: noise.deviation(self.n))
-        return found[0] if found[0].deviation(self.n) <= _PURE * least.deviation(self.n) else least
+            return _Noise(mechanism, release.noise_multiplier, release.choice_epsilon)
+
+        if "mechanism" in self.kept or not self.delta:
+            return noise(run.mechanism if "mechanism" in self.kept else LAPLACE, self.delta)
+        least = min(noise("gaussian", self.delta), noise(LAPLACE, self.delta), key=lambda one: one.deviation(self.n))
+        # The choices alone may take a pure epsilon, and not one at delta.
+        with suppress(ConfigError):
+            pure = noise(LAPLACE, 0.0)
+            if pure.deviation(self.n) <= _PURE * least.deviation(self.n):
+                return pure
+        return least
 
     # --- the result
 

@@ -33,7 +33,8 @@ def look(
     """Add a round's releases (m, n), with their hypotheses (m,), to the strategy's `state`."""
     k, n = hypotheses.shape
     noise = noise_variance(task, n)
-    if noise is None or n > _MOST:
+    # How much of the noise in training, or on changed rows, is left in a release depends on the client.
+    if noise is None or task.row_privacy or task.message_noise or n > _MOST:
         return
     seen = {}
     for j in range(k):
@@ -91,7 +92,7 @@ def _error(found: Matrix, noise: float) -> float:
 
 
 def noise_variance(task: TrainingSpec, n: int) -> float | None:
-    """Return the variance of the noise on each of n parameters; None if the server does not know it."""
+    """Return the variance of the gate's noise on each of n parameters; None if the server does not know it."""
     if not task.noise_multiplier:
         return 0.0
     if task.clipping is not Clipping.PUBLIC:

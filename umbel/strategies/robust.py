@@ -11,6 +11,7 @@ from pydantic import Field
 from umbel.models.model import Model
 from umbel.protocol.arrays import Labels, Matrix, Vectors
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import exact
 from umbel.protocol.run_config import RunConfig
 from umbel.strategies.group_privacy import GroupPrivacy, nearest
 
@@ -53,7 +54,7 @@ class Robust(GroupPrivacy):
     def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:
         """Return the cluster of each release, by Lloyd's iterations with the centres from `combine`."""
         labels = nearest(releases, hypotheses)
-        self._few = int(self.options.hostile * len(releases))
+        self._few = int(exact(self.options.hostile) * len(releases))
         self._reach = _REACH * float(np.median(np.linalg.norm(releases - hypotheses[labels], axis=1)))
         for _ in range(_LLOYD):
             centres = hypotheses.copy()

@@ -124,6 +124,18 @@ def test_other_targets_are_reached_as_well(target: float) -> None:
         assert 0.99 * target <= figures.maximum.epsilon <= target
 
 
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "discrete-gaussian"])
+def test_a_delta_that_much_noise_reaches_by_itself_leaves_a_plan(mechanism: str) -> None:
+    """At twice the noise that (.01, .01) takes, delta at epsilon 0 is below .01, so the cost is 0."""
+    figures = plan_for(replace(ALONE, mechanism=mechanism), 0.01, 0.01, 1)
+    reached = figures.maximum
+    assert reached is not None
+    assert 0.0099 < reached.epsilon <= 0.01
+    twice = guarantee({replace(figures.release, noise_multiplier=2 * figures.release.noise_multiplier): 1}, 0.01)
+    assert twice is not None
+    assert twice.epsilon == 0
+
+
 def test_a_pure_target_by_hand() -> None:
     """Four participations of 2 * 11/nu + 1 are 8 at nu = 22; a quarter of the target goes to the choice by default."""
     assert plan_for(HOSPITAL, 8.0, 0.0, 4, choice_epsilon=1.0).release.noise_multiplier == pytest.approx(22, rel=2e-3)

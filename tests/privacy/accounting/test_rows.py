@@ -49,6 +49,23 @@ def test_without_sampling_steps_are_one_normal_noise() -> None:
     assert calibrate(found.epsilon, 1e-5, 1.0) == pytest.approx(2.0, rel=1e-6)
 
 
+@pytest.mark.parametrize("noise_multiplier", [1e-300, 5e-324])
+def test_noise_so_small_that_its_price_overflows_has_a_figure(noise_multiplier: float) -> None:
+    release = replace(CLIENT, noise_multiplier=noise_multiplier)
+    found = row_guarantee({release: 3})
+    assert found is not None
+    assert found.epsilon > 1e300
+    assert rows_to_date({release: 3}, 1e-5) > 1e300
+    assert rows_to_date({replace(release, mechanism="gaussian"): 3}, 1e-5) == math.inf
+
+
+def test_a_choice_among_a_number_that_is_not_on_record_counts_as_one_between_two() -> None:
+    for release in (CLIENT, rows()):
+        unknown, two = (replace(release, hypotheses=k, choice_epsilon=0.75) for k in (0, 2))
+        assert row_guarantee({unknown: 3}) == row_guarantee({two: 3})
+        assert rows_to_date({unknown: 3}, 1e-5) == rows_to_date({two: 3}, 1e-5) < math.inf
+
+
 def test_a_release_that_hides_rows_alone_has_no_guarantee_for_the_client() -> None:
     assert guarantee({rows(): 1}) is None
     assert row_guarantee({rows(): 1}) is not None

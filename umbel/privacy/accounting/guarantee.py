@@ -63,7 +63,7 @@ def guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guarante
         return None
     if not some:
         return Guarantee(0.0, 0.0, delta)
-    pure = _as_float(pure_spent(some))
+    pure = as_float(pure_spent(some))
     return Guarantee(pure, min(pure, composed(frozenset(some.items()), delta)), delta)
 
 
@@ -237,8 +237,14 @@ def losses(release: Release) -> list[Loss]:
         return [Either((_known(mechanism.loss(release.n, 2)), elsewhere))]
     found = [_known(mechanism.loss(release.n, DISTANCE[release.kind]))]
     if release.chooses and release.kind not in (Kind.SITE, Kind.SECURE):
-        found.append(RandomisedResponse(release.choice_epsilon, release.hypotheses))
+        found.append(choice_loss(release))
     return found
+
+
+def choice_loss(release: Release) -> RandomisedResponse:
+    """Return the privacy loss of a hidden choice; among a number not on record, of one between two, which reveals
+    most."""
+    return RandomisedResponse(release.choice_epsilon, release.hypotheses or 2)
 
 
 def _known(loss: Loss | None) -> Loss:
@@ -273,7 +279,8 @@ def composed(releases: frozenset[tuple[Release, int]], delta: float) -> float:
         return math.inf
 
 
-def _as_float(cost: Fraction | float) -> float:
+def as_float(cost: Fraction | float) -> float:
+    """Return a cost as a float; infinite beyond the largest."""
     try:
         return float(cost)
     except OverflowError:
@@ -287,5 +294,5 @@ def in_words(found: Guarantee | None) -> tuple[str, str]:
 
 def amount(epsilon: Fraction | float) -> str:
     """Return an epsilon with four digits, or "none" if it is infinite."""
-    value = _as_float(epsilon)
+    value = as_float(epsilon)
     return "none" if math.isinf(value) else f"{value:.4g}"

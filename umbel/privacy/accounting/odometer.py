@@ -28,7 +28,7 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-from umbel.privacy.accounting.guarantee import gap, losses, pure_spent
+from umbel.privacy.accounting.guarantee import as_float, gap, losses, pure_spent
 from umbel.privacy.mechanisms.base import Loss, Matrix
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
@@ -62,7 +62,7 @@ def to_date(curves: Iterable[tuple[Curve, int]], pure: Fraction | float, delta: 
 
     Sorts may have the same curve: each counts.
     """
-    least, curves = math.inf if pure == math.inf else float(pure), list(curves)
+    least, curves = as_float(pure), list(curves)
     if not (curves and delta > 0):
         return least
     total = sum((times * np.array(curve.values) for curve, times in curves), np.zeros(len(ORDERS)))
@@ -89,7 +89,7 @@ def _divergences(loss: Loss) -> tuple[float, ...]:
     orders = np.array(ORDERS, np.float64)
     match loss:
         case GaussianLoss():
-            found = orders * loss.mu**2 / 2
+            found = orders * (loss.mu * loss.mu / 2)
         case ConcentratedLoss():
             found = orders * loss.rho
         case SampledGaussianLoss():
@@ -121,8 +121,9 @@ def _of_profile(loss: Loss, orders: Matrix) -> Matrix:
     largest = loss.largest
     if math.isinf(largest):
         return np.full(len(orders), math.inf)
-    bound = np.minimum(largest, orders * largest**2 / 2)
-    if not largest:
+    square = largest * largest
+    bound = np.minimum(largest, orders * (square / 2))
+    if not 0 < square < math.inf:
         return bound
     near = min(largest, loss.mean + _FAR * loss.deviation)
     points = np.linspace(0.0, near, _POINTS)

@@ -19,6 +19,7 @@ _LEAST = 1e-4  # smallest wanted epsilon; a smaller one needs too much noise to 
 _RARE = 1e-3  # probability that a client takes part more often than planned
 _ALONE = 3.0  # epsilon of a release with its sender, from which the search for noise behind a relay begins
 _DIGITS = 4  # of a computed noise multiplier
+_NOTHING = 1e-300  # in place of an epsilon of 0, which has no logarithm
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,7 @@ def _noise_for(task: Task, target: float, delta: float, participations: int, cho
         return found.epsilon
 
     def excess(log_nu: float) -> float:
-        return math.log(epsilon(math.exp(log_nu)) / target)
+        return math.log(max(epsilon(math.exp(log_nu)), _NOTHING) / target)
 
     share = target / participations - (choice_epsilon if task.release(1.0, choice_epsilon).chooses else 0.0)
     if not delta and share > 0 and (one := load(task.mechanism)(1.0).pure(task.parameters, 2)) is not None:

@@ -19,10 +19,18 @@ from fractions import Fraction
 from functools import lru_cache
 
 from umbel.privacy.accounting.accountant import compose
-from umbel.privacy.accounting.guarantee import DELTA, Guarantee, gap, guarantee, losses, pure_spent
+from umbel.privacy.accounting.guarantee import (
+    DELTA,
+    Guarantee,
+    as_float,
+    choice_loss,
+    gap,
+    guarantee,
+    losses,
+    pure_spent,
+)
 from umbel.privacy.accounting.odometer import Curve, to_date
 from umbel.privacy.mechanisms.base import Loss
-from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.sampled_gaussian import step_losses
 from umbel.protocol.release import Kind, Release
 
@@ -34,7 +42,7 @@ def row_guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guar
         return None
     if not some:
         return Guarantee(0.0, 0.0, delta)
-    pure, of_client = float(pure_spent(some)), guarantee(some, delta)
+    pure, of_client = as_float(pure_spent(some)), guarantee(some, delta)
     least = min(pure, of_client.epsilon if of_client else math.inf)
     if any(map(by_steps, some)):
         least = min(least, _composed(frozenset(some.items()), delta))
@@ -87,7 +95,7 @@ def _losses(release: Release) -> dict[Loss, int]:
     if not by_steps(release):
         return dict.fromkeys(losses(release), 1)
     steps = step_losses(release.row_noise_multiplier, release.row_rate, release.row_steps)
-    return steps | ({RandomisedResponse(release.choice_epsilon, release.hypotheses): 1} if release.chooses else {})
+    return steps | ({choice_loss(release): 1} if release.chooses else {})
 
 
 @lru_cache(maxsize=4096)
