@@ -9,6 +9,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,6 +41,12 @@ ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?"
 _NUMBER = re.compile(r"[+-]?\$?\s*(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][+-]?\d+)?")
 
 _COMMA = r"[+-]?\d+,\d+"  # with a decimal comma, or one between thousands
+
+_MOST_SURPLUS = 30
+"""A row may have so many fields, all of them empty, after those of the header."""
+
+_LARGEST_EXACT = 2**53 - 1
+"""The largest integer that a 64-bit number holds apart from its neighbours."""
 
 Client = int | str
 Derive = Callable[[pd.DataFrame], pd.DataFrame]
@@ -146,15 +153,9 @@ def _read_csv(path: Path) -> pd.DataFrame:
     head = heads[separator]
     if twice := repeated(head):
         raise DatasetError(f"{path}: two columns are called {twice[0]!r}; rename one", code="data.twice")
-    # Spreadsheets end lines with separators: these make columns without a name, which must be empty.
-    names = [name.strip() or f"\0{place}" for place, name in enumerate([*head, ""])]
-    options |= {"sep": separator, "index_col": False, "header": 0}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        try:
-            frame: pd.DataFrame = pd.read_csv(path, names=names[:-1], **options)
-        except pd.errors.ParserWarning:  # rows have more fields than the header
-            frame = pd.read_csv(path, names=names, **options)
+    # Of a table with a single column, an empty line is a missing value.
+    options |= {"sep": separator, "index_col": False, "header": 0, "skip_blank_lines": len(head) > 1}
+    frame = _with_names(path, head, options)
     for name in (name for name in frame.columns if name.startswith("\0")):
         if len(full := np.flatnonzero(frame.pop(name).fillna("").str.strip() != "")):
             wrong = f"data row {full[0] + 1} has a value in a column without a name"
@@ -162,6 +163,20 @@ def _read_csv(path: Path) -> pd.DataFrame:
     if separator == ";":
         _refuse_commas(frame, path)
     return frame
+
+
+def _with_names(path: Path, head: Sequence[str], options: dict[str, Any]) -> pd.DataFrame:
+    """Read the rows of a CSV. Columns without a name get one that begins with a null character.
+
+    Spreadsheets end lines with separators: rows may have more fields than the header.
+    """
+    for more in range(_MOST_SURPLUS + 1):  # exactly as many as there are: pandas takes no more
+        names = [name.strip() or f"\0{place}" for place, name in enumerate([*head, *[""] * more])]
+        with warnings.catch_warnings(), suppress(pd.errors.ParserWarning):
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # rows have more fields than there are names
+            found: pd.DataFrame = pd.read_csv(path, names=names, **options)
+            return found
+    raise ValueError(f"rows have over {_MOST_SURPLUS} fields more than the {len(head)} of the first line")
 
 
 def _refuse_commas(frame: pd.DataFrame, path: Path) -> None:
@@ -346,9 +361,12 @@ def days_since(dates: pd.Series, column: Column) -> pd.Series:
 
 
 def _clients(frame: pd.DataFrame, column: Column, source: Any) -> list[Client]:
-    if column.type == "integer":
-        return [int(value) for value in values_of(frame, column, source)]
     series = column_in(frame, column)
+    if column.type == "integer":
+        values = values_of(frame, column, source)
+        fix = "give that column the type text"
+        _refuse(series, np.abs(values) > _LARGEST_EXACT, column, source, "too large to tell from its neighbours", fix)
+        return [int(value) for value in values]
     _refuse(series, missing_in(series), column, source, "missing", "name the client, or remove that row")
     return as_texts(series).tolist()
 
@@ -392,10 +410,13 @@ def check_columns(frame: pd.DataFrame, columns: Sequence[Column], source: Any) -
 
 
 def column_in(frame: pd.DataFrame, column: Column) -> pd.Series:
-    """Return the column of a table with a name."""
-    if column.name in frame.columns:
-        return frame[column.name]
-    return frame[next(name for name in frame.columns if _plain(name) == _plain(column.name))]
+    """Return the column of a table with a name; raise `DatasetError` if several match equally well."""
+    exact = [place for place, name in enumerate(frame.columns) if name == column.name]
+    found = exact or [place for place, name in enumerate(frame.columns) if _plain(name) == _plain(column.name)]
+    if len(found) > 1:
+        told = " and ".join(repr(frame.columns[place]) for place in found)
+        raise DatasetError(f"{told} in the table may each be the column {column.name!r}; rename one", code="data.twice")
+    return frame.iloc[:, found[0]]
 
 
 def absent(frame: pd.DataFrame, columns: Sequence[Column]) -> list[str]:
