@@ -110,6 +110,9 @@ def split_into_clients(
     if not len(features) == len(targets) == len(owners):
         found = f"features {features.shape}, targets {targets.shape} and clients of {len(owners)} rows"
         raise DatasetError(f"{found} differ in their number of rows", code="data.lengths")
+    if len(lacking := np.flatnonzero(pd.isna(np.asarray(owners, object)))):
+        text = f"the client of row {lacking[0]}, counted from 0, is missing; name it, or leave out that row"
+        raise DatasetError(text, code="data.missing-value")
     owner, known = pd.factorize(np.array([str(one) for one in owners], dtype=object), sort=True)
     names = known.tolist()
     order = np.random.default_rng(seed).permutation(len(names)).tolist()
