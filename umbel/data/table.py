@@ -48,6 +48,8 @@ _MOST_SURPLUS = 30
 _LARGEST_EXACT = 2**53 - 1
 """The largest integer that a 64-bit number holds apart from its neighbours."""
 
+_BLUR = 0.01
+
 Client = int | str
 Derive = Callable[[pd.DataFrame], pd.DataFrame]
 
@@ -62,6 +64,7 @@ class Rows:
     clients: list[Client]
     places: NDArray[np.int64]  # the table's row number of each, from 0
     left_out: Mapping[str, int]  # number of dropped rows by reason
+    blurred: Sequence[Column]  # columns whose numbers differ by too little for 32 bits
 
 
 class Register(Protocol):
@@ -225,13 +228,24 @@ def encode(
             frame = _keep(frame, there, left_out, f"{column.name} is missing")
     scaled = [seen(frame, column, source, syntax) for column in schema.features]
     labelled = _labelled(frame, schema.target) if to_predict else np.ones(len(frame), np.bool_)
-    targets = _targets(frame, labelled, schema.target, source, syntax)
+    targets, blurred = _targets(frame, labelled, schema.target, source, syntax)
     clients: list[Client] = [schema.name or "all"] * len(frame)
     if schema.client is not None:
         clients = _clients(frame, schema.client, source)
     with np.errstate(over="ignore"):  # the check of the dataset finds and names infinite values
         stacked = np.concatenate(scaled, axis=1).astype(np.float32)
-    return Rows(stacked, targets, labelled, clients, frame.index.to_numpy(np.int64), left_out)
+    lost = [column for column, numbers in zip(schema.features, scaled, strict=True) if _blurs(numbers)]
+    lost += [schema.target] * blurred
+    return Rows(stacked, targets, labelled, clients, frame.index.to_numpy(np.int64), left_out, lost)
+
+
+def _blurs(numbers: NDArray[np.float64]) -> bool:
+    """Return whether rounding to 32 bits moves numbers (rows, m) by more than `_BLUR` of their whole range."""
+    if not len(numbers):
+        return False
+    with np.errstate(over="ignore"):
+        moved = np.abs(numbers.astype(np.float32) - numbers).max(axis=0)
+    return bool((np.isfinite(moved) & (moved > _BLUR * np.ptp(numbers, axis=0)) & (np.ptp(numbers, axis=0) > 0)).any())
 
 
 def _labelled(frame: pd.DataFrame, target: Column) -> NDArray[np.bool_]:
@@ -245,16 +259,20 @@ def _labelled(frame: pd.DataFrame, target: Column) -> NDArray[np.bool_]:
 
 def _targets(
     frame: pd.DataFrame, labelled: NDArray[np.bool_], target: Column, source: Any, syntax: Syntax
-) -> NDArray[Any]:
-    """Return the targets that a dataset stores (rows,), with a valid placeholder where there is no label."""
+) -> tuple[NDArray[Any], bool]:
+    """Return the targets that a dataset stores (rows,), and whether they blur (see `_blurs`).
+
+    Where there is no label, a target is a valid placeholder.
+    """
     targets = np.zeros(len(frame))
     if labelled.any():
         targets[labelled] = values_of(frame[labelled], target, source, syntax)
     if target.type == "category":
-        return targets.astype(np.int64)
+        return targets.astype(np.int64), False
     if target.type == "boolean":
-        return (2 * targets - 1).astype(np.int8)
-    return (targets / target.scale).astype(np.float32)
+        return (2 * targets - 1).astype(np.int8), False
+    with np.errstate(over="ignore"):
+        return (targets / target.scale).astype(np.float32), _blurs(targets[labelled, None] / target.scale)
 
 
 def seen(frame: pd.DataFrame, column: Column, source: Any, syntax: Syntax = Syntax.SCHEMA) -> NDArray[np.float64]:
