@@ -276,7 +276,9 @@ def test_numbers_far_from_units_are_learnt_from(umbel_home: Path) -> None:
     assert run.state.history[-1].loss == pytest.approx(0.1, rel=0.2), "the noise of a row"
 
 
-@pytest.mark.parametrize("beside", [np.full(600, 450_289.0), 1_234_560 + 10 * np.random.default_rng(1).normal(size=600)])
+@pytest.mark.parametrize(
+    "beside", [np.full(600, 450_289.0), 1_234_560 + 10 * np.random.default_rng(1).normal(size=600)]
+)
 def test_a_feature_far_from_0_may_be_constant_or_vary_little(umbel_home: Path, beside: NDArray[np.float64]) -> None:
     """With an offset of three digits the first would be 289 in the model's units, and no step would be stable."""
     draw = np.random.default_rng(0)

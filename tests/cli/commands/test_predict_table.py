@@ -304,6 +304,23 @@ def test_other_mistakes_are_told(run: Path, new: Path, tmp_path: Path) -> None:
         umbel.load(run).predict("stays", ["west"])
 
 
+def test_where_names_are_numbers_a_number_is_a_name(umbel_home: Path, tmp_path: Path) -> None:
+    """Client 1 of the table is not the second of the dataset."""
+    numbered = KNOWN.assign(hospital=[1, 1, 0, 0])
+    umbel.from_dataframe(numbered, client="hospital", target="cost", columns=COST, model="linear", seed=1).write(
+        "stays"
+    )
+    run = umbel.load(learnt(tmp_path / "run", "", "", BEST, "stays", **{"batch-size": 1}))
+    assert run.dataset is not None
+    for client in (0, "0", 1, "1"):
+        assert set(run.predict("stays", [client])["name"]) == {str(client)}
+    with raises(DatasetError, "data.unknown-client", "called"):
+        umbel.from_dataframe(
+            numbered.replace(0, 7), client="hospital", target="cost", columns=COST, model="linear"
+        ).write("stays", replace=True)
+        run.predict("stays", [0])
+
+
 def test_an_unknown_category_is_told_by_row_with_the_fix(umbel_home: Path, tmp_path: Path) -> None:
     frame = KNOWN.assign(ward=["A", "B", "A", "B"])[["hospital", "ward", "cost"]]
     umbel.from_dataframe(frame, client="hospital", target="cost", model="linear").write("wards")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,8 +59,8 @@ def command(
     otherwise from the table. A client without labelled rows gets the mean of the hypotheses.
     """
     with errors_in_one_line(ValueError):
-        if out is not None and not out.expanduser().absolute().parent.is_dir():
-            raise DatasetError(f"{out} cannot be written: its folder is missing; make it first", code="data.no-folder")
+        if out is not None:
+            _check_out(out.expanduser().absolute())
         path = find_run(run)
         if is_table(rows):
             if features is not None:
@@ -78,10 +79,19 @@ def command(
     if out is None:
         typer.echo(printable(text), nl=False)
     else:
-        write_atomically(out.expanduser().absolute(), text.encode())
+        with errors_in_one_line():
+            write_atomically(out.expanduser().absolute(), text.encode())
         typer.echo(f"{count_of(len(found), 'row')} predicted by {path.name}: {out}", err=True)
     for note in notes:
         typer.echo(printable(note), err=True)
+
+
+def _check_out(file: Path) -> None:
+    """Raise early, before the work, if its result could not be written."""
+    if not file.parent.is_dir():
+        raise DatasetError(f"{file} cannot be written: its folder is missing; make it first", code="data.no-folder")
+    if (file.exists() and not file.is_file()) or not os.access(file.parent, os.W_OK):
+        raise DatasetError(f"{file} cannot be written; give a file in a writable folder", code="data.not-writable")
 
 
 def _of_dataset(
