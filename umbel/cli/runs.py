@@ -52,8 +52,8 @@ class Run(Result):
             otherwise from the table. A client without labelled rows gets the mean of the hypotheses, weighted by their
             releases, with a warning.
         clients : sequence of int or str, optional
-            Numbers or names in a dataset, only names where these are numbers; or names in a table; by default all. For a table without client names,
-            the single client that owns it.
+            Numbers or names in a dataset, only names where these are numbers; or names in a table; by default all. For
+            a table without client names, the single client that owns it.
         personalise : str
             How the clients personalise, as in a site's policy; "no" predicts with the best hypothesis unchanged.
         schema : Schema or path, optional

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -50,6 +51,21 @@ def test_the_loss_listed_is_that_of_the_hypotheses_that_are_kept(runs: list[str]
     listed = umbel("runs", "list")
     assert best in listed
     assert "0.0625" not in listed
+
+
+def test_losses_are_listed_in_the_unit_of_the_target_as_they_are_shown(runs: list[str], umbel_home: Path) -> None:
+    file = umbel_home / "runs" / runs[0] / "dataset.json"
+    manifest = json.loads(file.read_text())
+    manifest["units"] = {"target": {"name": "cost", "unit": "dollars", "scale": 1000.0}}
+    file.write_text(json.dumps(manifest))
+    shown = re.findall(r"(?:last|best) loss \W*([\d.]+ dollars)", umbel("runs", "show", runs[0]))
+    assert len(shown) == 2
+    listed = next(line for line in umbel("runs", "list").splitlines() if runs[0] in line)
+    assert re.findall(r"[\d.]+ dollars", listed) == shown
+    config = umbel_home / "runs" / runs[0] / "config.toml"
+    config.write_text(re.sub('model = ".*"', 'model = "not_here:net"', config.read_text()))
+    listed = next(line for line in umbel("runs", "list").splitlines() if runs[0] in line)
+    assert listed.count("as stored") == 2
 
 
 def test_a_line_that_a_killed_run_left_half_is_no_round(runs: list[str], umbel_home: Path) -> None:
