@@ -93,9 +93,11 @@ def test_two_are_compared_where_they_differ(runs: list[str], umbel_home: Path) -
     file.write_text(file.read_text().replace("seed = 3", "seed = 4"))
     told = umbel("runs", "compare", *runs[:2])
     assert "seed" in told
-    assert "step-size" not in told
+    assert not {"step-size", "digest"} & set(told.split())
     assert "name two runs or more" in umbel("runs", "compare", runs[0], code=1)
     assert umbel("runs", "compare", *runs[:2], runs[0]) == told, "named twice, it has one column"
+    file.write_text(re.sub('(?m)^data = ".*"$', 'data = "0123456789abcdef"', file.read_text()))
+    assert "0123456789abcdef" in umbel("runs", "compare", *runs[:2]), "of other rows under the same name"
 
 
 def test_one_is_removed_when_that_is_meant(runs: list[str], umbel_home: Path) -> None:
