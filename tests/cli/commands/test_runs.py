@@ -14,6 +14,7 @@ from tests.helpers.errors import raises
 from umbel.cli.main import app
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
+from umbel.server.run_folder import RunFolder
 from umbel.server.runs import find_run
 
 
@@ -107,6 +108,14 @@ def test_one_is_removed_when_that_is_meant(runs: list[str], umbel_home: Path) ->
     umbel("runs", "remove", runs[0], "--yes")
     assert sorted(path.name for path in (umbel_home / "runs").iterdir()) == runs[1:]
     assert "there is no run" in umbel("runs", "remove", runs[0], "-y", code=2)
+
+
+def test_a_run_that_goes_on_is_not_removed(runs: list[str], umbel_home: Path) -> None:
+    path = umbel_home / "runs" / runs[1]
+    with RunFolder(path).held():
+        assert "config.run-held" in umbel("runs", "remove", *runs[:2], "-y", code=2)
+    assert path.is_dir()
+    assert (umbel_home / "runs" / runs[0]).is_dir()
 
 
 def test_a_folder_with_more_than_a_run_is_not_removed(runs: list[str], umbel_home: Path) -> None:

@@ -108,6 +108,8 @@ def remove(
             if more := next((one for one in path.iterdir() if one.is_symlink() or not one.is_file()), None):
                 text = f"{path} holds {more.name!r}, which is not part of a run; delete it by hand"
                 raise ConfigError(text, code="config.not-a-run-alone")
+            with RunFolder(path).held():  # or it is running
+                pass
         for path in paths:
             if yes or typer.confirm(f"Delete {path}?"):
                 shutil.rmtree(path)
