@@ -15,7 +15,18 @@ import typer
 from rich.table import Table
 
 from umbel.cli.lazy import lazy
-from umbel.data import BUNDLED, Column, Dataset, Schema, find_typed, open_dataset, read_manifest, shard, write_dataset
+from umbel.data import (
+    BUNDLED,
+    Column,
+    Dataset,
+    Schema,
+    check_out,
+    find_typed,
+    open_dataset,
+    read_manifest,
+    shard,
+    write_dataset,
+)
 from umbel.data.find import load_recipe, recipes
 from umbel.data.hints import Syntax
 from umbel.data.split import main as split
@@ -187,6 +198,7 @@ def import_(
         folder = folder_of(name or file.name.split(".")[0])
         if folder.exists() and not replace:
             raise DatasetError(f"{folder} exists already; give another --name, or --replace", code="data.exists")
+        check_out(folder)
         if schema and (client or target or features or drop or categories or settings or missing != "refuse"):
             raise DatasetError("give --schema FILE or options on columns, not both", code="data.schema-and-options")
         if not schema and bool(client) == bool(clients):

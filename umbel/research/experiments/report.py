@@ -151,7 +151,7 @@ def _needs_data(folder: RunFolder, setup: Setup, what: str) -> None:
 
 def _alike(one: RunFolder, setup: Setup, other: RunFolder, theirs: Setup) -> bool:
     """Return whether two runs had the same rows, as far as their folders tell: parts of a dataset differ."""
-    digests = {folder.read_config().get("data") for folder in (one, other)} - {None, ""}
+    digests = {str(folder.read_config().get("data", "")) for folder in (one, other)} - {""}
     parts = [bool(each.manifest and each.manifest.part) for each in (setup, theirs)]
     return len({DIGESTS.get(digest, digest) for digest in digests}) < 2 or any(parts)
 
