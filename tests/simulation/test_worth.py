@@ -389,6 +389,20 @@ def test_rounds_that_led_away_have_diverged_however_well_they_ended() -> None:
     assert judge(gains(constant=0, alone=0, last_round=1), True)[0] is Level.DIVERGED
 
 
+@pytest.mark.usefixtures("umbel_home")
+def test_where_training_diverges_at_every_client_the_run_is_not_worth_it(tmp_path: Path) -> None:
+    """Such clients release what they got. Made each client's own, even hypotheses that no round changed do well."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(0, 1e4, (12, 8, 2))
+    folder = write(tmp_path / "d", *((rows, rows @ [1e-4, 2e-4]) for rows in x), train=8, loss="mse")
+    told = {"dataset": str(folder), "rounds": 2, "restarts": 1, "step-size": 0.3, "clients-per-round": 8}
+    told |= {"validation-clients-per-round": 4}
+    run = umbel.load(in_process.run(in_process.run_config("synthetic") | BASE | told, 1, [Appraisal()]))
+    assert run.history["loss"].nunique() == 1
+    assert run.verdict.startswith("No: no round changed the hypotheses")
+    assert "step-size=0.075" in run.verdict
+
+
 def test_a_difference_within_chance_is_none() -> None:
     """Means of .5 with standard errors of .5 (differences 3, -1, 0, 0) and .1 are no more, and more, than none."""
     apart = gains(constant=0, last_round=0)

@@ -122,6 +122,16 @@ def diverged(history: Sequence[Round]) -> bool:
     return bool(losses) and losses[-1] > max(_DIVERGED * abs(min(losses)), rounding)
 
 
+def stuck(history: Sequence[Round]) -> bool:
+    """Return whether no round changed the loss, as where training diverges at every client.
+
+    A client whose numbers are not finite releases the hypothesis that it got, so that its reply says nothing about its
+    rows; updates that are far too long are left out.
+    """
+    losses = [entry.loss for entry in history if entry.loss is not None]
+    return len(losses) > 1 and len({*losses}) == 1 and losses[0] != 0
+
+
 def last_rounds(history: Sequence[Round]) -> list[Round]:
     """Return the rounds at the end of training that show which hypotheses still get releases.
 

@@ -20,7 +20,7 @@ from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Release
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, State, diverged
+from umbel.server.history import Round, State, diverged, stuck
 
 if TYPE_CHECKING:
     from umbel.server.setup import Setup
@@ -30,6 +30,11 @@ _SMALLEST = 0.001
 _SQUARES = ("mse", "rmse")
 DIVERGED = "Ask more clients a round, or try fewer hypotheses, less noise or a smaller step-size."
 """Advice for rounds that diverged."""
+STUCK = (
+    "no round changed the hypotheses, so training may have diverged at every client. Try a smaller step-size, or "
+    "features and targets near 1."
+)
+"""Explanation of rounds that changed nothing, and advice."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,8 @@ class Summary:
         lines = [f"The run is over after {count_of(trained, 'round')}: {state.stopped}.", *self._validated(state)]
         if diverged(state.history):
             lines.append(f"Warning: the rounds diverged. {DIVERGED}")
+        if stuck(state.history):
+            lines.append(f"Warning: {STUCK}")
         if _size(state.hypotheses) <= _SHOWN_PARAMETERS:
             vectors = flatten(state.hypotheses)
             lines += [f"  hypothesis {j}: ({', '.join(f'{x:.3f}' for x in row)})" for j, row in enumerate(vectors)]

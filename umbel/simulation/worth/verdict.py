@@ -13,9 +13,9 @@ from umbel.client.prediction import DEFAULT
 from umbel.privacy.accounting.guarantee import MEANINGFUL, guarantee
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, State, diverged
+from umbel.server.history import Round, State, diverged, stuck
 from umbel.server.setup import Setup
-from umbel.server.summary import Summary
+from umbel.server.summary import STUCK, Summary
 from umbel.server.worth import LABELS, Arm, LeftOut, Level, Way, Worth, figure
 from umbel.simulation.baselines import worst_decile
 from umbel.simulation.worth.plan import Plan
@@ -44,7 +44,7 @@ def table(
         for (way, label), values in found.items()
     ]  # fmt: skip
     gains = {way: values if metric.higher_is_better else -values for (way, _), values in found.items()}
-    level, verdict = judge(gains, diverged(state.history))
+    level, verdict = judge(gains, diverged(state.history), stuck(state.history))
     verdict += within_chance(level, gains) + as_it_is(level, gains) + by_another(gains, plan.how)
     if level is Level.NOT_BETTER_THAN_ALONE and too_unlike(gains):
         verdict += " Even all rows pooled are behind each client alone: clients differ too much for one model."
@@ -86,7 +86,7 @@ def not_measured(setup: Setup, state: State) -> Worth:
     return Worth(name, "", higher, 0, "clients", [], [], Level.NOT_MEASURED, verdict, [], 0.0, len(state.history))
 
 
-def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool) -> tuple[Level, str]:
+def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool, is_stuck: bool = False) -> tuple[Level, str]:
     """Return the level of a run's worth, and its description.
 
     This judges the predictors that clients would use: the personalised hypotheses, or the plain ones if those were not
@@ -99,8 +99,12 @@ def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool) -> tuple
         The metric of each client, negated if lower is better.
     has_diverged : bool
         Whether the run's rounds moved away from its best hypotheses.
+    is_stuck : bool
+        Whether they changed nothing. What clients make of such hypotheses is not the run's merit.
     """
     run = gains[judged(gains)]
+    if is_stuck:
+        return Level.DIVERGED, f"No: {STUCK.partition('.')[0]}."
     if has_diverged or not np.isfinite(gains[Way.LAST]).all():
         return Level.DIVERGED, "No: it diverged. The last loss is several times the lowest, or not finite."
     for way, level, what in (
