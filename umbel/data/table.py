@@ -48,7 +48,7 @@ _MOST_SURPLUS = 30
 _LARGEST_EXACT = 2**53 - 1
 """The largest integer that a 64-bit number holds apart from its neighbours."""
 
-_BLUR = 0.01
+_BLUR = 0.05
 
 Client = int | str
 Derive = Callable[[pd.DataFrame], pd.DataFrame]
