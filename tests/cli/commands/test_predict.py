@@ -75,6 +75,14 @@ def test_rows_without_labels_are_predicted_by_what_the_labelled_ones_chose(
     assert (tmp_path / "out.csv").read_text() == "client,row,hypothesis,prediction\n0,0,1,8000\n"
 
 
+def test_large_amounts_keep_their_digits(run: Path, tmp_path: Path) -> None:
+    units = {"target": {"name": "cost", "unit": "dollars", "scale": 1.0}}
+    x, y = np.array([[1_234_567, 0], [0.123456789, 0]], np.float32), np.array([1_234_567, 0.123456789], np.float32)
+    large = newcomer(tmp_path / "large", x, y, model="linear", loss="mse", units=units)
+    done = predict(run, large, "--personalise", "no")
+    assert [line.split(",")[-2:] for line in done.stdout.splitlines()[1:]] == [["1234567"] * 2, ["0.123457"] * 2]
+
+
 def test_classes_are_predicted_as_classes(tmp_path: Path) -> None:
     from umbel import models
 

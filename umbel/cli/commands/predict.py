@@ -113,5 +113,11 @@ _NUMBERS = ["prediction", "target"]
 
 def _text(value: Any) -> Any:
     """Return a number, or several separated by spaces; a text stays one that no spreadsheet reads as a formula."""
-    texts = (f"{one:.6g}" if isinstance(one, float) else str(csv_cell(one)) for one in np.atleast_1d(value).tolist())
-    return " ".join(texts)
+    return " ".join(
+        _digits(one) if isinstance(one, float) else str(csv_cell(one)) for one in np.atleast_1d(value).tolist()
+    )
+
+
+def _digits(number: float) -> str:
+    """Return a number with six digits, and all those before the decimal point."""
+    return f"{number:.0f}" if 1e6 <= abs(number) < 1e15 else f"{number:.6g}"
