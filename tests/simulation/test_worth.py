@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of, write_dataset
 from umbel.privacy.gate.policy import Personal
 from umbel.server.history import State
+from umbel.server.observer import Observer, Run
 from umbel.server.setup import Setup
 from umbel.server.worth import FILE, LABELS, Level, Way, Worth
 from umbel.simulation import in_process
@@ -401,6 +403,19 @@ def test_where_training_diverges_at_every_client_the_run_is_not_worth_it(tmp_pat
     assert run.history["loss"].nunique() == 1
     assert run.verdict.startswith("No: no round changed the hypotheses")
     assert "step-size=0.075" in run.verdict
+
+
+@pytest.mark.usefixtures("umbel_home")
+def test_rows_that_changed_during_the_run_measure_nothing(tmp_path: Path) -> None:
+    class Swap(Observer):
+        def at_end(self, run: Run) -> None:
+            shutil.rmtree(tmp_path / "d")
+            write(tmp_path / "d", *[(ONES, [9.0] * 4)] * 4, train=2, loss="mse")
+
+    write(tmp_path / "d", *[(ONES, [1.0] * 4)] * 4, train=2, loss="mse")
+    told = {"dataset": str(tmp_path / "d"), "rounds": 1, "restarts": 1, "clients-per-round": 2}
+    config = in_process.run_config("synthetic") | BASE | told | {"validation-clients-per-round": 2}
+    assert not (in_process.run(config, 1, [Swap(), Appraisal()]) / FILE).exists()
 
 
 def test_a_difference_within_chance_is_none() -> None:

@@ -36,7 +36,7 @@ def command(
         ),
     ],
     client: Annotated[
-        str, typer.Option(help="Only this client: its name, or its number in a dataset.", show_default="all")
+        str, typer.Option(help="Only this client: its name, or its number if names are no numbers.", show_default="all")
     ] = "",
     features: Annotated[
         Path | None,
