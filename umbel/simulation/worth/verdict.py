@@ -100,7 +100,7 @@ def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool, is_stuck
     has_diverged : bool
         Whether the run's rounds moved away from its best hypotheses.
     is_stuck : bool
-        Whether they changed nothing. What clients make of such hypotheses is not the run's merit.
+        Whether they changed nothing. Predictors that clients make of such hypotheses are not the run's merit.
     """
     run = gains[judged(gains)]
     if is_stuck:
