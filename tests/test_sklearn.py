@@ -109,6 +109,17 @@ def test_groups_of_another_length_or_a_way_that_is_none_are_refused() -> None:
         FederatedRegressor(personalise="quite").fit(X, y, groups=client)
 
 
+def test_rows_without_a_group_are_no_client_and_a_client_keeps_its_type() -> None:
+    X, y, client = line()
+    for nobody in (np.where(client == 3, np.nan, client), np.where(client == 3, None, client.astype(str))):
+        with raises(ConfigError, "config.groups", "row 18"):
+            FederatedRegressor().fit(X, y, groups=nobody)
+    model = FederatedRegressor(random_state=0).fit(X, y, groups=client)
+    with raises(ConfigError, "config.groups"):
+        model.predict(X, groups=client.astype(str))
+    assert np.array_equal(model.predict(X, groups=client.astype(float)), model.predict(X, groups=client))
+
+
 def test_it_leaves_no_file_behind_and_is_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, scratch = tmp_path / "home", tmp_path / "scratch"
     scratch.mkdir()

@@ -95,9 +95,12 @@ class _Federated(BaseEstimator):
         self.clients_ = np.empty(0)
         if groups is None:
             return np.arange(rows)
-        groups = column_or_1d(groups)
-        check_consistent_length(groups, np.empty(rows))
-        self.clients_, owners = np.unique(groups, return_inverse=True)
+        given: NDArray[Any] = column_or_1d(groups)
+        check_consistent_length(given, np.empty(rows))
+        if len(lacking := np.flatnonzero(pd.isna(given))):
+            text = f"row {lacking[0]}, counted from 0, has no group: name its client, or leave out that row"
+            raise ConfigError(text, code="config.groups")
+        self.clients_, owners = np.unique(given, return_inverse=True)
         return owners
 
     def _learn(self, path: Path, values: dict[str, Any]) -> None:
@@ -128,8 +131,12 @@ class _Federated(BaseEstimator):
         features = validate_data(self, X, reset=False)
         owners = np.full(len(features), -1)
         if groups is not None:
-            owners = pd.Index(self.clients_).get_indexer(column_or_1d(groups))
-            check_consistent_length(owners, features)
+            named: NDArray[Any] = column_or_1d(groups)
+            check_consistent_length(named, features)
+            if len(self.clients_) and _are_texts(named) is not _are_texts(self.clients_):
+                text = f"groups are of type {named.dtype}, but those of fit were of type {self.clients_.dtype}"
+                raise ConfigError(f"{text}, so all clients would be unknown: convert them", code="config.groups")
+            owners = pd.Index(self.clients_).get_indexer(pd.Index(named))
         learner = learner_for(self._learnt.model, "cpu")
         rows = torch.from_numpy(self._scaled(features))
         found = np.empty((len(features), self._mean.offset.shape[1]))
@@ -157,6 +164,10 @@ class _Federated(BaseEstimator):
             raise ConfigError(text, code="config.no-range")
         deviation = values.std(axis=0)
         return values.mean(axis=0), np.where(deviation > 0, deviation, 1.0)
+
+
+def _are_texts(groups: NDArray[Any]) -> bool:
+    return groups.dtype.kind in "OSTU"
 
 
 class FederatedRegressor(RegressorMixin, _Federated):

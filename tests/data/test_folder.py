@@ -119,8 +119,8 @@ def test_a_manifest_that_is_not_json_is_named(folder: Path, content: bytes) -> N
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with raises(DatasetError, "data.exists", tmp_path, "--out"):
+    with raises(DatasetError, "data.exists", tmp_path):
         check_out(tmp_path)
     for path in (tmp_path / "thesis.tex", tmp_path / "thesis.tex" / "below"):
-        with raises(DatasetError, "data.not-writable", path, "--out"):
+        with raises(DatasetError, "data.not-writable", path):
             check_out(path)

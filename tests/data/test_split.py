@@ -56,6 +56,13 @@ def test_every_client_is_at_one_site_in_its_role(source: Path, tmp_path: Path) -
     assert sorted(seen["validation"]) == list(range(TRAIN, TRAIN + VALIDATION))
 
 
+def test_no_site_of_an_earlier_split_is_left_beside_the_new_ones(source: Path, tmp_path: Path) -> None:
+    split(source, 3, tmp_path)
+    with raises(DatasetError, "data.exists", tmp_path / "site-3"):
+        split(source, 2, tmp_path)
+    assert len(split(source, 4, tmp_path)) == 4
+
+
 def test_a_site_s_manifest_is_the_whole_s_but_for_its_clients(source: Path, tmp_path: Path) -> None:
     manifest = open_dataset(split(source, 3, tmp_path)[1]).manifest
     assert (manifest.name, manifest.model, manifest.loss) == ("numbers-2", "linear", "rmse")

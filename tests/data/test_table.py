@@ -58,7 +58,7 @@ def test_a_parquet_file_is_read_as_a_csv_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_separators_a_byte_order_mark_and_columns_without_a_name_play_no_part(tmp_path: Path, separator: str) -> None:
-    text = "\ufeffHospital_,Age,ward,SMOKER,cost,,\nnorth,70,A,1,12000,,,\nnorth,70,A,1,12000,,\n"
+    text = "\ufeffHospital_,Age,ward,SMOKER,cost,,\nnorth,70,A,1,12000,,,,,\nnorth,70,A,1,12000,,\n"
     rows = encode(table(text.replace(",", separator), tmp_path), SCHEMA, "stays")
     np.testing.assert_array_equal(rows.features, [[1, 1, 0, 0, 1]] * 2)
 
@@ -67,6 +67,8 @@ def test_separators_a_byte_order_mark_and_columns_without_a_name_play_no_part(tm
     ("text", "reason"),
     [
         (CSV.replace("70,A", "70,A,7"), ("data.missing-column", "row 1")),
+        (CSV.replace("70,A", "70,A,,,,7"), ("data.missing-column", "row 1")),
+        (CSV.replace("70,A", "70,A" + 200 * ","), ("data.unreadable", "fields")),
         (CSV.replace("ward", "age"), ("data.twice", "'age'")),
         ("", ("data.unreadable",)),
     ],
@@ -74,6 +76,29 @@ def test_separators_a_byte_order_mark_and_columns_without_a_name_play_no_part(tm
 def test_a_csv_that_is_none_is_refused(tmp_path: Path, text: str, reason: tuple[str, ...]) -> None:
     with raises(DatasetError, *reason):
         table(text, tmp_path)
+
+
+def test_an_empty_line_is_a_missing_value_of_a_single_column(tmp_path: Path) -> None:
+    assert len(table("age\n30\n\n40\n", tmp_path)) == 3
+    assert len(table(CSV.replace("south", "\nsouth"), tmp_path)) == 3
+
+
+def test_two_columns_that_may_be_the_same_are_refused(tmp_path: Path) -> None:
+    frame = table(CSV, tmp_path).rename(columns={"age": "Age"}).assign(AGE="7")
+    with raises(DatasetError, "data.twice", "'Age'", "'AGE'"):
+        encode(frame, SCHEMA, "stays")
+    assert encode(frame.assign(age="50"), SCHEMA, "stays").features[0, 0] == 0, "the exact name wins"
+    frame.columns = [name.lower() for name in frame.columns]
+    with raises(DatasetError, "data.twice", "'age'"):
+        encode(frame, SCHEMA, "stays")
+
+
+def test_clients_numbers_are_exact(tmp_path: Path) -> None:
+    """As 64-bit numbers, these two would be one client."""
+    numbered = CSV.replace("north", str(2**53)).replace("south", str(2**53 + 1))
+    with raises(DatasetError, "data.bad-value", "hospital", "type text"):
+        encode(table(numbered, tmp_path), schema(client={"name": "hospital", "type": "integer"}), "stays")
+    assert len(set(encode(table(numbered, tmp_path), SCHEMA, "stays").clients)) == 2
 
 
 def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -107,6 +107,17 @@ def test_losses_of_the_margin_need_labels_whatever_the_model(loss: str, labels: 
     assert misfit(model, dataset(ROWS, labels)).startswith(reason)
 
 
+def test_named_classes_need_an_output_each() -> None:
+    """A single output, fitted to their numbers, would be read as a score: its sign would name one of two."""
+    units = {"target": {"categories": ["a", "b", "c"]}}
+    assert misfit(models.load("linear"), dataset(ROWS, [0, 1, 2], units=units)).startswith(
+        "needs an output for each of"
+    )
+    assert misfit(classifier("mse"), dataset(ROWS, [0, 1, 2], units=units)) == ""
+    labels = {"target": {"categories": ["false", "true"]}}
+    assert misfit(models.load("linear"), dataset(ROWS, [1, -1, 1], units=labels)) == ""
+
+
 def test_all_clients_are_looked_at() -> None:
     """If training failed at some clients and not at others, that would tell about their data."""
     targets = np.zeros(10_000, np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.history import a_round
-from umbel.server.history import Round, collapsed, middle_ratio
+from umbel.server.history import Round, collapsed, diverged, middle_ratio, stuck
 
 ROUND = Round(
     number=3, loss=0.1, metric=None, asked=7, releases=6, lost_nodes=1, groups=[4, 2], nearest=[0.5, 1e-30],
@@ -60,3 +60,25 @@ def test_eq_9s_ratio_of_some_rounds_is_the_median_of_the_largest() -> None:
         == 2
     )
     assert middle_ratio([a_round(1)]) is None
+
+
+@pytest.mark.parametrize(
+    ("losses", "answer"),
+    [
+        ([1.0, 0.1, 0.31], True),
+        ([1.0, 0.1, 0.29], False),
+        ([1.0, 1e-9, 4e-8], False),  # rounding errors of a target that a feature gives away
+        ([1.0, 0.0, 1e-12], False),
+        ([1.0, 0.1, math.inf], True),
+        ([math.inf, 0.1, 0.31], True),
+    ],
+)
+def test_rounds_that_led_away_are_told_from_rounding_errors(losses: list[float], answer: bool) -> None:
+    assert diverged([a_round(number, loss=loss) for number, loss in enumerate(losses, 1)]) is answer
+
+
+@pytest.mark.parametrize(
+    ("losses", "answer"), [([0.7, 0.7, 0.7], True), ([0.7, 0.7, 0.6], False), ([0.0, 0.0], False), ([0.7], False)]
+)
+def test_rounds_that_change_nothing_are_told(losses: list[float], answer: bool) -> None:
+    assert stuck([a_round(number, loss=loss) for number, loss in enumerate(losses, 1)]) is answer

@@ -57,7 +57,7 @@ def test_a_client_is_better_off_from_the_fifth_level_on() -> None:
         WORTH.content.replace("1391.9", "1e999"),
         WORTH.content.replace('"rounds": 4', '"rounds": "four"'),
         WORTH.content.replace("Diverged.", "\\u001b[2JDiverged."),
-        WORTH.content.replace("Diverged.", "x" * 501),
+        WORTH.content.replace("Diverged.", "x" * 5001),
         json.dumps(json.loads(WORTH.content) | {"arms": json.loads(WORTH.content)["arms"] * 26}),
     ],
     ids=lambda text: text[:20],

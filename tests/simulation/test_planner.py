@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 import umbel
 from tests.helpers.datasets import manifest
@@ -285,6 +286,19 @@ def test_numbers_far_from_units_are_learnt_from(umbel_home: Path) -> None:
     """Of 200 times a unit: with the step of numbers near 1 a client's first step would overshoot 10,000 times."""
     save(umbel_home, train=30, x={"minimum": None, "maximum": None})
     run = play(RunConfig().entries() | values_of("mine", {"hypotheses": 1, "rounds": 15}).values)
+    assert run.state.history[-1].loss == pytest.approx(0.1, rel=0.2), "the noise of a row"
+
+
+@pytest.mark.parametrize(
+    "beside", [np.full(600, 450_289.0), 1_234_560 + 10 * np.random.default_rng(1).normal(size=600)]
+)
+def test_a_feature_far_from_0_may_be_constant_or_vary_little(umbel_home: Path, beside: NDArray[np.float64]) -> None:
+    """With an offset of three digits the first would be 289 in the model's units, and no step would be stable."""
+    draw = np.random.default_rng(0)
+    x, noise = draw.normal(size=600), draw.normal(0, 0.1, 600)
+    table = pd.DataFrame({"who": np.arange(600) // 20, "x": x, "beside": beside, "y": x + noise})
+    from_dataframe(table, client="who", target="y").write("mine")
+    run = play(RunConfig().entries() | values_of("mine", {"hypotheses": 1, "rounds": 10}).values)
     assert run.state.history[-1].loss == pytest.approx(0.1, rel=0.2), "the noise of a row"
 
 

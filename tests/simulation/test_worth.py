@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of, write_dataset
 from umbel.privacy.gate.policy import Personal
 from umbel.server.history import State
+from umbel.server.observer import Observer, Run
 from umbel.server.setup import Setup
-from umbel.server.worth import FILE, LABELS, Level, Way
+from umbel.server.worth import FILE, LABELS, Level, Way, Worth
 from umbel.simulation import in_process
 from umbel.simulation.baselines import halves, validation_cohort
 from umbel.simulation.worth import Appraisal, _measured, appraise
 from umbel.simulation.worth.plan import SHARE, Plan
-from umbel.simulation.worth.verdict import as_it_is, judge, too_unlike, tries, within_chance
+from umbel.simulation.worth.verdict import as_it_is, by_another, judge, too_unlike, tries, within_chance
 from umbel.simulation.worth.ways import Ways
 
 BASE = {"strategy": "fedavg", "hypotheses": 1, "noise-multiplier": 0.0, "clipping": "update", "choice-epsilon": 0.0}
@@ -176,6 +178,14 @@ def test_the_best_round_stands_beside_the_last_and_says_who_chose_it(tmp_path: P
     assert (found[Way.LAST].mean, found[Way.BEST].mean) == (2.0, 0.0)
     assert found[Way.BEST].remark.startswith("after 1 round,")
     assert "exact losses" in found[Way.BEST].remark
+
+
+def test_a_worth_in_a_long_unit_is_read_back(tmp_path: Path) -> None:
+    units = {"target": {"name": "price", "unit": "thousands of dollars a year and a member of the household " * 4}}
+    units["target"] |= {"scale": 100.0}
+    folder = write(tmp_path / "d", (ONES, [1.0] * 4), (ONES, [1.0] * 4), train=1, loss="mse", units=units)
+    worth = appraise(*a_run(folder, theta((3, 0))), np.array([1]), {})
+    assert Worth.read(worth.content) == worth
 
 
 def test_figures_are_in_the_unit_of_the_target(tmp_path: Path) -> None:
@@ -364,8 +374,48 @@ def test_where_clients_differ_too_much_for_one_model_less_noise_is_not_proposed(
     assert tries(Level.NOT_BETTER_THAN_CONSTANT, setup, FLAT, behind)[-1] == "hypotheses=2"
 
 
+def test_where_one_model_is_as_exact_as_clients_alone_clients_do_not_differ() -> None:
+    """As where a column gives the target away, and pooled rows are fitted to a few millionths."""
+    assert not too_unlike(gains(constant=-0.9, alone=-1e-7, pooled=-2e-6, last_round=-1e-7))
+    assert too_unlike(gains(constant=-0.9, alone=-0.1, pooled=-0.2, last_round=-0.1))
+
+
+@pytest.mark.parametrize(("how", "told"), [(Personal.MIXTURE, '"mixture"'), (Personal.AUTO, "")])
+def test_a_method_that_predictions_do_not_have_is_named(how: Personal, told: str) -> None:
+    assert (told in by_another(gains(constant=0, last_round=1, made_own=2), how)) is True
+    assert bool(by_another(gains(constant=0, last_round=1, made_own=2), how)) is bool(told)
+    assert by_another(gains(constant=0, last_round=1), how) == "", "the model is judged as it is"
+
+
 def test_rounds_that_led_away_have_diverged_however_well_they_ended() -> None:
     assert judge(gains(constant=0, alone=0, last_round=1), True)[0] is Level.DIVERGED
+
+
+@pytest.mark.usefixtures("umbel_home")
+def test_where_training_diverges_at_every_client_the_run_is_not_worth_it(tmp_path: Path) -> None:
+    """Such clients release what they got. Made each client's own, even hypotheses that no round changed do well."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(0, 1e4, (12, 8, 2))
+    folder = write(tmp_path / "d", *((rows, rows @ [1e-4, 2e-4]) for rows in x), train=8, loss="mse")
+    told = {"dataset": str(folder), "rounds": 2, "restarts": 1, "step-size": 0.3, "clients-per-round": 8}
+    told |= {"validation-clients-per-round": 4}
+    run = umbel.load(in_process.run(in_process.run_config("synthetic") | BASE | told, 1, [Appraisal()]))
+    assert run.history["loss"].nunique() == 1
+    assert run.verdict.startswith("No: no round changed the hypotheses")
+    assert "step-size=0.075" in run.verdict
+
+
+@pytest.mark.usefixtures("umbel_home")
+def test_rows_that_changed_during_the_run_measure_nothing(tmp_path: Path) -> None:
+    class Swap(Observer):
+        def at_end(self, run: Run) -> None:
+            shutil.rmtree(tmp_path / "d")
+            write(tmp_path / "d", *[(ONES, [9.0] * 4)] * 4, train=2, loss="mse")
+
+    write(tmp_path / "d", *[(ONES, [1.0] * 4)] * 4, train=2, loss="mse")
+    told = {"dataset": str(tmp_path / "d"), "rounds": 1, "restarts": 1, "clients-per-round": 2}
+    config = in_process.run_config("synthetic") | BASE | told | {"validation-clients-per-round": 2}
+    assert not (in_process.run(config, 1, [Swap(), Appraisal()]) / FILE).exists()
 
 
 def test_a_difference_within_chance_is_none() -> None:

@@ -37,7 +37,7 @@ class Run(Result):
     def predict(
         self,
         rows: str | Path | Dataset | pd.DataFrame,
-        clients: Sequence[int | str] | None = None,
+        clients: Sequence[int | str] | int | str | None = None,
         *,
         personalise: str = DEFAULT,
         schema: Schema | Path | str | None = None,
@@ -51,9 +51,9 @@ class Run(Result):
             may be missing. If the run's dataset knows a client by name, the client's labelled rows come from there,
             otherwise from the table. A client without labelled rows gets the mean of the hypotheses, weighted by their
             releases, with a warning.
-        clients : sequence of int or str, optional
-            Numbers or names in a dataset, or names in a table; by default all. For a table without client names,
-            the single client that owns it.
+        clients : int, str or sequence of these, optional
+            Numbers or names in a dataset, only names where these are numbers; or names in a table; by default all. For
+            a table without client names, the single client that owns it.
         personalise : str
             How the clients personalise, as in a site's policy; "no" predicts with the best hypothesis unchanged.
         schema : Schema or path, optional
@@ -66,15 +66,18 @@ class Run(Result):
             For a table, client is the name, and row counts from 1 below the header.
         """
         how = personal_named(personalise)
+        named = None if clients is None else [clients] if isinstance(clients, int | str) else list(clients)
+        if named == []:
+            raise DatasetError("clients names no client; name one, or leave it out for all", code="data.unknown-client")
         if isinstance(rows, pd.DataFrame) or (not isinstance(rows, Dataset) and is_table(rows)):
             frame, source = (rows, "the table") if isinstance(rows, pd.DataFrame) else (read_table(Path(rows)), rows)
-            found = self.predict_table(frame, source, list(map(str, clients or [])), how, schema)
+            found = self.predict_table(frame, source, list(map(str, named or [])), how, schema)
             if found.warning:
                 warnings.warn(found.warning, stacklevel=2)
             return found.rows
         data = rows if isinstance(rows, Dataset) else open_dataset(find_typed(rows))
         learnt = read_run(self.path, data, self.prior)
-        chosen = range(data.manifest.clients) if clients is None else [client_in(data, one) for one in clients]
+        chosen = range(data.manifest.clients) if named is None else [client_in(data, one) for one in named]
         return table(list(predictions(learnt, data, chosen, how=how)), learnt.model, data)
 
     def predict_table(

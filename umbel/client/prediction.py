@@ -195,11 +195,11 @@ def read_run(run: Path, data: Dataset, prior: Prior | None = None) -> Learnt:
 
 
 def client_in(data: Dataset, client: int | str) -> int:
-    """Return the number of a client from its name or number."""
+    """Return the number of a client from its name or number; where a client's name is a number, only from its name."""
     names, count = list(data.names), data.manifest.clients
-    if client in names:
+    if str(client) in names:
         return names.index(str(client))
-    number = int(client) if str(client).isdecimal() else -1
+    number = int(client) if str(client).isdecimal() and not any(map(str.isdecimal, names)) else -1
     if not 0 <= number < count:
         known = f"{data.manifest.name} has the clients 0 to {count - 1}{', called ' if names else ''}"
         raise unknown_client(client, known, names)
@@ -260,11 +260,12 @@ def told(model: Model, outputs: Tensor) -> NDArray[Any]:
 def shown(values: NDArray[Any], manifest: Manifest) -> list[Any]:
     """Return targets or predictions, (rows,) or (rows, outputs), in the target's unit, classes by name."""
     names = manifest.target.get("categories", [])
-    if names and values.ndim == 1:
-        # A class is its position; the sign tells a label of -1 or 1, or a score for it.
-        places = values if np.issubdtype(values.dtype, np.integer) else np.sign(values)
+    # A class is its position; the sign tells a label of -1 or 1, or a score for it.
+    whole = np.issubdtype(values.dtype, np.integer)
+    if names and values.ndim == 1 and (whole or len(names) == 2):
+        places = values if whole else np.sign(values)
         return [names[place] for place in np.maximum(places, 0).astype(np.int64)]
-    if np.issubdtype(values.dtype, np.integer):
+    if whole:
         return list(values.tolist())
     scaled = values * float(manifest.target.get("scale", 1.0))
     return list(scaled) if values.ndim > 1 else list(scaled.tolist())

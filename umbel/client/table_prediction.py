@@ -84,8 +84,8 @@ class Table:
         notes = [f"Rows left out: {count:,}, because {reason}." for reason, count in found.left_out.items()]
         owners = np.array([str(one) for one in found.clients], object)
         chosen = np.flatnonzero(np.isin(owners, clients)) if clients else np.arange(len(owners))
-        if clients and len(owners) and not len(chosen):
-            raise unknown_client(clients[0], f"{source} has the clients ", sorted({*owners}))
+        if len(owners) and (strange := [one for one in clients if one not in owners]):
+            raise unknown_client(strange[0], f"{source} has the clients ", sorted({*owners}))
         if not len(chosen):
             text = f"{source}: no rows are left ({' '.join(notes)}); repair the table or the schema"
             raise DatasetError(text, code="data.no-rows")

@@ -84,11 +84,11 @@ def _foreign(folder: Path) -> bool:
 def check_out(folder: Path) -> None:
     """Raise early, before the work, if its result could not be written."""
     if _foreign(folder):
-        raise DatasetError(f"{folder} exists and is not a dataset; give another folder with --out", code="data.exists")
+        raise DatasetError(f"{folder} exists and is not a dataset; give another folder", code="data.exists")
     # A rename puts the folder in place, so the folder above it must be writable.
     above = next(parent for parent in folder.parents if parent.exists())
     if (folder.exists() and not folder.is_dir()) or not above.is_dir() or not os.access(above, os.W_OK):
-        raise DatasetError(f"{folder} cannot be written; give a writable folder with --out", code="data.not-writable")
+        raise DatasetError(f"{folder} cannot be written; give a writable folder", code="data.not-writable")
 
 
 def write_dataset(

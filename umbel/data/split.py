@@ -39,6 +39,9 @@ def split(source: Path, sites: int, out: Path) -> list[Path]:
     if not 1 <= sites <= manifest.train:
         text = f"{source}: {manifest.train} training clients make 1 to {manifest.train} sites, not {sites}; set --sites"
         raise DatasetError(text, code="data.too-many-sites")
+    if stale := [one for one in out.glob("site-*") if one.name not in {f"site-{site + 1}" for site in range(sites)}]:
+        text = f"{stale[0]} is of a split over more sites, whose clients would then be at two; delete it"
+        raise DatasetError(text, code="data.exists")
     folders = []
     for site in range(sites):
         training, validation = range(site, manifest.train, sites), range(manifest.train + site, manifest.clients, sites)

@@ -9,6 +9,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +42,14 @@ _NUMBER = re.compile(r"[+-]?\$?\s*(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[
 
 _COMMA = r"[+-]?\d+,\d+"  # with a decimal comma, or one between thousands
 
+_MOST_SURPLUS = 30
+"""A row may have so many fields, all of them empty, after those of the header."""
+
+_LARGEST_EXACT = 2**53 - 1
+"""The largest integer that a 64-bit number holds apart from its neighbours."""
+
+_BLUR = 0.05
+
 Client = int | str
 Derive = Callable[[pd.DataFrame], pd.DataFrame]
 
@@ -55,6 +64,7 @@ class Rows:
     clients: list[Client]
     places: NDArray[np.int64]  # the table's row number of each, from 0
     left_out: Mapping[str, int]  # number of dropped rows by reason
+    blurred: Sequence[Column]  # columns whose numbers differ by too little for 32 bits
 
 
 class Register(Protocol):
@@ -146,15 +156,9 @@ def _read_csv(path: Path) -> pd.DataFrame:
     head = heads[separator]
     if twice := repeated(head):
         raise DatasetError(f"{path}: two columns are called {twice[0]!r}; rename one", code="data.twice")
-    # Spreadsheets end lines with separators: these make columns without a name, which must be empty.
-    names = [name.strip() or f"\0{place}" for place, name in enumerate([*head, ""])]
-    options |= {"sep": separator, "index_col": False, "header": 0}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        try:
-            frame: pd.DataFrame = pd.read_csv(path, names=names[:-1], **options)
-        except pd.errors.ParserWarning:  # rows have more fields than the header
-            frame = pd.read_csv(path, names=names, **options)
+    # Of a table with a single column, an empty line is a missing value.
+    options |= {"sep": separator, "index_col": False, "header": 0, "skip_blank_lines": len(head) > 1}
+    frame = _with_names(path, head, options)
     for name in (name for name in frame.columns if name.startswith("\0")):
         if len(full := np.flatnonzero(frame.pop(name).fillna("").str.strip() != "")):
             wrong = f"data row {full[0] + 1} has a value in a column without a name"
@@ -162,6 +166,20 @@ def _read_csv(path: Path) -> pd.DataFrame:
     if separator == ";":
         _refuse_commas(frame, path)
     return frame
+
+
+def _with_names(path: Path, head: Sequence[str], options: dict[str, Any]) -> pd.DataFrame:
+    """Read the rows of a CSV. Columns without a name get one that begins with a null character.
+
+    Spreadsheets end lines with separators: rows may have more fields than the header.
+    """
+    for more in range(_MOST_SURPLUS + 1):  # exactly as many as there are: pandas takes no more
+        names = [name.strip() or f"\0{place}" for place, name in enumerate([*head, *[""] * more])]
+        with warnings.catch_warnings(), suppress(pd.errors.ParserWarning):
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # rows have more fields than there are names
+            found: pd.DataFrame = pd.read_csv(path, names=names, **options)
+            return found
+    raise ValueError(f"rows have over {_MOST_SURPLUS} fields more than the {len(head)} of the first line")
 
 
 def _refuse_commas(frame: pd.DataFrame, path: Path) -> None:
@@ -210,13 +228,24 @@ def encode(
             frame = _keep(frame, there, left_out, f"{column.name} is missing")
     scaled = [seen(frame, column, source, syntax) for column in schema.features]
     labelled = _labelled(frame, schema.target) if to_predict else np.ones(len(frame), np.bool_)
-    targets = _targets(frame, labelled, schema.target, source, syntax)
+    targets, blurred = _targets(frame, labelled, schema.target, source, syntax)
     clients: list[Client] = [schema.name or "all"] * len(frame)
     if schema.client is not None:
         clients = _clients(frame, schema.client, source)
     with np.errstate(over="ignore"):  # the check of the dataset finds and names infinite values
         stacked = np.concatenate(scaled, axis=1).astype(np.float32)
-    return Rows(stacked, targets, labelled, clients, frame.index.to_numpy(np.int64), left_out)
+    lost = [column for column, numbers in zip(schema.features, scaled, strict=True) if _blurs(numbers)]
+    lost += [schema.target] * blurred
+    return Rows(stacked, targets, labelled, clients, frame.index.to_numpy(np.int64), left_out, lost)
+
+
+def _blurs(numbers: NDArray[np.float64]) -> bool:
+    """Return whether rounding to 32 bits moves numbers (rows, m) by more than `_BLUR` of their whole range."""
+    if not len(numbers):
+        return False
+    with np.errstate(over="ignore"):
+        moved = np.abs(numbers.astype(np.float32) - numbers).max(axis=0)
+    return bool((np.isfinite(moved) & (moved > _BLUR * np.ptp(numbers, axis=0)) & (np.ptp(numbers, axis=0) > 0)).any())
 
 
 def _labelled(frame: pd.DataFrame, target: Column) -> NDArray[np.bool_]:
@@ -230,16 +259,20 @@ def _labelled(frame: pd.DataFrame, target: Column) -> NDArray[np.bool_]:
 
 def _targets(
     frame: pd.DataFrame, labelled: NDArray[np.bool_], target: Column, source: Any, syntax: Syntax
-) -> NDArray[Any]:
-    """Return the targets that a dataset stores (rows,), with a valid placeholder where there is no label."""
+) -> tuple[NDArray[Any], bool]:
+    """Return the targets that a dataset stores (rows,), and whether they blur (see `_blurs`).
+
+    Where there is no label, a target is a valid placeholder.
+    """
     targets = np.zeros(len(frame))
     if labelled.any():
         targets[labelled] = values_of(frame[labelled], target, source, syntax)
     if target.type == "category":
-        return targets.astype(np.int64)
+        return targets.astype(np.int64), False
     if target.type == "boolean":
-        return (2 * targets - 1).astype(np.int8)
-    return (targets / target.scale).astype(np.float32)
+        return (2 * targets - 1).astype(np.int8), False
+    with np.errstate(over="ignore"):
+        return (targets / target.scale).astype(np.float32), _blurs(targets[labelled, None] / target.scale)
 
 
 def seen(frame: pd.DataFrame, column: Column, source: Any, syntax: Syntax = Syntax.SCHEMA) -> NDArray[np.float64]:
@@ -346,9 +379,12 @@ def days_since(dates: pd.Series, column: Column) -> pd.Series:
 
 
 def _clients(frame: pd.DataFrame, column: Column, source: Any) -> list[Client]:
-    if column.type == "integer":
-        return [int(value) for value in values_of(frame, column, source)]
     series = column_in(frame, column)
+    if column.type == "integer":
+        values = values_of(frame, column, source)
+        fix = "give that column the type text"
+        _refuse(series, np.abs(values) > _LARGEST_EXACT, column, source, "too large to tell from its neighbours", fix)
+        return [int(value) for value in values]
     _refuse(series, missing_in(series), column, source, "missing", "name the client, or remove that row")
     return as_texts(series).tolist()
 
@@ -392,10 +428,13 @@ def check_columns(frame: pd.DataFrame, columns: Sequence[Column], source: Any) -
 
 
 def column_in(frame: pd.DataFrame, column: Column) -> pd.Series:
-    """Return the column of a table with a name."""
-    if column.name in frame.columns:
-        return frame[column.name]
-    return frame[next(name for name in frame.columns if _plain(name) == _plain(column.name))]
+    """Return the column of a table with a name; raise `DatasetError` if several match equally well."""
+    exact = [place for place, name in enumerate(frame.columns) if name == column.name]
+    found = exact or [place for place, name in enumerate(frame.columns) if _plain(name) == _plain(column.name)]
+    if len(found) > 1:
+        told = " and ".join(repr(frame.columns[place]) for place in found)
+        raise DatasetError(f"{told} in the table may each be the column {column.name!r}; rename one", code="data.twice")
+    return frame.iloc[:, found[0]]
 
 
 def absent(frame: pd.DataFrame, columns: Sequence[Column]) -> list[str]:

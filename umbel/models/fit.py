@@ -127,7 +127,19 @@ def misfit(model: Model, dataset: Dataset) -> str:
     if not seen.alone and dataset.lengths.min() < 2:
         return "computes statistics over several rows, but a client has only one row; use running statistics"
     tokens = seen.tokens or dataset.manifest.tokens
-    return (_bad_tokens(model, dataset) if tokens else "") or _bad_targets(model, seen.outputs, targets)
+    return (
+        (_bad_tokens(model, dataset) if tokens else "")
+        or _bad_targets(model, seen.outputs, targets)
+        or _bad_classes(model, seen.outputs, dataset)
+    )
+
+
+def _bad_classes(model: Model, outputs: tuple[int, ...], dataset: Dataset) -> str:
+    """Return why a single output, fitted to the numbers of named classes, would name none of them."""
+    named, targets = dataset.manifest.target.get("categories", []), dataset.targets
+    if not named or model.loss.by_row or outputs != (1,) or bool(np.isin(targets, (-1, 1)).all()):
+        return ""
+    return f"needs an output for each of the {len(named)} classes; for their numbers make the target a number"
 
 
 def _bad_tokens(model: Model, dataset: Dataset) -> str:

@@ -20,6 +20,7 @@ _ALL = 0.95  # share of releases that counts as all: a few may stray
 _STRAYS = 0.5  # Eq. 9's ratio from which releases can stray
 _MADE_IN = 10  # last rounds that show how many clients a hypothesis suits; a single round varies by chance
 _DIVERGED = 3.0  # times the lowest loss; if only noise moves hypotheses, losses vary by less
+_ROUNDING = 1e-5  # of the highest loss; below it, losses differ by rounding errors
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,18 @@ class State:
 def diverged(history: Sequence[Round]) -> bool:
     """Return whether training moved away from the best hypotheses: the last loss is several times the lowest."""
     losses = [entry.loss for entry in history if entry.loss is not None]
-    return bool(losses) and losses[-1] > _DIVERGED * abs(min(losses))
+    rounding = _ROUNDING * max((one for one in losses if math.isfinite(one)), default=0.0)
+    return bool(losses) and losses[-1] > max(_DIVERGED * abs(min(losses)), rounding)
+
+
+def stuck(history: Sequence[Round]) -> bool:
+    """Return whether no round changed the loss, as where training diverges at every client.
+
+    A client whose numbers are not finite releases the hypothesis that it got, so that its reply says nothing about its
+    rows; updates that are far too long are left out.
+    """
+    losses = [entry.loss for entry in history if entry.loss is not None]
+    return len(losses) > 1 and len({*losses}) == 1 and losses[0] != 0
 
 
 def last_rounds(history: Sequence[Round]) -> list[Round]:

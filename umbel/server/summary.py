@@ -20,14 +20,21 @@ from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Release
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, State, diverged
+from umbel.server.history import Round, State, diverged, stuck
 
 if TYPE_CHECKING:
     from umbel.server.setup import Setup
 
 _SHOWN_PARAMETERS = 3
+_SMALLEST = 0.001
+_SQUARES = ("mse", "rmse")
 DIVERGED = "Ask more clients a round, or try fewer hypotheses, less noise or a smaller step-size."
 """Advice for rounds that diverged."""
+STUCK = (
+    "no round changed the hypotheses, so training may have diverged at every client. Try a smaller step-size, or "
+    "features and targets near 1."
+)
+"""Explanation of rounds that changed nothing, and advice."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class Summary:
         if entry.loss is not None and entry.metric is not None:
             line += f"  validation {self.loss(entry.loss)}"
             if self.model.metric.name != "rmse":
-                line += f"  {self.model.metric.name} {entry.metric:.4f}"
+                line += f"  {self.model.metric.name} {decimals(entry.metric)}"
             line += f"  best after {count_of(entry.best_round - 1, 'round')}"
         if entry.asked:
             groups = "+".join(map(str, entry.groups))
@@ -78,6 +85,8 @@ class Summary:
         lines = [f"The run is over after {count_of(trained, 'round')}: {state.stopped}.", *self._validated(state)]
         if diverged(state.history):
             lines.append(f"Warning: the rounds diverged. {DIVERGED}")
+        if stuck(state.history):
+            lines.append(f"Warning: {STUCK}")
         if _size(state.hypotheses) <= _SHOWN_PARAMETERS:
             vectors = flatten(state.hypotheses)
             lines += [f"  hypothesis {j}: ({', '.join(f'{x:.3f}' for x in row)})" for j, row in enumerate(vectors)]
@@ -172,24 +181,24 @@ class Summary:
 
     def loss(self, value: float) -> str:
         """Return a loss with its name, and in the target's unit if it has one."""
-        factor, unit = self.scale
-        if not factor:
-            return f"{self.loss_name} {value:.4f}"
+        return f"{self.loss_name} {self.figure(value)} {self.scale[1]}".rstrip()
+
+    def figure(self, value: float) -> str:
+        """Return a loss as `loss` does, without its name and unit."""
+        if not (factor := self.scale[0]):
+            return decimals(value)
         value *= factor
-        return f"{self.loss_name} {value:{',.1f' if abs(value) >= 10 else '.3g'}} {unit}".rstrip()
+        return f"{value:{',.1f' if abs(value) >= 10 else '.3g'}}"
 
     @property
     def loss_name(self) -> str:
         """The loss's name in reports."""
-        return "RMSE" if self.model.loss.name in ("mse", "rmse") else self.model.loss.name
+        return "RMSE" if self.model.loss.name in _SQUARES else self.model.loss.name
 
     @property
     def scale(self) -> tuple[float, str]:
         """The factor from a loss to the target's unit, and that unit; (0, "") for a loss without one."""
-        manifest = self.manifest
-        if manifest and self.loss_name == "RMSE" and self.model.metric.name == "rmse" and "scale" in manifest.target:
-            return manifest.error_scale, str(manifest.target.get("unit", ""))
-        return 0.0, ""
+        return scale_of(self.model, self.manifest)
 
     @property
     def factor(self) -> float:
@@ -225,6 +234,19 @@ class Summary:
 
 def _size(hypotheses: Arrays) -> int:
     return sum(value[0].size for value in hypotheses.values())
+
+
+def scale_of(model: Model, manifest: Manifest | None) -> tuple[float, str]:
+    """Return the factor from a model's loss to the target's unit, and that unit; (0, "") for a loss without one."""
+    squares = model.loss.name in _SQUARES and model.metric.name == "rmse"
+    if manifest and squares and "scale" in manifest.target:
+        return manifest.error_scale, str(manifest.target.get("unit", ""))
+    return 0.0, ""
+
+
+def decimals(value: float) -> str:
+    """Return a number with four decimals; a smaller one, of which these show nothing, with three digits."""
+    return f"{value:.4f}" if value == 0 or abs(value) >= _SMALLEST else f"{value:.3g}"
 
 
 def _epsilons(words: tuple[str, str]) -> str:

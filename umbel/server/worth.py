@@ -66,7 +66,8 @@ class Level(StrEnum):
         return self in (Level.BETTER_THAN_CONSTANT, Level.BETTER_THAN_ALONE, Level.CLOSE_TO_POOLED)
 
 
-_Text = Annotated[str, Field(max_length=500)]
+_Text = Annotated[str, Field(max_length=5000)]
+"""A verdict names the target's unit four times, and a unit may be a sentence."""
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Figure = _Number | None
 

@@ -169,8 +169,8 @@ def _training(setup: Setup, dataset: Dataset, exact: bool) -> dict[str, Any]:
         return found
     offset, scale = _of_rows(dataset) if exact else _declared(dataset)
     if "offset=" not in words and "scale=" not in words and _far(offset, scale) and len(offset) <= _MOST_UNITS:
-        lists = {key: ",".join(f"{one:.3g}" for one in array) for key, array in (("offset", offset), ("scale", scale))}
-        found["model"] = " ".join([model.name, *(f"{key}={text}" for key, text in lists.items())])
+        lists = {"offset": map(_written, offset, scale), "scale": (f"{one:.3g}" for one in scale)}
+        found["model"] = " ".join([model.name, *(f"{key}={','.join(texts)}" for key, texts in lists.items())])
     else:
         offset, scale = np.zeros_like(offset), np.ones_like(scale)
     if model.linear:
@@ -186,6 +186,11 @@ def _training(setup: Setup, dataset: Dataset, exact: bool) -> dict[str, Any]:
 def _far(offset: NDArray[np.float64], scale: NDArray[np.float64]) -> bool:
     """Return whether features have unsuitable units: large, small, or far from 0."""
     return bool(((scale > _ROOMY) | (scale < 1 / _ROOMY**3) | (np.abs(offset) > _ROOMY * np.maximum(scale, 1))).any())
+
+
+def _written(offset: float, scale: float) -> str:
+    """Return an offset with as many digits as a hundredth of its scale needs, and at least three."""
+    return f"{offset:.{max(3, 2 + math.ceil(math.log10(max(abs(offset) / scale, 1))))}g}"
 
 
 def _of_rows(dataset: Dataset) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

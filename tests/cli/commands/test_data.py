@@ -322,6 +322,17 @@ def test_a_few_far_numbers_or_missing_ones_do_not_decide_what_is_told_about_scal
     assert "these are large" not in said(*words, "--standardise", "--replace")
 
 
+def test_a_small_target_is_told_with_a_scale_that_brings_it_near_1(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    table = {"who": np.arange(40) % 4, "x": draw.normal(size=40), "dose": draw.uniform(1e-9, 3e-9, 40)}
+    pd.DataFrame(table).to_csv(tmp_path / "doses.csv", index=False)
+    words = ("data", "import", tmp_path / "doses.csv", "--client", "who", "--target", "dose")
+    told = said(*words)
+    assert "is small beside 1" in told
+    assert "--set dose.scale=1e-09." in told
+    assert "is small" not in said(*words, "--replace", "--set", "dose.scale=1e-09")
+
+
 def test_constants_that_are_told_fit_numbers_far_from_zero_and_do_not_ask_for_estimates_twice(tmp_path: Path) -> None:
     """Years lie around 1,939 or 1,944; who had scales estimated is told what these do not fit."""
     draw = np.random.default_rng(0)

@@ -10,10 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.helpers.reports import WORTH
+from tests.helpers.sources import ROOT
 from umbel.cli.commands.demo import ONE, OPEN, SEVERAL, table
 from umbel.cli.main import app
 from umbel.cli.runs import Run
 from umbel.server.worth import Arm, Way, Worth
+
+PAGE = ROOT / "docs" / "start" / "demo.md"
 
 
 def worth(last: float, own: float) -> Worth:
@@ -58,3 +61,14 @@ def test_hospitals_are_better_off_with_a_pure_epsilon_of_4(umbel_home: Path) -> 
         assert means[Way.OWN] < 0.5 * means[Way.ALONE]
         assert means[Way.OWN] < 0.5 * means[Way.CONSTANT]
     assert runs[ONE].guarantee[0] in told.stdout
+    printed, shown = (_words_and_numbers(text) for text in (told.stdout, PAGE.read_text(encoding="utf-8")))
+    assert printed[0] == shown[0], "docs/start/demo.md shows what the demo prints"
+    assert printed[1] == pytest.approx(shown[1], rel=0.01), "other machines round otherwise"
+
+
+def _words_and_numbers(text: str) -> tuple[list[str], list[float]]:
+    """Return the lines from the demo's table on without their numbers, and these."""
+    (found,) = re.findall(r"^RMSE.*?reported exact losses\.$", text, re.MULTILINE | re.DOTALL)
+    numbers = re.findall(r"\d[\d,]*(?:\.\d+)?(?:e-\d+)?", found)
+    words = re.split(r"\s*\d[\d,]*(?:\.\d+)?(?:e-\d+)?\s*", found)
+    return words, [float(one.replace(",", "")) for one in numbers]

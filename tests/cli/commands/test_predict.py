@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from tests.helpers.errors import ended
 from tests.helpers.learnt import learnt
 from umbel.cli.main import app
+from umbel.client.prediction import shown
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.server.run_folder import RunFolder
 
@@ -74,6 +75,14 @@ def test_rows_without_labels_are_predicted_by_what_the_labelled_ones_chose(
     assert (tmp_path / "out.csv").read_text() == "client,row,hypothesis,prediction\n0,0,1,8000\n"
 
 
+def test_large_amounts_keep_their_digits(run: Path, tmp_path: Path) -> None:
+    units = {"target": {"name": "cost", "unit": "dollars", "scale": 1.0}}
+    x, y = np.array([[1_234_567, 0], [0.123456789, 0]], np.float32), np.array([1_234_567, 0.123456789], np.float32)
+    large = newcomer(tmp_path / "large", x, y, model="linear", loss="mse", units=units)
+    done = predict(run, large, "--personalise", "no")
+    assert [line.split(",")[-2:] for line in done.stdout.splitlines()[1:]] == [["1234567"] * 2, ["0.123457"] * 2]
+
+
 def test_classes_are_predicted_as_classes(tmp_path: Path) -> None:
     from umbel import models
 
@@ -90,6 +99,17 @@ def test_classes_are_predicted_as_classes(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[1:] == ["0,0,1,7,7", "0,1,1,7,7"]
 
 
+def test_a_single_output_of_a_loss_of_ones_own_is_no_class_of_several() -> None:
+    manifest = Manifest(
+        name="grades", clients=1, split={"train": 1, "validation": 0},
+        units={"target": {"categories": ["bad", "fair", "good"]}},
+    )  # fmt: skip
+    assert shown(np.array([1.5, -1], np.float32), manifest) == [1.5, -1]
+    assert shown(np.array([2, 0]), manifest) == ["good", "bad"]
+    manifest.units["target"]["categories"] = ["no", "yes"]
+    assert shown(np.array([1.5, -1], np.float32), manifest) == ["yes", "no"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "part"),
     [
@@ -100,6 +120,7 @@ def test_classes_are_predicted_as_classes(tmp_path: Path) -> None:
         (["{run}", "{new}", "--features", "{run}/rows.npy"], "data.unfit-rows", "(3,)"),
         (["{run}", "{new}", "--features", "{run}/gone.npy"], "umbel", "gone.npy"),
         (["{run}", "{new}", "--out", "{run}/gone/out.csv"], "data.no-folder", "gone/out.csv"),
+        (["{run}", "{new}", "--out", "{new}"], "data.not-writable", "new"),
     ],
 )
 def test_bad_input_is_named(run: Path, newcomers: Path, arguments: list[str], code: str, part: str) -> None:

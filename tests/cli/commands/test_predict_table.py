@@ -302,6 +302,35 @@ def test_other_mistakes_are_told(run: Path, new: Path, tmp_path: Path) -> None:
         umbel.load(run).predict(KNOWN, personalise="own")
     with raises(DatasetError, "data.unknown-client", "west", "0 to 1"):
         umbel.load(run).predict("stays", ["west"])
+    with raises(DatasetError, "data.unknown-client", "west"):
+        umbel.load(run).predict(KNOWN, ["north", "west"])
+    for rows in (KNOWN, "stays"):
+        with raises(DatasetError, "data.unknown-client"):
+            umbel.load(run).predict(rows, [])
+
+
+def test_one_client_may_be_named_by_itself(run: Path) -> None:
+    """And its name is no list of names of one letter."""
+    loaded, frame = umbel.load(run), pd.concat([KNOWN, KNOWN.assign(hospital="n")])
+    assert set(loaded.predict(frame, "north")["client"]) == {"north"}
+    assert set(loaded.predict("stays", "north")["name"]) == {"north"}
+
+
+def test_where_names_are_numbers_a_number_is_a_name(umbel_home: Path, tmp_path: Path) -> None:
+    """Client 1 of the table is not the second of the dataset."""
+    numbered = KNOWN.assign(hospital=[1, 1, 0, 0])
+    umbel.from_dataframe(numbered, client="hospital", target="cost", columns=COST, model="linear", seed=1).write(
+        "stays"
+    )
+    run = umbel.load(learnt(tmp_path / "run", "", "", BEST, "stays", **{"batch-size": 1}))
+    assert run.dataset is not None
+    for client in (0, "0", 1, "1"):
+        assert set(run.predict("stays", [client])["name"]) == {str(client)}
+    with raises(DatasetError, "data.unknown-client", "called"):
+        umbel.from_dataframe(
+            numbered.replace(0, 7), client="hospital", target="cost", columns=COST, model="linear"
+        ).write("stays", replace=True)
+        run.predict("stays", [0])
 
 
 def test_an_unknown_category_is_told_by_row_with_the_fix(umbel_home: Path, tmp_path: Path) -> None:

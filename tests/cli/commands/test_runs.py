@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.helpers.errors import raises
 from umbel.cli.main import app
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
+from umbel.server.run_folder import RunFolder
 from umbel.server.runs import find_run
 
 
@@ -52,6 +54,21 @@ def test_the_loss_listed_is_that_of_the_hypotheses_that_are_kept(runs: list[str]
     assert "0.0625" not in listed
 
 
+def test_losses_are_listed_in_the_unit_of_the_target_as_they_are_shown(runs: list[str], umbel_home: Path) -> None:
+    file = umbel_home / "runs" / runs[0] / "dataset.json"
+    manifest = json.loads(file.read_text())
+    manifest["units"] = {"target": {"name": "cost", "unit": "dollars", "scale": 1000.0}}
+    file.write_text(json.dumps(manifest))
+    shown = re.findall(r"(?:last|best) loss \W*([\d.]+ dollars)", umbel("runs", "show", runs[0]))
+    assert len(shown) == 2
+    listed = next(line for line in umbel("runs", "list").splitlines() if runs[0] in line)
+    assert re.findall(r"[\d.]+ dollars", listed) == shown
+    config = umbel_home / "runs" / runs[0] / "config.toml"
+    config.write_text(re.sub('model = ".*"', 'model = "not_here:net"', config.read_text()))
+    listed = next(line for line in umbel("runs", "list").splitlines() if runs[0] in line)
+    assert listed.count("as stored") == 2
+
+
 def test_a_line_that_a_killed_run_left_half_is_no_round(runs: list[str], umbel_home: Path) -> None:
     shown = umbel("runs", "show", runs[0])
     with (umbel_home / "runs" / runs[0] / "history.jsonl").open("a") as file:
@@ -77,9 +94,11 @@ def test_two_are_compared_where_they_differ(runs: list[str], umbel_home: Path) -
     file.write_text(file.read_text().replace("seed = 3", "seed = 4"))
     told = umbel("runs", "compare", *runs[:2])
     assert "seed" in told
-    assert "step-size" not in told
+    assert not {"step-size", "digest"} & set(told.split())
     assert "name two runs or more" in umbel("runs", "compare", runs[0], code=1)
     assert umbel("runs", "compare", *runs[:2], runs[0]) == told, "named twice, it has one column"
+    file.write_text(re.sub('(?m)^data = ".*"$', 'data = "0123456789abcdef"', file.read_text()))
+    assert "0123456789abcdef" in umbel("runs", "compare", *runs[:2]), "of other rows under the same name"
 
 
 def test_one_is_removed_when_that_is_meant(runs: list[str], umbel_home: Path) -> None:
@@ -89,6 +108,14 @@ def test_one_is_removed_when_that_is_meant(runs: list[str], umbel_home: Path) ->
     umbel("runs", "remove", runs[0], "--yes")
     assert sorted(path.name for path in (umbel_home / "runs").iterdir()) == runs[1:]
     assert "there is no run" in umbel("runs", "remove", runs[0], "-y", code=2)
+
+
+def test_a_run_that_goes_on_is_not_removed(runs: list[str], umbel_home: Path) -> None:
+    path = umbel_home / "runs" / runs[1]
+    with RunFolder(path).held():
+        assert "config.run-held" in umbel("runs", "remove", *runs[:2], "-y", code=2)
+    assert path.is_dir()
+    assert (umbel_home / "runs" / runs[0]).is_dir()
 
 
 def test_a_folder_with_more_than_a_run_is_not_removed(runs: list[str], umbel_home: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -144,11 +145,27 @@ def test_rows_are_dealt_by_a_partitioner() -> None:
         (X[:5], X[:5, 0], {}, ("data.lengths",)),
         (X, X.astype(int), {}, ("data.vectors", "(6, 2)", "whole numbers", "floats")),
         (X, X.astype(str), {}, ("data.vectors", "(6, 2)", "texts")),
+        (X, ["n", "y", "n", None, "y", "n"], {}, ("data.missing-value", "target 3")),
+        (X, ["n", "y", "n", np.nan, "y", "n"], {}, ("data.missing-value", "target 3")),
+        (X, np.arange(6).astype("datetime64[D]"), {}, ("data.not-numbers", "datetime64")),
     ],
 )
 def test_what_does_not_fit_is_refused(features: Any, targets: Any, options: Any, reason: tuple[str, ...]) -> None:
     with raises(DatasetError, *reason):
         made(features, targets, **options)
+
+
+@pytest.mark.parametrize("nobody", [None, np.nan, pd.NA])
+def test_rows_without_a_client_are_no_client_of_their_own(nobody: Any) -> None:
+    for who in (["a", "a", "b", "b", nobody, nobody], [1.0, 1.0, 2.0, 2.0, nobody, nobody]):
+        with raises(DatasetError, "data.missing-value", "row 4"):
+            umbel.from_arrays(X, X[:, 0], client=who)
+
+
+def test_numbers_held_as_objects_are_numbers() -> None:
+    """As of a DataFrame's column of mixed types."""
+    assert made(X, np.array([1.5, 2, 3.5, 4, 5, 6], object)).manifest.loss == "mse"
+    assert made(X, np.array([True, False] * 3, object)).manifest.loss == "log"
 
 
 def test_numbers_that_are_whole_are_numbers_when_that_is_said() -> None:

@@ -100,3 +100,11 @@ def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert open_dataset(folder).manifest.name == "own"
     with raises(DatasetError, "data.name", "''"):
         folder_of("")
+
+
+@pytest.mark.parametrize("name", ["hospital", "last"])
+def test_a_name_that_a_run_takes_for_something_else_is_refused(name: str, tmp_path: Path) -> None:
+    """``umbel run hospital`` would run the paper's noise and rounds on the user's table."""
+    with raises(DatasetError, "data.name", repr(name)):
+        data().write(name)
+    assert data().write(tmp_path / name).name == name

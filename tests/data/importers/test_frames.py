@@ -304,3 +304,23 @@ def test_free_text_lists_and_two_columns_of_one_name_are_refused() -> None:
     many = pd.concat([FRAME] * 40, ignore_index=True)
     with raises(DatasetError, "data.categories", "160"):
         made(many.assign(ward=[f"w{row}" for row in range(160)]))
+
+
+def test_columns_with_a_single_value_are_named() -> None:
+    data = made(FRAME.assign(ward="A", year=2024, cost=7.0), columns={"ward": {"categories": ["A"]}})
+    assert data.notes == (
+        "Nothing is learnt from columns with a single value; leave them out: ward, year.",
+        "The target cost has a single value, so there is nothing to predict.",
+    )
+
+
+@pytest.mark.parametrize("name", ["age", "cost"])
+@pytest.mark.parametrize("values", [1e10 + np.arange(4), 1e-50 * np.arange(4)])
+def test_numbers_whose_differences_32_bits_lose_are_refused(name: str, values: Any) -> None:
+    with raises(DatasetError, "data.precision", name, "scale"):
+        made(FRAME.assign(**{name: values}))
+    far = {"offset": 1e10} if name == "age" and values[0] else {}
+    if far or not values[0]:
+        columns = {name: {"scale": float(values[3] - values[0]), **far}}
+        assert len(set(made(FRAME.assign(**{name: values}), columns=columns).dataset.features[:, 0])) > 1
+    made(FRAME.assign(**{name: [1e10, 1, 2, 3]}))

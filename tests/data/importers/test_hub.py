@@ -118,6 +118,11 @@ def test_numbers_and_labels(dataset: Any) -> None:
     layout = data.manifest.layout
     assert layout is not None
     assert layout.target.categories == ["no", "yes"]
+    never = COLUMNS | {"label": [1, 1, 1, 1]}
+    told: dict[str, Any] = {"columns": {"label": {"unit": "vote"}}}
+    layout = umbel.from_datasets(dataset(never), client="who", features=["x"], target="label", **told).manifest.layout
+    assert layout is not None
+    assert (layout.target.categories, layout.target.unit) == (["no", "yes"], "vote")
 
 
 @pytest.mark.parametrize(("features", "options"), [("ids", {"tokens": 5}), ("x", {})])

@@ -19,12 +19,12 @@ import umbel.server.app
 from tests.helpers.errors import raises
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.protocol.errors import ConfigError
-from umbel.research.experiments.report import _baseline, app
+from umbel.research.experiments.report import _needs_data, app
 from umbel.research.experiments.runs import Spec, finish
 from umbel.research.experiments.sweep import _save
 from umbel.server.observer import Observer, Section
 from umbel.server.result import Result
-from umbel.server.run_folder import _digest
+from umbel.server.run_folder import RunFolder, _digest
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
@@ -139,9 +139,19 @@ def test_what_cannot_be_compared_is_said(run: Path, unvalidated: Path, monkeypat
     assert "[config.too-many-runs]" in report(run, "fedavg").stderr
 
 
-def test_baselines_need_the_clients_rows(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_baselines_need_the_clients_rows(run: Path) -> None:
     with raises(ConfigError, "config.no-data-here", "fedavg"):
-        _baseline(Setup.parse({"dataset": "", "model": "linear"}))
+        _needs_data(RunFolder(run), Setup.parse({"dataset": "", "model": "linear"}), "fedavg")
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_runs_of_other_rows_under_the_same_name_are_not_compared(run: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(run, tmp_path / "other")
+    config = (other / "config.toml").read_text()
+    (other / "config.toml").write_text(re.sub(r'(?m)^data = ".*"$', 'data = "other"', config))
+    assert "[config.compare]" in report(run, str(other)).stderr
+    for baseline in ("fedavg", "local-only"):
+        assert "[config.no-data-here]" in report(other, baseline).stderr
 
 
 @pytest.mark.usefixtures("blank_figures")

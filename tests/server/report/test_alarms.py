@@ -201,7 +201,7 @@ def test_lost_nodes_are_counted() -> None:
 
 def test_what_is_worst_comes_first() -> None:
     entries = history(
-        20, groups=[10, 0], loss=1.0, lost_nodes=1, nearest=lambda t: [5.0 if t < 10 else 0.1] * 2,
+        20, groups=[10, 0], loss=lambda t: 1 + t / 100, lost_nodes=1, nearest=lambda t: [5.0 if t < 10 else 0.1] * 2,
         moved=lambda t: t > 1,
     )  # fmt: skip
     assert titles(entries) == [
@@ -229,3 +229,8 @@ def test_hypotheses_are_named_as_long_as_they_are_few(numbers: Any, text: str) -
 def test_rounds_that_led_away_from_the_best_are_told() -> None:
     assert titles(history(20, loss=lambda t: 1.0 if t == 3 else 2.9)) == []
     assert titles(history(20, loss=lambda t: 1.0 if t == 3 else 3.1)) == ["The rounds diverged"]
+
+
+def test_rounds_that_changed_nothing_are_told_apart_from_rounds_of_too_few_releases() -> None:
+    assert "The rounds changed nothing" in titles(history(20, loss=1.0))
+    assert "The rounds changed nothing" not in titles(history(20, loss=1.0, moved=False))

@@ -111,6 +111,12 @@ def test_every_round_has_a_row_and_the_best_is_marked() -> None:
     assert "7 0.1429 10 of 10 4 + 6 5 0.25" in page.text
 
 
+@pytest.mark.parametrize(("scale", "loss"), [(1.0, "0.143"), (1e-6, "1.43e-07"), (None, "0.1429")])
+def test_the_loss_of_a_round_is_no_0_whatever_its_size(scale: float | None, loss: str) -> None:
+    units = {"target": {"name": "cost", "unit": "dollars", **({"scale": scale} if scale else {})}}
+    assert f"7 {loss} 10 of 10 4 + 6 5 0.25" in report(manifest=HOSPITAL.model_copy(update={"units": units})).text
+
+
 def test_a_metric_beside_the_loss_has_a_figure_a_tile_and_a_column() -> None:
     page = report(model="cnn", manifest=None)
     assert "Validation accuracy" in page.text

@@ -15,7 +15,18 @@ import typer
 from rich.table import Table
 
 from umbel.cli.lazy import lazy
-from umbel.data import BUNDLED, Column, Dataset, Schema, find_typed, open_dataset, read_manifest, shard, write_dataset
+from umbel.data import (
+    BUNDLED,
+    Column,
+    Dataset,
+    Schema,
+    check_out,
+    find_typed,
+    open_dataset,
+    read_manifest,
+    shard,
+    write_dataset,
+)
 from umbel.data.find import load_recipe, recipes
 from umbel.data.hints import Syntax
 from umbel.data.split import main as split
@@ -27,6 +38,7 @@ from umbel.protocol.words import count_of
 app = command_group("List and describe datasets, and make more from recipes and tables.")
 
 _LARGE = 10.0  # a number for which a local step of the usual size is too large
+_SMALL = 0.001  # a target beside which a hypothesis at the start and public constants are large
 _ODD = 40  # times the median: a number that may be no measurement
 _MOST = 0.99  # the share of the rows whose size gives a scale
 
@@ -186,6 +198,7 @@ def import_(
         folder = folder_of(name or file.name.split(".")[0])
         if folder.exists() and not replace:
             raise DatasetError(f"{folder} exists already; give another --name, or --replace", code="data.exists")
+        check_out(folder)
         if schema and (client or target or features or drop or categories or settings or missing != "refuse"):
             raise DatasetError("give --schema FILE or options on columns, not both", code="data.schema-and-options")
         if not schema and bool(client) == bool(clients):
@@ -356,6 +369,7 @@ def _hints(data: Dataset, standardised: bool) -> list[str]:
     schema = data.manifest.layout
     assert schema is not None
     tops, flags, bare, ranges, place = list[str](), list[str](), list[str](), list[str](), 0
+    hints = []
     ranged, estimated = False, standardised
     for column in (*schema.features, schema.target):
         values = data.targets if column is schema.target else data.features[:, place]
@@ -373,6 +387,10 @@ def _hints(data: Dataset, standardised: bool) -> list[str]:
         rare = 0 < odd < len(size) / 100
         # A few numbers far from all others must not make the others small.
         largest = float(np.quantile(np.abs(values), _MOST if scaled else 1.0))
+        if column is schema.target and 0 < largest < _SMALL:
+            unit = Syntax.FLAGS.entry(column.name, "scale", float(f"{10.0 ** round(math.log10(most)):g}"))
+            told = f"{float(values.min()) * column.scale:.3g} to {float(values.max()) * column.scale:.3g}"
+            hints.append(f"The target {column.name}, {told}, is small beside 1. Import again with --replace {unit}.")
         if largest <= _LARGE:
             if not (known or scaled):
                 bare.append(column.name)
@@ -390,7 +408,6 @@ def _hints(data: Dataset, standardised: bool) -> list[str]:
             flags.append(Syntax.FLAGS.entry(column.name, "offset", round((low + high) / 2 / scale) * scale))
         flags.append(Syntax.FLAGS.entry(column.name, "scale", scale))
         estimated |= scaled
-    hints = []
     if tops:
         simulated = " In simulation, --standardise estimates scales instead." if flags and not estimated else ""
         hints.append(

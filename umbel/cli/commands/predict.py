@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +36,7 @@ def command(
         ),
     ],
     client: Annotated[
-        str, typer.Option(help="Only this client: its name, or its number in a dataset.", show_default="all")
+        str, typer.Option(help="Only this client: its name, or its number if names are no numbers.", show_default="all")
     ] = "",
     features: Annotated[
         Path | None,
@@ -58,8 +59,8 @@ def command(
     otherwise from the table. A client without labelled rows gets the mean of the hypotheses.
     """
     with errors_in_one_line(ValueError):
-        if out is not None and not out.expanduser().absolute().parent.is_dir():
-            raise DatasetError(f"{out} cannot be written: its folder is missing; make it first", code="data.no-folder")
+        if out is not None:
+            _check_out(out.expanduser().absolute())
         path = find_run(run)
         if is_table(rows):
             if features is not None:
@@ -78,10 +79,19 @@ def command(
     if out is None:
         typer.echo(printable(text), nl=False)
     else:
-        write_atomically(out.expanduser().absolute(), text.encode())
+        with errors_in_one_line():
+            write_atomically(out.expanduser().absolute(), text.encode())
         typer.echo(f"{count_of(len(found), 'row')} predicted by {path.name}: {out}", err=True)
     for note in notes:
         typer.echo(printable(note), err=True)
+
+
+def _check_out(file: Path) -> None:
+    """Raise early, before the work, if its result could not be written."""
+    if not file.parent.is_dir():
+        raise DatasetError(f"{file} cannot be written: its folder is missing; make it first", code="data.no-folder")
+    if (file.exists() and not file.is_file()) or not os.access(file.parent, os.W_OK):
+        raise DatasetError(f"{file} cannot be written; give a file in a writable folder", code="data.not-writable")
 
 
 def _of_dataset(
@@ -103,5 +113,11 @@ _NUMBERS = ["prediction", "target"]
 
 def _text(value: Any) -> Any:
     """Return a number, or several separated by spaces; a text stays one that no spreadsheet reads as a formula."""
-    texts = (f"{one:.6g}" if isinstance(one, float) else str(csv_cell(one)) for one in np.atleast_1d(value).tolist())
-    return " ".join(texts)
+    return " ".join(
+        _digits(one) if isinstance(one, float) else str(csv_cell(one)) for one in np.atleast_1d(value).tolist()
+    )
+
+
+def _digits(number: float) -> str:
+    """Return a number with six digits, and all those before the decimal point."""
+    return f"{number:.0f}" if 1e6 <= abs(number) < 1e15 else f"{number:.6g}"

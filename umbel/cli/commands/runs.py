@@ -11,6 +11,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
+from umbel.data import find_dataset, read_manifest
 from umbel.protocol.cli import command_group, console, errors_in_one_line, fail, printable
 from umbel.protocol.errors import ConfigError, UmbelError
 from umbel.protocol.run_config import RunConfig
@@ -34,10 +35,11 @@ def list_runs() -> None:
     for path in found:
         try:
             with reading(path):
-                rounds, last, best, ended = _outcome(path)
+                rounds, ended = _outcome(path)
+                last, best = _losses(path)
         except UmbelError as error:
             rounds, last, best, ended = 0, "", "", error.text
-        table.add_row(Text(printable(path.name)), str(rounds), last, best, Text(printable(ended)))
+        table.add_row(Text(printable(path.name)), str(rounds), Text(last), Text(best), Text(printable(ended)))
     console().print(table)
 
 
@@ -46,7 +48,7 @@ def show(run: _Run) -> None:
     """Print a run's settings, its results, and its cost in privacy."""
     with errors_in_one_line(), reading(run):
         path = find_run(run)
-        rounds, *_, ended = _outcome(path)
+        rounds, ended = _outcome(path)
         table = Table("", "", title=Text(printable(path.name)), show_header=False)
         table.add_row("folder", Text(printable(str(path))))
         table.add_row("rounds", Text(f"{rounds}; {printable(ended)}"))
@@ -83,6 +85,9 @@ def compare(
         table.add_row("last loss", *(Text(f"{one.last_loss:.6g} {one.unit}".rstrip()) for one in loaded))
         table.add_row("best loss", *(Text(f"{one.loss:.6g} {one.unit}".rstrip()) for one in loaded))
         table.add_row("privacy", *("\n".join(one.privacy) for one in loaded))
+        digests = [RunFolder(path).read_config().get("data", "") for path in paths]
+        if len(set(digests)) > 1:
+            table.add_row("digest of the data", *map(Text, digests))
         for key in RunConfig.names():
             values = [one.config.get(key) for one in loaded]
             if any(value != values[0] for value in values):
@@ -103,23 +108,50 @@ def remove(
             if more := next((one for one in path.iterdir() if one.is_symlink() or not one.is_file()), None):
                 text = f"{path} holds {more.name!r}, which is not part of a run; delete it by hand"
                 raise ConfigError(text, code="config.not-a-run-alone")
+            with RunFolder(path).held():  # or it is running
+                pass
         for path in paths:
             if yes or typer.confirm(f"Delete {path}?"):
                 shutil.rmtree(path)
                 typer.echo(f"{path} is deleted")
 
 
-def _outcome(path: Path) -> tuple[int, str, str, str]:
-    """Return the number of trained rounds, the last and the best loss in the model's unit, and why the run ended."""
+def _losses(path: Path) -> tuple[str, str]:
+    """Return the last and the best loss, in the target's unit as `show` has them, if the run's model is here."""
     entries = RunFolder(path).read_history() if (path / "history.jsonl").exists() else []
     best = entries[-1].best_round if entries else 0
-    last = next((f"{entry.loss:.6g}" for entry in reversed(entries) if entry.loss is not None), "")
-    loss = next((f"{entry.loss:.6g}" for entry in entries if entry.number == best), "")
+    last = next((entry.loss for entry in reversed(entries) if entry.loss is not None), None)
+    loss = next((entry.loss for entry in entries if entry.number == best), None)
+    try:
+        factor, unit = _scale(path) if last is not None else (0.0, "")
+    except UmbelError:
+        factor, unit = 0.0, "as stored"
+    of_last, of_best = ("" if one is None else f"{one * (factor or 1.0):.6g} {unit}".rstrip() for one in (last, loss))
+    return of_last, of_best
+
+
+def _scale(path: Path) -> tuple[float, str]:
+    """Return `scale_of` a run, without a look at its data."""
+    folder = RunFolder(path)
+    run, manifest = RunConfig.parse(folder.read_run_config()), folder.read_manifest()
+    if manifest is None and run.dataset:
+        manifest = read_manifest(find_dataset(run.dataset))
+    if manifest is None or "scale" not in manifest.target:
+        return 0.0, ""
+    from umbel.models import load_for  # it imports PyTorch
+    from umbel.server.summary import scale_of
+
+    return scale_of(load_for(run, manifest), manifest)
+
+
+def _outcome(path: Path) -> tuple[int, str]:
+    """Return the number of trained rounds, and why the run ended."""
+    entries = RunFolder(path).read_history() if (path / "history.jsonl").exists() else []
     stopped = RunFolder(path).read_outcome()
     if not stopped:
         when = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
         stopped = f"it is running, or was interrupted; last written {when}"
-    return sum(1 for entry in entries if entry.asked), last, loss, stopped
+    return sum(1 for entry in entries if entry.asked), stopped
 
 
 def _set(path: Path) -> dict[str, Any]:

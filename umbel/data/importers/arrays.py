@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, UnidentifiedImageError
 
@@ -84,6 +85,8 @@ def from_arrays(
         own_loss = "cross-entropy"
     else:
         raw = np.asarray(targets)
+        if raw.dtype.kind == "U":
+            raw = np.asarray(targets, object)  # an array of texts turns NaN into one
         if raw.ndim > 1 and raw.dtype.kind in "iuSUOT" and "tokens" not in entries and not model:
             of = "whole numbers" if raw.dtype.kind in "iu" else "texts"
             wrong = f"targets of shape {raw.shape} are vectors of {of}"
@@ -93,7 +96,7 @@ def from_arrays(
         if raw.dtype == bool:
             kept = "-1 and 1" if raw.ndim == 1 else "the numbers 0 and 1, a vector a row"
             notes.append(f"The target's false and true are stored as {kept}, for the loss {own_loss}.")
-    owners = numbered(client.deal(len(x), y)) if isinstance(client, Partitioner) else np.asarray(client)
+    owners = numbered(client.deal(len(x), y)) if isinstance(client, Partitioner) else np.asarray(client, object)
     if owners.ndim != 1:
         raise DatasetError(
             f"client must name the client of each row, got shape {owners.shape}", code="data.client-column"
@@ -165,6 +168,15 @@ def from_image_folder(
 
 def labels(targets: NDArray[Any], classes: Sequence[str] = ()) -> tuple[NDArray[Any], str, list[str]]:
     """Return targets as a dataset stores them, a loss that suits them, and the names of classes."""
+    if targets.dtype.kind == "O":
+        if len(lacking := np.flatnonzero(pd.isna(targets.ravel()))):
+            text = f"target {lacking[0]}, counted from 0, is missing; fill it in, or leave out that row"
+            raise DatasetError(text, code="data.missing-value")
+        plain = np.array(targets.tolist())
+        targets = plain if plain.dtype.kind in "biuf" else targets
+    if targets.dtype.kind not in "biufUSOT":
+        text = f"targets must be numbers, booleans or texts, got {targets.dtype}; convert them"
+        raise DatasetError(text, code="data.not-numbers")
     if targets.dtype == bool and targets.ndim > 1:
         return targets.astype(np.float32), "mse", []
     if targets.dtype == bool:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from umbel.data import Dataset, Manifest, offsets_of, write_dataset
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
+from umbel.protocol.project import CONFIGS
 
 Share = float | Sequence[str]
 """A share of the clients, drawn at random, or their names."""
@@ -88,6 +89,9 @@ def folder_of(name: str | Path) -> Path:
         raise DatasetError(f"{str(name)!r} is not a valid name of a dataset; give one, or a path", code="data.name")
     if isinstance(name, Path) or os.sep in str(name) or path.is_absolute():
         return Path(os.path.abspath(path))
+    if name == "last" or (CONFIGS / f"{name}.toml").is_file():
+        taken = "the newest run" if name == "last" else "a configuration of umbel's"
+        raise DatasetError(f"umbel run takes {name!r} as {taken}; give the dataset another name", code="data.name")
     return umbel_home() / "data" / path
 
 
@@ -110,6 +114,9 @@ def split_into_clients(
     if not len(features) == len(targets) == len(owners):
         found = f"features {features.shape}, targets {targets.shape} and clients of {len(owners)} rows"
         raise DatasetError(f"{found} differ in their number of rows", code="data.lengths")
+    if len(lacking := np.flatnonzero(pd.isna(np.asarray(owners, object)))):
+        text = f"the client of row {lacking[0]}, counted from 0, is missing; name it, or leave out that row"
+        raise DatasetError(text, code="data.missing-value")
     owner, known = pd.factorize(np.array([str(one) for one in owners], dtype=object), sort=True)
     names = known.tolist()
     order = np.random.default_rng(seed).permutation(len(names)).tolist()

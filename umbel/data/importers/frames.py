@@ -16,7 +16,7 @@ from umbel.data.importers.arrays import from_arrays, numbered
 from umbel.data.importers.client_data import ClientData, Share, split_into_clients
 from umbel.data.importers.partition import Partitioner
 from umbel.data.importers.ranges import scaled
-from umbel.data.table import FALSE, ISO_DATE, TRUE, as_numbers, as_texts, encode, missing_in
+from umbel.data.table import FALSE, ISO_DATE, TRUE, Rows, as_numbers, as_texts, encode, missing_in
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.plugins import trust
 
@@ -133,12 +133,14 @@ def from_dataframe(
     if not len(rows.targets):
         raise DatasetError(f"{source}: no rows are left; repair the table or the schema", code="data.no-rows")
     notes += [f"Rows left out: {count:,}, because {reason}." for reason, count in rows.left_out.items()]
+    notes += _constant(rows, what)
     owners: Any = rows.clients
     if isinstance(client, Partitioner):
         owners = numbered(client.deal(len(rows.targets), rows.targets))
     split |= {"name": what.name or "data"}
     data = split_into_clients(rows.features, rows.targets, owners, notes=notes, **what.said | split)
     if not standardise:
+        _check_precision(rows, what, source, syntax)
         return data
     training = set(data.dataset.names[: data.manifest.train])
     kept = np.array([str(one) in training for one in owners])
@@ -160,6 +162,7 @@ def from_dataframe(
         )
         what = what.model_copy(update={"provenance": f"{what.provenance} {notes[-1]}".strip()})
     rows = encode(frame, what, source, syntax=syntax)
+    _check_precision(rows, what, source, syntax)
     return split_into_clients(rows.features, rows.targets, owners, notes=notes, **what.said | split)
 
 
@@ -254,6 +257,29 @@ def _told(
                 f"{name} lacks values in these rows, and an extra feature marks them; real sites need that feature too."
             )
     return notes
+
+
+def _constant(rows: Rows, schema: Schema) -> list[str]:
+    """Return notes about columns with a single value."""
+    ends = np.cumsum([len(column.stored) for column in schema.features])[:-1]
+    parts = zip(schema.features, np.split(rows.features, ends, axis=1), strict=True)
+    notes = []
+    if names := [column.name for column, numbers in parts if (numbers == numbers[0]).all()]:
+        notes.append(f"Nothing is learnt from columns with a single value; leave them out: {', '.join(names)}.")
+    if (rows.targets == rows.targets[0]).all():
+        notes.append(f"The target {schema.target.name} has a single value, so there is nothing to predict.")
+    return notes
+
+
+def _check_precision(rows: Rows, schema: Schema, source: Any, syntax: Syntax) -> None:
+    """Raise `DatasetError` if a dataset, which holds 32 bits a number, would lose the differences in a column."""
+    if not rows.blurred:
+        return
+    column = rows.blurred[0]
+    entries = ("scale",) if column is schema.target else ("span",) if column.type == "date" else ("offset", "scale")
+    fix = " and ".join(syntax.entry(column.name, entry, 1000) for entry in entries)
+    wrong = f"{source}: numbers of {column.name} are so close to one another, or so small, that 32 bits lose"
+    raise DatasetError(f"{wrong} their differences; bring them near 1, as by {fix}", code="data.precision")
 
 
 def suggest(schema: Schema) -> Schema:

@@ -71,8 +71,9 @@ def from_datasets(
         if classes := _classes(dataset, name):
             # The library marks a missing label as -1.
             frame[name] = [classes[index] if index >= 0 else None for index in frame[name]]
-            own = {name: {"categories": classes}} if name != column else {}
-            options["columns"] = own | dict(options.get("columns", {}))
+            if name != column:
+                given = options.get("columns") or {}
+                options["columns"] = {**given, name: {"categories": classes} | dict(given.get(name, {}))}
     if dealt:
         frame["client of the partitioner"], column = owners, "client of the partitioner"
     if target is None:

@@ -14,6 +14,7 @@ from umbel.client.learner import best_hypothesis
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import ConfigError, DatasetError
+from umbel.protocol.old_names import DIGESTS
 from umbel.protocol.run_config import MAX_HYPOTHESES
 from umbel.research.experiments.runs import LOCAL_ONLY
 from umbel.server.report import HeldOut, Measured, View, check, render
@@ -43,15 +44,24 @@ def write_report(run: str | Path, against: Sequence[str | Path] = (), baselines:
     did. Raises `ConfigError` if a folder holds no run with a finished round, or a run has other data.
     """
     folder, setup, view, kept = _open(run)
-    others = [_baseline(setup) if one == FEDAVG else _open(one)[2] for one in against if one != LOCAL_ONLY]
-    for other in others:
-        check(view, other)
+    if made := [one for one in (FEDAVG, LOCAL_ONLY) if one in against]:
+        _needs_data(folder, setup, made[0])
+    others = []
+    for one in against:
+        if one == FEDAVG:
+            others.append(_baseline(setup))
+        elif one != LOCAL_ONLY:
+            beside, theirs, other, _ = _open(one)
+            check(view, other)
+            if not _alike(folder, setup, beside, theirs):
+                text = f"{other.name} is of other rows than {view.name}, though their dataset has the same name"
+                raise ConfigError(f"{text}; compare runs of the same data", code="config.compare")
+            others.append(other)
     if len(runs_of(view, others)) > MAX_KINDS + 1:
         text = f"a report compares a run with at most {MAX_KINDS} kinds of others; leave some out"
         raise ConfigError(text, code="config.too-many-runs")
     alone = None
     if LOCAL_ONLY in against:
-        _needs_data(setup, LOCAL_ONLY)
         dataset = setup.open_dataset()
         assert dataset is not None
         try:
@@ -120,7 +130,6 @@ def _simulated(folder: RunFolder) -> bool:
 
 def _baseline(setup: Setup) -> View:
     """Return a run of FedAvg from the same config."""
-    _needs_data(setup, FEDAVG)
     none = {"strategy-options": "", "observers": "", "track": "", "track-options": "", "resume": ""}
     config = setup.config.entries() | {"strategy": FEDAVG, "hypotheses": 1} | none
     run = play(config)
@@ -130,10 +139,21 @@ def _baseline(setup: Setup) -> View:
     return view
 
 
-def _needs_data(setup: Setup, what: str) -> None:
-    if setup.manifest is None:
-        text = f"{what} needs the clients' rows, and each site has its own; give a run of it instead"
-        raise ConfigError(text, code="config.no-data-here")
+def _needs_data(folder: RunFolder, setup: Setup, what: str) -> None:
+    """Raise `ConfigError` unless the rows of all clients are here as they were at the start of a run."""
+    text = f"{what} needs the clients' rows, and each site has its own; give a run of it instead"
+    if setup.manifest is not None and folder.read_config().get("data") in (None, setup.digests["data"]):
+        return
+    if setup.manifest is not None:
+        text = f"{what} needs the run's rows, and its dataset has changed since; give a run of it instead"
+    raise ConfigError(text, code="config.no-data-here")
+
+
+def _alike(one: RunFolder, setup: Setup, other: RunFolder, theirs: Setup) -> bool:
+    """Return whether two runs had the same rows, as far as their folders tell: parts of a dataset differ."""
+    digests = {str(folder.read_config().get("data", "")) for folder in (one, other)} - {""}
+    parts = [bool(each.manifest and each.manifest.part) for each in (setup, theirs)]
+    return len({DIGESTS.get(digest, digest) for digest in digests}) < 2 or any(parts)
 
 
 def _measured(setup: Setup, view: View) -> Measured | None:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.protocol.words import count_of
-from umbel.server.history import MIN_ROUNDS, Round, collapsed, diverged, last_rounds, middle_ratio
-from umbel.server.summary import DIVERGED
+from umbel.server.history import MIN_ROUNDS, Round, collapsed, diverged, last_rounds, middle_ratio, stuck
+from umbel.server.summary import DIVERGED, STUCK
 
 # Hypotheses have drifted together if their distance is below this share of its maximum.
 DRIFTED = 0.1
@@ -61,6 +61,8 @@ def _diverged(history: Sequence[Round]) -> Iterator[Alarm]:
     if diverged(history):
         text = f"The last loss is several times the lowest; the best hypotheses are kept. {DIVERGED}"
         yield Alarm("The rounds diverged", text)
+    if stuck(history) and any(entry.moved for entry in history):
+        yield Alarm("The rounds changed nothing", f"{STUCK[:1].upper()}{STUCK[1:]}")
 
 
 def _not_finite(history: Sequence[Round]) -> Iterator[Alarm]:

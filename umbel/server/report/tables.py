@@ -14,6 +14,7 @@ from umbel.server.history import last_rounds
 from umbel.server.report.figures import number
 from umbel.server.report.style import key
 from umbel.server.report.view import View
+from umbel.server.summary import decimals
 from umbel.server.worth import OWN_WAYS, STAYS, Arm, Worth, figure
 
 _MAX_ROWS = 1000
@@ -101,7 +102,7 @@ def worth_label(arm: Arm) -> Markup:
 
 def rounds(view: View) -> Table:
     """Return the round-by-round table."""
-    factor, last, best = view.summary.scale[0], len(view.history) - 1, view.state.best_round
+    last, best = len(view.history) - 1, view.state.best_round
     every = -(-len(view.history) // _MAX_ROWS) or 1
     entries = [one for i, one in enumerate(view.history) if i % every == 0 or one.number == best or i == last]
     head = ["Round", view.summary.loss_name + view.summary.in_unit]
@@ -112,9 +113,9 @@ def rounds(view: View) -> Table:
     rows = []
     for entry in entries:
         row = [str(entry.number) if entry.asked else "end"]
-        row.append("" if entry.loss is None else f"{entry.loss * factor:,.1f}" if factor else f"{entry.loss:.4f}")
+        row.append("" if entry.loss is None else view.summary.figure(entry.loss))
         if view.metric_differs:
-            row.append("" if entry.metric is None else f"{entry.metric:.4f}")
+            row.append("" if entry.metric is None else decimals(entry.metric))
         went = " + ".join(map(str, entry.groups))
         if view.k > _MAX_GROUPS:
             went = f"{sum(count > 0 for count in entry.groups)} of {view.k}"

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from logging import INFO
+from logging import INFO, WARNING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,9 @@ class Appraisal(Observer):
         """Measure it, if the whole dataset is here."""
         manifest = run.setup.manifest
         if run.folder is None or manifest is None or manifest.part:
+            return
+        if run.folder.read_config().get("data") not in (None, run.setup.digests["data"]):
+            log(WARNING, "The dataset has changed since the run began, so the run's worth is not measured.")
             return
         worth = appraise(run.setup, run.state, run.fleet.participations, run.strategy.state)
         run.folder.write_worth(worth)

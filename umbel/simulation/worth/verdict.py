@@ -9,17 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, stdtrit
 
+from umbel.client.prediction import DEFAULT
 from umbel.privacy.accounting.guarantee import MEANINGFUL, guarantee
+from umbel.privacy.gate.policy import Personal
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, State, diverged
+from umbel.server.history import Round, State, diverged, stuck
 from umbel.server.setup import Setup
-from umbel.server.summary import Summary
+from umbel.server.summary import STUCK, Summary
 from umbel.server.worth import LABELS, Arm, LeftOut, Level, Way, Worth, figure
 from umbel.simulation.baselines import worst_decile
 from umbel.simulation.worth.plan import Plan
 
 _CERTAIN = float(ndtr(2.0))  # 97.7 %: two standard errors of a normal distribution
 _FALLS = 0.001  # of a loss's whole fall, in the last tenth of the rounds: four times as many gain by that
+_SAME = 0.001  # of a gain over a constant, below which two ways are alike
 CLOSE = 0.1
 """Share of the gain of pooled rows over a constant that a close run may lack."""
 
@@ -41,8 +44,8 @@ def table(
         for (way, label), values in found.items()
     ]  # fmt: skip
     gains = {way: values if metric.higher_is_better else -values for (way, _), values in found.items()}
-    level, verdict = judge(gains, diverged(state.history))
-    verdict += within_chance(level, gains) + as_it_is(level, gains)
+    level, verdict = judge(gains, diverged(state.history), stuck(state.history))
+    verdict += within_chance(level, gains) + as_it_is(level, gains) + by_another(gains, plan.how)
     if level is Level.NOT_BETTER_THAN_ALONE and too_unlike(gains):
         verdict += " Even all rows pooled are behind each client alone: clients differ too much for one model."
     unit = summary.scale[1] if summary.metric_factor != 1.0 else ""
@@ -83,7 +86,7 @@ def not_measured(setup: Setup, state: State) -> Worth:
     return Worth(name, "", higher, 0, "clients", [], [], Level.NOT_MEASURED, verdict, [], 0.0, len(state.history))
 
 
-def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool) -> tuple[Level, str]:
+def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool, is_stuck: bool = False) -> tuple[Level, str]:
     """Return the level of a run's worth, and its description.
 
     This judges the predictors that clients would use: the personalised hypotheses, or the plain ones if those were not
@@ -96,8 +99,12 @@ def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool) -> tuple
         The metric of each client, negated if lower is better.
     has_diverged : bool
         Whether the run's rounds moved away from its best hypotheses.
+    is_stuck : bool
+        Whether they changed nothing. Predictors that clients make of such hypotheses are not the run's merit.
     """
     run = gains[judged(gains)]
+    if is_stuck:
+        return Level.DIVERGED, f"No: {STUCK.partition('.')[0]}."
     if has_diverged or not np.isfinite(gains[Way.LAST]).all():
         return Level.DIVERGED, "No: it diverged. The last loss is several times the lowest, or not finite."
     for way, level, what in (
@@ -139,9 +146,22 @@ def as_it_is(level: Level, gains: Mapping[Way, NDArray[np.float64]]) -> str:
     return f" As it is, it is {'worse' if _ahead(constant, last) else 'not clearly better'} than a constant."
 
 
+def by_another(gains: Mapping[Way, NDArray[np.float64]], how: Personal) -> str:
+    """Return a sentence about a method that the verdict judges, and that a prediction would not take."""
+    if judged(gains) is not Way.OWN or how is DEFAULT:
+        return ""
+    return f' That is with personalise = "{how}"; a prediction has "{DEFAULT}", which took too long to measure.'
+
+
 def too_unlike(gains: Mapping[Way, NDArray[np.float64]]) -> bool:
-    """Return whether clients differ too much for one model: alone, they are ahead of all rows pooled."""
-    return {Way.ALONE, Way.POOLED} <= gains.keys() and _ahead(gains[Way.ALONE], gains[Way.POOLED])
+    """Return whether clients differ too much for one model: alone, they are ahead of all rows pooled.
+
+    Where both are nearly exact, the lead is of rounding errors.
+    """
+    if not ({Way.ALONE, Way.POOLED} <= gains.keys() and _ahead(gains[Way.ALONE], gains[Way.POOLED])):
+        return False
+    alone = gains[Way.ALONE]
+    return float((alone - gains[Way.POOLED]).mean()) > _SAME * float((alone - gains[Way.CONSTANT]).mean())
 
 
 def judged(ways: Collection[Way]) -> Way:
