@@ -92,3 +92,14 @@ def test_another_form_or_a_file_where_the_folder_should_be_is_named(kept: Path, 
     (tmp_path / "taken").touch()
     with raises(ConfigError, "config.no-folder", "taken"):
         umbel.export(umbel.load(kept), tmp_path / "taken")
+
+
+def test_no_hypothesis_of_another_run_lies_among_those_of_a_run(kept: Path, tmp_path: Path) -> None:
+    run, other = umbel.load(kept), tmp_path / "hypothesis-2.onnx"
+    other.touch()
+    with raises(ConfigError, "config.other-files", "hypothesis-2.onnx"):
+        umbel.export(run, tmp_path, "onnx")
+    assert list(tmp_path.glob("hypothesis-*")) == [other]
+    assert len(umbel.export(run, tmp_path)) == len(umbel.export(run, tmp_path)) == 2, (
+        "those of the same run are replaced"
+    )

@@ -244,7 +244,8 @@ def export(
     Raises
     ------
     ConfigError
-        For another format or that method, if ONNX is not installed, or if the folder cannot be made.
+        For another format or that method, if ONNX is not installed, or if the folder cannot be made or has files of
+        more hypotheses.
     ModelError
         If the network cannot be written in the format, or the file reads back differently.
     """

@@ -45,13 +45,17 @@ def write_networks(
     except OSError as error:
         text = f"{folder} cannot become a folder: {error.strerror}; name another"
         raise ConfigError(text, code="config.no-folder") from None
+    files = {name: folder / f"{name}.{_SUFFIXES[form]}" for name in networks}
+    if not private and (more := {*folder.glob(f"hypothesis-*.{_SUFFIXES[form]}")} - {*files.values()}):
+        text = f"{min(more)} is of a run with more hypotheses, and would lie among those of this one"
+        raise ConfigError(f"{text}; remove it, or name another folder", code="config.other-files")
     made = {}
     for name, network in networks.items():
         if form == "onnx":
             content = to_onnx(network, model, dataset, {"name": name, "model": model.name, **said})
         else:
             content = _state_dict(network) if form == "state-dict" else _safetensors(network)
-        made[folder / f"{name}.{_SUFFIXES[form]}"] = content
+        made[files[name]] = content
     for path, content in made.items():
         write_atomically(path, content, private)
     return list(made)
