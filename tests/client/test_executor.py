@@ -119,6 +119,8 @@ def test_a_run_with_another_bundle_hears_which_side_must_move(
         # What is wrong in a site's own configuration is for its own log.
         ("flwr-clientapp", OWN, {"bundle": "12345678"}, "refused"),
         ("flwr-clientapp", OWN, {"budged": 3.0}, "refused"),
+        ("flwr-clientapp", OWN, {"researchers": "Dr. Day"}, "refused"),
+        ("flwr-clientapp", OWN, {"keep-model": "~no-such-user/kept"}, "refused"),
     ],
 )
 def test_all_else_is_refused(

@@ -157,7 +157,7 @@ def load(kind: str, bundle: bytes) -> Answer:
         try:
             wrong = "" if kind == CLIENT_TASK else f"this site runs no {kind}"
             reason = wrong or reviewed(bundle, context.node_config)
-        except SiteError as error:
+        except Exception as error:  # Flower would send its text to the server
             log(ERROR, "umbel refused to answer: %s", error)
             reason = "refused"
         if not reason:
