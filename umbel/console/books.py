@@ -20,9 +20,8 @@ from umbel.privacy.accounting.guarantee import (
     guarantee,
     in_words,
     pure_spent,
-    secure_release,
+    released_by,
     secure_report,
-    site_release,
 )
 from umbel.privacy.accounting.rows import row_gap, row_guarantee
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Limits, paper_spent, priced, read
@@ -447,12 +446,9 @@ def _release(request: Request) -> tuple[Release, int, int] | str:
         release = release.without_noise()
     if not release.chooses:
         release = replace(release, choice_epsilon=0.0)
-    by = asks.get("release"), differs.get("release_by")
-    if ReleaseBy.SITE in by:
-        release = site_release(release)
-    elif ReleaseBy.SECURE in by:
-        release = secure_release(release)
-    return release, run.most_participations, run.most_reports
+    asked = asks.get("release"), differs.get("release_by")
+    by = next((one for one in (ReleaseBy.SITE, ReleaseBy.SECURE) if one in asked), ReleaseBy.CLIENT)
+    return released_by(by, release), run.most_participations, run.most_reports
 
 
 # The fields of a message's task that its release has, too. A request keeps those that differ as text.
