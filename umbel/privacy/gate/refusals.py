@@ -82,7 +82,7 @@ def answered(msg: Message, context: Context, answer: Callable[[Site, Entry], Mes
             if site_log is not None:
                 check_in_time(msg)
                 if not msg.metadata.message_type.startswith(("train", "evaluate")):
-                    # Training and reports open the ledger themselves, whatever the type of their message.
+                    # Training and reports open the ledger themselves, in messages of any type.
                     Ledger(site_log.ledger)
             reply = answer(site, entry)
         except Exception as error:  # fail closed for any error
