@@ -205,6 +205,17 @@ def test_a_message_without_numbers_leaves_no_request_that_hides_the_others(site:
     assert "price of a participation" in site.run("list", "--all")
 
 
+def test_a_request_for_endless_training_hides_no_other() -> None:
+    """Its price would take hours, and any memory."""
+    config = RunConfig(
+        protect="rows", noise_multiplier=0, row_clip_norm=1, row_noise_multiplier=5, row_rate=0.01, row_batch=1,
+        local_steps=1000, hypotheses=1, max_participations=2,
+    )  # fmt: skip
+    for differs, name in (({}, "price of a participation"), ({"local_steps": str(2**31)}, "price")):
+        asks = {"config": config.unsigned(), "n": 3, "differs": differs}
+        assert name in dict(prices(Request("d" * 64, "", "7", Status.WAITING, asks)))
+
+
 def test_a_request_that_another_umbel_kept_hides_no_other(site: Site, run_config: dict[str, Any]) -> None:
     entries = {name: value for name, value in run_config.items() if name != "local-steps"}
     with raises(Refused, "refused.waits"):

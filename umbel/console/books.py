@@ -40,6 +40,9 @@ from umbel.protocol.words import count_of
 _MANY = 10_000
 """Remaining participations beyond this number are not counted."""
 
+_MOST_STEPS = 100_000
+"""Steps of training that hide rows: more would take hours and any memory, and a server lets any number wait."""
+
 _HALVINGS = 20  # for the part of a budget that is used
 
 
@@ -442,6 +445,8 @@ def _release(request: Request) -> tuple[Release, int, int] | str:
     release = replace(release, **{name: kind(differs[name]) for name, kind in _PRICED.items() if name in differs})
     said = {name: kind(differs[name]) for name, kind in _OF_ROWS.items() if name in differs}
     release = release.trained_by(replace(run.training(), **said).row_privacy)
+    if (steps := release.row_steps * run.most_participations) > _MOST_STEPS:
+        return f"a client's training may take {count_of(steps, 'step')}, too many to compute what they tell of a row"
     if "insecure-seed" in asks:
         release = release.without_noise()
     if not release.chooses:
