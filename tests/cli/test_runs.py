@@ -14,7 +14,7 @@ import torch
 import umbel
 from tests.cli.conftest import SMALL
 from tests.helpers.errors import raises
-from umbel.protocol.errors import ConfigError, DatasetError, ModelError
+from umbel.protocol.errors import ConfigError, ModelError
 
 
 def test_a_run_from_python_is_that_of_the_app_and_can_be_loaded_by_name(umbel_home: Path, kept: Path) -> None:
@@ -114,7 +114,7 @@ def test_networks_are_not_put_together_with_other_frozen_parameters(kept: Path, 
     config.write_text(config.read_text().replace('frozen = ""', 'frozen = "of another body"', 1))
     with raises(ConfigError, "config.other-frozen", "pretrained"):
         _ = run.hypotheses
-    with raises(DatasetError, "data.unfit-hypotheses", "pretrained"):
+    with raises(ConfigError, "config.other-frozen", "pretrained"):
         run.predict("synthetic")
 
 

@@ -43,10 +43,12 @@ def node(path: Path, run_config: dict[str, Any], model: str = "lenet10", clients
 
 
 def test_with_four_clients_a_core_each_core_has_a_client(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    many = Crew(node(tmp_path / "many", run_config), EVERYONE)
+    """Also after the site's time, a thread that has not ended computes on a network that no other uses."""
+    own = node(tmp_path / "many", run_config)
+    many, later = Crew(own, EVERYONE), Crew(own, EVERYONE)
     assert many.apart.threads == 2
-    with many.learner() as one, many.learner() as other:
-        assert one.model.module is not other.model.module
+    with many.learner() as one, many.learner() as other, later.learner() as third, later.learner() as fourth:
+        assert len({id(learner.model.module) for learner in (one, other, third, fourth)}) == 4
     with many.threads:
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2

@@ -24,6 +24,7 @@ from tests.helpers.sources import ROOT
 from umbel.client import executor
 from umbel.client.executor import WarmProcess, load
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.site import NODE_CONFIG
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol import messages
@@ -60,6 +61,18 @@ def asked(kind: str, bundle: bytes, node_config: dict[str, Any]) -> Message:
 
 def test_the_sites_own_app_answers_a_reviewed_bundle(site_config: dict[str, Any]) -> None:
     assert hosting_in(asked("flwr-clientapp", OWN, site_config).content).train > 0
+
+
+def test_another_process_at_the_supernodes_port_names_no_policy(
+    site_config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user of the machine may listen there as soon as the SuperNode has ended."""
+    own = " ".join(f'{name}="{value}"' for name, value in site_config.items())
+    monkeypatch.setenv(NODE_CONFIG, own)
+    theirs = site_config | {"ledger-path": str(tmp_path / "theirs.sqlite"), "budget": "inf", "insecure-seed": "yes"}
+    assert hosting_in(asked("flwr-clientapp", OWN, theirs).content).train > 0
+    assert beside(Path(site_config["ledger-path"])).exists()
+    assert not list(tmp_path.glob("theirs*"))
 
 
 def heard(reply: Message, caplog: pytest.LogCaptureFixture) -> str:
@@ -119,6 +132,8 @@ def test_a_run_with_another_bundle_hears_which_side_must_move(
         # What is wrong in a site's own configuration is for its own log.
         ("flwr-clientapp", OWN, {"bundle": "12345678"}, "refused"),
         ("flwr-clientapp", OWN, {"budged": 3.0}, "refused"),
+        ("flwr-clientapp", OWN, {"researchers": "Dr. Day"}, "refused"),
+        ("flwr-clientapp", OWN, {"keep-model": "~no-such-user/kept"}, "refused"),
     ],
 )
 def test_all_else_is_refused(

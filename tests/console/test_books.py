@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tests.cli.commands.test_approvals import Site
+from tests.cli.commands.test_approvals import AS_SAID, Site
 from tests.console.conftest import EPSILON, PUBLIC, RUN, books
 from tests.helpers.errors import raises
-from tests.helpers.messages import refused
+from tests.helpers.messages import asked, refused
+from tests.helpers.nodes import ask
 from umbel.cli.main import app
 from umbel.client.checks import entries_of
 from umbel.console.books import Books, Share, prices
@@ -193,6 +196,24 @@ def test_no_settings_of_a_request_hide_the_others(
             Runs(site.ledger).check_approved("3", asks, "")
     assert render(books(site)).count("price of a participation") == 3
     assert site.run("list").count("price of a participation") == 3
+
+
+def test_a_message_without_numbers_leaves_no_request_that_hides_the_others(site: Site) -> None:
+    """It has no price, and people could decide on nothing any more."""
+    assert refused(ask(site.grid, asked({"weight": np.zeros((2, 0), np.float32)}, replace(AS_SAID, **PUBLIC))))
+    assert "price of a participation" in render(books(site))
+    assert "price of a participation" in site.run("list", "--all")
+
+
+def test_a_request_for_endless_training_hides_no_other() -> None:
+    """Its price would take hours, and any memory."""
+    config = RunConfig(
+        protect="rows", noise_multiplier=0, row_clip_norm=1, row_noise_multiplier=5, row_rate=0.01, row_batch=1,
+        local_steps=1000, hypotheses=1, max_participations=2,
+    )  # fmt: skip
+    for differs, name in (({}, "price of a participation"), ({"local_steps": str(2**31)}, "price")):
+        asks = {"config": config.unsigned(), "n": 3, "differs": differs}
+        assert name in dict(prices(Request("d" * 64, "", "7", Status.WAITING, asks)))
 
 
 def test_a_request_that_another_umbel_kept_hides_no_other(site: Site, run_config: dict[str, Any]) -> None:

@@ -191,6 +191,16 @@ def test_what_is_not_known_is_refused_even_to_the_operator(path: str) -> None:
         assert not everybody.let(scope(path, method=method))
 
 
+def test_a_page_in_a_browser_of_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests come from here, and by a name that it has moved here they have any type."""
+    monkeypatch.setattr(guard, "_is_this_user", lambda scope: True)
+    for path in (START, ACQUIRE, PULL):
+        here = scope(path, client=SERVER)
+        assert ALONE.let(here)
+        for origin in (b"http://example.org:8000", b"null", b""):
+            assert not ALONE.let(here | {"headers": [(b"origin", origin)]})
+
+
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "OPTIONS", "CONNECT", "post", ""])
 def test_methods_that_flower_does_not_use_are_refused(method: str) -> None:
     assert not ALONE.let(scope(PULL, method=method))

@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.errors import raises
 from umbel.deploy import certs, node
-from umbel.privacy.gate.site import SERVER_CA
+from umbel.privacy.gate.site import NODE_CONFIG, SERVER_CA
 from umbel.protocol.errors import SiteError
 from umbel.simulation.superlink import free_port
 
@@ -30,6 +30,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fork", lambda: 1)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setenv(SERVER_CA, "/of/another/server.crt")
+    monkeypatch.setenv(NODE_CONFIG, "of=another")
 
 
 def test_a_site_knows_for_which_server_runs_are_signed_from_its_connection_alone(
@@ -41,6 +42,12 @@ def test_a_site_knows_for_which_server_runs_are_signed_from_its_connection_alone
     assert os.environ[SERVER_CA] == str(tmp_path / "certs" / "ca.crt")
     node.start(["--port", str(free_port()), "--insecure"])
     assert os.environ[SERVER_CA] == ""
+
+
+def test_the_executor_knows_the_policy_from_who_starts_it(alone: None) -> None:
+    for words in (["--node-config", 'data-path="/data"'], []):
+        node.start(["--port", str(free_port()), *words])
+        assert os.environ[NODE_CONFIG] == "".join(words[1:])
 
 
 def test_what_a_site_writes_is_its_users_alone(tmp_path: Path, alone: None) -> None:

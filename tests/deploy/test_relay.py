@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import logging
 import socket
@@ -21,6 +22,7 @@ from umbel.cli.main import app
 from umbel.deploy import certs, relay
 from umbel.deploy.connections import BoundedConnection
 from umbel.deploy.health import healthy
+from umbel.privacy.anonymous import link
 from umbel.privacy.anonymous.link import CLOSE, SUBMIT, RelayLink, address_of
 from umbel.protocol.errors import RelayError
 from umbel.protocol.signatures import line_of
@@ -133,6 +135,22 @@ def test_a_relay_that_another_authority_vouches_for_is_away(there: Served, tmp_p
 def test_a_relay_that_is_gone_is_away(there: Served) -> None:
     with raises(RelayError, "relay.away"):
         RelayLink(f"https://127.0.0.1:{free_port()}", there.ca).check()
+
+
+def test_a_relay_that_replies_a_byte_at_a_time_is_away(there: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is never silent for long, and would hold up a site or a run for days."""
+
+    async def dribbles(send: Any, status: int, body: bytes) -> None:
+        headers = [(b"content-length", b"300")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        for place in range(300):
+            await asyncio.sleep(0.01)
+            await send({"type": "http.response.body", "body": b"x", "more_body": place < 299})
+
+    monkeypatch.setattr(relay, "_reply", dribbles)
+    monkeypatch.setattr(link, "_WHOLE_S", 0.1)
+    with raises(RelayError, "relay.away"):
+        there.link.submit(submission(Server().terms(), "east", 1))
 
 
 @pytest.mark.parametrize(

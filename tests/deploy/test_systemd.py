@@ -192,6 +192,12 @@ def test_what_would_fail_later_is_told_now(
     ended(done.exit_code, done.output, code, part)
 
 
+def test_a_ledger_that_would_end_with_the_service_is_refused(policy: Callable[..., list[str]]) -> None:
+    """In the service /var/tmp is another folder, which is empty at each start."""
+    done = CliRunner().invoke(app, [*SITE, *policy(ledger_path="/var/tmp/ledger.sqlite")])
+    ended(done.exit_code, done.output, "unit.in-home", "/var/tmp")
+
+
 def test_the_data_are_never_writable(policy: Callable[..., list[str]]) -> None:
     done = CliRunner().invoke(app, [*SITE, *policy(ledger_path="/srv/ledger.sqlite")])
     ended(done.exit_code, done.output, "unit.data-writable", "/srv/hospital")

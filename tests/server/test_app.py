@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+import safetensors.torch
+import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 
@@ -706,6 +708,14 @@ def test_what_no_run_can_begin_with_is_named(play: Play, tmp_path: Path, value: 
         play(start_from=str(tmp_path), seed=1)
 
 
+def test_numbers_of_a_kind_that_numpy_lacks_are_named(play: Play, whole: AppRun, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes((whole.folder / "config.toml").read_bytes())
+    half = torch.ones(2, 1, 2, dtype=torch.bfloat16)
+    safetensors.torch.save_file({"weight": half}, tmp_path / "hypotheses.safetensors")
+    with raises(ConfigError, "config.no-run", tmp_path, "start-from"):
+        play(start_from=str(tmp_path), seed=1)
+
+
 @pytest.mark.parametrize("config", ["other = 1", "[config]\nseed = true"])
 def test_a_run_to_start_from_says_its_seed(play: Play, whole: AppRun, tmp_path: Path, config: str) -> None:
     (tmp_path / "config.toml").write_text(config)
@@ -724,7 +734,7 @@ def test_hypotheses_go_with_their_frozen_parameters(play: Play, whole: AppRun, t
     """The same shapes, trained on top of another body."""
     (tmp_path / "config.toml").write_text('frozen = "of another body"\n[config]\nseed = 0\n')
     (tmp_path / "hypotheses.safetensors").write_bytes((whole.folder / "hypotheses.safetensors").read_bytes())
-    with raises(ConfigError, "config.start-from-misfit", "frozen", "pretrained"):
+    with raises(ConfigError, "config.other-frozen", "frozen", "pretrained"):
         play(start_from=str(tmp_path), seed=1)
 
 

@@ -43,7 +43,9 @@ class Crew:
             size = training_bytes(node.model, node.dataset.features.shape[1:], int(lengths.max(initial=1)))
             # The longest first, so that all threads end at about the same time.
             batches = sorted(batches, key=lambda batch: -int(lengths[batch].sum()))
-            learners += _copies(node.learner, min(torch.get_num_threads(), len(batches), CPU_CHUNK_BYTES // size) - 1)
+            most = min(torch.get_num_threads(), len(batches), CPU_CHUNK_BYTES // size)
+            # Copies alone: a thread that has not ended in the site's time still computes on its network.
+            learners = (_copies(node.learner, most) if most > 1 else []) or learners
         self.apart = Apart(batches, len(learners))
         self._idle: SimpleQueue[Learner] = SimpleQueue()
         for learner in learners:

@@ -35,9 +35,10 @@ from flwr.clientapp import ClientApp
 
 from umbel.client.app import app
 from umbel.client.bundle import Bundle, reviewed
+from umbel.client.checks import entries_of
 from umbel.client.readiness import Readiness
 from umbel.privacy.gate.refusals import refuse
-from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.site import NODE_CONFIG, Site
 from umbel.privacy.gate.site_log import record_refusal
 from umbel.protocol import logs
 from umbel.protocol.errors import Refused, SiteError
@@ -155,9 +156,11 @@ def load(kind: str, bundle: bytes) -> Answer:
 
     def answer(message: Message, context: Context) -> Message:
         try:
+            if (own_config := os.environ.get(NODE_CONFIG)) is not None:
+                context.node_config = entries_of(own_config)
             wrong = "" if kind == CLIENT_TASK else f"this site runs no {kind}"
             reason = wrong or reviewed(bundle, context.node_config)
-        except SiteError as error:
+        except Exception as error:  # Flower would send its text to the server
             log(ERROR, "umbel refused to answer: %s", error)
             reason = "refused"
         if not reason:

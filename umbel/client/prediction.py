@@ -166,7 +166,8 @@ def check_encoding(run: Path, data: Dataset) -> None:
 
 
 def read_run(run: Path, data: Dataset, prior: Prior | None = None) -> Learnt:
-    """Return a run's result; raise `DatasetError` if it is missing or does not fit the data."""
+    """Return a run's result; raise `DatasetError` if it is missing or does not fit the data, or `ConfigError` if it
+    does not fit the model's frozen parameters."""
     for file in ("config.toml", "hypotheses.safetensors"):
         if not (run / file).is_file():
             raise DatasetError(f"{run / file} is missing; give the folder of one run", code="data.missing-file")
@@ -182,9 +183,7 @@ def read_run(run: Path, data: Dataset, prior: Prior | None = None) -> Learnt:
     if shapes != model.shapes:
         text = f"{run}: hypotheses of shapes {shapes} do not fit model {model.name!r}: {model.shapes}"
         raise DatasetError(text, code="data.unfit-hypotheses")
-    if saved.get("frozen", model.frozen_digest) != model.frozen_digest:
-        text = f"{run}: hypotheses belong to other frozen parameters than model {model.name!r} has"
-        raise DatasetError(f"{text}; restore the file that pretrained names", code="data.unfit-hypotheses")
+    model.check_frozen(saved, run)
     if reason := misfit(model, data):
         raise DatasetError(f"{data.manifest.name}: model {model.name!r} {reason}", code="data.unfit-model")
     # A newcomer can compute statistics of its rows, but it lacks trained parameters.

@@ -20,9 +20,8 @@ from umbel.privacy.accounting.guarantee import (
     guarantee,
     in_words,
     pure_spent,
-    secure_release,
+    released_by,
     secure_report,
-    site_release,
 )
 from umbel.privacy.accounting.rows import row_gap, row_guarantee
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Limits, paper_spent, priced, read
@@ -40,6 +39,9 @@ from umbel.protocol.words import count_of
 
 _MANY = 10_000
 """Remaining participations beyond this number are not counted."""
+
+_MOST_STEPS = 100_000
+"""Steps of training that hide rows: more would take hours and any memory, and a server lets any number wait."""
 
 _HALVINGS = 20  # for the part of a budget that is used
 
@@ -443,16 +445,15 @@ def _release(request: Request) -> tuple[Release, int, int] | str:
     release = replace(release, **{name: kind(differs[name]) for name, kind in _PRICED.items() if name in differs})
     said = {name: kind(differs[name]) for name, kind in _OF_ROWS.items() if name in differs}
     release = release.trained_by(replace(run.training(), **said).row_privacy)
+    if (steps := release.row_steps * run.most_participations) > _MOST_STEPS:
+        return f"a client's training may take {count_of(steps, 'step')}, too many to compute what they tell of a row"
     if "insecure-seed" in asks:
         release = release.without_noise()
     if not release.chooses:
         release = replace(release, choice_epsilon=0.0)
-    by = asks.get("release"), differs.get("release_by")
-    if ReleaseBy.SITE in by:
-        release = site_release(release)
-    elif ReleaseBy.SECURE in by:
-        release = secure_release(release)
-    return release, run.most_participations, run.most_reports
+    asked = asks.get("release"), differs.get("release_by")
+    by = next((one for one in (ReleaseBy.SITE, ReleaseBy.SECURE) if one in asked), ReleaseBy.CLIENT)
+    return released_by(by, release), run.most_participations, run.most_reports
 
 
 # The fields of a message's task that its release has, too. A request keeps those that differ as text.

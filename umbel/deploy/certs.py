@@ -231,9 +231,9 @@ def _write(file: Path, content: bytes, mode: int, reader: int | None) -> None:
         with os.fdopen(descriptor, "wb") as stream:
             os.fchmod(descriptor, mode)  # at any umask: a container must read public files
             stream.write(content)
-        if reader is not None and os.geteuid() == 0:
-            # A container mounts the file unchanged, and its user is not root.
-            os.chown(scratch, reader, reader)
+            if reader is not None and os.geteuid() == 0:
+                # A container mounts the file unchanged, and its user is not root.
+                os.fchown(descriptor, reader, reader)
         scratch.replace(file)
     finally:
         scratch.unlink(missing_ok=True)

@@ -77,7 +77,8 @@ class Rules:
         if path in ("/health", READY):
             return method in ("GET", "HEAD")
         known = _PATH.fullmatch(path)
-        if not known or method != "POST":
+        # Of all callers, a browser alone names an origin: the page may be a stranger's, and the address this machine's.
+        if not known or method != "POST" or any(name == b"origin" for name, _ in scope["headers"]):
             return False
         return {"fleet": lambda _: self.sites, "control": self._controls, "runtime": self._executes}[known[1]](scope)
 

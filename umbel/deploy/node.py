@@ -28,7 +28,7 @@ from umbel.client.readiness import Readiness
 from umbel.deploy import supernode
 from umbel.deploy.link import ended
 from umbel.deploy.listening import option
-from umbel.privacy.gate.site import SERVER_CA
+from umbel.privacy.gate.site import NODE_CONFIG, SERVER_CA
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import SiteError
@@ -52,6 +52,8 @@ def start(arguments: list[str]) -> list[str]:
     authority = option(arguments, "--root-certificates")
     # Also where there is none: signed runs are for the server of this connection, and no other.
     os.environ[SERVER_CA] = str(Path(authority).expanduser().absolute()) if authority else ""
+    # Another user's process may listen at the SuperNode's port as soon as it has ended, and send another.
+    os.environ[NODE_CONFIG] = option(arguments, "--node-config")
     os.umask(0o077)
     host, port = option(arguments, "--host", supernode.HOST), option(arguments, "--port", supernode.PORT)
     # Other users of this machine reach the same port: without the secret they could take the site's messages.

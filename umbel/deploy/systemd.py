@@ -320,7 +320,7 @@ def _unit(
     # The interpreter may be a link into a home.
     program = [Path(sys.executable), Path(sys.executable).resolve(), PACKAGE]
     for file in [*files.values(), *writes, *reads, *program]:
-        if any(hidden in file.parents for hidden in _HIDDEN):
+        if any(hidden in (file, *file.parents) for hidden in _HIDDEN):
             text = f"a unit sees no home folders, /tmp or /var/tmp, and {file} is in one"
             raise UnitError(f"{text}; move it to /etc/umbel, /srv or /opt/umbel", code="unit.in-home")
     private = [files[key] for key in _PRIVATE if key in files]

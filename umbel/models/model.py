@@ -11,7 +11,7 @@ Buffers are never shared. The running statistics of batch normalisation are loca
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,7 +31,7 @@ from torch.func import functional_call
 
 from umbel.models.hooks import Arrays, Hooks
 from umbel.models.losses import Loss, Score
-from umbel.protocol.errors import ModelError
+from umbel.protocol.errors import ConfigError, ModelError
 from umbel.protocol.flower import log
 from umbel.protocol.home import umbel_home
 
@@ -155,6 +155,12 @@ class Model:
             digest.update(f"{name} {tuple(value.shape)} ".encode())
             digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest() if self.frozen_values or self.pretrained else ""
+
+    def check_frozen(self, saved: Mapping[str, Any], run: object) -> None:
+        """Raise `ConfigError` if a run, of which `saved` is the config.toml, had other frozen parameters."""
+        if saved.get("frozen", self.frozen_digest) != self.frozen_digest:
+            text = f"the hypotheses of {run} belong to other frozen parameters than model {self.name!r} has"
+            raise ConfigError(f"{text}; restore the file that pretrained names", code="config.other-frozen")
 
     @cached_property
     def _weights(self) -> Parameters:

@@ -21,7 +21,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import MAX_HYPOTHESES
 from umbel.server.history import shares_of
 from umbel.server.run_folder import RunFolder
-from umbel.server.setup import Setup, check_frozen, check_hypotheses
+from umbel.server.setup import Setup, check_hypotheses
 from umbel.server.summary import Summary
 from umbel.server.worth import Worth
 from umbel.strategies.differences import prior_of
@@ -183,7 +183,7 @@ class Result:
         Local parameters have their initial values: only the clients have theirs.
         """
         made = []
-        check_frozen(self.model, RunFolder(self.path).read_config(), self.name)
+        self.model.check_frozen(RunFolder(self.path).read_config(), self.name)
         for j in range(len(next(iter(self.parameters.values())))):
             network = copy.deepcopy(self.model.module)
             state = {name: torch.from_numpy(value[j].copy()) for name, value in self.parameters.items()}

@@ -17,7 +17,7 @@ from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import DAMAGE, run_named
-from umbel.server.setup import Setup, check_frozen, check_hypotheses
+from umbel.server.setup import Setup, check_hypotheses
 from umbel.server.snapshots import Snapshots
 
 # Settings that may change when a run resumes.
@@ -67,7 +67,7 @@ class Saved:
             saved = folder.read_config()
             if not isinstance(saved.get("config"), dict):
                 raise ValueError("config.toml has no table config")
-        _check_the_same(setup, saved, path.name)
+            _check_the_same(setup, saved, path.name)
         with _told(path):
             state, spent, kept = folder.read(list(setup.model.shapes))
             nodes = folder.read_nodes()
@@ -123,7 +123,7 @@ def _check_the_same(setup: Setup, saved: Mapping[str, Any], name: str) -> None:
             f"restore them, or start a new run: start-from={name} seed={setup.config.seed + 1}",
             code="config.resume-data",
         )
-    check_frozen(setup.model, saved, name)
+    setup.model.check_frozen(saved, name)
 
 
 def _check_participations(

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import safetensors
 
 from umbel import models, strategies
 from umbel.data import Dataset, Manifest, digest_of, find_dataset, open_dataset
@@ -24,7 +23,7 @@ from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.run_folder import RunFolder
-from umbel.server.runs import run_named
+from umbel.server.runs import DAMAGE, run_named
 from umbel.strategies import HypothesisStrategy
 
 
@@ -129,7 +128,7 @@ class Setup:
         folder = RunFolder(path)
         try:
             saved, found = folder.read_config(), folder.read_best()
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
+        except (OSError, *DAMAGE) as error:
             raise ConfigError(
                 f"start-from: {path} holds no run that finished a round: {error}", code="config.no-run"
             ) from error
@@ -158,12 +157,7 @@ class Setup:
                 f"start-from: no run can start from the content of {path}: {error}; name another run",
                 code="config.run-damaged",
             ) from None
-        if saved.get("frozen", self.model.frozen_digest) != self.model.frozen_digest:
-            raise ConfigError(
-                f"start-from: the hypotheses of {path.name} belong to other frozen parameters than model "
-                f"{self.model.name!r} has; set pretrained and frozen as they were",
-                code="config.start-from-misfit",
-            )
+        self.model.check_frozen(saved, path.name)
         if (there := len(next(iter(found.values())))) > k:
             fix = f"set hypotheses={there}" if k == run.most_hypotheses else "name a strategy that begins with as many"
             raise ConfigError(
@@ -209,13 +203,6 @@ def check_hypotheses(hypotheses: Arrays, shapes: Mapping[str, tuple[int, ...]], 
             raise ValueError(f"{name} of the hypotheses is {value.dtype}, not float32")
         if not all_finite(value):
             raise ValueError(f"{name} of the hypotheses is not finite")
-
-
-def check_frozen(model: Model, saved: Mapping[str, Any], name: str) -> None:
-    """Raise `ConfigError` if a run, of which `saved` is the config.toml, had other frozen parameters than a model."""
-    if saved.get("frozen", model.frozen_digest) != model.frozen_digest:
-        text = f"the hypotheses of {name} belong to other frozen parameters than model {model.name!r} has"
-        raise ConfigError(f"{text}; restore the file that pretrained names", code="config.other-frozen")
 
 
 def _check_length(hypotheses: Arrays) -> None:

@@ -79,6 +79,14 @@ def test_what_is_no_release_is_counted_and_left_out(junk: bytes) -> None:
     assert terms.opened([junk], server.private)[1] == 1
 
 
+def test_a_release_that_a_relay_repeats_counts_once() -> None:
+    server = Server()
+    terms = server.terms()
+    first, second = terms.sealed(np.ones((2, 2), np.float32))
+    found, wrong = terms.opened([first, second, first, first], server.private)
+    assert (len(found), wrong) == (2, 2)
+
+
 OPENING = Opening(b"k" * 32, b"c" * 32, 7)
 
 

@@ -98,7 +98,11 @@ def never_made(ledger: Path) -> None:
     beside(ledger).unlink()
 
 
-@pytest.mark.parametrize("message_type", ["query", "train", "evaluate"])
+@pytest.mark.parametrize(
+    ("message_type", "asks"),
+    [("query", "query"), ("train", "train"), ("evaluate", "evaluate"), ("train", "evaluate")],
+    ids=["query", "train", "evaluate", "evaluate in a message of type train"],
+)
 @pytest.mark.parametrize(
     "damage",
     [
@@ -111,15 +115,15 @@ def never_made(ledger: Path) -> None:
     ids=["never made", "lost", "totals", "charge", "releases"],
 )
 def test_without_a_whole_ledger_a_site_with_a_limit_answers_nothing(
-    damage: Callable[[Path], None], message_type: str, run_config: dict[str, Any], tmp_path: Path
+    damage: Callable[[Path], None], message_type: str, asks: str, run_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Neither what is charged, nor what has no price."""
+    """Neither what is charged, nor what has no price; a server names the type of a message as it likes."""
     path = Ledger.create(tmp_path / "ledger.sqlite").path
     site = {**OWN, "role": "split", "max-participations": 9, "exact-losses": "yes", "ledger-path": str(path)}
     assert not refused(ask_app(GOOD["train"], "train", run_config, **site))
-    assert not refused(ask_app(GOOD[message_type], message_type, run_config, **site))
+    assert not refused(ask_app(GOOD[asks], message_type, run_config, **site))
     damage(path)
-    assert refused(ask_app(GOOD[message_type], message_type, run_config, **site))
+    assert refused(ask_app(GOOD[asks], message_type, run_config, **site))
 
 
 # --- clients whose rows change, who go and come back

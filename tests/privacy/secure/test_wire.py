@@ -64,6 +64,13 @@ def test_requests_without_an_entry_are_refused(name: str) -> None:
         Request.read(content(record))
 
 
+@pytest.mark.parametrize("name", ["n" * 5000, "north\nsite north is left out", "\x1b[2J", ""])
+def test_a_name_that_does_not_fit_a_line_of_the_servers_log_is_refused(name: str) -> None:
+    introduction = Introduction(name, "ssh-ed25519 AAAA", Federation().announced["a"])
+    with raises(ProtocolError, "protocol.secure-message"):
+        Introduction.read(content(introduction.to_record()))
+
+
 def test_replies_that_are_none_are_refused() -> None:
     for read in (wire.masked_in, wire.opened_in, wire.signature_in, Introduction.read):
         with raises(ProtocolError, "protocol.secure-message"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message, RecordDict
 
 from tests.privacy.secure.conftest import TERMS, identity, listed
@@ -89,6 +90,27 @@ def test_two_nodes_with_one_name_are_one_party(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Network, "answer", twice)
     assert round_of(Together(TERMS, network, 100.0), 1) == [0, 1, 2, 3]
+
+
+def test_a_node_keeps_no_party_out_whose_name_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others list that name with another key."""
+    network: Any = Network([], monkeypatch)
+    answer = Network.answer
+
+    def lies(self: Network, message: Message) -> Answer:
+        found = answer(self, message)
+        if found.node:
+            return found
+        own = Ed25519PrivateKey.from_private_bytes(bytes(32))
+        keys = {NAMES[4]: own.public_key()}
+        party, line = Party(TERMS, NAMES[4], keys, own.sign, bytes(32)), line_of(own.public_key())
+        record = Introduction(party.name, line, party.announce(), {party.name: line}).to_record()
+        return replace(found, reply=Message(RecordDict({SECURE: record}), reply_to=message))
+
+    monkeypatch.setattr(Network, "answer", lies)
+    together = Together(TERMS, network, 100.0)
+    for round in (1, 2):
+        assert round_of(together, round) == [1, 2, 3, 4]
 
 
 def test_a_node_that_fails_is_asked_again_once_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

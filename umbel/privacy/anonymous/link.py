@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import ssl
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -17,7 +19,8 @@ from umbel.protocol.words import one_line
 
 SUBMIT, CLOSE, READY = "/v1/submit", "/v1/close", "/ready"
 """The relay's paths."""
-_TIMEOUT_S = 60.0
+_TIMEOUT_S, _WHOLE_S = 60.0, 3600.0
+"""Maximum seconds of silence, and for a whole reply: a byte a minute would hold up a site, or a run, for days."""
 _LONGEST = 1000
 """Bytes of a refusal."""
 _OK = 200
@@ -75,8 +78,17 @@ class RelayLink:
 
     def _ask(self, method: str, path: str, body: bytes, most: int, again: bool = True) -> bytes:
         """Return a reply of at most so many bytes. A request that may be repeated is sent again once."""
+        reply: Future[tuple[int, bytes]] = Future()
+
+        def send() -> None:
+            try:
+                reply.set_result(self._send(method, path, body, most))
+            except Exception as error:
+                reply.set_exception(error)
+
+        Thread(target=send, daemon=True).start()
         try:
-            status, found = self._send(method, path, body, most)
+            status, found = reply.result(_WHOLE_S)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._hang_up()
             if again and not isinstance(error, ValueError):  # a connection that was idle for too long is closed
@@ -95,8 +107,9 @@ class RelayLink:
             host, port = address_of(self.url)
             context = ssl.create_default_context(cafile=self.ca)
             self._connection = http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
-        self._connection.request(method, path, body, {"Content-Type": "application/octet-stream"})
-        response = self._connection.getresponse()
+        connection = self._connection
+        connection.request(method, path, body, {"Content-Type": "application/octet-stream"})
+        response = connection.getresponse()
         taken, length = response.status == _OK, response.length
         if length is None or length > (most if taken else _LONGEST):
             self._hang_up()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -124,13 +124,14 @@ class Terms:
         public = X25519PublicKey.from_public_bytes(self.key)
         return [_SUITE.encrypt(one.tobytes(), public, info=self.digest) for one in releases.astype(_NUMBER)]
 
-    def opened(self, sealed: Iterable[bytes], private: X25519PrivateKey) -> tuple[Vectors, int]:
+    def opened(self, sealed: Collection[bytes], private: X25519PrivateKey) -> tuple[Vectors, int]:
         """Decrypt releases, and return them (m, n) in an order that depends on nothing else.
 
-        Also return how many are no releases for these terms; they are left out.
+        Also return how many are no releases for these terms, or repeat one; they are left out.
         """
-        texts, wrong = [], 0
-        for one in sealed:
+        once = {*sealed}  # a site seals each with a fresh key: only a relay can send one twice
+        texts, wrong = [], len(sealed) - len(once)
+        for one in once:
             try:
                 text = _SUITE.decrypt(one, private, info=self.digest)
                 if len(text) != self.size:

@@ -255,12 +255,13 @@ class Passage:
 
         The gate computes nothing on the data of others.
         """
-        site, able = self.site, np.ones(len(task.clients), bool)
+        # Without an intact ledger, also what has no price stays here.
+        site, ledger, able = self.site, self._ledger, np.ones(len(task.clients), bool)
         if not site.simulated:
             # Count before any client reports: a crash may waste a count, but never hides a report.
             Runs.of(site).count_evaluation(self.run, site.policy)
         if release is not None:
-            able = np.array(self._ledger.able(release, site.client_ids(task.clients), site.limits))
+            able = np.array(ledger.able(release, site.client_ids(task.clients), site.limits))
         self._note_unpaid("evaluate", able)
         return able, task if able.all() else replace(task, clients=tuple(compress(task.clients, able)))
 

@@ -22,7 +22,10 @@ _KEPT = 1000
 
 
 def check_hypotheses(hypotheses: Arrays, policy: Policy) -> None:
-    """Raise `Refused` unless these are finite float32 arrays with one common leading axis, of at most the site's k."""
+    """Raise `Refused` unless these are finite float32 arrays with one common leading axis, of at most the site's k.
+
+    Those without numbers would have no price, and people could not be told one.
+    """
     if fault := _fault(hypotheses, policy):
         raise Refused(f"the hypotheses {fault}", code="refused.hypotheses")
 
@@ -34,6 +37,8 @@ def _fault(hypotheses: Arrays, policy: Policy) -> str:
     for name, value in hypotheses.items():
         if value.dtype != np.float32:
             return f"{name!r} are {value.dtype}, not float32"
+    if not any(value.size for value in hypotheses.values()):
+        return "have no numbers"
     if all_finite(as_matrix(hypotheses)):
         return ""
     return f"{', '.join(repr(name) for name, value in hypotheses.items() if not all_finite(value))} are not finite"

@@ -81,8 +81,8 @@ def answered(msg: Message, context: Context, answer: Callable[[Site, Entry], Mes
         try:
             if site_log is not None:
                 check_in_time(msg)
-                if not msg.metadata.message_type.startswith("train"):
-                    # Without an intact ledger, also what has no price stays here. Training opens it to charge.
+                if not msg.metadata.message_type.startswith(("train", "evaluate")):
+                    # Training and reports open the ledger themselves, in messages of any type.
                     Ledger(site_log.ledger)
             reply = answer(site, entry)
         except Exception as error:  # fail closed for any error

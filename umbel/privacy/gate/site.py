@@ -40,7 +40,10 @@ _PREFIX = "UMBEL_"
 _OURS = re.compile(_PREFIX, re.IGNORECASE).match
 SERVER_CA = "UMBEL_SERVER_CA"
 """Environment variable with the file of the certificate authority by which the node knows its server."""
-_NO_ENTRIES = ("UMBEL_HOME", TRUST, FORM, SERVER_CA)
+NODE_CONFIG = "UMBEL_NODE_CONFIG"
+"""Environment variable with the node's configuration, for an executor that the same command starts: it believes no
+other."""
+_NO_ENTRIES = ("UMBEL_HOME", TRUST, FORM, SERVER_CA, NODE_CONFIG)
 
 _KNOWN = {*Policy.names(), *(old for old, new in SETTINGS.items() if new in Policy.names())}
 

@@ -48,7 +48,6 @@ from umbel.protocol.errors import (
     ProtocolError,
     Refused,
     SiteError,
-    UmbelError,
 )
 from umbel.protocol.flower import log
 from umbel.protocol.home import disk_error, is_full, make_home_of, sync_folder, write_atomically
@@ -463,5 +462,5 @@ def record_refusal(message: Message, context: Context, what: str, error: Excepti
             entry = Entry.of(message, context)
             entry.refuse(what, error)
             site_log.answered(entry, False)
-    except UmbelError as fault:
+    except Exception as fault:  # Flower would send its text to the server
         log(ERROR, "a refusal could not be recorded: %s", fault)

@@ -118,8 +118,10 @@ class Introduction:
         _check([*names, *keys], str)
         if len(names) != len(keys):
             raise _wrong("listed")
-        listed = dict(zip(names, keys, strict=True))
-        return cls(_of(record, "name", str), _of(record, "key", str), announcement, listed)
+        listed, name = dict(zip(names, keys, strict=True)), _of(record, "name", str)
+        if not (0 < len(name) <= LONGEST_NAME and name.isprintable()):  # it stands in the server's log
+            raise _wrong("name")
+        return cls(name, _of(record, "key", str), announcement, listed)
 
 
 def masked_record(masked: Masked) -> ConfigRecord:

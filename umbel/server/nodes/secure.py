@@ -130,12 +130,20 @@ class Together:
         asked, known = dict.fromkeys(nodes, Request(Stage.ANNOUNCE, self.terms)), len(self.names)
         enough = max(self.terms.least, self.terms.threshold(known + len(nodes))) - known
         for node, one in self._ask(asked, enough, self._introduction).items():
+            was = self.keys.get(one.name)
+            if was and self._listing(one.name, one.key) > self._listing(one.name, line_of(was)):
+                # Another node had taken this party's name.
+                self.forget([other for other, name in self.names.items() if name == one.name])
             if one.name in self.announced or one.announcement.public in {who.public for who in self.announced.values()}:
                 text = "%s says that it is party %s, which is another node; it is not asked"
                 log(WARNING, text, self.exchange.names[node], one.name)
                 continue
             self.names[node], self.announced[one.name] = one.name, one.announcement
             self.keys[one.name], self.listed[one.name] = public_key(one.name, one.key), one.listed
+
+    def _listing(self, name: str, line: str) -> int:
+        """Return how many parties list a name with a key."""
+        return sum(listed.get(name) == line for listed in self.listed.values())
 
     def _listing_each_other(self, names: Sequence[str]) -> list[str]:
         """Return the parties without those that others do not list, or list with another key."""
