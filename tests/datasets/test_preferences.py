@@ -189,6 +189,6 @@ def test_none_are_refused(tmp_path: Path, option: str) -> None:
 
 def test_a_folder_or_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert_refused(run(tmp_path), tmp_path, f"{tmp_path} exists and is not a dataset", "--out")
+    assert_refused(run(tmp_path), tmp_path, str(tmp_path), "[data.exists]")
     result = run(out := tmp_path / "file" / "out.json")
     assert_refused(result, out, str(tmp_path / "file"))
