@@ -20,10 +20,12 @@ from typing import NoReturn
 
 import typer
 
-from umbel.client.checks import file_checks
+from umbel.client.checks import entries_of, file_checks
 from umbel.deploy.link import Link
 from umbel.deploy.listening import check_port, option
 from umbel.deploy.ready import Fault, Ready
+from umbel.privacy.gate.policy_file import POLICY_FILE
+from umbel.privacy.gate.site import Site
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line, fail
 from umbel.protocol.errors import SiteError
@@ -71,7 +73,8 @@ def run(arguments: Sequence[str], site: Fault = lambda: None) -> NoReturn:
         if not isinstance(end.code, SiteError):
             raise
         fault = end.code
-    fail(str(fault), fault.exit_code)
+    # Not the exit code of wrong options: a supervisor has to start the node again, as once its key is registered.
+    fail(str(fault))
 
 
 def main(context: typer.Context) -> None:
@@ -81,6 +84,9 @@ def main(context: typer.Context) -> None:
             text = f"Flower's own executor would run the server's code; leave --isolation out, or set {_APART}"
             raise SiteError(text, code="site.own-option")
         check(context.args)
+        entries = entries_of(option(context.args, "--node-config"))
+        if entries and not entries.get(POLICY_FILE):  # which only the executor sees
+            Site.of(entries)
     run([*context.args, f"--isolation={_APART}"])
 
 
