@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.paper import ACCEPTED
 from umbel.client.readiness import Readiness
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.reserve import Reserve
@@ -54,6 +55,41 @@ def test_a_full_disk_is_a_reason_until_there_is_room(ledger: Path, monkeypatch: 
     assert code(readiness) == "disk.full"
     free[0] = 1 << 40
     assert code(readiness) == ""
+
+
+@pytest.mark.parametrize("path", ["ledger.sqlite", "ledger.sqlite.log.jsonl", ""])
+def test_a_disk_that_becomes_read_only_is_a_reason_although_no_file_changes(
+    ledger: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SiteLog(beside(ledger)).answered(Entry("7", "train"), True)
+    readiness = Readiness(ledger)
+    assert code(readiness) == ""
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda one, mode: one != ledger.parent / path)
+        assert code(readiness) == "site.permissions"
+    assert code(readiness) == ""
+
+
+def test_a_policy_that_becomes_invalid_and_data_that_go_are_reasons_until_they_are_whole(
+    tmp_path: Path, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ACCEPTED:  # the environment of tests, which the file does not accept
+        monkeypatch.delenv(f"UMBEL_{key.replace('-', '_').upper()}", raising=False)
+    data, policy = tmp_path / "data", tmp_path / "policy.toml"
+    data.mkdir()
+    whole = f"data-path = '{data}'\nledger-path = '{ledger}'\n# end\n"
+    policy.write_text(whole)
+    policy.chmod(0o600)
+    readiness = Readiness.of({"policy-file": str(policy)})
+    assert readiness
+    assert code(readiness) == ""
+    for text, reason in [("budgett = 1\n" + whole, "site.unknown-key"), (whole[:-6], "site.policy-cut")]:
+        policy.write_text(text)
+        assert code(readiness) == reason
+    policy.write_text(whole)
+    assert code(readiness) == ""
+    data.rmdir()
+    assert code(readiness) == "site.no-data"
 
 
 def test_a_site_that_makes_its_ledger_itself_needs_none_before_the_first_message(

@@ -1,10 +1,12 @@
-"""Whether a site could answer a message now: its disk has room, and its ledger and log are intact.
+"""Whether a site could answer a message now: its disk has room, and its ledger and log are intact and writable.
 
-A container's health check asks every few seconds. So the ledger and the log are read again only after a change.
+Where the site's configuration is known, its policy must be valid too, and its data in their place. A container's health
+check asks every few seconds. So the ledger and the log are read again only after a change.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from logging import ERROR, INFO
@@ -28,15 +30,15 @@ class Readiness:
     Parameters
     ----------
     ledger : Path
-    needed : callable
-        Returns whether a missing ledger makes the site refuse.
+    site : callable, optional
+        Returns the site as its configuration and policy file describe it now, or raises.
     keeps : bool
         Keep room for the site's log, as the site itself does. Without it nothing is written, for another process that
         only looks.
     """
 
-    def __init__(self, ledger: Path, needed: Callable[[], bool] = lambda: True, keeps: bool = True) -> None:
-        self._ledger, self._needed, self._keeps = ledger, needed, keeps
+    def __init__(self, ledger: Path, site: Callable[[], Site] | None = None, keeps: bool = True) -> None:
+        self._ledger, self._site, self._keeps = ledger, site, keeps
         self._seen: Seen = ()
         self._told: UmbelError | None = None
         self._lock = Lock()
@@ -44,10 +46,8 @@ class Readiness:
     @classmethod
     def of(cls, node_config: Mapping[str, Any], keeps: bool = True) -> Readiness | None:
         """Return the readiness of the site that a node configuration describes; None if there is no ledger on disk."""
-        site = Site.of(node_config)
-        path = site.ledger_path
-        # Once the site has answered, a ledger that is gone is a lost one.
-        return None if path is None else cls(path, lambda: not may_begin(site, path), keeps)
+        path = Site.of(node_config).ledger_path
+        return None if path is None else cls(path, lambda: Site.of(node_config), keeps)
 
     def fault(self) -> UmbelError | None:
         """Return why the site could answer nothing; the node's log tells when that changes."""
@@ -64,9 +64,14 @@ class Readiness:
     def _fault(self) -> UmbelError | None:
         try:
             site_log = SiteLog(beside(self._ledger))
-            if not (self._ledger.exists() or self._needed()):
+            site = self._site and self._site()
+            if site:
+                _check_data(site)
+            # Once the site has answered, a ledger that is gone is a lost one.
+            if site and not self._ledger.exists() and may_begin(site, self._ledger):
                 site_log.reserve.look()
                 return None
+            _check_writable(self._ledger.parent, self._ledger, site_log.path)
             seen = seen_of(self._ledger)
             if seen != self._seen:
                 Ledger(self._ledger)
@@ -83,6 +88,21 @@ class Readiness:
             text = f"this user cannot write beside the ledger {self._ledger}: {error}; make it the owner: chown"
             return SiteError(text, code="site.permissions")
         return None
+
+
+def _check_data(site: Site) -> None:
+    """Raise if the site's data are gone, as where a disk is not mounted; a site's own reader may need no file."""
+    path, policy = site.data_path, site.policy
+    if path and not (policy.reader or policy.app or path.exists()):
+        raise SiteError(f"there are no data at {path}; mount their disk, or set data-path", code="site.no-data")
+
+
+def _check_writable(*paths: Path) -> None:
+    """Raise if one of the paths that exist cannot be written: a disk with a fault becomes read-only in use."""
+    for path in paths:
+        if path.exists() and not os.access(path, os.W_OK):
+            text = f"{path} cannot be written: its disk is read-only, or this user is not its owner"
+            raise SiteError(f"{text}; mount it again, or chown", code="site.permissions")
 
 
 def seen_of(ledger: Path) -> Seen:

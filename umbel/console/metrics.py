@@ -59,7 +59,11 @@ def series(reading: Reading, readiness: Readiness, certificates: dict[str, Path]
     except UmbelError as error:
         known, fault = [], error
     return [
-        Series.of("umbel_site_ready", "1 if the site can answer: disk, ledger and log are usable.", float(not fault)),
+        Series.of(
+            "umbel_site_ready",
+            "1 if the site can answer: disk, ledger, log, policy and data are usable.",
+            float(not fault),
+        ),
         *known,
         # Without the memory of its processes: it grows with the rows of the clients that compute.
         *machine(reading.ledger.parent, certificates, (), "umbel_site"),
