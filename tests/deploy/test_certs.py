@@ -116,6 +116,31 @@ def test_a_certificate_about_to_expire_is_made_anew(folder: Path, monkeypatch: p
     assert left > timedelta(days=certs.SERVER_DAYS - 1)
 
 
+def test_a_renewed_certificate_keeps_the_names_by_which_sites_call_the_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where somebody only makes another node's key in its last month."""
+    monkeypatch.setattr(certs, "RENEW_DAYS", certs.SERVER_DAYS + 1)
+    assert "server.crt" in [file.name for file in make(folder, [], ["site-2"])]
+    for name in ("umbel.example.org", "203.0.113.7", "localhost"):
+        shake_hands(folder, name)
+
+
+def test_the_key_of_the_ca_may_be_elsewhere_until_it_has_to_sign(folder: Path) -> None:
+    (folder / "ca.key").rename(folder.parent / "ca.key")
+    assert make(folder, ["umbel.example.org"], ["site-1"]) == []
+    assert [file.name for file in make(folder, [], ["site-2"])] == ["site-2", "site-2.pub"]
+    with raises(CertificateError, "certificate.half-a-ca", "ca.key", "server.crt"):
+        make(folder, ["new.example.org"], [])
+    assert not (folder / "ca.key").exists()
+
+
+def test_a_site_that_has_the_operators_certificate_makes_its_key_alone(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (folder / "ca.crt").rename(tmp_path / "site" / "ca.crt")
+    assert [file.name for file in make(tmp_path / "site", [], ["site-9"])] == ["site-9", "site-9.pub"]
+
+
 def test_a_key_and_a_certificate_that_do_not_belong_together_are_made_anew(folder: Path, tmp_path: Path) -> None:
     make(tmp_path / "other", [], [])
     (tmp_path / "other" / "server.key").replace(folder / "server.key")
@@ -146,6 +171,7 @@ def test_a_key_that_is_at_the_site_is_not_made_again(folder: Path) -> None:
 @pytest.mark.parametrize("file", ["ca.key", "ca.crt"])
 def test_half_a_ca_is_not_replaced(folder: Path, file: str) -> None:
     (folder / file).unlink()
+    (folder / "server.crt").unlink()
     with raises(CertificateError, "certificate.half-a-ca", "ca.key", "ca.crt"):
         make(folder, [], [])
 
@@ -154,7 +180,7 @@ def test_half_a_ca_is_not_replaced(folder: Path, file: str) -> None:
 def test_a_damaged_file_is_named(folder: Path, file: str) -> None:
     (folder / file).write_bytes(b"damaged")
     with raises(CertificateError, "certificate.unreadable", file):
-        make(folder, [], [])
+        make(folder, ["new.example.org"], [])
 
 
 def test_the_command_line(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
     umbel certs --server umbel.example.org --node site-1 --node site-2
 
-Existing files are kept. Only the server's certificate is replaced: when its names change or it is about to expire.
-Nodes need no new files then, because they trust the CA.
+Existing files are kept. Only the server's certificate is replaced: when it lacks a name or is about to expire. The new
+one has the names of the old one, too. Nodes need no new files then, because they trust the CA. The CA's key may be
+elsewhere until it has to sign something.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ CA_DAYS, SERVER_DAYS, RENEW_DAYS = 3650, 365, 30
 # Of the server's own machine and the executor beside it, which Flower starts with the address 127.0.0.1.
 OWN_NAMES = ("localhost", "127.0.0.1", "superlink")
 
+_RESTORE = "copy it here from where it is kept: no site trusts another authority"
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 
@@ -54,6 +56,8 @@ def main(
         made = make(out, server.replace(",", " ").split(), node or [], owner)
     for file in made:
         typer.echo(f"made {file}")
+    if out / "server.crt" in made:
+        typer.echo("If the server or relay runs, restart it: it keeps the certificate that it has loaded.")
     if not made:
         typer.echo(f"{out} has all files")
 
@@ -101,20 +105,26 @@ def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) ->
     def missing(*names: str) -> int:
         return sum(not (folder / name).exists() for name in names)
 
-    if lacks := missing("ca.key", "ca.crt"):
-        if lacks == 1:
-            text = f"{folder} has one of ca.key and ca.crt; restore the other, or remove both"
-            raise CertificateError(text, code="certificate.half-a-ca")
+    if missing("ca.key", "ca.crt") == 2:
         key = ec.generate_private_key(ec.SECP384R1())
         write("ca.key", _pem(key), 0o600)  # no container reads it
         write("ca.crt", _authority(key).public_bytes(Encoding.PEM))
-    ca_key, ca = _read_key(folder / "ca.key"), _read_certificate(folder / "ca.crt")
-    if missing("server.key", "server.crt") or _stale(folder, ca, subjects):
-        key = ec.generate_private_key(ec.SECP384R1())
+    if missing("ca.crt"):
+        raise CertificateError(f"{folder} has ca.key, but no ca.crt; {_RESTORE}", code="certificate.half-a-ca")
+    # At a site: the operator's ca.crt, and keys of nodes.
+    serves = bool(names or not nodes) or missing("ca.key", "server.key", "server.crt") < 3
+    ca = _read_certificate(folder / "ca.crt")
+    if serves and (missing("server.key", "server.crt") or _stale(folder, ca, subjects)):
+        if missing("ca.key"):
+            told = f"{folder} has ca.crt, but no ca.key, which has to sign server.crt now; {_RESTORE}"
+            raise CertificateError(told, code="certificate.half-a-ca")
+        ca_key, key = _read_key(folder / "ca.key"), ec.generate_private_key(ec.SECP384R1())
+        # Sites call the server by these names, also where it is renewed while somebody makes a node's key.
+        subjects = list(dict.fromkeys([*subjects, *_names(folder / "server.crt")]))
         write("server.key", _pem(key), 0o600, owner)
         write("server.crt", _server(key, subjects, ca, ca_key).public_bytes(Encoding.PEM))
     for shared in ("superexec.secret", "control.secret"):
-        if missing(shared):
+        if serves and missing(shared):
             write(shared, secrets.token_hex(32).encode(), 0o600, owner)
     for node in nodes:
         if missing(node):
@@ -197,6 +207,16 @@ def _stale(folder: Path, ca: x509.Certificate, subjects: list[x509.GeneralName])
     soon = datetime.now(UTC) + timedelta(days=RENEW_DAYS)
     ours = certificate.public_key() == key.public_key()
     return not ours or certificate.not_valid_after_utc < soon or not set(subjects) <= set(names)
+
+
+def _names(file: Path) -> list[x509.GeneralName]:
+    """Return the names in a certificate, if there is one."""
+    if not file.exists():
+        return []
+    try:
+        return list(_read_certificate(file).extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except x509.ExtensionNotFound:
+        return []
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
