@@ -298,6 +298,21 @@ def test_a_damaged_log_is_set_aside_and_the_new_one_names_it(log: SiteLog) -> No
     assert f"the previous log is {aside.name}, SHA-256 " in first["reason"]
 
 
+def test_a_log_that_has_charges_which_the_ledger_lacks_is_not_set_aside(
+    ledger: Path, log: SiteLog, own: dict[str, Any]
+) -> None:
+    """The next log would not know of them, and the clients would have their budgets again."""
+    older = ledger.read_bytes()
+    round_of(task_of((0, 1)))(own)
+    spent = Ledger(ledger).accounts()
+    ledger.write_bytes(older)
+    with raises(LogError, "log.ledger-behind", "restore"):
+        log.set_aside()
+    assert log.restored() == 2
+    assert Ledger(ledger).accounts() == spent
+    log.set_aside()
+
+
 def test_where_there_is_no_log_there_is_nothing_to_set_aside_and_without_a_folder_nothing_to_add(log: SiteLog) -> None:
     for ask in (log.set_aside, lambda: add(SiteLog(log.path.parent / "nowhere" / log.path.name))):
         with raises(LogError, "log.missing"):

@@ -35,7 +35,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from umbel.privacy.gate.charges import Charge, read, written
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.reserve import Reserve
-from umbel.privacy.gate.runs import SHOWN, Request, Status
+from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.store import LOG_SUFFIX, Store, beside, has_charge
 from umbel.protocol.arrays import Arrays
@@ -203,7 +203,7 @@ class SiteLog:
         return later[::-1]
 
     def restored(self) -> int:
-        """Charge again what the ledger has lost; return the number of charges.
+        """Charge again what the ledger has lost; return the number of charges. Refusals by people hold again.
 
         Raises
         ------
@@ -221,9 +221,30 @@ class SiteLog:
                 release = replace(read(one["release"]), radius=one["clip_norm"])
                 clients = from_ranges(one["clients"])
                 number += sum(ledger.charge(Charge(line["run"], one["round"], release), clients))
+        self._refuse_again()
         reason = f"the ledger has {number} charges of this log again"
         self._append(Entry(message="ledger", reasons=[reason]).line(Decision.RESTORED))
         return number
+
+    def _refuse_again(self) -> None:
+        """Refuse each request whose last decision in this log is a refusal: the ledger may be older than that."""
+        begin = len("request ")
+        people = {
+            line["reason"][begin : begin + SHOWN]: line
+            for line in self.lines()
+            if line["decision"] in (Decision.APPROVED, Decision.DENIED)
+        }
+        runs = Runs(self.ledger)
+        known = {request.digest[:SHOWN]: request for request in runs.requests()}
+        for name, line in people.items():
+            request = known.get(name)
+            if line["decision"] == Decision.APPROVED or (request and request.status is Status.REFUSED):
+                continue
+            if request is None:
+                log(WARNING, "people refused request %s, which this ledger does not know: refuse it again", name)
+                continue
+            person, _, reason = line["reason"][begin + SHOWN :].removeprefix(", by ").partition(": ")
+            runs.decide(request, Status.REFUSED, person, reason)
 
     def _in_ledger(self, line: Line | None) -> bool:
         """Return whether the ledger has the charges up to a line; lines of umbel 0.1 do not say."""
@@ -282,10 +303,20 @@ class SiteLog:
         return sum(1 for _ in SiteLog(path).lines())
 
     def set_aside(self) -> Path:
-        """Rename the log and begin another, which names it; return the path of the old one."""
+        """Rename the log and begin another, which names it; return the path of the old one.
+
+        Raises
+        ------
+        LogError
+            If the ledger lacks charges of its last line: the new log would not know of them.
+        """
         stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
         aside = self.path.with_name(f"{self.path.name.removesuffix(LOG_SUFFIX)}.log-until-{stamp}.jsonl")
         with self._locked(make=False) as file:
+            last = None
+            with suppress(LogError):  # a damaged end tells nothing
+                last, _ = self._last(file)
+            self.check_in_ledger(last)
             old = sha256(os.pread(file, os.fstat(file).st_size, 0)).hexdigest()
             os.rename(self.path, aside)
         reason = f"the previous log is {aside.name}, SHA-256 {old}"
