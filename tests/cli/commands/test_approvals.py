@@ -156,6 +156,24 @@ def test_no_line_hides_that_the_ledger_is_an_older_copy(site: Site) -> None:
     assert not refused(site.train())
 
 
+def test_a_restored_copy_of_the_ledger_has_the_refusals_since(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    empty = Ledger.create(site.ledger.with_name("empty.sqlite")).path.read_bytes()
+    site.query()
+    [digest] = site.waiting
+    decide(site.ledger, digest, Status.APPROVED, "Dr. Day")
+    older = site.ledger.read_bytes()
+    decide(site.ledger, digest, Status.REFUSED, "Dr. Day", "too many rounds: 9")
+    site.ledger.write_bytes(older)
+    assert not refused(site.query())
+    SiteLog(beside(site.ledger)).restored()
+    request = Runs(site.ledger).request(digest)
+    assert (request.status, request.person, request.reason) == (Status.REFUSED, "Dr. Day", "too many rounds: 9")
+    assert refused(site.query())
+    site.ledger.write_bytes(empty)
+    SiteLog(beside(site.ledger)).restored()
+    assert digest[:SHOWN] in caplog.text, "this copy does not know the request: people have to refuse it again"
+
+
 def test_a_decision_that_cannot_be_stored_is_not_in_the_log(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.query()
     with monkeypatch.context() as patch:
@@ -166,6 +184,25 @@ def test_a_decision_that_cannot_be_stored_is_not_in_the_log(site: Site, monkeypa
     assert (line["message"], len(site.waiting)) == ("query", 1)
     decide(site.ledger, site.waiting[0], Status.APPROVED, "Dr. Day")
     assert not refused(site.train())
+
+
+def test_a_refusal_holds_although_its_process_is_killed_before_the_log_has_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An approval of which there is no record, on the other hand, is none."""
+    site.query()
+    [digest] = site.waiting
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for status, holds in [(Status.APPROVED, False), (Status.REFUSED, True)]:
+        with monkeypatch.context() as patch:
+            patch.setattr(SiteLog, "_add", killed)
+            with pytest.raises(KeyboardInterrupt):
+                decide(site.ledger, digest, status, "Dr. Day")
+        assert (Runs(site.ledger).request(digest).status is status) is holds
+    assert refused(site.train())
 
 
 def test_a_name_that_is_no_text_decides_nothing_by_half(site: Site) -> None:

@@ -69,8 +69,11 @@ def check_open(site: Site, config: RunConfig) -> None:
     policy = site.policy
     if site.simulated:
         return
-    if not is_open(policy.hours, datetime.now().astimezone()):
-        raise Refused(f"this site answers in these hours only: {policy.hours}", code="refused.hours")
+    now = datetime.now().astimezone()
+    if not is_open(policy.hours, now):
+        raise Refused(
+            f"this site answers in these hours only: {policy.hours}; here it is {now:%a %H:%M %Z}", code="refused.hours"
+        )
     if policy.strategies and config.strategy not in policy.strategies.split():
         text = f"the run has strategy {config.strategy!r}; this site accepts {policy.strategies}"
         raise Refused(text, code="refused.strategy")
@@ -90,7 +93,10 @@ def check_allowed(site: Site, run: str, config: RunConfig, fault: Exception) -> 
 def decide(
     ledger: Path, beginning: str, status: Status, person: str, reason: str = "", seen: str | None = None
 ) -> Request:
-    """Approve or refuse the request that begins so, on record: first in the site's log, then in its store.
+    """Approve or refuse the request that begins so, on record in the site's log.
+
+    An approval is first in the log, then in the store, and a refusal the other way round: if the process is killed in
+    between, nothing is approved that is not on record, and nothing is answered that people have refused.
 
     Raises
     ------
@@ -108,6 +114,10 @@ def decide(
             who = f" by {request.person}" if request.person else ""
             text = f"request {request.digest[:SHOWN]} is {request.status}{who} meanwhile; look at it again"
             raise LedgerError(text, code="ledger.decided-meanwhile")
+        if status is Status.REFUSED:
+            refused = runs.decide(request, status, person, reason)
+            decided(request, status, person, reason)
+            return refused
         decided(request, status, person, reason)
         return runs.decide(request, status, person, reason)
 
