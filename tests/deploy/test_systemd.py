@@ -96,6 +96,9 @@ def test_the_folders_that_a_policy_names_are_writable_too(policy: Callable[..., 
     unit, told = install(*SITE, *options, "--name", "ward-3", "--memory", "16", "--gpu")
     assert settings(unit, "ReadWritePaths") == ["/srv/umbel", "/srv/kept"]
     assert settings(unit, "MemoryMax") == ["16G"]
+    # Only a command has variables, where $$ stands for $.
+    dollars, _ = install(*SITE, *policy(ledger_path="/srv/$umbel/ledger.sqlite"))
+    assert settings(dollars, "ReadWritePaths") == ["/srv/$umbel"]
     assert settings(unit, "DeviceAllow") == ["char-nvidia* rw"]
     assert not settings(unit, "PrivateDevices")
     assert "install -d -m 700 -o ward-3 /srv/umbel" in told

@@ -182,13 +182,18 @@ class Unit:
 
 
 def quoted(word: str) -> str:
-    """Return a word as systemd reads it back: in quotes where it needs them, without variables and specifiers."""
-    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%").replace("$", "$$")
+    """Return a word of a command as systemd reads it back."""
+    return _quoted(word.replace("$", "$$"))  # a command alone has variables
+
+
+def _quoted(word: str) -> str:
+    """Return a word in quotes where it needs them, without specifiers."""
+    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%")
     return word if re.fullmatch(r"[\w@%+=:,./$-]+", word, re.ASCII) else f'"{word}"'
 
 
 def _path(path: Path) -> str:
-    return quoted(str(path))
+    return _quoted(str(path))
 
 
 _Systemd = Annotated[bool, typer.Option("--systemd", help="Write a systemd unit.")]

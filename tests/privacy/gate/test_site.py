@@ -77,10 +77,11 @@ def test_a_home_in_the_data_path_is_the_users(monkeypatch: pytest.MonkeyPatch) -
     assert Site.of({"data-path": "~/data"}).data_path == Path("/home/site/data")
 
 
+@pytest.mark.parametrize("path", ["here/it/is", "~no-such-user/it/is"])
 @pytest.mark.parametrize("key", ["data-path", "ledger-path", "keep-model"])
-def test_a_path_is_absolute_because_a_process_may_work_anywhere(key: str) -> None:
-    with raises(SiteError, "site.relative-path", key, "here/it/is"):
-        Site.of(OWN | {key: "here/it/is"})
+def test_a_path_is_absolute_because_a_process_may_work_anywhere(key: str, path: str) -> None:
+    with raises(SiteError, "site.relative-path", key, path):
+        Site.of(OWN | {key: path})
 
 
 def test_a_site_may_host_a_part_of_a_dataset_of_many_sites() -> None:

@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -267,7 +268,9 @@ def _path(key: str, text: str) -> Path | None:
     """Return an entry that must be an absolute path, because a Flower process may have any working directory."""
     if not text:
         return None
-    path = Path(text).expanduser()
+    with suppress(RuntimeError):  # no such user: the path then stays relative
+        text = str(Path(text).expanduser())
+    path = Path(text)
     if not path.is_absolute():
         raise SiteError(f"{key} must be an absolute path, got {text!r}", code="site.relative-path")
     return path
