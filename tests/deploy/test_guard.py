@@ -439,7 +439,9 @@ def test_who_takes_nothing_of_a_response_is_sent_away(monkeypatch: pytest.Monkey
         assert len(httpx.get(f"http://127.0.0.1:{port}/health").content) == size
 
 
-def test_connections_are_bounded_in_all_and_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_bounded_in_all_and_of_one_address(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(Door, "most", 6)
     monkeypatch.setattr(Door, "most_of_a_peer", 2)
     request = f"POST {PULL} HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n".encode()
@@ -457,6 +459,9 @@ def test_connections_are_bounded_in_all_and_of_one_address(monkeypatch: pytest.M
         assert [bool(connect("127.0.0.2")) for _ in range(3)] == [True, True, False]
         assert [bool(connect("127.0.0.3")) for _ in range(3)] == [True, True, False]
         assert [bool(connect("127.0.0.1")) for _ in range(3)] == [True, True, False], "this machine's count in all"
+    [told] = [line for line in caplog.messages if "connections" in line]  # of three closed ones
+    assert all(number in told for number in ("6", "2"))
+    assert "127.0.0" not in told, "also a relay's log"
 
 
 def test_with_tls_connections_are_bounded_before_and_after_it_begins(

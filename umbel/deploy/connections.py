@@ -14,6 +14,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from logging import WARNING
 from typing import Any, ClassVar
 
 import h11
@@ -21,6 +22,10 @@ from uvicorn.loops.auto import auto_loop_factory
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from umbel.deploy.guard import OF_CONNECTION, peer_of
+from umbel.protocol.flower import log
+
+_SILENT_S = 600.0
+"""Minimum seconds between two lines on closed connections."""
 
 LOOP = f"{__name__}:bounded_loop"
 """The event loop's place, for uvicorn."""
@@ -70,6 +75,7 @@ class Door:
     ) -> None:
         self._loop, self._factory, self._context = loop, factory, context
         self._open: Counter[str] = Counter()
+        self._silent_until = 0.0
         self._served: set[asyncio.Task[None]] = set()
         listening.setblocking(False)
         self.sockets = (listening,)
@@ -99,11 +105,19 @@ class Door:
             peer, elsewhere = peer_of(other), other[0] != own[0]
             if self._open.total() >= self.most or (elsewhere and self._open[peer] >= self.most_of_a_peer):
                 connection.close()
+                self._tell()
                 continue
             self._open[peer] += 1
             task = self._loop.create_task(self._serve(connection, peer))
             self._served.add(task)
             task.add_done_callback(self._served.discard)
+
+    def _tell(self) -> None:
+        """Say that connections are closed, at most once in a while; a relay's log names no address."""
+        if (now := self._loop.time()) >= self._silent_until:
+            self._silent_until = now + _SILENT_S
+            told = "new connections are closed at once: %d are open, and at most %d may be, %d of them from one address"
+            log(WARNING, told, self._open.total(), self.most, self.most_of_a_peer)
 
     async def _serve(self, connection: socket.socket, peer: str) -> None:
         try:
