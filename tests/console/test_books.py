@@ -205,6 +205,20 @@ def test_a_message_without_numbers_leaves_no_request_that_hides_the_others(site:
     assert "price of a participation" in site.run("list", "--all")
 
 
+def test_a_price_is_computed_once_although_the_page_is_shown_after_each_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = RunConfig(noise_multiplier=12.3)
+    request = Request("d" * 64, "", "7", Status.WAITING, {"config": config.unsigned(), "n": 3, "differs": {}})
+    first = prices(request)
+
+    def again(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("umbel.console.books.guarantee", again)
+    assert prices(request) == first
+
+
 def test_a_request_for_endless_training_hides_no_other() -> None:
     """Its price would take hours, and any memory."""
     config = RunConfig(

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -387,9 +387,9 @@ def prices(request: Request) -> list[tuple[str, str]]:
         return [("price", f"unknown: {found}")]
     release, most, reports = found
     each = [("a participation", 1), (f"the run, at most {count_of(most, 'participation')} of a client", most)]
-    rows = [(f"price of {what}", _cost({release: times})) for what, times in each]
+    rows = [(f"price of {what}", _cost(release, times)) for what, times in each]
     if release.by_rows:
-        rows += [(f"price of {what}, for a row", _cost_of_row({release: times})) for what, times in each]
+        rows += [(f"price of {what}, for a row", _cost_of_row(release, times)) for what, times in each]
     if noise := asks.get("report-noise"):
         noise = 0.0 if "insecure-seed" in asks else noise
         kinds = {"": Release(Kind.REPORT, 2, noise, Clipping.PUBLIC, math.sqrt(2))}
@@ -398,7 +398,7 @@ def prices(request: Request) -> list[tuple[str, str]]:
         for how, report in kinds.items():
             all_of_them = f"the run's reports{how}, at most {count_of(reports, 'report')} of a client"
             each = [(f"a report{how}", 1), (all_of_them, reports)]
-            rows += [(f"price of {what}", _cost({report: times})) for what, times in each]
+            rows += [(f"price of {what}", _cost(report, times)) for what, times in each]
     return rows
 
 
@@ -466,12 +466,15 @@ _OF_ROWS: Mapping[str, Callable[[str], Any]] = {
 }  # fmt: skip
 
 
-def _cost_of_row(account: dict[Release, int]) -> str:
-    pure, at_delta = in_words(row_guarantee(account))
+@lru_cache(maxsize=1024)  # some take seconds, and the console shows all of them again after each decision
+def _cost_of_row(release: Release, times: int) -> str:
+    pure, at_delta = in_words(row_guarantee({release: times}))
     return f"epsilon for one row added or removed: {pure}; at delta {DELTA:g}: {at_delta}"
 
 
-def _cost(account: dict[Release, int]) -> str:
+@lru_cache(maxsize=1024)
+def _cost(release: Release, times: int) -> str:
+    account = {release: times}
     pure, at_delta = in_words(guarantee(account))
     paper = amount(paper_spent(account))
     return (
