@@ -29,8 +29,19 @@ def test_a_disk_counts_as_full_for_a_minute_after_a_write_that_failed(
     assert database.fault()
     now[0] = 81.0
     assert database.fault() is None
-    assert [caplog.text.count(text) for text in ("[disk.full]", "has room again")] == [1, 1]
+    assert [caplog.text.count(text) for text in ("[disk.full]", "can be written again")] == [1, 1]
     database._failing(SimpleNamespace(original_exception=ValueError("another")))
+
+
+def test_a_disk_that_becomes_read_only_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk with a fault does. Sites then keep their replies, and try again."""
+    database = Database(tmp_path / "state.db")
+    tmp_path.joinpath("state.db").touch()
+    assert database.fault() is None
+    monkeypatch.setattr("os.access", lambda *_: False)
+    fault = database.fault()
+    assert fault
+    assert fault.code == "server.database"
 
 
 def test_a_disk_with_little_room_left_is_full_for_sites_and_not_yet_for_the_server(

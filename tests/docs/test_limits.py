@@ -64,7 +64,7 @@ SAID: list[tuple[str, str]] = [
     (SITES, f"Below {home.LAST_ROOM >> 20} MiB, replies wait"),
     (SITES, f"listens at port {option(relay.main, 'port')}"),
     (SITES, f"at most {option(relay.main, 'memory') >> 10} GiB of releases"),
-    (SITES, {365: "A server certificate expires after a year,"}.get(certs.SERVER_DAYS, "?")),
+    (SITES, {365: "The certificate of a server or relay expires after a year,"}.get(certs.SERVER_DAYS, "?")),
     (SITES, {3650: "the CA after ten"}.get(certs.CA_DAYS, "?")),
     (SITES, f"In the last {certs.RENEW_DAYS} days"),
     (SITES, f"| connections | {Door.most} in total (a site has two), {Door.most_of_a_peer} per address"),

@@ -1,11 +1,13 @@
-"""The disk of a server's database: whether it has room, and what the server does without.
+"""The disk of a server's database: whether it has room and can be written, and what the server does without.
 
-On a full disk no reply can be stored. Then the server answers 503, so that sites and the ServerApp try again, and the
-log says why, once. As long as a little room is left, only sites have to wait: a run can still end with its reason.
+On a full or read-only disk no reply can be stored. Then the server answers 503, so that sites and the ServerApp try
+again, and the log says why, once. As long as a little room is left, only sites have to wait: a run can still end with
+its reason.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from logging import ERROR, INFO
@@ -15,7 +17,7 @@ from typing import Any
 from sqlalchemy import Engine, event
 
 from umbel.deploy.listening import option
-from umbel.protocol.errors import DiskError, ServerError
+from umbel.protocol.errors import DiskError, ServerError, UmbelError
 from umbel.protocol.flower import log
 from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room, disk_error
 
@@ -48,15 +50,15 @@ class Database:
             raise ServerError(text, code="server.database")
         check_room(self.path, LEAST_ROOM)
 
-    def fault(self) -> DiskError | None:
-        """Return the error of a full disk; the log tells when that changes."""
+    def fault(self) -> UmbelError | None:
+        """Return the error of a full or read-only disk; the log tells when that changes."""
         fault = self._fault()
         if (fault is not None) != self._told:
             if fault:
                 log(ERROR, "%s", fault)
-                log(ERROR, "Until there is room, sites wait. Runs that end meanwhile can be resumed.")
+                log(ERROR, "Until it can be written, sites wait. Runs that end meanwhile can be resumed.")
             else:
-                log(INFO, "The server's disk has room again")
+                log(INFO, "The server's disk can be written again")
             self._told = fault is not None
         return fault
 
@@ -64,9 +66,12 @@ class Database:
         """From here on, answer requests for which there is no room with 503."""
         event.listen(Engine, "handle_error", self._failing)
 
-    def _fault(self) -> DiskError | None:
+    def _fault(self) -> UmbelError | None:
         if self.path is None:
             return None
+        if self.path.exists() and not os.access(self.path, os.W_OK):
+            text = f"the server's database {self.path} cannot be written: its disk is read-only, or another user's"
+            return ServerError(f"{text}; mount it again, or chown", code="server.database")
         try:
             check_room(self.path, LAST_ROOM)
         except DiskError as error:
