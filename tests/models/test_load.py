@@ -139,6 +139,7 @@ def test_a_factory_whose_module_lacks_a_package_is_told(write: Write) -> None:
             "    return models.Model('inner', network, models.LOSSES['rmse'], models.METRICS['rmse'])",
             ("model.not-float", "float32"),
         ),
+        ("def factory():\n    return nn.LazyLinear(2)", ("model.lazy", "'weight'", "'bias'")),
         ("def factory():\n    raise KeyError('weights')", ("model.not-built",)),
         ("factory = 3", ("model.factory",)),
         ("from os import system as factory", ("model.factory",)),

@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 
 from umbel.models.hooks import Arrays, Hooks
 from umbel.models.losses import Loss, Score
@@ -301,6 +302,8 @@ class Model:
 
     def _starts(self, network: nn.Module) -> Parameters:
         """Return the weights in the file that have the same shape in the network."""
+        if not self._weights:
+            return {}
         shapes = {name: value.shape for name, value in _tensors(network).items()}
         return {name: value for name, value in self._weights.items() if shapes.get(name) == value.shape}
 
@@ -319,6 +322,9 @@ def check(model: Model) -> None:
     values = dict(module.named_parameters())
     if not values:
         raise ModelError(f"model {name!r} has no parameters", code="model.no-parameters")
+    if lazy := [key for key, value in _tensors(module).items() if is_lazy(value)]:
+        wrong = f"parameters {lazy} of model {name!r} have no shape before its first rows"
+        raise ModelError(f"{wrong}; use layers that are not lazy", code="model.lazy")
     if odd := [key for key, value in values.items() if value.dtype != torch.float32]:
         raise ModelError(f"model {name!r} has parameters that are not float32: {odd}", code="model.not-float")
     every = [one for names in model.names.values() for one in names]
