@@ -88,6 +88,8 @@ class Model:
     pretrained : str
         File of initial weights (`find_weights`); empty to draw all. Parameters that the file lacks, or has in
         another shape, are drawn.
+    stamp : tuple of int
+        That file's size and time (`stamp_of`): with other content, it is another model.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Model:
     frozen: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
     pretrained: str = ""
+    stamp: tuple[int, ...] = ()
 
     @property
     def module(self) -> nn.Module:
@@ -349,9 +352,22 @@ def check(model: Model) -> None:
         raise ModelError(f"model {name!r} has no shared parameters left; {fix}", code="model.nothing-shared")
 
 
+def stamp_of(name: str) -> tuple[int, ...]:
+    """Return the size and the time of the file of `find_weights`; nothing without one."""
+    path = _path_of(name)
+    if not path.is_file():
+        return ()
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _path_of(name: str) -> Path:
+    return umbel_home() / "models" / Path(name).expanduser()
+
+
 def find_weights(name: str) -> Path:
     """Return the file for a name, which is an absolute path or lies in ``$UMBEL_HOME/models``; else `ModelError`."""
-    path = umbel_home() / "models" / Path(name).expanduser()
+    path = _path_of(name)
     if not path.is_file():
         raise ModelError(f"pretrained = {name!r}: there is no file {path}; put it there", code="model.pretrained")
     return path
