@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 import umbel.client.learner
 from tests.helpers.cohorts import (
@@ -417,3 +417,23 @@ def test_only_convolutions_on_the_cpu_are_computed_one_by_one(
     assert type(learner_for(model, "cpu", "loop")) is LoopLearner
     assert type(learner_for(model, "cpu", "batched")) is BatchedLearner
     assert learner_for(LINEAR, "cpu") is learner_for(LINEAR, "cpu", "batched"), "one for each model"
+
+
+def test_a_parameter_that_some_rows_do_not_use_stays_where_it_is() -> None:
+    """As an expert that no row is sent to: a site would otherwise send noise alone, and a simulation would end."""
+
+    class Expert(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.all, self.some = nn.Linear(2, 1), nn.Linear(2, 1)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            outputs: Tensor = self.all(rows)
+            return outputs + self.some(rows) if rows.max() > 1 else outputs
+
+    model = Model("own", Expert, LOSSES["mse"], METRICS["rmse"])
+    learner, hypotheses = learner_for(model, "cpu", "loop"), draw_hypotheses(model, 1)
+    cohort = cohort_of((np.full((2, 2), 0.5, np.float32), np.zeros(2, np.float32)))
+    trained, _ = learner.train(hypotheses, np.zeros(1, np.int64), cohort, LocalUpdate(1, 0.1, 0), generators(1))
+    moved = {name for name, value in trained.items() if (value != hypotheses[name]).any()}
+    assert moved == {"all.weight", "all.bias"}

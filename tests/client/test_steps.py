@@ -70,3 +70,8 @@ def test_plain_descent_is_what_a_run_asks_for_that_says_nothing() -> None:
 def test_an_option_of_another_optimizer_is_refused() -> None:
     with raises(ConfigError, "config.unknown-option", "momentum", "beta1", "beta2"):
         LocalOptimizer.of(RunConfig(optimizer="adam", optimizer_options="momentum=0.9"))
+
+
+def test_an_option_without_effect_is_refused() -> None:
+    with raises(ConfigError, "config.option-value", "nesterov", "momentum"):
+        LocalOptimizer.of(RunConfig(optimizer="sgd", optimizer_options="nesterov=true"))

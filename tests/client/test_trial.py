@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +27,7 @@ from umbel.client.loop import LoopLearner
 from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of
 from umbel.models import LOSSES, METRICS, Model
-from umbel.models.losses import Loss
+from umbel.models.losses import Loss, Score
 from umbel.protocol.errors import ModelError
 
 Network = Callable[[], nn.Module]
@@ -190,6 +191,71 @@ def test_a_loss_of_the_wrong_shape_is_told() -> None:
     mean = Loss("mean", lambda outputs, targets: (outputs[:, 0] - targets).square().mean(), torch.sqrt, torch.sqrt)
     with raises(ModelError, "model.score", "2 rows"):
         try_out(Model("own", lambda: nn.Linear(2, 1), mean, METRICS["rmse"]), data(), "cpu")
+
+
+def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return what PyTorch divides by the weights of the rows' classes: of a single row no weight is left."""
+    return F.cross_entropy(outputs, targets, weight=torch.tensor([1.0, 9.0]))
+
+
+def with_scores(network: Network, loss: Callable[..., Tensor], metric: Callable[..., Tensor] | None = None) -> Model:
+    same = lambda mean: mean  # noqa: E731
+    own, score = (Loss("mine:loss", loss, same, same, by_row=True), metric or loss)
+    return Model("own", network, own, Score("mine:score", score, same, by_row=True))
+
+
+@pytest.mark.parametrize(
+    ("score", "classes"),
+    [
+        (lambda outputs, targets: (outputs - targets).square().mean().sqrt(), False),
+        (lambda outputs, targets: (outputs - targets).square().sum(), False),
+        (weighted, True),
+    ],
+    ids=["a root of the mean", "a sum", "weights of classes"],
+)
+def test_a_function_of_several_rows_that_is_not_their_mean_is_refused(
+    score: Callable[..., Tensor], classes: bool
+) -> None:
+    """Row by row, a root of a mean square would silently be an absolute error, and class weights would vanish."""
+    dataset = data(targets=[0, 1, 1]) if classes else data()
+    network = lambda: nn.Linear(2, 1 + classes)  # noqa: E731
+    with raises(ModelError, "model.score-of-rows", "mine:loss"):
+        try_out(with_scores(network, score), dataset, "cpu")
+    mean = F.cross_entropy if classes else F.mse_loss
+    with raises(ModelError, "model.score-of-rows", "mine:score"):
+        try_out(with_scores(network, mean, score), dataset, "cpu")
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        lambda outputs, targets: (outputs - targets).abs(),
+        lambda outputs, targets: (outputs - targets).abs().mean(),
+        lambda outputs, targets: (outputs.squeeze(-1) - targets.reshape(-1)).abs().mean(),
+        lambda outputs, targets: (outputs.squeeze(-1) - targets).abs().mean(),
+        lambda outputs, targets: (outputs - targets.reshape(1, 1)).abs().mean(),
+    ],
+    ids=["a value a row", "their mean", "reshaped", "squeezed", "of one row only"],
+)
+def test_a_mean_is_taken_in_any_form(score: Callable[..., Tensor]) -> None:
+    assert try_out(with_scores(lambda: nn.Linear(2, 1), score), data(), "cpu")
+
+
+def test_a_metric_that_is_no_number_is_refused() -> None:
+    """A validation client would report the largest number that there is."""
+    nothing = lambda outputs, targets: (outputs - targets) * math.nan  # noqa: E731
+    with raises(ModelError, "model.not-finite", "mine:score"):
+        try_out(with_scores(lambda: nn.Linear(2, 1), F.l1_loss, nothing), data(), "cpu")
+
+
+def test_the_same_seed_draws_the_same_parameters() -> None:
+    class Drawn(nn.Linear):
+        def reset_parameters(self) -> None:
+            self.weight.data = torch.tensor([[random.random(), random.random()]])
+            self.bias.data = torch.zeros(1)
+
+    with raises(ModelError, "model.own-generator", "seed"):
+        tried(lambda: Drawn(2, 1))
 
 
 def test_hypotheses_that_start_the_same_are_refused() -> None:

@@ -29,7 +29,7 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     library = ModuleType("timm")
     library.create_model = create_model  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "timm", library)
-    models.load.cache_clear()
+    models._load.cache_clear()
     return asked
 
 
@@ -65,7 +65,7 @@ def test_a_name_leads_nowhere_else(name: str, timm: list[dict[str, Any]]) -> Non
 
 def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    models.load.cache_clear()
+    models._load.cache_clear()
     with raises(ConfigError, "config.missing-library", "'timm:rose'"):
         models.load("timm:rose", "mse")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch
 from tests.helpers.errors import raises
 from tests.helpers.models import write_module
 from umbel import models
+from umbel.client.engines import learner_for
 from umbel.data import Manifest
 from umbel.protocol.errors import ConfigError, ModelError
 from umbel.protocol.run_config import RunConfig
@@ -139,6 +142,7 @@ def test_a_factory_whose_module_lacks_a_package_is_told(write: Write) -> None:
             "    return models.Model('inner', network, models.LOSSES['rmse'], models.METRICS['rmse'])",
             ("model.not-float", "float32"),
         ),
+        ("def factory():\n    return nn.LazyLinear(2)", ("model.lazy", "'weight'", "'bias'")),
         ("def factory():\n    raise KeyError('weights')", ("model.not-built",)),
         ("factory = 3", ("model.factory",)),
         ("from os import system as factory", ("model.factory",)),
@@ -266,6 +270,34 @@ def test_an_old_name_is_the_new_model(old: str, new: str) -> None:
     assert (
         Manifest.read({"name": "old", "clients": 1, "split": split, "model": old}, Path("manifest.json")).model == new
     )
+
+
+# --- what a name means may change in one process, as in a notebook
+
+
+def test_a_model_that_is_defined_again_is_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = ModuleType("umbel_test_notebook")
+    monkeypatch.setitem(sys.modules, "umbel_test_notebook", mine)
+    for width in (2, 3):
+        exec(
+            "from torch import nn\n"
+            f"def net(inputs=1):\n    return nn.Linear(inputs, {width})\n"
+            f"def loss(outputs, targets):\n    return {width} * (outputs - targets).abs()\n",
+            vars(mine),
+        )
+        for name in ("umbel_test_notebook:net", "umbel_test_notebook:net inputs=1"):
+            model = models.load(name, "umbel_test_notebook:loss")
+            assert model.num_parameters == 2 * width
+            assert model.loss.per_sample(torch.ones(1), torch.zeros(1)) == width
+            assert models.load(name, "umbel_test_notebook:loss") is model, "made once"
+
+
+def test_a_file_of_weights_that_is_written_again_is_read_again(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        torch.save({"1.weight": torch.full((1, 2), value), "1.bias": torch.zeros(1)}, tmp_path / "weights.pt")
+        model = models.load("linear inputs=2 outputs=1", pretrained=str(tmp_path / "weights.pt"))
+        assert (model.initial(1)["1.weight"] == value).all()
+        assert (learner_for(model, "cpu").model.initial(1)["1.weight"] == value).all()
 
 
 # --- units

@@ -797,3 +797,17 @@ def test_a_site_that_is_set_up_wrongly_takes_no_part(play: Play, tmp_path: Path,
     (site,) = sites(tmp_path, 1)
     with raises(FleetError, "nodes.missing"):
         play(sites=[site | entries], node_wait=0.1)
+
+
+@pytest.mark.parametrize("validation", [0, 1])
+def test_patience_without_validation_clients_has_no_effect_and_the_log_says_so(
+    validation: int, play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = np.random.default_rng(0).normal(size=(2 * (4 + validation), 2)).astype(np.float32)
+    clients = 4 + validation
+    split = {"train": 4, "validation": validation}
+    own = Manifest(name="own", clients=clients, split=split, model="linear", loss="mse")
+    write_dataset(tmp_path / "own", own, rows, rows[:, 0], offsets_of([2] * clients))
+    asked = {"clients_per_round": 4, "validation_clients_per_round": 0, "patience": 1, "rounds": 1}
+    play(dataset=str(tmp_path / "own"), **asked)
+    assert any("patience = 1 has no effect" in line for line in caplog.messages) == (not validation)

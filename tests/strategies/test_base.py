@@ -292,3 +292,52 @@ def test_start_goes_on_over_a_round_without_releases(run_config: dict[str, Any])
     result = GroupPrivacy(setup.fleet).start(grid, start, num_rounds=3, train_config=setup.task().to_record())
     assert [result.train_metrics_clientapp[t]["releases"] for t in (1, 2, 3)] == [7, 0, 7]
     assert [result.train_metrics_clientapp[t]["lost-nodes"] for t in (1, 2, 3)] == [0, 2, 0]
+
+
+# --- a strategy of one's own that returns something else
+
+
+class Number(Halves):
+    def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
+        return group.mean()  # type: ignore[no-any-return]  # of all parameters: NumPy would fill a hypothesis with it
+
+
+class More(Halves):
+    def reshape(self, round: int, moved: Matrix, hypotheses: Matrix, releases: Vectors, labels: Labels) -> Matrix:
+        return np.concatenate([moved, moved[:1] + 1])
+
+
+class Flat(Halves):
+    def reshape(self, round: int, moved: Matrix, hypotheses: Matrix, releases: Vectors, labels: Labels) -> Matrix:
+        return moved.ravel()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Number, ("config.combine", "3 parameters", "()")),
+        (More, ("config.reshape", "1 to 2 hypotheses", "(3, 3)")),
+        (Flat, ("config.reshape", "of 3 parameters", "(6,)")),
+    ],
+)
+def test_other_hypotheses_than_the_run_has_are_refused(kind: type[HypothesisStrategy], reason: tuple[str, ...]) -> None:
+    """A guarantee counts on at most as many hypotheses as the run names."""
+    rehearsal = Rehearsal(kind=kind)
+    with raises(ConfigError, *reason):
+        rehearsal.end(rehearsal.answer(rehearsal.ask()))
+
+
+def test_a_strategy_may_move_a_hypothesis_in_place() -> None:
+    """The longest update is measured from the hypothesis as it was sent: 3 of client 2's, and 4 of client 3's."""
+
+    class InPlace(Halves):
+        def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
+            hypothesis += group.mean(axis=0) - hypothesis
+            return hypothesis
+
+    rehearsal, plain = Rehearsal(kind=InPlace), Rehearsal()
+    found, expected = (one.strategy.train(1, one.answer(one.ask())) for one in (rehearsal, plain))
+    assert found.longest is not None
+    assert expected.longest is not None
+    assert found.longest.tolist() == expected.longest.tolist() == [5, math.sqrt(11)]
+    assert vectors(found.following or {}).tolist() == MEANS

@@ -24,7 +24,6 @@ from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import Stock
-from umbel.strategies.stock import adapted
 
 SENT = [(0, 0, 0), (10, 10, 10)]
 # Five releases near each of the hypotheses, in each of which one number is far from the others.
@@ -200,7 +199,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.syspath_prepend(tmp_path)
     yield "flower:umbel_test_flowers"
     sys.modules.pop("umbel_test_flowers", None)
-    adapted.cache_clear()
 
 
 def test_a_strategy_somebody_wrote_for_flower_runs(own: str) -> None:

@@ -94,7 +94,8 @@ class LoopLearner(Learner):
                 if not parameters:
                     continue
                 loss = model.loss.objective(model.loss.of_rows(outputs, cohort.targets[batch]).mean())
-                found = torch.autograd.grad(loss, list(parameters.values()))
+                # Rows may decide which parameters are used, as in a mixture of experts: others get 0, as in batches.
+                found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
                 gradients = dict(zip(parameters, found, strict=True))
                 with torch.no_grad():
                     for name in self._decays.keys() & gradients.keys():

@@ -21,7 +21,7 @@ from umbel.client.learner import Learner
 from umbel.data import Dataset
 from umbel.models import load
 from umbel.models.fit import look, misfit, one_line
-from umbel.models.losses import SLOPES
+from umbel.models.losses import SLOPES, Score
 from umbel.models.model import Kind, Model, Parameters
 from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy.gate.randomness import streams
@@ -52,7 +52,7 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
     """
     if reason := misfit(model, dataset):
         raise ModelError(f"model {model.name!r} {reason}; name another model or repair the data", code="model.misfit")
-    if hypotheses > 1 and _same(model):
+    if hypotheses > 1 and _same(model, 0, 1):
         told = (
             f"model {model.name!r} always starts with the same parameters, so {hypotheses} hypotheses would stay equal"
         )
@@ -68,9 +68,16 @@ def _tried(
 ) -> Learner:
     """Return the learner of a model after a trial step on made-up rows of such shapes; a large model takes a while."""
     cohort = _made_up(shape, kind, target, model)
+    if not _same(model, 1, 1):
+        told = f"model {model.name!r} starts with other parameters each time, at the same seed"
+        fix = "draw them with PyTorch, as torch.rand and torch.nn.init do"
+        raise ModelError(f"{told}; {fix}", code="model.own-generator")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # so that a network that draws is refused every time, or never
         _check_network(model, cohort.part(slice(1, 2)))
+        for score in (model.loss, model.metric):
+            if score.by_row:
+                _check_mean(model, score, cohort)
     loop, picked = learner_for(model, device, "loop"), learner_for(model, device, engine)
     if picked is loop and loop.device.type == "cpu":
         return loop  # which has just been checked
@@ -155,6 +162,32 @@ def _check_network(model: Model, cohort: Cohort) -> None:
             code="model.lost-buffers",
         )
     _check_gradients(model, trained, model.loss.objective(model.loss.of_rows(outputs[0], targets).mean()))
+    if model.metric.of_rows(first, targets).isnan().any():
+        text = f"metric {model.metric.name!r} of model {name!r} is not a number on artificial rows"
+        raise ModelError(f"{text}; let it be one for every row", code="model.not-finite")
+
+
+def _check_mean(model: Model, score: Score, cohort: Cohort) -> None:
+    """Raise if a function gives several rows another number than the mean of what it gives each: umbel takes the mean.
+
+    Such are a root of a mean, a sum, a mean that class weights normalise, or the area under a curve.
+    """
+    targets, found = cohort.targets, 0.0
+    with torch.no_grad():
+        outputs = model.apply({}, cohort.features)
+        mean = score.of_rows(outputs, targets).double().mean()
+        shapes = [targets.shape] if targets.numel() != outputs.numel() else [outputs.shape, targets.shape]
+        for shape in shapes:
+            try:
+                several = score.per_sample(outputs, targets.reshape(shape)).double()
+            except Exception:
+                return  # it takes one row at a time
+            if several.numel() > 1 or _alike(several.reshape(()), mean):
+                return
+            found = several.item()
+    text = f"{score.name} gives {len(targets)} rows {found:.4g}, but the mean of its values for each is {mean:.4g}"
+    told = "clients are computed row by row, and a mean is taken"
+    raise ModelError(f"{text}; {told}: return a value for each row", code="model.score-of-rows")
 
 
 def _check_gradients(model: Model, trained: Parameters, loss: Tensor) -> None:
@@ -262,6 +295,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def _same(model: Model) -> bool:
-    first, other = model.initial(0), model.initial(1)
-    return all(np.array_equal(value, other[key]) for key, value in first.items())
+def _same(model: Model, seed: int, other: int) -> bool:
+    """Return whether a model starts with the same parameters at two seeds."""
+    first, second = model.initial(seed), model.initial(other)
+    return all(np.array_equal(value, second[key]) for key, value in first.items())

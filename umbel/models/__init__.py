@@ -7,7 +7,8 @@ Options follow the name: ``mlp inputs=5 hidden=16 outputs=1``. Your own model is
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import astuple, make_dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import lru_cache, partial
@@ -22,7 +23,7 @@ from umbel.data import Manifest
 from umbel.models.factors import BiasedFactors, Factors
 from umbel.models.libraries import library_of
 from umbel.models.losses import LOSSES, METRICS, SLOPES, Loss, Score, load_loss, load_metric
-from umbel.models.model import Model, check
+from umbel.models.model import Model, check, stamp_of
 from umbel.models.networks import CNN, LeNet, Linear, Softmax, TanhCNN, Units, mlp
 from umbel.protocol import builds, old_names
 from umbel.protocol.errors import ConfigError, ModelError, UmbelError
@@ -95,7 +96,6 @@ SIZED: Mapping[str, tuple[type[Any], Callable[..., nn.Module]]] = {
 """The options of each model, and the function that builds its network from them."""
 
 
-@lru_cache(maxsize=16)
 def load(
     name: str,
     loss: str = "",
@@ -126,6 +126,31 @@ def load(
     ModelError
         If the model or the loss is unknown or unusable; the text lists the choices.
     """
+    meant = tuple(map(_meant, (name, loss, metric, usual_loss)))
+    stamp = stamp_of(pretrained) if pretrained else ()
+    return _load(name, loss, frozen, local, metric, pretrained, usual_loss, meant, stamp)
+
+
+def _meant(name: str) -> Hashable:
+    """Return the object that an import path stands for, if its module is there: a notebook may define it again."""
+    module, _, attribute = name.partition(" ")[0].partition(":")
+    found = getattr(sys.modules.get(module), "__dict__", {}).get(attribute)
+    return found if isinstance(found, Hashable) else id(found)
+
+
+@lru_cache(maxsize=16)
+def _load(
+    name: str,
+    loss: str,
+    frozen: str,
+    local: str,
+    metric: str,
+    pretrained: str,
+    usual_loss: str,
+    meant: tuple[Hashable, ...],
+    stamp: tuple[int, ...],
+) -> Model:
+    """Return the model of `load`, once for what its names mean and for a version of its file."""
     own = load_loss(loss) if loss else None
     name = old_names.model(name)
     kind, _, words = name.partition(" ")
@@ -149,7 +174,7 @@ def load(
     if frozen or local:
         model = replace(model, frozen=(*model.frozen, *frozen.split()), local=(*model.local, *local.split()))
     if pretrained:
-        model = replace(model, pretrained=pretrained)
+        model = replace(model, pretrained=pretrained, stamp=stamp)
     check(model)
     return model
 

@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 
 from umbel.models.hooks import Arrays, Hooks
 from umbel.models.losses import Loss, Score
@@ -87,6 +88,8 @@ class Model:
     pretrained : str
         File of initial weights (`find_weights`); empty to draw all. Parameters that the file lacks, or has in
         another shape, are drawn.
+    stamp : tuple of int
+        That file's size and time (`stamp_of`): with other content, it is another model.
     """
 
     name: str
@@ -96,6 +99,7 @@ class Model:
     frozen: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
     pretrained: str = ""
+    stamp: tuple[int, ...] = ()
 
     @property
     def module(self) -> nn.Module:
@@ -301,6 +305,8 @@ class Model:
 
     def _starts(self, network: nn.Module) -> Parameters:
         """Return the weights in the file that have the same shape in the network."""
+        if not self._weights:
+            return {}
         shapes = {name: value.shape for name, value in _tensors(network).items()}
         return {name: value for name, value in self._weights.items() if shapes.get(name) == value.shape}
 
@@ -319,6 +325,9 @@ def check(model: Model) -> None:
     values = dict(module.named_parameters())
     if not values:
         raise ModelError(f"model {name!r} has no parameters", code="model.no-parameters")
+    if lazy := [key for key, value in _tensors(module).items() if is_lazy(value)]:
+        wrong = f"parameters {lazy} of model {name!r} have no shape before its first rows"
+        raise ModelError(f"{wrong}; use layers that are not lazy", code="model.lazy")
     if odd := [key for key, value in values.items() if value.dtype != torch.float32]:
         raise ModelError(f"model {name!r} has parameters that are not float32: {odd}", code="model.not-float")
     every = [one for names in model.names.values() for one in names]
@@ -343,9 +352,22 @@ def check(model: Model) -> None:
         raise ModelError(f"model {name!r} has no shared parameters left; {fix}", code="model.nothing-shared")
 
 
+def stamp_of(name: str) -> tuple[int, ...]:
+    """Return the size and the time of the file of `find_weights`; nothing without one."""
+    path = _path_of(name)
+    if not path.is_file():
+        return ()
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _path_of(name: str) -> Path:
+    return umbel_home() / "models" / Path(name).expanduser()
+
+
 def find_weights(name: str) -> Path:
     """Return the file for a name, which is an absolute path or lies in ``$UMBEL_HOME/models``; else `ModelError`."""
-    path = umbel_home() / "models" / Path(name).expanduser()
+    path = _path_of(name)
     if not path.is_file():
         raise ModelError(f"pretrained = {name!r}: there is no file {path}; put it there", code="model.pretrained")
     return path

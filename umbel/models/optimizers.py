@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import parse_options
 from umbel.protocol.run_config import RunConfig
 
@@ -28,9 +29,10 @@ class SGD:
 
     def make(self, parameters: Iterable[Tensor], step_size: float) -> torch.optim.Optimizer:
         """Return the optimizer of some parameters, with an empty state."""
-        nesterov = self.nesterov and self.momentum > 0
         # foreach steps all clients' parameters at once where that is faster; the numbers are the same.
-        return torch.optim.SGD(parameters, step_size, self.momentum, 0.0, self.weight_decay, nesterov, foreach=True)
+        return torch.optim.SGD(
+            parameters, step_size, self.momentum, 0.0, self.weight_decay, self.nesterov, foreach=True
+        )
 
 
 @dataclass(frozen=True)
@@ -103,4 +105,8 @@ PLAIN = LocalOptimizer()
 
 @lru_cache(maxsize=16)
 def _optimizer(name: str, options: str) -> SGD | Adam:
-    return parse_options(OPTIMIZERS[name], options, "optimizer-options")
+    found = parse_options(OPTIMIZERS[name], options, "optimizer-options")
+    if isinstance(found, SGD) and found.nesterov and not found.momentum:
+        text = "optimizer-options: nesterov has no effect without momentum; set momentum, or leave nesterov out"
+        raise ConfigError(text, code="config.option-value")
+    return found

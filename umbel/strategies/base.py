@@ -203,7 +203,7 @@ class HypothesisStrategy(Strategy):
             Sanitised parameter vectors, in client order, as they travelled; read-only. Together with a
             hypothesis they give float64; a sum of them alone needs ``dtype=np.float64``.
         hypotheses : ndarray, shape (k, n)
-            The hypotheses as broadcast.
+            The hypotheses as broadcast; read-only.
         choices : ndarray of int, shape (m,), or None
             The clients' choices, if the strategy `discloses_choice`.
         """
@@ -231,6 +231,7 @@ class HypothesisStrategy(Strategy):
         following = longest = None
         if len(vectors) >= max(1, self.min_releases):
             hypotheses = flatten(sent)
+            hypotheses.flags.writeable = False  # updates are measured from them
             labels = np.asarray(self.assign(vectors, hypotheses, releases.choices))
             if (
                 labels.shape != (len(vectors),)
@@ -246,17 +247,31 @@ class HypothesisStrategy(Strategy):
                 if self.averages:
                     moved[j] = mean_of(vectors, rows)
                 else:
-                    moved[j] = self.combine(vectors[rows].astype(np.float64), hypotheses[j], j)
+                    group = vectors[rows].astype(np.float64)
+                    found = np.asarray(self.combine(group, hypotheses[j].copy(), j))
+                    if found.shape != hypotheses[j].shape:
+                        text = f"{type(self).__name__}.combine must return {hypotheses.shape[1]} parameters"
+                        raise ConfigError(f"{text}, not an array of shape {found.shape}", code="config.combine")
+                    moved[j] = found
                 longest[j] = distances(vectors, hypotheses[j], rows).max()
             look(self.state, vectors, labels, hypotheses, self.fleet.task)
-            moved = self.reshape(round, moved, hypotheses, vectors, labels)
+            moved = np.asarray(self.reshape(round, moved, hypotheses, vectors, labels))
+            self._check_shape(moved, hypotheses)
             following = moved_to(moved, sent, round)
         drawn = vectors.astype(np.float64) if vectors.shape[1] == _DRAWN else None
         asked, lost = releases.asked, releases.lost_nodes
         return Outcome(round, releases.clients, labels, counts, drawn, asked, lost, following, longest)
 
+    def _check_shape(self, moved: Matrix, hypotheses: Matrix) -> None:
+        """Raise unless there are as many hypotheses as before, or as many as the strategy says that there may be."""
+        k, n = hypotheses.shape
+        least, most = 1 if self.resizes or self.how_many else k, max(k, self.hypotheses)
+        if moved.ndim != 2 or moved.shape[1] != n or not least <= len(moved) <= most:
+            text = f"{type(self).__name__}.reshape must return {least} to {most} hypotheses of {n} parameters"
+            raise ConfigError(f"{text}, not an array of shape {moved.shape}", code="config.reshape")
+
     def reshape(self, round: int, moved: Matrix, hypotheses: Matrix, releases: Vectors, labels: Labels) -> Matrix:
-        """Return the next hypotheses (l, n); l may differ from k.
+        """Return the next hypotheses (l, n); l may differ from k, up to the `hypotheses` of the run.
 
         Parameters
         ----------

@@ -12,7 +12,6 @@ import inspect
 import json
 import typing
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -97,7 +96,6 @@ class Stock(GroupPrivacy):
         return self.stock(**dataclasses.asdict(self.options))
 
 
-@lru_cache
 def adapted(name: str) -> type[Stock]:
     """Return the strategy for a class in ``flwr.serverapp.strategy``, or ``package.module:Class``."""
     found = import_by_name(name) if ":" in name else getattr(flower, name, None)

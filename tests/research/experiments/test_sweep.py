@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,9 @@ def test_what_is_torn_or_made_in_another_way_is_done_again(
     spec = Spec("seed0", SPECS[0].config | {"dataset": str(data)})
     (result,) = sweep([spec], tmp_path)
     if other == "code":
-        monkeypatch.setattr(umbel.research.experiments.sweep, "_digest", lambda *_: "changed")
+        monkeypatch.setattr(umbel.research.experiments.sweep, "_digest", lru_cache(lambda *_: "changed"))
     elif other == "data":
         data.write_text(data.read_text().replace("Sec. 5.1", "Section 5.1"))
-        umbel.research.experiments.sweep._fingerprint.cache_clear()
     elif other == "result":
         file = result.folder / "result.json"
         file.write_text(file.read_text()[: file.stat().st_size // 2])
@@ -87,7 +87,7 @@ def test_runs_of_earlier_code_are_kept_when_asked_and_the_tables_tell(
     data.write_bytes(find_dataset("synthetic").read_bytes())
     specs = [Spec(spec.name, spec.config | {"dataset": str(data)}) for spec in SPECS[:2]]
     (first,) = sweep(specs[:1], tmp_path)
-    monkeypatch.setattr(umbel.research.experiments.sweep, "_digest", lambda *_: "changed")
+    monkeypatch.setattr(umbel.research.experiments.sweep, "_digest", lru_cache(lambda *_: "changed"))
     file = first.folder / "result.json"
     document = json.loads(file.read_text())
     if other == "new setting":
@@ -126,7 +126,11 @@ def test_two_sweeps_do_not_share_a_folder(in_process: list[str], tmp_path: Path)
     ("key", "value"),
     [
         ("strategy", "umbel_test_variant:Mine"),
-        ("model", "umbel_test_variant:network"),
+        ("strategy", "flower:umbel_test_variant:Theirs"),
+        ("model", "umbel_test_variant:network width=3"),
+        ("loss", "umbel_test_variant:absolute"),
+        ("metric", "umbel_test_variant:close"),
+        ("mechanism", "umbel_test_variant:Coordinates"),
         ("observers", "umbel.research.attacks.leak_meter:LeakMeter every=5; umbel_test_variant:Watch"),
     ],
 )
@@ -142,6 +146,29 @@ def test_what_is_the_users_own_is_part_of_the_code(
     _digest.cache_clear()
     assert made_by(config)["code"] != before
     assert made_by(config)["code"] != made_by(SPECS[0].config)["code"]
+
+
+@pytest.mark.parametrize("key", ["pretrained", "start-from"])
+def test_so_are_the_weights_that_a_run_starts_from(key: str, in_process: list[str], tmp_path: Path) -> None:
+    weights = tmp_path / "hypotheses.safetensors"
+    weights.write_bytes(b"some")
+    config = SPECS[0].config | {key: str(weights if key == "pretrained" else tmp_path)}
+    sweep([Spec("one", config)], tmp_path, only_says_that_it_ran)
+    sweep([Spec("one", config)], tmp_path, only_says_that_it_ran)
+    assert in_process == ["one"]
+    weights.write_bytes(b"other")
+    sweep([Spec("one", config)], tmp_path, only_says_that_it_ran)
+    assert in_process == ["one", "one"], "in the same process, as in a notebook"
+
+
+def only_says_that_it_ran(_: Mapping[str, Any]) -> Finished:
+    return Finished({})
+
+
+def test_runs_of_one_name_would_take_each_others_results(in_process: list[str], tmp_path: Path) -> None:
+    with raises(SweepError, "sweep.same-name", "2 runs", "'seed0'"):
+        sweep([SPECS[0], Spec("seed0", SPECS[1].config)], tmp_path)
+    assert in_process == []
 
 
 def test_so_is_the_module_that_does_the_runs() -> None:

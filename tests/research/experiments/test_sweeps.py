@@ -10,7 +10,7 @@ import pytest
 import umbel
 from tests.helpers.errors import raises
 from tests.research.experiments.conftest import in_process  # noqa: F401
-from umbel.protocol.errors import ConfigError, DatasetError
+from umbel.protocol.errors import ConfigError, DatasetError, SweepError
 
 
 @pytest.mark.usefixtures("in_process")
@@ -42,6 +42,8 @@ def test_a_measure_that_is_also_varied_has_a_column_of_its_own(umbel_home: Path)
         ({"seed": 1}, ConfigError, "config.nothing-varied", ""),
         ({"seed": []}, ConfigError, "config.nothing-varied", ""),
         ({"seed": [1, 2], "epsilon": 4}, ConfigError, "config.sweep-epsilon", "noise_multiplier"),
+        ({"seed": [1, 2], "resume": "last"}, ConfigError, "config.sweep-resume", "resume"),
+        ({"seed": [1, 1]}, SweepError, "sweep.same-name", "'seed=1'"),
         ({"sed": [1, 2]}, ConfigError, "config.unknown-key", "seed?"),
         ({"step_size": [0.1, 0.0]}, ConfigError, "config.wrong-value", "step-size"),
         ({"dataset": ["synthetic", "nowhere"]}, DatasetError, "data.unknown", "'nowhere'"),
@@ -53,3 +55,15 @@ def test_what_cannot_be_run_is_named_before_any_work(
     with raises(kind, code, part):
         umbel.sweep("synthetic", name="steps", **values)
     assert not (umbel_home / "sweeps").exists()
+
+
+def test_a_run_of_long_values_has_a_name_that_a_file_system_takes(
+    umbel_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    monkeypatch.setattr("umbel.research.experiments.sweep.sweep", lambda specs, _: names.extend(s.name for s in specs))
+    options = [f"momentum=0.{'5' * 300}{digit}" for digit in "12"]
+    with pytest.raises(TypeError):  # there are no results
+        umbel.sweep("synthetic", name="long", optimizer="momentum", optimizer_options=options)
+    assert len({*names}) == 2
+    assert max(map(len, names)) < 200

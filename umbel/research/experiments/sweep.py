@@ -12,6 +12,7 @@ import sys
 import tempfile
 import traceback
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass
@@ -29,9 +30,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from umbel.data import digest_of, find_dataset, read_manifest
+from umbel.models.model import find_weights
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import SweepError
 from umbel.protocol.home import make_folder, private_scratch, umbel_home, write_atomically
+from umbel.protocol.plugins import names_in
 from umbel.protocol.project import PACKAGE, source
 from umbel.protocol.run_config import RunConfig
 from umbel.research.experiments.runs import Finished, Spec, finish
@@ -102,6 +105,13 @@ def sweep(
     same code and versions. With `keep`, code and versions may be others, and settings that the run did not know must
     have their defaults. A failed run does not stop the others, and is tried again the next time.
     """
+    names = Counter(spec.name for spec in specs)
+    if twice := [name for name, times in names.items() if times > 1]:
+        text = f"{names[twice[0]]} runs of the sweep would be called {twice[0]!r}"
+        text += "; give each value once, and values that differ in letters or digits"
+        raise SweepError(text, code="sweep.same-name")
+    for known in (_named_by, _fingerprint, _digest):
+        known.cache_clear()  # files may have changed since an earlier sweep in this process
     make_folder(folder)
     try:
         with FileLock(folder / ".lock", timeout=0):
@@ -291,17 +301,29 @@ def _read(spec: Spec, folder: Path, task: Task, keep: bool) -> Result | None:
 
 
 def made_by(config: Mapping[str, Any], task: Task = finish) -> dict[str, str]:
-    """Return the inputs of a result besides its configuration: versions, data, and code, the user's included."""
+    """Return the inputs of a result besides its configuration: versions, data, and code, the user's included.
+
+    The data include the file of initial weights, and the hypotheses of a run to start from.
+    """
     path = find_dataset(config["dataset"])
-    names = [config["strategy"], config["model"] or _model_of(path), *config["observers"].split(";")]
-    own = tuple(name.partition(":")[0].strip() for name in names if ":" in name)
+    *texts, pretrained = _named_by(path)
+    texts += [config[key] for key in ("strategy", "model", "loss", "metric", "mechanism", "observers")]
+    own = tuple(sorted({name.partition(":")[0] for name in names_in(texts)}))
     more = getattr(sys.modules[task.__module__], "CODE", ())
-    return {**versions(PACKAGES), "code": _digest((*own, task.__module__), more), "data": _fingerprint(path)}
+    files = [path, Path(config["start-from"]) / "hypotheses.safetensors"]
+    if weights := config["pretrained"] or pretrained:
+        files.append(find_weights(weights))
+    data = "".join(_fingerprint(file) for file in files if file.exists())
+    return {**versions(PACKAGES), "code": _digest((*own, task.__module__), more), "data": data}
 
 
 @lru_cache
-def _model_of(path: Path) -> str:
-    return read_manifest(path).model
+def _named_by(path: Path) -> tuple[str, str, str, str]:
+    """Return what a dataset names: model, loss, metric and file of initial weights."""
+    if path.is_dir() and not (path / "manifest.json").exists():  # the data of several steps
+        return "", "", "", ""
+    manifest = read_manifest(path)
+    return manifest.model, manifest.loss, manifest.metric, manifest.pretrained
 
 
 _fingerprint = lru_cache(digest_of)  # many runs share a dataset, and reading it may take long

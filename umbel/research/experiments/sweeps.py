@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ from umbel.protocol.home import umbel_home
 from umbel.protocol.run_config import RunConfig
 from umbel.research.experiments.runs import Spec
 from umbel.simulation.start import check, read_values
+
+_LONGEST = 150  # characters of a run's name; file systems take 255 bytes
 
 
 def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: Any) -> pd.DataFrame:
@@ -61,8 +64,11 @@ def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: A
     specs = []
     for combination in itertools.product(*varied.values()):
         some = dict(zip(varied, combination, strict=True))
-        name_of_run = "-".join(f"{key}={_plain(value)}" for key, value in some.items())
+        name_of_run = _short("-".join(f"{key}={_plain(value)}" for key, value in some.items()))
         specs.append(Spec(name_of_run, RunConfig().entries() | read_values(source, common | fixed | some)))
+    if any(spec.config["resume"] for spec in specs):
+        text = "a sweep starts each of its runs, and does not resume others; leave resume out"
+        raise ConfigError(text, code="config.sweep-resume")
     for spec in specs:
         check(spec.config)
     try:
@@ -80,3 +86,10 @@ def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: A
 def _plain(value: Any) -> str:
     """Return a value as part of a folder's name."""
     return "".join(one if one.isalnum() or one in "._" else "-" for one in str(value))
+
+
+def _short(name: str) -> str:
+    """Return a name that a file system takes."""
+    if len(name) <= _LONGEST:
+        return name
+    return f"{name[:_LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
