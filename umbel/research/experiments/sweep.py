@@ -307,11 +307,14 @@ def made_by(config: Mapping[str, Any], task: Task = finish) -> dict[str, str]:
     """
     path = find_dataset(config["dataset"])
     *texts, pretrained = _named_by(path)
-    texts += [config[key] for key in ("strategy", "model", "loss", "metric", "mechanism", "observers")]
+    # An experiment's own task may have few of umbel's settings.
+    texts += [config.get(key, "") for key in ("strategy", "model", "loss", "metric", "mechanism", "observers")]
     own = tuple(sorted({name.partition(":")[0] for name in names_in(texts)}))
     more = getattr(sys.modules[task.__module__], "CODE", ())
-    files = [path, Path(config["start-from"]) / "hypotheses.safetensors"]
-    if weights := config["pretrained"] or pretrained:
+    files = [path]
+    if start := config.get("start-from"):
+        files.append(Path(start) / "hypotheses.safetensors")
+    if weights := config.get("pretrained") or pretrained:
         files.append(find_weights(weights))
     data = "".join(_fingerprint(file) for file in files if file.exists())
     return {**versions(PACKAGES), "code": _digest((*own, task.__module__), more), "data": data}
