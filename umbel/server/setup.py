@@ -178,6 +178,10 @@ class Setup:
         name = self.config.dataset
         return {"data": digest_of(find_dataset(name)) if name else "", "frozen": self.model.frozen_digest}
 
+    def has_rows_of(self, saved: Mapping[str, Any]) -> bool:
+        """Return whether the dataset is as at the start of a run, if `saved`, its config.toml, tells."""
+        return saved.get("data") in (None, self.digests["data"])
+
     @property
     def release(self) -> Release:
         """A training client's release in each participation; the most telling one, if the strategy changes their

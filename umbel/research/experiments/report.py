@@ -106,7 +106,7 @@ def _open(run: str | Path) -> tuple[RunFolder, Setup, View, Arrays]:
     summary = Summary.of(setup)
     view = View(path.name, summary, state, participations, snapshots, config)
     # A dataset of the same name may be here that differs from the data of sites, or that has changed since.
-    if _simulated(folder) and folder.read_config().get("data") in (None, setup.digests["data"]):
+    if _simulated(folder) and setup.has_rows_of(folder.read_config()):
         view.measured = _measured(setup, view)
     return folder, setup, view, kept
 
@@ -142,7 +142,7 @@ def _baseline(setup: Setup) -> View:
 def _needs_data(folder: RunFolder, setup: Setup, what: str) -> None:
     """Raise `ConfigError` unless the rows of all clients are here as they were at the start of a run."""
     text = f"{what} needs the clients' rows, and each site has its own; give a run of it instead"
-    if setup.manifest is not None and folder.read_config().get("data") in (None, setup.digests["data"]):
+    if setup.manifest is not None and setup.has_rows_of(folder.read_config()):
         return
     if setup.manifest is not None:
         text = f"{what} needs the run's rows, and its dataset has changed since; give a run of it instead"

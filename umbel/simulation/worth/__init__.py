@@ -36,7 +36,7 @@ class Appraisal(Observer):
         manifest = run.setup.manifest
         if run.folder is None or manifest is None or manifest.part:
             return
-        if run.folder.read_config().get("data") not in (None, run.setup.digests["data"]):
+        if not run.setup.has_rows_of(run.folder.read_config()):
             log(WARNING, "The dataset has changed since the run began, so the run's worth is not measured.")
             return
         worth = appraise(run.setup, run.state, run.fleet.participations, run.strategy.state)
