@@ -7,7 +7,6 @@ server gets two questions: for its health, and whether it has the node's key.
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import ssl
 import stat
@@ -25,6 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from umbel.client.readiness import check_usable
 from umbel.privacy.gate.anonymous import relay_of
 from umbel.privacy.gate.identity import Identity
 from umbel.privacy.gate.ledger import Ledger
@@ -143,9 +143,8 @@ def _log(log: SiteLog) -> str:
 
 
 def _permissions(paths: list[Path]) -> str:
+    check_usable(*paths)
     for path in (one for one in paths if one.exists()):
-        if not os.access(path, os.R_OK | os.W_OK):
-            raise SiteError(f"this user cannot write {path}; make it the owner: chown", code="site.permissions")
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise SiteError(f"other users can read {path}; close it: chmod 600 {path}", code="site.permissions")
     return "ledger and log are this user's alone"

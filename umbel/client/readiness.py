@@ -71,7 +71,7 @@ class Readiness:
             if site and not self._ledger.exists() and may_begin(site, self._ledger):
                 site_log.reserve.look()
                 return None
-            _check_writable(self._ledger.parent, self._ledger, site_log.path)
+            check_usable(self._ledger.parent, self._ledger, site_log.path)
             seen = seen_of(self._ledger)
             if seen != self._seen:
                 Ledger(self._ledger)
@@ -97,11 +97,11 @@ def _check_data(site: Site) -> None:
         raise SiteError(f"there are no data at {path}; mount their disk, or set data-path", code="site.no-data")
 
 
-def _check_writable(*paths: Path) -> None:
-    """Raise if one of the paths that exist cannot be written: a disk with a fault becomes read-only in use."""
+def check_usable(*paths: Path) -> None:
+    """Raise if one of the paths that exist cannot be read and written: a disk with a fault becomes read-only in use."""
     for path in paths:
-        if path.exists() and not os.access(path, os.W_OK):
-            text = f"{path} cannot be written: its disk is read-only, or this user is not its owner"
+        if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+            text = f"{path} cannot be read and written: its disk is read-only, or this user is not its owner"
             raise SiteError(f"{text}; mount it again, or chown", code="site.permissions")
 
 
