@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -199,7 +200,10 @@ def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def with_scores(network: Network, loss: Callable[..., Tensor], metric: Callable[..., Tensor] | None = None) -> Model:
-    same = lambda mean: mean  # noqa: E731
+
+    def same(mean: Any) -> Any:
+        return mean
+
     own, score = (Loss("mine:loss", loss, same, same, by_row=True), metric or loss)
     return Model("own", network, own, Score("mine:score", score, same, by_row=True))
 
@@ -218,7 +222,7 @@ def test_a_function_of_several_rows_that_is_not_their_mean_is_refused(
 ) -> None:
     """Row by row, a root of a mean square would silently be an absolute error, and class weights would vanish."""
     dataset = data(targets=[0, 1, 1]) if classes else data()
-    network = lambda: nn.Linear(2, 1 + classes)  # noqa: E731
+    network = partial(nn.Linear, 2, 1 + classes)
     with raises(ModelError, "model.score-of-rows", "mine:loss"):
         try_out(with_scores(network, score), dataset, "cpu")
     mean = F.cross_entropy if classes else F.mse_loss
@@ -243,7 +247,10 @@ def test_a_mean_is_taken_in_any_form(score: Callable[..., Tensor]) -> None:
 
 def test_a_metric_that_is_no_number_is_refused() -> None:
     """A validation client would report the largest number that there is."""
-    nothing = lambda outputs, targets: (outputs - targets) * math.nan  # noqa: E731
+
+    def nothing(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets) * math.nan
+
     with raises(ModelError, "model.not-finite", "mine:score"):
         try_out(with_scores(lambda: nn.Linear(2, 1), F.l1_loss, nothing), data(), "cpu")
 
