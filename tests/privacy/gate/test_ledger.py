@@ -441,3 +441,39 @@ def test_a_full_disk_is_named_and_nothing_is_charged(path: Path, monkeypatch: py
         ledger.charge(TRAIN, [ClientInDataset(client) for client in range(1000)])
     monkeypatch.setattr("umbel.privacy.gate.store.sqlite3.connect", connect)
     assert Ledger(path, whole=True).accounts() == {}
+
+
+@contextmanager
+def somebody_reads(path: Path) -> Iterator[None]:
+    """Another process reads the ledger, so that no change is written meanwhile."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN")
+        other.execute("SELECT * FROM head").fetchall()
+        yield
+
+
+def test_a_charge_that_could_not_be_written_is_none_and_the_ledger_is_no_damaged_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever restored a backup then would forget what was spent since."""
+    monkeypatch.setattr("umbel.privacy.gate.store._BUSY_S", 0)
+    ledger = Ledger(path)
+    ledger.charge(TRAIN, [0])
+    with somebody_reads(path), raises(LedgerError, "ledger.unusable"):
+        ledger.charge(TRAIN, [0, 1])
+    assert spent(ledger, 0) == COST
+    assert ledger.charge(TRAIN, [1], paper(COST)) == [True]
+    assert spent(ledger, 1) == COST
+
+
+def test_who_reads_slowly_holds_up_no_charge(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``umbel ledger export`` does, whose output goes to a pager."""
+    monkeypatch.setattr("umbel.privacy.gate.store._BUSY_S", 0)
+    monkeypatch.setattr("umbel.privacy.gate.store._PAGE", 2)
+    ledger = Ledger(path)
+    ledger.charge(TRAIN, range(5))
+    rows, clients = ledger.rows(), Ledger(path).table("charges")
+    read = [next(rows)["client"]], [next(clients)["client"]]
+    assert ledger.charge(TRAIN, [9]) == [True]
+    assert [*read[0], *(row["client"] for row in rows)] == [0, 1, 2, 3, 4], "those that there were"
+    assert [*read[1], *(row["client"] for row in clients)] == [0, 1, 2, 3, 4, 9]

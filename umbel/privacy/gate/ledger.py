@@ -19,6 +19,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -120,9 +121,9 @@ class Ledger(Store):
             able = [client for client in clients if often.get(client, 0) < most]
             pays = dict(zip(able, limits.paying(able, books.account, charge.release, at_least), strict=True))
             paying = [pays.get(client, False) for client in clients]
-            if any(paying):
-                paid = [client for client, pays in zip(clients, paying, strict=True) if pays]
-                self._known = _append(connection, books, charge, paid)
+            if paid := [client for client, pays in zip(clients, paying, strict=True) if pays]:
+                books = _append(connection, books, charge, paid)
+        self._known = books  # now that it is on disk
         return paying
 
     def able(self, release: Release, clients: Sequence[ClientInDataset], limits: Limits) -> list[bool]:
@@ -144,14 +145,16 @@ class Ledger(Store):
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield every charge, oldest first."""
         with self._transaction() as connection:
-            releases = self._read(connection).releases
-            known = {number: read(text) for number, text in releases.items()}
-            # A table has the same columns in each row.
-            left_out = {"radius", *(() if any(one.by_rows for one in known.values()) else OF_ROWS)}
-            rows = connection.execute("SELECT at, run, round, client, release, clip_norm FROM charges ORDER BY id")
-            for at, run, round, client, release, clip_norm in rows:
-                what = {key: value for key, value in asdict(known[release]).items() if key not in left_out}
-                yield {"at": at, "run": run, "round": round, "client": client, **what, "clip_norm": clip_norm}
+            books = self._read(connection)
+            known = {number: read(text) for number, text in books.releases.items()}
+        # A table has the same columns in each row.
+        left_out = {"radius", *(() if any(one.by_rows for one in known.values()) else OF_ROWS)}
+        for row in islice(self.table("charges"), books.charges):
+            if row["release"] not in known:
+                raise self._damaged(f"charge {row['id']} has been changed")
+            what = {key: value for key, value in asdict(known[row["release"]]).items() if key not in left_out}
+            told = {key: row[key] for key in ("at", "run", "round", "client")}
+            yield told | what | {"clip_norm": row["clip_norm"]}
 
     def copy_to(self, path: Path) -> None:
         """Copy the whole store to a new file in one step, also while others use it; the copy is checked first."""

@@ -31,6 +31,8 @@ VERSION = 5
 """The version of the stores that this umbel writes."""
 _NAMED = bytes.fromhex("d9d505f920a163d7")  # the end of an SQLite journal that names a journal of several databases
 _BUSY_S = 60.0
+_PAGE = 10_000  # rows that are read at once
+_BEFORE_ALL = -(1 << 63)
 LOG_SUFFIX = ".log.jsonl"
 # The errors that Python raises for odd values in a damaged file.
 _FAULTS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)
@@ -139,13 +141,23 @@ class Store:
         return path
 
     def table(self, table: str) -> Iterator[dict[str, Any]]:
-        """Yield the rows of one of `TABLES`, oldest first, as stored."""
+        """Yield the rows of one of `TABLES` whose rows have a number, oldest first, as stored.
+
+        The store is locked only while some rows are read: no charge waits for a reader that takes its time.
+        """
         assert table in TABLES
-        with self._transaction() as connection:
-            found = connection.execute(f"SELECT * FROM {table} ORDER BY 1")
-            names = [column[0] for column in found.description]
-            for row in found:
+        last = _BEFORE_ALL
+        while True:
+            with self._transaction() as connection:
+                found = connection.execute(
+                    f"SELECT * FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT ?", (last, _PAGE)
+                )
+                names, page = [column[0] for column in found.description], found.fetchall()
+            for row in page:
                 yield dict(zip(names, row, strict=True))
+            if len(page) < _PAGE:
+                return
+            last = page[-1][0]
 
     def hash_of(self, charge: int = 0) -> tuple[int, str]:
         """Return the number of charges, and the hash of one of them, by default of the last; empty if it is missing."""
