@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
+from time import time
 
 import numpy as np
 import pytest
@@ -218,6 +220,16 @@ def test_a_server_that_names_run_after_run_does_not_fill_the_disk(tmp_path: Path
     files = list((tmp_path / "ledger.sqlite.local").rglob("*.safetensors"))
     assert len(files) == 20
     assert kept(where=site(tmp_path), run="run-24").known([0]) == [0], "the newest are kept"
+
+
+def test_a_clock_that_went_back_does_not_cost_a_run_its_local_parameters(tmp_path: Path) -> None:
+    for number in range(20):
+        kept(where=site(tmp_path), run=f"run-{number}").write([0], users([1, 2]), shared(1))
+    for file in (tmp_path / "ledger.sqlite.local").rglob("*.safetensors"):
+        os.utime(file, (time() + 3600, time() + 3600))
+    kept(where=site(tmp_path), run="run-20").write([0], users([3, 4]), shared(1))
+    assert read(kept(where=site(tmp_path), run="run-20"), 0).tolist() == [[3, 4]]
+    assert len(list((tmp_path / "ledger.sqlite.local").rglob("*.safetensors"))) == 20
 
 
 def test_training_that_hides_rows_begins_only_with_what_hides_them(tmp_path: Path) -> None:

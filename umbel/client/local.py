@@ -139,7 +139,7 @@ class LocalParameters:
         about = self._last_charge() if self._hidden.any() else None
         write_atomically(self._file, safetensors.numpy.save(kept, about), private=True)
         if new:
-            _forget_old_runs(self._file.parent)
+            _forget_old_runs(self._file)
 
 
 def _file(site: Site, ledger: Path, model: Model, run: str) -> Path:
@@ -157,8 +157,12 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _forget_old_runs(folder: Path) -> None:
-    """Keep only the newest files, because the server decides how many runs there are."""
-    files = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    for file in files[_KEPT_RUNS:]:
+def _forget_old_runs(newest: Path) -> None:
+    """Keep only the newest files, because the server decides how many runs there are.
+
+    `newest` is one of them, also if the clock has gone back since the others were written.
+    """
+    others = [file for file in newest.parent.glob("*.safetensors") if file != newest]
+    others.sort(key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    for file in others[_KEPT_RUNS - 1 :]:
         file.unlink(missing_ok=True)
