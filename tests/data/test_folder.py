@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from contextlib import suppress
 from io import BytesIO
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS, assert_same, datasets, manifest
 from tests.helpers.errors import raises
 from umbel.data import Dataset, check_out, open_dataset, read_manifest, write_dataset
-from umbel.protocol.errors import DatasetError
+from umbel.protocol.errors import DatasetError, DiskError
 
 
 @settings(max_examples=10)
@@ -53,6 +55,41 @@ def test_a_dataset_that_fails_its_check_leaves_the_old_one(folder: Path) -> None
         write_dataset(folder, MANIFEST, np.where(FEATURES == 3, np.nan, FEATURES), TARGETS, OFFSETS)
     np.testing.assert_array_equal(open_dataset(folder).features, FEATURES)
     assert list(folder.parent.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
+def test_a_dataset_that_cannot_get_its_name_leaves_the_old_one(
+    fault: BaseException, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def fails(path: Path, target: Path) -> Path:
+        if path.name == "new":
+            raise fault
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises((DiskError, KeyboardInterrupt)):
+        write_dataset(folder, manifest(1, 0), FEATURES + 1, TARGETS, np.array([0, 6]))
+    np.testing.assert_array_equal(open_dataset(folder).features, FEATURES)
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_dataset_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a power cut could cost both."""
+    synced, fsync = [], os.fsync
+
+    def look(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        assert open_dataset(folder).features.shape == (FEATURES.shape if synced[-1] != folder.parent.name else (2, 3))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    write_dataset(folder, manifest(1, 0), np.ones((2, 3), np.float32), np.ones(2, np.float32), np.array([0, 2]))
+    assert {*synced[:-2]} == {file.name for file in folder.iterdir()}
+    assert synced[-2:] == ["new", folder.parent.name]
 
 
 @pytest.mark.parametrize(

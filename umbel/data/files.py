@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from umbel.data.data import Dataset, check, offsets_of
 from umbel.data.manifest import Manifest, check_printable
 from umbel.protocol.errors import DatasetError
-from umbel.protocol.home import make_folder, special_file, told_if_full, write_atomically
+from umbel.protocol.home import make_folder, special_file, sync, told_if_full, write_atomically
 
 
 def read_json(file: Path) -> Any:
@@ -102,7 +102,8 @@ def write_dataset(
 ) -> None:
     """Check a dataset and write it as a folder, completely or not at all.
 
-    It replaces a dataset that is already there; for any other non-empty folder it raises.
+    It replaces a dataset that is already there; for any other non-empty folder it raises. If the process is killed
+    while it does so, the old and the new one may both be in a folder beside it, whose name begins with a dot.
 
     Parameters
     ----------
@@ -130,12 +131,23 @@ def write_dataset(
         raise DatasetError(f"{folder} exists and is not a dataset; give another folder", code="data.exists")
     make_folder(folder.parent)
     with told_if_full(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-        new, old = Path(scratch) / "new", Path(scratch) / "old"
+        new = Path(scratch) / "new"
         for part, dataset in parts.items():
             _save(new / part, dataset)
+        _put(new, folder, Path(scratch) / "old")
+
+
+def _put(new: Path, folder: Path, old: Path) -> None:
+    """Rename `new` to `folder`, whose earlier content goes to `old`, and returns if that fails."""
+    try:
         if folder.exists():
             folder.rename(old)
         new.rename(folder)
+    except BaseException:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        raise
+    sync(folder.parent)
 
 
 def _save(folder: Path, dataset: Dataset) -> None:
@@ -148,6 +160,9 @@ def _save(folder: Path, dataset: Dataset) -> None:
         texts["clients"] = json.dumps(list(dataset.names), ensure_ascii=False)
     for name, text in texts.items():
         (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    # Before the folder gets its name, and the old one goes.
+    for path in (*folder.iterdir(), folder):
+        sync(path)
 
 
 # --- LEAF's JSON, for small datasets

@@ -140,9 +140,9 @@ def append(path: Path, content: bytes) -> None:
             raise
 
 
-def sync_folder(folder: Path) -> None:
-    """Sync a folder, so that a new file's name is on disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Sync a file, or a folder with the names of its files, to disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

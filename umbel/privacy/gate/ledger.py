@@ -27,7 +27,7 @@ from umbel.privacy.gate.charges import NO_LIMITS, OF_ROWS, Account, Charge, Limi
 from umbel.privacy.gate.store import Store, digest_of_totals
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import LedgerError
-from umbel.protocol.home import sync_folder
+from umbel.protocol.home import sync
 from umbel.protocol.plugins import distrust
 from umbel.protocol.release import Release
 
@@ -171,7 +171,7 @@ class Ledger(Store):
                         raise OSError(error) from None
                 Ledger(scratch, whole=True)
                 os.link(scratch, path)  # unlike a rename, this never replaces a file
-                sync_folder(path.parent)
+                sync(path.parent)
             finally:
                 scratch.unlink(missing_ok=True)
         except FileExistsError:

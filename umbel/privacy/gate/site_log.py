@@ -50,7 +50,7 @@ from umbel.protocol.errors import (
     SiteError,
 )
 from umbel.protocol.flower import log
-from umbel.protocol.home import disk_error, is_full, make_home_of, sync_folder, write_atomically
+from umbel.protocol.home import disk_error, is_full, make_home_of, sync, write_atomically
 from umbel.protocol.messages import PARTS
 from umbel.protocol.records import unpack
 from umbel.protocol.tasks import LONGEST_NAME, EvaluationSpec, TrainingSpec
@@ -332,7 +332,7 @@ class SiteLog:
                 file = os.open(self.path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if make else 0), 0o600)
                 try:
                     if not there:
-                        sync_folder(self.path.parent)
+                        sync(self.path.parent)
                     fcntl.flock(file, fcntl.LOCK_EX)
                     # Another process may have set it aside since it was opened.
                     if self.path.exists() and os.path.samestat(os.fstat(file), os.stat(self.path)):
