@@ -43,9 +43,16 @@ def make_folder(folder: Path) -> None:
 
 
 def make_home_of(file: Path) -> None:
-    """Create the folder of a file if it is umbel's home; any other folder must exist."""
-    if file.parent == umbel_home():
-        make_folder(file.parent)
+    """Create the folder of a file if it is umbel's home; any other folder must exist.
+
+    Its own name is then on disk: with it, a power cut could take a ledger away, and a new one would begin.
+    """
+    home = umbel_home()
+    if file.parent == home:
+        new = [folder for folder in (home, *home.parents) if not folder.exists()]
+        make_folder(home)
+        for folder in new:
+            sync(folder.parent)
 
 
 def is_full(error: BaseException) -> bool:

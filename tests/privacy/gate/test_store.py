@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import sqlite3
 import tarfile
@@ -400,6 +401,26 @@ def test_a_site_that_may_have_lost_its_store_gets_no_empty_one(
     site = Site.of({"data-path": "/data/own"} | entries | ({"ledger-path": str(path)} if named else {}))
     assert Store.begin(site) == path
     assert path.exists() is made
+
+
+def test_a_new_store_is_on_the_disk_by_its_name_and_so_is_its_folder(
+    umbel_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut that took it away would take the log too, and an empty store would forget what was spent."""
+    home, synced, fsync = umbel_home / "made" / "now", [], os.fsync
+    monkeypatch.setenv("UMBEL_HOME", str(home))
+
+    def look(descriptor: int) -> None:
+        folder = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((folder, [file.name for file in folder.iterdir() if not file.name.startswith(".")]))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    assert Store.begin(Site.of({"data-path": "/data/own"})) == home / "ledger.sqlite"
+    assert (home, ["ledger.sqlite"]) in synced
+    for folder, name in ((home.parent, "now"), (umbel_home, "made")):
+        assert (folder, [name]) in synced
+    assert umbel_home.parent in [folder for folder, _ in synced]
 
 
 # --- clients' names

@@ -22,7 +22,7 @@ from umbel.privacy.gate.reserve import Reserve
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import LedgerError, UmbelError
 from umbel.protocol.flower import log
-from umbel.protocol.home import free_text, is_full, make_home_of
+from umbel.protocol.home import free_text, is_full, make_home_of, sync
 from umbel.protocol.old_names import SETTINGS
 from umbel.protocol.run_config import RunConfig
 
@@ -327,6 +327,7 @@ def _make(path: Path) -> None:
                     _take_over(connection, path)
             with suppress(FileExistsError):
                 os.link(scratch, path)  # unlike a rename, this never replaces another process's file
+                sync(path.parent)
                 _set_aside(path)
         finally:
             scratch.unlink(missing_ok=True)
