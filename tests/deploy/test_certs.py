@@ -6,6 +6,7 @@ import os
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -20,6 +21,7 @@ from umbel.cli.main import app
 from umbel.deploy import certs
 from umbel.deploy.certs import make
 from umbel.protocol.errors import CertificateError
+from umbel.protocol.signatures import line_of, public_half, public_key
 
 PUBLIC = {"ca.crt", "server.crt", "site-1.pub"}
 
@@ -166,6 +168,42 @@ def test_a_key_that_is_at_the_site_is_not_made_again(folder: Path) -> None:
     (folder / "site-1").unlink()
     with raises(CertificateError, "certificate.key-at-site", "site-1.pub"):
         make(folder, [], ["site-1"])
+
+
+def test_a_node_whose_key_was_made_just_before_a_crash_gets_its_public_half(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = certs._write
+
+    def killed(file: Path, *rest: Any) -> None:
+        if file.suffix == ".pub":
+            raise KeyboardInterrupt
+        write(file, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(certs, "_write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make(folder, [], ["site-2"])
+    private = (folder / "site-2").read_bytes()
+    assert [file.name for file in make(folder, [], ["site-2"])] == ["site-2.pub"]
+    assert (folder / "site-2").read_bytes() == private
+    assert line_of(public_key("site-2", (folder / "site-2.pub").read_text())) == line_of(public_half(folder / "site-2"))
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_a_killed_process_leaves_nothing_in_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a power cut could leave an empty ca.key, and sites that trust no other authority."""
+    file, scratch, synced, fsync = tmp_path / "ca.key", tmp_path / f".ca.key.{os.getpid()}", [], os.fsync
+
+    def look(descriptor: int) -> None:
+        synced.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")), file.exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    scratch.write_bytes(b"half a k")
+    certs._write(file, b"key", 0o600, None)
+    assert (file.read_bytes(), synced) == (b"key", [(scratch, False), (tmp_path, True)])
 
 
 @pytest.mark.parametrize("file", ["ca.key", "ca.crt"])

@@ -24,12 +24,14 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.hazmat.primitives.serialization import load_pem_private_key as load_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import CertificateError
+from umbel.protocol.home import sync
+from umbel.protocol.signatures import line_of, public_half
 
 T = TypeVar("T")
 CA_DAYS, SERVER_DAYS, RENEW_DAYS = 3650, 365, 30
@@ -130,8 +132,8 @@ def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) ->
         if missing(node):
             key = ec.generate_private_key(ec.SECP384R1())
             write(node, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600, owner)
-            public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-            write(f"{node}.pub", public + f" {node}\n".encode())
+        if missing(f"{node}.pub"):
+            write(f"{node}.pub", f"{line_of(public_half(folder / node))} {node}\n".encode())
     return made
 
 
@@ -244,9 +246,10 @@ def _read(file: Path, load: Callable[[bytes], T]) -> T:
 
 
 def _write(file: Path, content: bytes, mode: int, reader: int | None) -> None:
-    """Write a file completely or not at all, and give it to `reader` if root writes it."""
+    """Write a file completely or not at all, to disk, and give it to `reader` if root writes it."""
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     try:
+        scratch.unlink(missing_ok=True)  # left by a process of that number that was killed
         descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as stream:
             os.fchmod(descriptor, mode)  # at any umask: a container must read public files
@@ -254,7 +257,10 @@ def _write(file: Path, content: bytes, mode: int, reader: int | None) -> None:
             if reader is not None and os.geteuid() == 0:
                 # A container mounts the file unchanged, and its user is not root.
                 os.fchown(descriptor, reader, reader)
+            stream.flush()
+            os.fsync(descriptor)
         scratch.replace(file)
+        sync(file.parent)
     finally:
         scratch.unlink(missing_ok=True)
 
