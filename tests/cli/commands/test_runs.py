@@ -118,6 +118,22 @@ def test_a_run_that_goes_on_is_not_removed(runs: list[str], umbel_home: Path) ->
     assert (umbel_home / "runs" / runs[0]).is_dir()
 
 
+def test_a_run_does_not_resume_while_it_is_removed(
+    runs: list[str], umbel_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [umbel_home / "runs" / run for run in runs[:2]]
+
+    def resumes(_: str) -> bool:
+        for path in filter(Path.exists, paths):
+            with raises(ConfigError, "config.run-held", path), RunFolder(path).held():
+                pass
+        return True
+
+    monkeypatch.setattr("umbel.cli.commands.runs.typer.confirm", resumes)
+    umbel("runs", "remove", *runs[:2], runs[0])
+    assert [path.name for path in (umbel_home / "runs").iterdir()] == runs[2:]
+
+
 def test_a_folder_with_more_than_a_run_is_not_removed(runs: list[str], umbel_home: Path) -> None:
     """Such as a home in which a run's config.toml lies."""
     path = umbel_home / "runs" / runs[0]

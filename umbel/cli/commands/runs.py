@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,7 +74,7 @@ def compare(
 ) -> None:
     """Print runs side by side: their results, and the settings in which they differ."""
     with errors_in_one_line(), reading("one of the runs"):
-        paths = list(dict.fromkeys(find_run(run).resolve() for run in runs))
+        paths = list(dict.fromkeys(map(find_run, runs)))
         if len(runs) < 2:
             fail("name two runs or more")
         from umbel.server.result import Result
@@ -101,15 +102,14 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete the folders of runs permanently."""
-    with errors_in_one_line():
-        paths = [find_run(run) for run in runs]
+    with errors_in_one_line(), ExitStack() as held:
+        paths = list(dict.fromkeys(map(find_run, runs)))
         for path in paths:
             # A run is a folder of files. A folder with subfolders holds more, which umbel must not delete.
             if more := next((one for one in path.iterdir() if one.is_symlink() or not one.is_file()), None):
                 text = f"{path} holds {more.name!r}, which is not part of a run; delete it by hand"
                 raise ConfigError(text, code="config.not-a-run-alone")
-            with RunFolder(path).held():  # or it is running
-                pass
+            held.enter_context(RunFolder(path).held())  # so that it neither runs nor resumes
         for path in paths:
             if yes or typer.confirm(f"Delete {path}?"):
                 shutil.rmtree(path)
