@@ -53,6 +53,21 @@ def test_history_is_a_table_in_the_datas_units(kept: Path) -> None:
     assert "Paper's budget" in run.privacy[-1]
 
 
+def test_a_run_that_goes_on_while_it_is_shown_is_not_damaged(kept: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(kept, tmp_path / "run")
+    run = umbel.load(path)
+    last = json.loads((path / "history.jsonl").read_text().splitlines()[-1])
+    assert len(run.history) == last["number"]
+    often = last["max_participations"] + 9
+    for name, line in (
+        ("history.jsonl", last | {"number": last["number"] + 1, "max_participations": often}),
+        ("participations.jsonl", {"0": 9}),
+    ):
+        with (path / name).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    assert run.privacy == umbel.load(path).privacy != umbel.load(kept).privacy
+
+
 def test_the_loss_is_that_of_the_hypotheses_that_are_kept(kept: Path, tmp_path: Path) -> None:
     # Where their number was chosen or split, an earlier round of more of them may have scored better.
     entries = [json.loads(line) for line in (kept / "history.jsonl").read_text().splitlines()]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from tests.helpers.disk import Killed, kill_when
 from tests.helpers.history import a_round
+from umbel.protocol.arrays import Arrays
 from umbel.protocol.home import write_atomically
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.tasks import Hosting
@@ -272,6 +273,24 @@ def test_latest_is_as_it_was_written_or_not_read(folder: RunFolder, state: State
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match=r"latest\.safetensors has been changed"):
         folder.read(NAMES)
+
+
+def test_a_run_that_goes_on_is_read_as_it_was_after_one_of_its_rounds(
+    folder: RunFolder, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.write_round(state, np.array([1]), ONE, {})
+    read_best = RunFolder.read_best
+
+    def meanwhile(reader: RunFolder) -> Arrays:
+        state.hypotheses = {name: value + 1 for name, value in LATEST.items()}
+        state.history.append(a_round(3))
+        folder.write_round(state, np.array([2]), ONE, {})
+        return read_best(reader)
+
+    monkeypatch.setattr(RunFolder, "read_best", meanwhile)
+    read, _, _ = RunFolder(folder.path).read(NAMES)
+    assert [one.number for one in read.history] == [1, 2]
+    np.testing.assert_array_equal(read.hypotheses["fc.bias"], LATEST["fc.bias"])
 
 
 # --- what grows

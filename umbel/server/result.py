@@ -19,7 +19,7 @@ from umbel.models.model import Model
 from umbel.models.prior import Prior
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import MAX_HYPOTHESES
-from umbel.server.history import shares_of
+from umbel.server.history import Round, shares_of
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup, check_hypotheses
 from umbel.server.summary import Summary
@@ -68,10 +68,7 @@ class Result:
 
         See `umbel.server.history.Round` for the columns.
         """
-        rounds = RunFolder(self.path).read_history() if (self.path / "history.jsonl").exists() else []
-        if not rounds:
-            raise ConfigError(f"{self.path} holds no run that finished a round", code="config.no-run")
-        found = pd.DataFrame(map(asdict, rounds)).set_index("number")
+        found = pd.DataFrame(map(asdict, self._rounds())).set_index("number")
         factor, _ = self._summary.scale
         measured = ["loss", "metric"]
         found[measured] = found[measured].astype(float) * (factor or 1.0)
@@ -150,15 +147,22 @@ class Result:
         """The cost to clients, in words: the guarantee, and the paper's budget, a heuristic."""
         return self._summary.privacy_lines(*self._often)
 
+    def _rounds(self) -> list[Round]:
+        rounds = RunFolder(self.path).read_history() if (self.path / "history.jsonl").exists() else []
+        if not rounds:
+            raise ConfigError(f"{self.path} holds no run that finished a round", code="config.no-run")
+        return rounds
+
     @property
     def _often(self) -> tuple[float, int, int]:
-        last = self.history.iloc[-1]
-        exact = int(self.history["exact_reports"].max())
-        folder, most = RunFolder(self.path), int(last["max_participations"])
+        folder = RunFolder(self.path)
         spent = folder.read_participations() if (self.path / "participations.jsonl").exists() else {}
-        if (more := max(spent.values(), default=0)) > most:
+        # A run that goes on writes them after the round's line in the history, so they are read first.
+        rounds = self._rounds()
+        last, exact = rounds[-1], max(entry.exact_reports for entry in rounds)
+        if (more := max(spent.values(), default=0)) > (most := last.max_participations):
             raise ValueError(f"a client released {more} times by participations.jsonl, and {most} by history.jsonl")
-        return float(last["median_participations"]), most, exact
+        return float(last.median_participations), most, exact
 
     @property
     def parameters(self) -> dict[str, NDArray[np.float32]]:

@@ -333,9 +333,7 @@ class RunFolder:
         ValueError
             If its files do not match.
         """
-        latest_arrays, best = self._arrays("latest"), self.read_best()
-        with safetensors.safe_open(self.path / "latest.safetensors", "numpy") as latest:
-            metadata = latest.metadata() or {}
+        (latest_arrays, metadata), best = self._opened("latest"), self.read_best()
         number, *digests = metadata["rounds"].split(" ")
         if len(digests) != 2 or digests[0] != _digest(latest_arrays, number):
             raise ValueError("latest.safetensors has been changed")
@@ -410,10 +408,16 @@ class RunFolder:
         return (self.path / name).read_text(encoding="utf-8")
 
     def _arrays(self, name: str) -> Arrays:
+        return self._opened(name)[0]
+
+    def _opened(self, name: str) -> tuple[Arrays, dict[str, str]]:
+        """Return a file's arrays and metadata, of one version, since a run that goes on replaces it."""
         path = self.path / f"{name}.safetensors"
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing")
-        return safetensors.numpy.load_file(path)
+        with safetensors.safe_open(path, "numpy") as file:
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
 
 
 def _read_lines(path: Path, read: Callable[[str, int], T], finished: int = 0) -> list[T]:
