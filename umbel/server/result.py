@@ -157,7 +157,7 @@ class Result:
     def _often(self) -> tuple[float, int, int]:
         folder = RunFolder(self.path)
         spent = folder.read_participations() if (self.path / "participations.jsonl").exists() else {}
-        # A run that goes on writes them after the round's line in the history, so they are read first.
+        # A run writes them after the round's line in the history, so they are read first.
         rounds = self._rounds()
         last, exact = rounds[-1], max(entry.exact_reports for entry in rounds)
         if (more := max(spent.values(), default=0)) > (most := last.max_participations):

@@ -411,7 +411,7 @@ class RunFolder:
         return self._opened(name)[0]
 
     def _opened(self, name: str) -> tuple[Arrays, dict[str, str]]:
-        """Return a file's arrays and metadata, of one version, since a run that goes on replaces it."""
+        """Return arrays and metadata of the same version of a file: a run replaces it while others read."""
         path = self.path / f"{name}.safetensors"
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing")

@@ -34,7 +34,7 @@ from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import FIRST, Entry, SiteLog, from_ranges, in_ranges, outline
 from umbel.privacy.gate.store import beside
 from umbel.protocol.clients import ClientInDataset
-from umbel.protocol.errors import DatasetError, LogError, ProtocolError, Refused
+from umbel.protocol.errors import DatasetError, DiskError, LogError, ProtocolError, Refused
 from umbel.protocol.messages import keep_request, query, training_in
 from umbel.protocol.records import pack
 from umbel.protocol.release import Clipping, Kind, Release
@@ -296,6 +296,24 @@ def test_a_damaged_log_is_set_aside_and_the_new_one_names_it(log: SiteLog) -> No
     first, second = log.lines()
     assert (first["decision"], second["decision"]) == ("set aside", "answered")
     assert f"the previous log is {aside.name}, SHA-256 " in first["reason"]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_log_is_set_aside_in_one_step(step: str, log: SiteLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a line, a new log would know neither the previous one nor its charges."""
+    add(log)
+    before = log.path.read_bytes()
+    with monkeypatch.context() as patched:
+        full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        patched.setattr(*((os, "fsync") if step == "fsync" else (Path, "replace")), full)
+        with raises(DiskError, "disk.full", log.path):
+            log.set_aside()
+    assert [file.name for file in log.path.parent.glob("*.jsonl")] == [log.path.name]
+    assert log.path.read_bytes() == before
+    aside = log.set_aside()
+    assert aside.read_bytes() == before
+    [line] = log.lines()
+    assert aside.name in line["reason"]
 
 
 def test_a_log_that_has_charges_which_the_ledger_lacks_is_not_set_aside(

@@ -318,9 +318,15 @@ class SiteLog:
                 last, _ = self._last(file)
             self.check_in_ledger(last)
             old = sha256(os.pread(file, os.fstat(file).st_size, 0)).hexdigest()
-            os.rename(self.path, aside)
-        reason = f"the previous log is {aside.name}, SHA-256 {old}"
-        self._append(Entry(message="log", reasons=[reason]).line(Decision.SET_ASIDE))
+            entry = Entry(message="log", reasons=[f"the previous log is {aside.name}, SHA-256 {old}"])
+            os.link(self.path, aside)
+            try:
+                # In one step: a log that does not name the previous one would know nothing of its charges.
+                write_atomically(self.path, self._placed(entry.line(Decision.SET_ASIDE), None), private=True)
+            finally:
+                if os.path.samefile(self.path, aside):
+                    aside.unlink()
+            sync(self.path.parent)
         return aside
 
     @contextmanager
@@ -347,16 +353,10 @@ class SiteLog:
 
     def _add(self, file: int, line: Line) -> None:
         last, size = self._last(file)
-        if line["decision"] not in (Decision.RESTORED, Decision.SET_ASIDE):
+        if line["decision"] != Decision.RESTORED:
             # Otherwise this line, with the charges of an older ledger, would hide what the last one records.
             self.check_in_ledger(last)
-        number, before = (last["number"], last["hash"]) if last else (0, FIRST)
-        charges, charge = Store(self.ledger).hash_of() if self.ledger.exists() else (0, "")
-        policy = {"policy": self._policy} if self._policy else {}
-        placed = {"number": number + 1, **line, **policy, "charges": charges, "charge": charge, "previous": before}
-        # Strict JSON: `outline` leaves no number that JSON lacks.
-        body = json.dumps(placed, separators=(",", ":"), allow_nan=False).encode()[:-1]
-        text = body + _END + sha256(body).hexdigest().encode() + b'"}\n'
+        text = self._placed(line, last)
         if size < os.fstat(file).st_size:
             log(
                 WARNING,
@@ -371,6 +371,16 @@ class SiteLog:
             if not (is_full(error) and self.reserve.drop()):
                 raise
             _write(file, text, size)
+
+    def _placed(self, line: Line, last: Line | None) -> bytes:
+        """Return a line's text with its place in the log, after the `last` one, and in the ledger."""
+        number, before = (last["number"], last["hash"]) if last else (0, FIRST)
+        charges, charge = Store(self.ledger).hash_of() if self.ledger.exists() else (0, "")
+        policy = {"policy": self._policy} if self._policy else {}
+        placed = {"number": number + 1, **line, **policy, "charges": charges, "charge": charge, "previous": before}
+        # Strict JSON: `outline` leaves no number that JSON lacks.
+        body = json.dumps(placed, separators=(",", ":"), allow_nan=False).encode()[:-1]
+        return body + _END + sha256(body).hexdigest().encode() + b'"}\n'
 
     def _last(self, file: int) -> tuple[Line | None, int]:
         """Return the last complete line, if there is one, and its end in the file."""
@@ -395,6 +405,8 @@ class SiteLog:
             yield
         except FileNotFoundError as error:
             raise LogError(f"there is no log {self.path}, or no folder for it", code="log.missing") from error
+        except DiskError:
+            raise
         except (OSError, ValueError) as error:
             if full := disk_error(error, self.path):
                 raise full from error
