@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,8 @@ def test_a_run_that_is_killed_goes_on_and_ends_as_if_it_had_not_been(
 ) -> None:
     config = run_config("synthetic", rounds=60, patience=0, seed=3)
     whole = resumable(config)
+    assert whole.saved_in is not None
+    shutil.rmtree(whole.saved_in)
 
     class Killed(BaseException):
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,12 +24,22 @@ from tests.helpers.clusters import cluster
 from tests.helpers.errors import raises
 from tests.helpers.sources import ROOT
 from umbel.data import find_dataset, open_dataset, write_dataset
-from umbel.protocol.errors import SweepError
+from umbel.protocol.errors import DiskError, SweepError
 from umbel.protocol.home import private_scratch
 from umbel.research.experiments import drift, frontier, synthetic
 from umbel.research.experiments.__main__ import app
 from umbel.research.experiments.runs import Finished, Spec, finish
-from umbel.research.experiments.sweep import Result, _digest, _pack, _unpack, made_by, sweep, unpack
+from umbel.research.experiments.sweep import (
+    Result,
+    _attempt,
+    _digest,
+    _pack,
+    _unpack,
+    made_by,
+    resumable,
+    sweep,
+    unpack,
+)
 from umbel.research.experiments.tables import page
 from umbel.simulation.in_process import run_config
 
@@ -49,6 +61,26 @@ def test_each_run_leaves_what_a_run_of_the_app_leaves(in_process: list[str], tmp
     assert result.trace.keys() == finished.trace.keys()
     for name, kept in result.trace.items():
         np.testing.assert_array_equal(kept, finished.trace[name])
+
+
+def test_a_long_run_could_resume_until_its_result_is_saved(
+    umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a full disk would cost the hours that it took."""
+    spec = Spec("long", run_config("synthetic", rounds=1))
+    finished = resumable(spec.config)
+    assert finished.saved_in is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        with raises(DiskError, "disk.full", tmp_path):
+            SAVE(spec, finished, "", tmp_path, resumable)
+    assert finished.saved_in.is_dir()
+    SAVE(spec, finished, "", tmp_path, resumable)
+    assert not finished.saved_in.exists()
+    elsewhere, _ = _attempt(resumable, spec.config, _pack(find_dataset("synthetic")))
+    assert elsewhere is not None
+    assert elsewhere.saved_in is not None
+    assert not elsewhere.saved_in.exists(), "another machine saves it"
 
 
 def test_what_is_done_is_not_done_again(in_process: list[str], tmp_path: Path) -> None:

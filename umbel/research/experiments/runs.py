@@ -61,6 +61,7 @@ class Finished:
     kept: Arrays = field(default_factory=dict)  # the strategy's state
     trace: Arrays = field(default_factory=dict)  # see `Trace.arrays`
     sections: tuple[Section, ...] = ()  # of the report, from observers
+    saved_in: Path | None = None  # the folder from which it would resume
 
 
 class Trace(Observer):
@@ -128,7 +129,7 @@ def finish(config: Mapping[str, Any], nodes: int = 1, saved_in: Path | None = No
         "last": measure(model, dataset, state.hypotheses, setup.config),
     }
     sections = tuple(section for observer in run.observers if (section := observer.section()) is not None)
-    return Finished(measures, state, spent, release, run.strategy.state, trace.arrays, sections)
+    return Finished(measures, state, spent, release, run.strategy.state, trace.arrays, sections, saved_in)
 
 
 def made_own(setup: Setup, state: State, how: Personal, kept: Arrays | None = None) -> dict[str, dict[str, float]]:

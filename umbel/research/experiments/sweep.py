@@ -122,12 +122,10 @@ def sweep(
 
 
 def resumable(config: Mapping[str, Any]) -> Finished:
-    """Do a long run, or the rest of a stopped one; see `finish`."""
+    """Do a long run, or the rest of a stopped one; see `finish`. It could resume until its sweep has saved it."""
     what = json.dumps([dict(config), made_by(config, resumable)], sort_keys=True)
     folder = umbel_home() / "experiments" / "unfinished" / hashlib.sha256(what.encode()).hexdigest()[:16]
-    finished = finish(config, saved_in=folder)
-    shutil.rmtree(folder)
-    return finished
+    return finish(config, saved_in=folder)
 
 
 def done(specs: Sequence[Spec], folder: Path, task: Task = finish, keep: bool = False) -> list[Result]:
@@ -233,7 +231,11 @@ def _work(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Fi
 def _attempt(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Finished | None, str]:
     """Do a run; return its result, or the reason of its failure."""
     try:
-        return task(config if data is None else {**config, "dataset": str(_unpack(data))}), ""
+        if data is None:
+            return task(config), ""
+        finished = task({**config, "dataset": str(_unpack(data))})
+        _forget(finished)  # here: the sweep is on another machine
+        return finished, ""
     except Exception:
         return None, traceback.format_exc()
 
@@ -282,7 +284,14 @@ def _save(spec: Spec, finished: Finished | None, error: str, folder: Path, task:
     document = {"made_by": by, "config": spec.config, "measures": finished.measures}
     write_atomically(path / _RESULT, json.dumps(document, indent=1).encode())
     failure.unlink(missing_ok=True)
+    _forget(finished)
     return Result(spec, finished.measures, path, code=by["code"])
+
+
+def _forget(finished: Finished) -> None:
+    """Remove what a run would need to resume."""
+    if finished.saved_in is not None:
+        shutil.rmtree(finished.saved_in, ignore_errors=True)
 
 
 def _read(spec: Spec, folder: Path, task: Task, keep: bool) -> Result | None:
