@@ -8,6 +8,7 @@ import tempfile
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,6 +91,24 @@ def test_a_dataset_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
     write_dataset(folder, manifest(1, 0), np.ones((2, 3), np.float32), np.ones(2, np.float32), np.array([0, 2]))
     assert {*synced[:-2]} == {file.name for file in folder.iterdir()}
     assert synced[-2:] == ["new", folder.parent.name]
+
+
+def test_a_dataset_that_is_replaced_while_it_is_opened_is_not_mixed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of the one with targets of the other would have the right shapes."""
+    opened, open_array = [], np.lib.format.open_memmap
+
+    def look(file: Path, **how: Any) -> Any:
+        opened.append(file.stem)
+        if opened == ["features", "targets"]:
+            write_dataset(folder, MANIFEST, FEATURES + 1, TARGETS + 1, OFFSETS)
+        return open_array(file, **how)
+
+    monkeypatch.setattr(np.lib.format, "open_memmap", look)
+    found = open_dataset(folder)
+    np.testing.assert_array_equal(found.features, FEATURES + 1)
+    np.testing.assert_array_equal(found.targets, TARGETS + 1)
 
 
 @pytest.mark.parametrize(

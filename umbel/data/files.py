@@ -50,6 +50,11 @@ def read_manifest_of_run(run: Path) -> Manifest | None:
 
 
 def open_folder(folder: Path) -> Dataset:
+    """Return the dataset in a folder. If another takes its place meanwhile, it is that one, and no part of the first.
+
+    Errors are those of `umbel.data.find.open_dataset`.
+    """
+    first = folder.stat()
     manifest = Manifest.read(read_json(folder / "manifest.json"), folder / "manifest.json")
     if strange := special_file(folder):
         raise DatasetError(f"{strange} is not a file; delete it", code="data.unreadable")
@@ -63,7 +68,10 @@ def open_folder(folder: Path) -> Dataset:
             raise DatasetError(f"{file} is missing; write the dataset again", code="data.no-file") from None
         except Exception as error:  # NumPy raises many kinds for a bad header
             raise DatasetError(f"{file} is not a plain .npy array: {error}", code="data.unreadable") from None
-    return Dataset(manifest, arrays["features"], arrays["targets"], arrays["offsets"], _read_names(folder))
+    names = _read_names(folder)
+    if not os.path.samestat(first, folder.stat()):
+        return open_folder(folder)
+    return Dataset(manifest, arrays["features"], arrays["targets"], arrays["offsets"], names)
 
 
 def _read_names(folder: Path) -> list[str]:
