@@ -80,7 +80,7 @@ def test_what_every_client_spent_is_as_it_was(path: Path, expected: dict[str, An
         assert words_of(paper_spent(account)) == told["paper"]
         for delta, epsilon in told["epsilon"].items():
             found = guarantee(account, float(delta))
-            assert (found and found.epsilon) == (epsilon if epsilon is None else pytest.approx(epsilon, rel=1e-12))
+            assert (found and found.epsilon) == (epsilon if epsilon is None else pytest.approx(epsilon, rel=1e-9))
         assert (words_of(pure_spent(account)) if guarantee(account) else "none") == told["pure"]
     with sqlite3.connect(path) as connection:
         [(charges, head)] = connection.execute("SELECT charges, hash FROM head").fetchall()
