@@ -26,9 +26,12 @@ from umbel.privacy.accounting.guarantee import guarantee, secure_release, site_r
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.gate.policy import Personal, Policy
 from umbel.protocol import old_names
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.old_names import PACKAGES, SETTINGS
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
+from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.research.experiments.__main__ import app
+from umbel.server.setup import Setup
 
 DOCS = ROOT / "docs"
 PRE_COMMIT = ROOT / ".pre-commit-config.yaml"
@@ -277,6 +280,19 @@ def test_every_strategy_stands_in_the_docs_with_its_options_and_their_defaults()
         assert rows[name][0].strip("`") == (options or "none"), name
 
 
+def test_the_docs_name_the_strategies_that_cannot_choose_the_number_of_hypotheses() -> None:
+    page = " ".join((DOCS / "guides" / "strategies.md").read_text(encoding="utf-8").split())
+    [said] = re.findall(r"one hypothesis\. (`[^.]*) refuse `\"auto\"`\.", page)
+    refused = set()
+    for name in strategies.STRATEGIES:
+        mechanism = "discrete-gaussian" if name == "secure-average" else "laplace"
+        try:
+            Setup.parse(RunConfig(strategy=name, hypotheses=AUTO, mechanism=mechanism).entries())
+        except ConfigError as error:
+            refused |= {name} if error.code == "config.hypotheses" else set()
+    assert {*re.findall(r"`([\w-]+)`", said)} == refused
+
+
 def test_every_experiment_stands_in_the_docs() -> None:
     page = (DOCS / "papers" / "experiments.md").read_text(encoding="utf-8")
     names = {command.name for command in app.registered_commands} - {"page", "pack", "unpack"}
@@ -337,6 +353,15 @@ def test_the_figures_in_the_readme_are_those_of_saved_results() -> None:
     groups = error(number, "client release, k = 3", "epsilon 4", own)
     one = error(number, "k = 1", "epsilon 4", own)
     assert f"error of {groups} dollars, and one model {one}" in readme
+    compared = " ".join((DOCS / "how" / "compared.md").read_text(encoding="utf-8").split())
+    assert (
+        'all made each hospital\'s own; the figures of groups from the rows "client release, k = 3" and "k = 1".'
+        in compared
+    )
+    # Otherwise the longer training would count as a gain by groups.
+    page = " ".join((DOCS / "papers" / "reproduce.md").read_text(encoding="utf-8").split())
+    [alike] = re.findall(r"train for 40 local epochs, .* With 20, as the others, they have (\d+)\.", page)
+    assert f"Trained alike, the three have {alike}." in readme
     assert f"The default limit is ε {Policy.model_fields['budget'].default:g}." in readme
     shown = [row for row in table("attacks.md", "| setting | claimed, pure | shown | claimed at 10⁻⁵ | shown |")]
     assert ["4", "3.85"] in [row[1:3] for row in shown]

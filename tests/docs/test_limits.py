@@ -11,17 +11,23 @@ import pytest
 from tests.helpers.sources import ROOT
 from umbel.cli.commands import sign
 from umbel.client import dp_sgd
+from umbel.client.personal.auto import CLASS_PREFERENCES, PREFERENCES
 from umbel.client.row_gradients import SLACK
 from umbel.deploy import certs, guard, relay
 from umbel.deploy.connections import BoundedConnection, Door
+from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate import runs
 from umbel.privacy.gate.policy import Policy
 from umbel.protocol import flower, home, messages
-from umbel.protocol.release import NOISE_STEPS
+from umbel.protocol.release import NOISE_STEPS, Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import LEAST_ROW_RATE, ROW_CLIP_NORMS
 from umbel.research.attacks.defences import probes, report
 from umbel.server.nodes import bounds, presence, words
+from umbel.simulation import planner
+from umbel.simulation.baselines import LOCAL_EPOCHS
+from umbel.simulation.proxy import ROWS
+from umbel.simulation.worth.ways import SMALLER
 
 
 def default(name: str) -> Any:
@@ -36,11 +42,26 @@ def option(command: Any, name: str) -> Any:
 
 def power(value: float) -> str:
     """Return a power of ten as pages write it."""
-    return "10" + str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return "10" + raised(round(math.log10(value)))
+
+
+def raised(value: float) -> str:
+    """Return an exponent as pages write it."""
+    return f"{value:g}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def quickstart(nu: float) -> float:
+    """Return the epsilon at delta 1e-5 that a client of examples/quickstart spends in four rounds."""
+    release = Release(Kind.TRAIN, 12, nu, Clipping.PUBLIC, mechanism="gaussian", hypotheses=1)
+    found = guarantee({release: 4}, 1e-5)
+    assert found is not None
+    return found.epsilon
 
 
 RUN, SITES = RunConfig(), "guides/deployment.md"
 HEAD_S = BoundedConnection.head_seconds
+SQUARED, OTHERS = PREFERENCES, CLASS_PREFERENCES
+STEPS = [f"1/{one}" for one in SMALLER[1:]]
 SAID: list[tuple[str, str]] = [
     ("how/privacy.md", f"stops at a pure ε of {default('budget'):g} per client"),
     ("how/privacy.md", f"A run's {default('max_evaluations'):,} losses (`max-evaluations`)"),
@@ -52,6 +73,16 @@ SAID: list[tuple[str, str]] = [
     ("how/guarantee.md", f"C outside {power(ROW_CLIP_NORMS[0])} to {power(ROW_CLIP_NORMS[1])}"),
     ("how/guarantee.md", f"or q below {power(LEAST_ROW_RATE)}, are refused"),
     ("how/guarantee.md", f"until the noise spans at least {NOISE_STEPS} steps"),
+    ("how/guarantee.md", f"The plan tries schedules on made-up clients of {ROWS} rows."),
+    ("how/guarantee.md", {0.25: "less than a quarter of the gain"}.get(planner._LEARNT, "?")),
+    ("how/guarantee.md", f"if the noise is over {planner._DROWNED:g} times as long as all steps"),
+    ("guides/gate.md", f"Each client has then spent an epsilon of {quickstart(2.0):.3f} at a delta of 1e-5"),
+    ("guides/gate.md", f"With twice the noise, epsilon is {quickstart(4.0):.2f}"),
+    ("guides/strategies.md", f"`calibrate` needs a factor of e^{SQUARED['calibrate']:g}".replace("^0.", "^.")),
+    ("guides/strategies.md", f"`no` of e{raised(SQUARED['no'])} and training of e{raised(SQUARED['tuned'])}"),
+    ("guides/strategies.md", f"training needs a factor of e{raised(OTHERS['tuned'])} against `no`"),
+    ("guides/strategies.md", f"and all else of e{raised(OTHERS['mixture'])}"),
+    ("guides/worth.md", f"{LOCAL_EPOCHS} epochs at the run's step size, or at {', '.join(STEPS[:-1])} or {STEPS[-1]}"),
     ("guides/hostile.md", {10**6: "by default a million"}.get(RUN.max_clients_per_node, "?")),
     ("guides/hostile.md", f"By default it is {RUN.max_node_share:g}"),
     ("guides/hostile.md", f"the default is {bounds.LARGEST_UPDATE:,.0f}"),

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
 
 import pytest
 
 from tests.helpers.errors import raises
 from tests.helpers.sources import ROOT
+from umbel.cli.commands import plan
+from umbel.models import LOSSES, METRICS, MODELS, SIZED
+from umbel.privacy.gate.policy import Policy
+from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, ClipSchedule, NoisePer, RowPrivacy
+from umbel.protocol.rules import Settings
 from umbel.protocol.run_config import RunConfig
+from umbel.research.attacks.__main__ import audit_command
+from umbel.strategies import STRATEGIES
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
@@ -37,6 +46,24 @@ def test_every_key_has_a_help_of_one_line() -> None:
     for name, _, _, help in RunConfig.table():
         assert help, name
         assert "\n" not in help, name
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "known"),
+    [
+        (RunConfig, "strategy", STRATEGIES), (RunConfig, "model", MODELS | SIZED), (RunConfig, "loss", LOSSES),
+        (RunConfig, "metric", METRICS), (RunConfig, "mechanism", MECHANISMS), (Policy, "mechanisms", MECHANISMS),
+    ],
+)  # fmt: skip
+def test_a_help_names_all_that_comes_along(settings: type[Settings], key: str, known: Mapping[str, Any]) -> None:
+    [help] = [help for name, _, _, help in settings.table() if name == key]
+    assert known.keys() <= {*re.findall(r"[\w-]+", help)}
+
+
+@pytest.mark.parametrize("command", [plan.command, audit_command])
+def test_a_command_names_all_mechanisms(command: Callable[..., None]) -> None:
+    [option] = get_type_hints(command, include_extras=True)["mechanism"].__metadata__
+    assert MECHANISMS.keys() <= {*re.findall(r"[\w-]+", option.help)}
 
 
 def test_entries_are_plain_values_that_come_back() -> None:

@@ -11,6 +11,8 @@ _SHORTEST, _REPLY = 0.5, 0.1
 # The pause as a multiple of the time that a look took, and its maximum in seconds. An idle server replies within some
 # hundredths of a second.
 _RESTS, _LONGEST = 20.0, 10.0
+# Flower's pause between two looks for a message; its pauses for a reply are shorter.
+_FLOWERS = 3.0
 
 
 def pause(waited: float, shortest: float = 0.01, longest: float = 0.5) -> float:
@@ -22,13 +24,10 @@ def pause(waited: float, shortest: float = 0.01, longest: float = 0.5) -> float:
 
 
 class Pace:
-    """Replaces the SuperNode's waiting times, in seconds of a clock.
+    """Replaces the SuperNode's waiting times, in seconds of a clock."""
 
-    `longest` is Flower's pause between two looks for a message; its pauses for a reply are shorter.
-    """
-
-    def __init__(self, longest: float = 3.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._longest, self._clock = longest, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._last = clock()
         self._woke: float | None = None  # start of the look that ends with the next wait
         self._took = 0.0  # duration of the look before that
@@ -36,7 +35,7 @@ class Pace:
     def seconds(self, flowers_own: float) -> float:
         """Return the seconds to wait where Flower would wait `flowers_own`."""
         now = self._clock()
-        if flowers_own < self._longest:
+        if flowers_own < _FLOWERS:
             # Flower waits for the reply to a message, and then sends it.
             self._last, self._woke = now, None
             return min(_REPLY, flowers_own)

@@ -76,7 +76,7 @@ class RunConfig(Settings):
     strategy: str = Field(
         "group-privacy",
         description="group-privacy, site-average, secure-average, trimmed-mean, geometric-median, fedavg, fedavgm, "
-        "fedadam, fedyogi, fedadagrad, ifca, cfl, recommender, flower:Class for a strategy of Flower, or "
+        "fedadam, fedyogi, fedadagrad, ifca, cfl, r-dpcfl, recommender, flower:Class for a strategy of Flower, or "
         "package.module:Class",
     )
     strategy_options: str = Field("", description='options of the strategy, as "name=value name=value"')
@@ -176,7 +176,8 @@ class RunConfig(Settings):
         description="nu, noise per unit of clip norm; 0 for no noise, in simulation or if protect is rows",
     )
     mechanism: str = Field(
-        TrainingSpec.mechanism, description="noise mechanism: laplace, gaussian, or package.module:Class"
+        TrainingSpec.mechanism,
+        description="noise mechanism: laplace, gaussian, discrete-gaussian, or package.module:Class",
     )
     choice_epsilon: Number = Field(
         TrainingSpec.choice_epsilon,

@@ -26,7 +26,7 @@ from umbel.privacy.gate.own_app import local_result
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
-from umbel.protocol.errors import RelayError, SiteError
+from umbel.protocol.errors import Refused, RelayError, SiteError
 from umbel.protocol.messages import assigned_in, submissions_in
 from umbel.protocol.release import Kind
 
@@ -155,7 +155,7 @@ def test_the_largest_minimum_counts(entries: dict[str, Any], relay: Served) -> N
     """The server asks for batches of nine, the site for four, the relay for two, and five releases come."""
     server = Server()
     through_gate(request(server, least=9), of_node(entries), handler)
-    with pytest.raises(Exception, match="too-few"):
+    with raises(RelayError, "relay.too-few"):
         read(relay, server)
 
 
@@ -239,7 +239,7 @@ def test_nothing_goes_to_the_relay_that_is_not_on_record(
     with monkeypatch.context() as patch:
         patch.setattr("umbel.privacy.gate.site_log.SiteLog.answered", _full)
         assert refused(through_gate(request(server), of_node(entries), handler))
-    with pytest.raises(Exception, match="too-few"):
+    with raises(RelayError, "relay.too-few"):
         read(relay, server)
 
 
@@ -303,5 +303,5 @@ def test_no_other_way_through_the_gate_releases_anonymously() -> None:
         patch.setattr(gate.Passage, "train_anonymously", keeps)
         through_gate(content, context, handler)
     [(passage, task)] = found
-    with pytest.raises(Exception, match="anonymous releases do not leave in a reply"):
+    with raises(Refused, "refused.anonymous"):
         passage.train(task)

@@ -75,7 +75,8 @@ def command(
         ),
     ] = None,
     mechanism: Annotated[
-        str | None, typer.Option(help="laplace, gaussian, or package.module:Class.", show_default="laplace")
+        str | None,
+        typer.Option(help="laplace, gaussian, discrete-gaussian, or package.module:Class.", show_default="laplace"),
     ] = None,
     delta: Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (epsilon, delta) guarantee.")] = DELTA,
     anonymous: Annotated[

@@ -198,7 +198,9 @@ class Policy(Settings):
         description="largest choice-epsilon that the site accepts; a finite one refuses choices without randomisation",
     )
     mechanisms: Text = Field(
-        LAPLACE, description="accepted noise mechanisms, separated by spaces: laplace, gaussian, package.module:Class"
+        LAPLACE,
+        description="accepted noise mechanisms, separated by spaces: laplace, gaussian, discrete-gaussian, "
+        "package.module:Class",
     )
     max_local_epochs: Unlimited = Field(100, ge=1, description="maximum local epochs of a round")
     max_local_steps: Unlimited = Field(1000, ge=1, description="maximum local steps of a round")

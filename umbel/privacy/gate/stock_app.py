@@ -70,7 +70,7 @@ class Gate:
     clip_norm : float
         The public Euclidean norm to which an update is clipped.
     mechanism : str
-        ``laplace``, ``gaussian``, or ``package.module:Class``.
+        ``laplace``, ``gaussian``, ``discrete-gaussian``, or ``package.module:Class``.
     budget, delta : float, optional
         Maximum epsilon between any two data sets of a client, over all its releases in all runs, and its
         delta, for sites that set no budget themselves. None for no limit.

@@ -185,7 +185,9 @@ def audit_command(
         int | None, typer.Option(min=1, help="n; with --noise-multiplier, audit only this setting.")
     ] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="nu; above 0.")] = None,
-    mechanism: Annotated[str, typer.Option(help="laplace, gaussian, or package.module:Class.")] = LAPLACE,
+    mechanism: Annotated[
+        str, typer.Option(help="laplace, gaussian, discrete-gaussian, or package.module:Class.")
+    ] = LAPLACE,
     hypotheses: Annotated[int, typer.Option(min=1, help="k.")] = 1,
     choice_epsilon: Annotated[float, typer.Option(min=0, help="Epsilon of the randomised choice.")] = 0.0,
     report_noise_multiplier: Annotated[

@@ -30,6 +30,8 @@ _DEAD = -1.0
 _GAIN = 30.0  # of a feature over the payment, squared: less than about 1/1000 of the payment remains
 _LIFT = 2.0  # keeps the unit of a feature above 0
 _APART = 200.0  # between hypotheses, in standard deviations of the noise of a component
+_MANY_EPOCHS = 99  # of a client with a single row; with an odd number no client ends where it began
+_FITS = 30  # iterations that fit rows to an update
 
 
 @dataclass(frozen=True)
@@ -107,15 +109,12 @@ def whole_probe(centres: Matrix, epochs: int, step_size: float, threshold: float
     return Probe(hypotheses, epochs, step_size)
 
 
-def single_row_probe(known: Hospitals, epochs: int = 99) -> Probe:
-    """Return constants over the range of payments, which end near the payment of a client's only row.
-
-    With an odd number of epochs no client ends where it began.
-    """
+def single_row_probe(known: Hospitals) -> Probe:
+    """Return constants over the range of payments, which end near the payment of a client's only row."""
     edges = np.linspace(0.9 * known.payments.min(), 1.1 * known.payments.max(), OPEN + 1)
     centres, half = (edges[1:] + edges[:-1]) / 2, float(edges[1] - edges[0]) / 2
     # A step moves a constant by the step size times about 3, the squared length of its gradient.
-    return whole_probe(centres, epochs, half / (2.5 * epochs), None).marked(1.0)
+    return whole_probe(centres, _MANY_EPOCHS, half / (2.5 * _MANY_EPOCHS), None).marked(1.0)
 
 
 def read_row(probe: Probe, releases: Matrix) -> Hospitals:
@@ -140,7 +139,7 @@ def all_rows_probe(known: Hospitals) -> Probe:
     return whole_probe(np.array([0.5 * float(known.payments.min())]), 5, 0.05, threshold)
 
 
-def fit_rows(probe: Probe, updates: Matrix, candidates: Hospitals, rounds: int = 30) -> Hospitals:
+def fit_rows(probe: Probe, updates: Matrix, candidates: Hospitals) -> Hospitals:
     """Return the hospitals whose training gives these updates (m, 11), by Levenberg and Marquardt's method.
 
     It starts from the candidate with the nearest update; services are those of the candidates.
@@ -160,7 +159,7 @@ def fit_rows(probe: Probe, updates: Matrix, candidates: Hospitals, rounds: int =
         return train(probe, hospitals(values))[0][:, 0] - updates
 
     damping, rest = np.full(len(point), 1e-3), off(point)
-    for _ in range(rounds):
+    for _ in range(_FITS):
         slopes = np.stack([(off(point + step) - rest) / scale[0] for step in np.diag(scale)], axis=2)
         square = np.einsum("mni,mnj->mij", slopes, slopes)
         diagonal = np.einsum("mii->mi", square)[:, :, None] * np.eye(2 + rows)
