@@ -367,6 +367,22 @@ def test_a_validation_site_reports_what_the_app_names_and_no_sample_count(tmp_pa
     assert node.paid == 0, "exact losses have no price"
 
 
+@pytest.mark.parametrize("own_data", [False, True], ids=["simulation", "site"])
+def test_a_metric_may_be_numpys_mean(own_data: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Means, and scores of scikit-learn, are of a type of NumPy's that Flower's records take."""
+
+    def meant(msg: Message) -> Message:
+        metrics = MetricRecord({"eval_loss": np.mean([0.0, 0.5]), "eval_acc": 1})
+        return Message(RecordDict({"metrics": metrics}), reply_to=msg)
+
+    if not own_data:
+        monkeypatch.setenv("UMBEL_ROLE", "validation")
+    policy = {"role": "validation"} if own_data else {}
+    node = Node(REPORTS, unchanged, tmp_path if own_data else None, meant, **policy)
+    reply = node.send(asks(PAIR), "evaluate")
+    assert dict(reply.content["metrics"]) == {"eval_loss": 0.25, "eval_acc": 1.0, "num-examples": 1}
+
+
 @pytest.mark.usefixtures("no_budget_of_the_sites")
 def test_an_apps_budget_holds_for_clients_that_report_alone(tmp_path: Path) -> None:
     """Two numbers at nu = 10 cost a fifth."""
