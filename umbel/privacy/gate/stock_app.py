@@ -133,18 +133,18 @@ class Gate:
         def answer(site: Site, entry: Entry) -> Message:
             _check_fit(site)
             what, round = msg.metadata.message_type.partition(".")[0], _round(msg.content)
+            if what not in ("train", "evaluate"):
+                raise Refused(
+                    f"an app behind umbel's gate answers to train and evaluate, not to {what[:50]!r}",
+                    code="refused.message-type",
+                )
             name, sent = _sent(msg.content)
             app = _App(site, lambda: call_next(msg, context), sent, self._reports)
             # The operating system's entropy, even in simulation: a server that knows a seed can subtract the noise.
             passage = Passage(self._limited(site), str(context.run_id), None, context.state, entry, app)
             if what == "train":
                 return Message(self._train(passage, app, name, round), reply_to=msg)
-            if what == "evaluate":
-                return Message(self._evaluate(passage, round), reply_to=msg)
-            raise Refused(
-                f"an app behind umbel's gate answers to train and evaluate, not to {what[:50]!r}",
-                code="refused.message-type",
-            )
+            return Message(self._evaluate(passage, round), reply_to=msg)
 
         return answered(msg, context, answer)
 
