@@ -43,5 +43,6 @@ def test_a_part_that_flower_would_skip_or_cannot_read_is_refused(wrong: str) -> 
         entries_of(f'data-path="/data" {wrong}')
 
 
-def test_flower_finds_pairs_by_the_same_pattern() -> None:
+def test_flower_finds_pairs_by_the_same_pattern_and_skips_the_rest() -> None:
+    assert parse_config_args(["rounds = 5 seed=1"]) == {"seed": 1}
     assert checks._PAIR.pattern in parse_config_args.__code__.co_consts
