@@ -480,6 +480,7 @@ def test_a_run_whose_budget_is_spent_keeps_what_it_has_found() -> None:
         ({"delta": 1e-5}, "config.delta", "budget"),
         ({"mechanism": "gaussian", "budget": 4.0}, "config.delta", "gaussian"),
         ({"budget": 1.0, "delta": 2.0}, "site.wrong-value", "delta"),
+        ({"frozen": ["backbone.*"]}, "config.frozen-patterns", "frozen"),
         ({"reports": "eval_loss"}, "config.reports", "reports"),
         ({"reports": ["a", "b", "c"]}, "config.reports", "reports"),
         ({"reports": ["num-examples"]}, "config.reports", "reports"),

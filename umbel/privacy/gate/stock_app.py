@@ -104,8 +104,12 @@ class Gate:
         weighted_by_key: str = "num-examples",
         radius: float | None = None,
     ) -> None:
-        self._frozen, self._reports, self._weight = frozen.split(), tuple(reports), weighted_by_key
+        self._reports, self._weight = tuple(reports), weighted_by_key
         try:
+            if not isinstance(frozen, str):
+                text = f"frozen must be one text with patterns separated by spaces, got {frozen!r}"
+                raise ConfigError(text, code="config.frozen-patterns")
+            self._frozen = frozen.split()
             if (clip_norm is None) == (radius is None):
                 raise ConfigError("give clip_norm, the norm to which updates are clipped", code="config.clip-norm")
             if radius is not None:
