@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid, error_reply, failing, stack, vectors
 from tests.helpers.runs import run_app
 from umbel import models, strategies
-from umbel.protocol.arrays import Labels, Matrix, Vectors
+from umbel.protocol.arrays import Labels, Matrix, Vectors, mean_of
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import hypotheses_in, training_in
 from umbel.protocol.records import from_array_record, to_array_record
@@ -324,6 +325,20 @@ def test_other_hypotheses_than_the_run_has_are_refused(kind: type[HypothesisStra
     """A guarantee counts on at most as many hypotheses as the run names."""
     rehearsal = Rehearsal(kind=kind)
     with raises(ConfigError, *reason):
+        rehearsal.end(rehearsal.answer(rehearsal.ask()))
+
+
+@pytest.mark.parametrize(
+    ("kept", "fits"), [(3, False), ([1.0], False), (np.array(["a"]), False), (np.float64(3), True), (np.ones(2), True)]
+)
+def test_a_state_that_no_folder_can_keep_is_refused(kept: Any, fits: bool) -> None:
+    class Counting(Halves):
+        def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
+            self.state["times"] = kept
+            return mean_of(group)
+
+    rehearsal = Rehearsal(kind=Counting)
+    with nullcontext() if fits else raises(ConfigError, "config.state", "Counting", "'times'"):
         rehearsal.end(rehearsal.answer(rehearsal.ask()))
 
 

@@ -7,6 +7,7 @@ server gets two questions: for its health, and whether it has the node's key.
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import ssl
 import stat
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from click import ClickException
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -44,6 +46,7 @@ _AHEAD_S, _BEHIND_S = 4.0, 290.0  # Flower refuses a clock that is more than 5 s
 _SOON_DAYS = 14
 _EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
 _LEAST_FREE = 256 << 20  # bytes on the ledger's disk
+_PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # as Flower finds pairs in a text
 
 
 _BY_REASON = {
@@ -74,15 +77,25 @@ _REFUSED = SiteError(
 
 
 def entries_of(node_config: str) -> dict[str, Any]:
-    """Return the entries in the text of a node's configuration."""
+    """Return the entries in the text of a node's configuration, or in the TOML file that it names.
+
+    Raises
+    ------
+    SiteError
+        If a part of the text is no pair. Flower would skip ``budget = 4``, and the site would have the default.
+    """
+    file, pairs = node_config.endswith(".toml"), "=" in node_config
+    if pairs if file else _PAIR.sub("", node_config).strip():
+        raise _bad_pairs(node_config)
     try:
-        entries = dict(parse_config_args([node_config] if node_config else None))
-    except (ValueError, SystemExit):
-        entries = {}
-    if node_config.strip() and not entries:
-        text = f"NODE_CONFIG must be name=value pairs, separated by spaces, got {node_config!r}"
-        raise SiteError(text, code="site.bad-pairs")
-    return entries
+        return dict(parse_config_args([node_config] if node_config.strip() else None))
+    except (ValueError, ClickException):
+        raise _bad_pairs(node_config) from None
+
+
+def _bad_pairs(node_config: str) -> SiteError:
+    text = "must be name=value pairs, separated by spaces, with quotes around text and no space around ="
+    return SiteError(f"NODE_CONFIG {text}, got {node_config!r}", code="site.bad-pairs")
 
 
 def own_checks(site: Site) -> Iterator[Check]:

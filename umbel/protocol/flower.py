@@ -95,7 +95,7 @@ _CONNECTIONS = 40
 and closes others for single requests."""
 
 _OBJECTS = 10_000
-"""Maximum number of parts of a message or answer: records, arrays, and each 20 MiB of an array. While the server notes
+"""Maximum number of parts of a message or answer: records, arrays, and each 5 MiB of an array. While the server notes
 them, about a thousand a second, the database is blocked for others."""
 
 _ANSWERS = 10_000

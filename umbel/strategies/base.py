@@ -44,6 +44,7 @@ from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.strategies.differences import look
 from umbel.strategies.how_many import HowMany
 
+_KEPT = "biuf"  # kinds of arrays that a run's folder keeps
 _DRAWN = 2  # releases with this many parameters can be drawn in the plane
 
 
@@ -286,7 +287,16 @@ class HypothesisStrategy(Strategy):
 
     def train(self, round: int, replies: Iterable[Message]) -> Outcome:
         """Return the outcome of a round from the replies to its training messages."""
-        return self.learn(round, self.fleet.releases(replies))
+        outcome = self.learn(round, self.fleet.releases(replies))
+        self._check_state()
+        return outcome
+
+    def _check_state(self) -> None:
+        """Raise unless the run's folder can keep the state."""
+        for name, value in self.state.items():
+            if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in _KEPT:
+                text = f"{type(self).__name__}.state must hold arrays of numbers, so that a run can resume"
+                raise ConfigError(f"{text}; {name!r} is of type {type(value).__name__}", code="config.state")
 
     def validate(self, round: int, replies: Iterable[Message]) -> Scores | None:
         """Return the validation clients' scores of the hypotheses; None without valid replies."""

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import json
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -36,6 +36,7 @@ _TRIAL = 16  # artificial releases that test a strategy before the run
 _WEIGHT = "num-examples"
 # Parameters that umbel decides, and names of records that umbel makes.
 _OURS = ("fraction_", "min_", "_key", "_fn")
+_SIMPLE = {kind.__name__: kind for kind in (int, float, bool, str)}
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _UNFIT = {
     "FedProx": "its proximal term is a part of the clients' training; use fedavg with proximal above 0",
@@ -107,11 +108,11 @@ def adapted(name: str) -> type[Stock]:
     if name in _UNFIT:
         raise _unfit(f"strategy {PREFIX + name!r} does not work here: {_UNFIT[name]}")
     fields = []
-    hints = typing.get_type_hints(found.__init__)
+    hints = _hints(found.__init__)
     for own, parameter in inspect.signature(found).parameters.items():
         if own.startswith(_OURS[:2]) or own.endswith(_OURS[2:]) or parameter.kind in _REST:
             continue
-        simple, required = hints.get(own) in (int, float, bool, str), parameter.default is parameter.empty
+        simple, required = hints.get(own) in _SIMPLE.values(), parameter.default is parameter.empty
         if not simple and required:
             raise _unfit(f"strategy {PREFIX + name!r} needs {own}, which a run config cannot express")
         if simple:
@@ -119,6 +120,14 @@ def adapted(name: str) -> type[Stock]:
             fields.append((own, hints[own], dataclasses.field(default=default)))
     options = dataclasses.make_dataclass("Options", fields, frozen=True, kw_only=True)
     return type(name.rpartition(":")[2], (Stock,), {"stock": found, "Options": options})
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of a function's parameters; of types that cannot be found, their text."""
+    try:
+        return typing.get_type_hints(function)
+    except Exception:  # a module may import some types for type checkers alone
+        return {name: _SIMPLE.get(str(hint), hint) for name, hint in inspect.get_annotations(function).items()}
 
 
 def _aggregate(strategy: Strategy, round: int, group: Matrix, hypothesis: Matrix, like: Arrays) -> Matrix | None:

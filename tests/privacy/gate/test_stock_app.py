@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg
@@ -114,6 +116,26 @@ def test_what_is_frozen_goes_back_as_it_came_and_costs_nothing() -> None:
 def test_a_pattern_that_matches_nothing_is_a_slip_of_the_pen(node_log: io.StringIO) -> None:
     assert refused(Node(Gate(1.0, 1.0, frozen="backbon.*"), unchanged).send(asks(PAIR)))
     assert "umbel.Gate's frozen names 'backbon.*'" in node_log.getvalue()
+
+
+def test_mods_before_the_gate_see_only_what_leaves() -> None:
+    seen: dict[str, dict[str, Any]] = {}
+
+    def looking(name: str) -> Any:
+        def look(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
+            reply = call_next(msg, context)
+            seen[name] = dict(reply.content["metrics"])
+            return reply
+
+        return look
+
+    app = ClientApp(mods=[looking("before"), Gate(1.0, 1.0), looking("after")])
+    app.train()(lambda msg, context: adds(1.0, 0.0)(msg))
+    grid = InProcessGrid(app, {})
+    [node] = grid.get_node_ids()
+    [reply] = grid.send_and_receive([Message(asks(PAIR), node, "train")])
+    assert seen["after"] == {"train_loss": 0.7, "num-examples": 61}
+    assert seen["before"] == dict(reply.content["metrics"]) == {"num-examples": 1}
 
 
 # --- the law of the noise, and its price
@@ -367,6 +389,22 @@ def test_a_validation_site_reports_what_the_app_names_and_no_sample_count(tmp_pa
     assert node.paid == 0, "exact losses have no price"
 
 
+@pytest.mark.parametrize("own_data", [False, True], ids=["simulation", "site"])
+def test_a_metric_may_be_numpys_mean(own_data: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Means, and scores of scikit-learn, are of a type of NumPy's that Flower's records take."""
+
+    def meant(msg: Message) -> Message:
+        metrics = MetricRecord({"eval_loss": np.mean([0.0, 0.5]), "eval_acc": 1})
+        return Message(RecordDict({"metrics": metrics}), reply_to=msg)
+
+    if not own_data:
+        monkeypatch.setenv("UMBEL_ROLE", "validation")
+    policy = {"role": "validation"} if own_data else {}
+    node = Node(REPORTS, unchanged, tmp_path if own_data else None, meant, **policy)
+    reply = node.send(asks(PAIR), "evaluate")
+    assert dict(reply.content["metrics"]) == {"eval_loss": 0.25, "eval_acc": 1.0, "num-examples": 1}
+
+
 @pytest.mark.usefixtures("no_budget_of_the_sites")
 def test_an_apps_budget_holds_for_clients_that_report_alone(tmp_path: Path) -> None:
     """Two numbers at nu = 10 cost a fifth."""
@@ -464,6 +502,7 @@ def test_a_run_whose_budget_is_spent_keeps_what_it_has_found() -> None:
         ({"delta": 1e-5}, "config.delta", "budget"),
         ({"mechanism": "gaussian", "budget": 4.0}, "config.delta", "gaussian"),
         ({"budget": 1.0, "delta": 2.0}, "site.wrong-value", "delta"),
+        ({"frozen": ["backbone.*"]}, "config.frozen-patterns", "frozen"),
         ({"reports": "eval_loss"}, "config.reports", "reports"),
         ({"reports": ["a", "b", "c"]}, "config.reports", "reports"),
         ({"reports": ["num-examples"]}, "config.reports", "reports"),

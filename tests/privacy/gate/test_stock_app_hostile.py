@@ -116,6 +116,11 @@ def test_a_message_that_cannot_be_is_refused_before_anybody_pays(message: str, s
     assert goes_on(site)
 
 
+def test_a_query_is_refused_for_what_it_is_whatever_it_carries(site: Node) -> None:
+    for content in (RecordDict(), asks(START)):
+        assert site.send(content, "query").error.reason == "refused [refused.message-type]"
+
+
 @pytest.mark.parametrize("kind", ["query", "train.steal", "evaluate"])
 def test_other_messages_fetch_no_more(kind: str, site: Node) -> None:
     """A train function by another name is behind the gate as well; a query and an evaluation are refused."""

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import DEFAULT_TTL, ConfigRecord, Error, Message, RecordDict
 
 import umbel.server.nodes.exchange
 import umbel.server.nodes.transport
@@ -396,11 +396,12 @@ def test_a_node_is_late_until_it_replies_or_its_message_expires(monkeypatch: pyt
     assert exchange.late(keep_late=["query"]) == set()
 
 
-def test_a_message_dies_with_its_round_but_for_those_whose_replies_are_of_use_however_late() -> None:
+@pytest.mark.parametrize("timeout", [7, 2 * DEFAULT_TTL])
+def test_a_message_dies_with_its_round_but_for_those_whose_replies_are_of_use_however_late(timeout: float) -> None:
     grid = Answering()
-    exchange_on(grid).run([to(1), to(1, "query")], timeout=7, keep_late=["query"])
+    exchange_on(grid).run([to(1), to(1, "query")], timeout, keep_late=["query"])
     round_message, invitation = grid.sent
-    assert round_message.metadata.ttl == 7
+    assert round_message.metadata.ttl == timeout
     assert invitation.metadata.ttl > 3600
 
 

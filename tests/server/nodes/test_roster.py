@@ -334,7 +334,7 @@ def test_an_error_of_flowers_own_is_no_refusal_of_the_node() -> None:
         ({5: Hosting(2, 0), 6: REFUSED}, 2, (FleetError, "nodes.missing", "1", "2")),
         ({5: Hosting(2, 0), 6: UNAVAILABLE}, 2, (FleetError, "nodes.missing", "1", "0", "2")),
         ({5: Hosting(1, 0, 2, 4)}, 1, (FleetError, "nodes.missing", "1", "0", "4")),
-        ({5: EVEN, 6: ODD}, 3, (FleetError, "nodes.missing", "2", "0", "3")),
+        ({5: EVEN}, 2, (FleetError, "nodes.missing", "1", "0", "2")),
     ],
 )
 def test_waiting_ends_with_how_many_are_missing(
@@ -378,6 +378,12 @@ def test_a_site_is_asked_the_more_rarely_the_longer_it_waits(clock: Clock) -> No
 def test_a_simulation_cannot_do_without_a_part_of_its_dataset(clock: Clock) -> None:
     with raises(FleetError, "nodes.refused", "1"):
         gather(PaperGrid({5: EVEN, 6: REFUSED}), min_nodes=1, wait_s=60)
+    assert clock.now == 1000, "there is nothing to wait for"
+
+
+def test_a_simulation_gets_no_more_nodes_than_it_has(clock: Clock) -> None:
+    with raises(FleetError, "nodes.too-few", "min-nodes = 3", "2 nodes"):
+        gather(PaperGrid({5: EVEN, 6: ODD}), min_nodes=3, wait_s=300)
     assert clock.now == 1000, "there is nothing to wait for"
 
 

@@ -104,8 +104,12 @@ class Gate:
         weighted_by_key: str = "num-examples",
         radius: float | None = None,
     ) -> None:
-        self._frozen, self._reports, self._weight = frozen.split(), tuple(reports), weighted_by_key
+        self._reports, self._weight = tuple(reports), weighted_by_key
         try:
+            if not isinstance(frozen, str):
+                text = f"frozen must be one text with patterns separated by spaces, got {frozen!r}"
+                raise ConfigError(text, code="config.frozen-patterns")
+            self._frozen = frozen.split()
             if (clip_norm is None) == (radius is None):
                 raise ConfigError("give clip_norm, the norm to which updates are clipped", code="config.clip-norm")
             if radius is not None:
@@ -133,18 +137,18 @@ class Gate:
         def answer(site: Site, entry: Entry) -> Message:
             _check_fit(site)
             what, round = msg.metadata.message_type.partition(".")[0], _round(msg.content)
+            if what not in ("train", "evaluate"):
+                raise Refused(
+                    f"an app behind umbel's gate answers to train and evaluate, not to {what[:50]!r}",
+                    code="refused.message-type",
+                )
             name, sent = _sent(msg.content)
             app = _App(site, lambda: call_next(msg, context), sent, self._reports)
             # The operating system's entropy, even in simulation: a server that knows a seed can subtract the noise.
             passage = Passage(self._limited(site), str(context.run_id), None, context.state, entry, app)
             if what == "train":
                 return Message(self._train(passage, app, name, round), reply_to=msg)
-            if what == "evaluate":
-                return Message(self._evaluate(passage, round), reply_to=msg)
-            raise Refused(
-                f"an app behind umbel's gate answers to train and evaluate, not to {what[:50]!r}",
-                code="refused.message-type",
-            )
+            return Message(self._evaluate(passage, round), reply_to=msg)
 
         return answered(msg, context, answer)
 
@@ -353,7 +357,8 @@ class _App:
         """Return the metrics that may leave, (1, 2)."""
         record = _only(self._reply(), MetricRecord)[1]
         values = [record.get(name) for name in self.reports]
-        if wrong := [name for name, value in zip(self.reports, values, strict=True) if type(value) not in (int, float)]:
+        # NumPy's float64, as of a mean, is a float; Flower's records hold no other numbers of NumPy's.
+        if wrong := [name for name, one in zip(self.reports, values, strict=True) if not isinstance(one, int | float)]:
             raise ProtocolError(f"the app's function returns no number called {wrong[0]!r}", code="protocol.metric")
         scores = np.zeros((1, 2))
         scores[0, : len(values)] = values

@@ -123,8 +123,9 @@ class Exchange:
         self.dropped = 0
         for message in messages:
             if message.metadata.message_type not in keep_late:
-                # A node that picked it up after the round would train, and be charged, for nothing.
-                message.metadata.ttl = min(message.metadata.ttl, timeout)
+                # A node that picked it up after the round would train, and be charged, for nothing. Flower itself would
+                # stop delivering it after twelve hours.
+                message.metadata.ttl = timeout
         stored = self.transport.send(messages)
         began = told = time.monotonic()
         data = [message.metadata for message in messages]

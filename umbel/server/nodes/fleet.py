@@ -218,7 +218,8 @@ class Fleet:
         assert roster is not None
         if len(roster) < least:
             text = f"a secure sum needs at least {least} sites, and there are {len(roster)}; start more"
-            raise FleetError(f"{text}, in simulation with --nodes", code="nodes.too-few-parties")
+            more = "in simulation by umbel run --nodes, or num-supernodes in Flower's --federation-config"
+            raise FleetError(f"{text}, {more}", code="nodes.too-few-parties")
         clients = self.clients_per_round, self.run.validation_clients_per_round or roster.validation
         terms = terms_of(self.task, self.sent, clients[0], len(roster), colluding, least, reports, clients[1])
         if self._together is None or self._together.terms != terms:

@@ -354,6 +354,12 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
                 hosts = f"{count_of(len(fitting), 'node')} {'hosts' if len(fitting) == 1 else 'host'}"
                 log(INFO, "%s %d training and %d validation clients", hosts, *there)
                 return Roster(fitting, run.max_node_share, exchange.names)
+        if together and parts < run.min_nodes and any(hosting.simulated for hosting in fitting.values()):
+            raise FleetError(
+                f"min-nodes = {run.min_nodes}, and the simulation has {count_of(parts, 'node')}; lower it, or simulate "
+                "more: umbel run --nodes, or num-supernodes in Flower's --federation-config",
+                code="nodes.too-few",
+            )
         if together and refused and parts > 1:
             raise FleetError(
                 f"{count_of(len(refused), 'simulated node')} refused to take part; the log above says why",
