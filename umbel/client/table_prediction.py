@@ -218,7 +218,7 @@ def _told(model: Model, table: Table, outputs: Tensor, hypotheses: Sequence[int]
         "client": [data.names[client] for client in owner],
         "row": table.places + 1,
         "hypothesis": chosen.mask(chosen < 0),
-        "prediction": shown(told(model, outputs), data.manifest),
+        "prediction": shown(told(model, outputs, data.manifest), data.manifest),
     }
     if table.labelled.any():
         targets = pd.Series(shown(data.targets, data.manifest), dtype=object)
