@@ -382,7 +382,7 @@ def _hints(data: Dataset, standardised: bool) -> list[str]:
         known = column.minimum is not None and column.maximum is not None
         scaled = (column.scale, column.offset) != (1, 0)
         size = np.abs(values * column.scale + column.offset)
-        most, usual = float(np.quantile(size, _MOST)), float(np.median(size))
+        most, usual = float(np.quantile(size, _MOST) or size.max()), float(np.median(size))
         odd = int((size > _ODD * usual).sum()) if usual > 0 else 0
         rare = 0 < odd < len(size) / 100
         # A few numbers far from all others must not make the others small.
