@@ -125,6 +125,18 @@ def test_clients_numbers_are_exact(tmp_path: Path) -> None:
     assert len(set(encode(table(numbered, tmp_path), SCHEMA, "stays").clients)) == 2
 
 
+def test_codes_are_exact() -> None:
+    """As pandas reads integers of which one is missing, these two are one number."""
+    codes = pd.Series([2**53, 2**53 + 1, None], dtype=np.float64)
+    frame = pd.DataFrame({"hospital": "north", "ward": codes, "age": 1, "cost": 1.0})
+    ward = {"name": "ward", "type": "category", "categories": [str(2**53)], "missing": "indicate"}
+    with raises(DatasetError, "data.bad-value", "ward in data row 1", "1 more row", "as text"):
+        encode(frame, schema(features=[ward]), "stays")
+    own = schema(client={"name": "ward", "type": "text"}, features=[{"name": "age", "type": "number"}])
+    with raises(DatasetError, "data.bad-value", "ward in data row 1", "as text"):
+        encode(frame[:2], own, "stays")
+
+
 def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
     with raises(DatasetError, "data.unreadable"):
         table("no", tmp_path, "stays.parquet")

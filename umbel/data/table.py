@@ -50,6 +50,7 @@ _MOST_SURPLUS = 30
 _LARGEST_EXACT = 2**53 - 1
 """The largest integer that a 64-bit number holds apart from its neighbours."""
 
+_BLURRED = "too large to tell from its neighbours"
 _BLUR = 0.05
 
 Client = int | str
@@ -310,6 +311,8 @@ def _numbers(
     def refuse(odd: Any, what: str, fix: str = "repair or remove that row") -> None:
         _refuse(series, odd, column, source, what, fix)
 
+    if column.type == "category":
+        _refuse_blurred(series, column, source)
     lacks = missing_in(series, column.categories)
     if column.fill != "":
         series = series.astype(object).where(~lacks, column.fill)
@@ -394,10 +397,10 @@ def _clients(frame: pd.DataFrame, column: Column, source: Any) -> list[Client]:
     series = column_in(frame, column)
     if column.type == "integer":
         values = values_of(frame, column, source)
-        fix = "give that column the type text"
-        _refuse(series, np.abs(values) > _LARGEST_EXACT, column, source, "too large to tell from its neighbours", fix)
+        _refuse(series, np.abs(values) > _LARGEST_EXACT, column, source, _BLURRED, "give that column the type text")
         return [int(value) for value in values]
     _refuse(series, missing_in(series), column, source, "missing", "name the client, or remove that row")
+    _refuse_blurred(series, column, source)
     return as_texts(series).tolist()
 
 
@@ -477,6 +480,16 @@ def _keep(frame: pd.DataFrame, kept: pd.Series, left_out: dict[str, int], reason
     if lost := len(frame) - int(kept.sum()):
         left_out[reason] = lost
     return frame[kept]
+
+
+def _refuse_blurred(series: pd.Series, column: Column, source: Any) -> None:
+    """Raise if a code is a floating-point number that may have been another integer.
+
+    pandas reads a column of integers so where some are missing.
+    """
+    if pd.api.types.is_float_dtype(series):
+        fix = "store the column as text, or give amounts the type number"
+        _refuse(series, series.abs().fillna(0) > _LARGEST_EXACT, column, source, _BLURRED, fix)
 
 
 def _refuse_large(series: pd.Series, numbers: NDArray[np.float64], column: Column, source: Any) -> None:
