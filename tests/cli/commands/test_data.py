@@ -333,6 +333,15 @@ def test_a_small_target_is_told_with_a_scale_that_brings_it_near_1(tmp_path: Pat
     assert "is small" not in said(*words, "--replace", "--set", "dose.scale=1e-09")
 
 
+def test_a_client_whose_name_is_a_number_may_validate(tmp_path: Path) -> None:
+    rows = [f"{who},{who},{x}" for who in range(5) for x in range(4)]
+    (tmp_path / "numbered.csv").write_text("who,age,cost\n" + "\n".join(rows))
+    words = ("data", "import", tmp_path / "numbered.csv", "--client", "who", "--target", "cost", "--validation")
+    said(*words, 3)
+    assert open_dataset(find_dataset("numbered")).names[-1] == "3"
+    refused("data.split", *words, 7, "--replace")
+
+
 def test_a_column_that_is_nearly_always_0_gets_a_scale(tmp_path: Path) -> None:
     """The 99 % of its numbers that usually give a scale are 0."""
     draw, rare = np.random.default_rng(0), np.arange(200) == 7

@@ -6,6 +6,7 @@ import math
 import shlex
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -281,10 +282,11 @@ def _columns(known: Sequence[str], categories: Sequence[str], settings: Sequence
 
 
 def _share(text: str) -> float | list[str]:
-    try:
-        return float(text)
-    except ValueError:
-        return _words(text)
+    """Return a share of the clients, or their names, which may be numbers."""
+    with suppress(ValueError):
+        if 0 <= float(text) < 1:
+            return float(text)
+    return _words(text)
 
 
 def _words(text: str) -> list[str]:
