@@ -188,6 +188,27 @@ def test_a_few_columns_by_hand(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, [3000 * share, 5000 * share, np.nan], atol=tolerance)
 
 
+def test_columns_may_have_the_outputs_names_and_dates_a_format(tmp_path: Path) -> None:
+    """The second class is that of rows whose `scores` is above 0."""
+    days = [f"{day:02}.01.2024" for day in range(1, 21)]
+    frame = pd.DataFrame(
+        {"hospital": "north", "prediction": days * 2, "scores": [-1.5, 2.5] * 20, "ward": ["A", "B"] * 20}
+    )
+    columns = {"prediction": {"type": "date", "format": "%d.%m.%Y", "parts": ["days"]}}
+    data = umbel.from_dataframe(frame, client="hospital", target="ward", columns=columns, validation=0.0)
+    dataset = str(data.write(tmp_path / "stays"))
+    names = umbel.load(learnt(tmp_path / "run", "", "", {"none": np.zeros(1)}, dataset)).model.shapes
+    best = dict(zip(names, (np.array([[[0, 0], [0, 1]]], np.float32), np.zeros((1, 2), np.float32)), strict=True))
+    run = umbel.load(learnt(tmp_path / "run", "", "", best, dataset, [[3]]))
+    (file,) = umbel.export(run, tmp_path, "onnx")
+    session = onnxruntime.InferenceSession(file)
+    assert [one.name for one in session.get_outputs()] == ["prediction_", "scores_"]
+    asked = {"prediction": np.array([19_000, 19_001]), "scores": np.array([3.0, -3.0])}
+    found = session.run(None, asked)
+    assert found[0].tolist() == ["B", "A"]
+    np.testing.assert_allclose(found[1], [[0, 3], [0, -3]])
+
+
 @pytest.mark.slow
 def test_hospital_charges_from_a_raw_file_to_dollars(umbel_home: Path, tmp_path: Path) -> None:
     """The dataset that ships, its two models, a CSV as a hospital has it, and both ways of using what was learnt."""

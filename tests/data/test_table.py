@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +94,47 @@ def test_two_columns_that_may_be_the_same_are_refused(tmp_path: Path) -> None:
         encode(frame, SCHEMA, "stays")
 
 
+@pytest.mark.parametrize("lacking", ["x1_1", "x11", "X11"])
+def test_no_column_of_the_table_stands_for_two(lacking: str) -> None:
+    """Without their spaces, underscores and case, the names of a client, a target and a feature are the same."""
+    names = {"x1_1": "client", "x11": "target", "X11": "feature"}
+    own = schema(
+        client={"name": "x1_1", "type": "text"},
+        target={"name": "x11", "type": "number"},
+        features=[{"name": "X11", "type": "number"}],
+    )
+    frame = pd.DataFrame({name: ["7"] for name in names})
+    with raises(DatasetError, "data.missing-column", f"['{lacking}']"):
+        encode(frame.drop(columns=lacking), own, "stays")
+    unlabelled = encode(frame.drop(columns="x11"), own, "stays", to_predict=True)
+    assert not unlabelled.labelled.any(), "a feature is not a target"
+
+
+def test_names_may_have_commas_where_semicolons_separate(tmp_path: Path) -> None:
+    frame = table("height, cm;weight, kg;town\n1;2;a\n", tmp_path)
+    assert list(frame.columns) == ["height, cm", "weight, kg", "town"]
+    with raises(DatasetError, "data.twice", "'age'"):
+        table("age, age\n1,2\n", tmp_path)
+
+
 def test_clients_numbers_are_exact(tmp_path: Path) -> None:
     """As 64-bit numbers, these two would be one client."""
     numbered = CSV.replace("north", str(2**53)).replace("south", str(2**53 + 1))
     with raises(DatasetError, "data.bad-value", "hospital", "type text"):
         encode(table(numbered, tmp_path), schema(client={"name": "hospital", "type": "integer"}), "stays")
     assert len(set(encode(table(numbered, tmp_path), SCHEMA, "stays").clients)) == 2
+
+
+def test_codes_are_exact() -> None:
+    """As pandas reads integers of which one is missing, these two are one number."""
+    codes = pd.Series([2**53, 2**53 + 1, None], dtype=np.float64)
+    frame = pd.DataFrame({"hospital": "north", "ward": codes, "age": 1, "cost": 1.0})
+    ward = {"name": "ward", "type": "category", "categories": [str(2**53)], "missing": "indicate"}
+    with raises(DatasetError, "data.bad-value", "ward in data row 1", "1 more row", "as text"):
+        encode(frame, schema(features=[ward]), "stays")
+    own = schema(client={"name": "ward", "type": "text"}, features=[{"name": "age", "type": "number"}])
+    with raises(DatasetError, "data.bad-value", "ward in data row 1", "as text"):
+        encode(frame[:2], own, "stays")
 
 
 def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -205,6 +241,45 @@ def test_a_missing_value_is_left_out_or_filled_in(tmp_path: Path) -> None:
     for fill in ("40", 40, 40.0, 0):
         filled = encode(frame, with_feature(fill=fill), "stays")
         assert filled.features.tolist() == [[70], [float(fill)], [50]]
+
+
+def test_a_listed_category_is_a_value_although_it_may_mean_missing(tmp_path: Path) -> None:
+    """As the code of Namibia; the rest of the column lacks values as ever."""
+    frame = table("hospital,ward,cost\nnorth,NA,1\nnorth,,2\nnorth,n/a,3\n", tmp_path)
+    country = {"name": "ward", "type": "category", "categories": ["NA", "EU"], "encode": "index"}
+    rows = encode(frame, schema(features=[country | {"missing": "indicate"}]), "stays")
+    assert rows.features.tolist() == [[0, 0], [0, 1], [0, 1]]
+    assert encode(frame, schema(features=[country | {"fill": "EU"}]), "stays").features.tolist() == [[0], [1], [1]]
+    target = schema(features=[{"name": "cost", "type": "number"}], target=country | {"encode": "one-hot"})
+    assert encode(frame, target, "stays", to_predict=True).labelled.tolist() == [True, False, False]
+
+
+def test_a_missing_value_is_not_an_unknown_category() -> None:
+    """A text whose category is "NA" is unknown, and no text at all is missing."""
+    ward = {"name": "ward", "type": "category", "categories": ["A"], "other": "drop", "missing": "indicate"}
+    frame = pd.DataFrame({"hospital": "north", "ward": ["1 A", None, "2 NA"], "cost": 1.0})
+    rows = encode(frame, schema(features=[ward | {"pattern": r"\d (?P<ward>\w+)"}]), "stays")
+    assert rows.features.tolist() == [[1, 0], [0, 1]]
+    assert rows.left_out == {"ward is not one of its categories": 1}
+
+
+@pytest.mark.parametrize(("value", "scale"), [("1e39", 1), ("-1e300", 1e-20)])
+def test_a_number_too_large_for_32_bits_is_named(tmp_path: Path, value: str, scale: float) -> None:
+    changed = table(CSV.replace("30", value), tmp_path)
+    with raises(DatasetError, "data.bad-value", "age in data row 2", repr(value), "32 bits"):
+        encode(changed, with_feature(scale=scale), "stays")
+    target = {"name": "age", "type": "number", "scale": scale}
+    with raises(DatasetError, "data.bad-value", "age in data row 2", repr(value), "32 bits"):
+        encode(changed, schema(target=target, features=[{"name": "cost", "type": "number"}]), "stays")
+
+
+def test_dates_that_are_no_texts_have_no_format() -> None:
+    came = {"name": "came", "type": "date", "format": "%d.%m.%Y", "parts": ["days"], "since": "2024-01-01", "span": 1}
+    values = ["03.01.2024", date(2024, 1, 3), pd.Timestamp("2024-01-03 23:00", tz="Asia/Tokyo"), None]
+    for each in (values, pd.to_datetime(["2024-01-03", None])):
+        frame = pd.DataFrame({"hospital": "north", "came": pd.Series(each), "cost": 1.0})
+        found = encode(frame, schema(features=[came | {"fill": "01.01.2024"}]), "stays").features[:, 0]
+        assert found.tolist() == [2.0] * (len(each) - 1) + [0.0]
 
 
 def test_the_classes_of_a_target(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """A network as an ONNX file that takes a table's raw columns: encoding, scales and names are inside.
 
 Every feature of the schema is an input under its name (`umbel.client.onnx_columns`). The output ``prediction`` is in
-the target's unit, or the name of a class, with the ``scores`` of all classes beside it. A row with a value that the
-schema does not accept gets none: NaN, or an empty name.
+the target's unit, or the name of a class, with the ``scores`` of all classes beside it. An underscore follows these
+names where a feature has them. A row with a value that the schema does not accept gets no prediction: NaN, or an empty
+name.
 
 For data without a table there is one input, ``rows``: bytes as they are stored, other rows as the model sees them. The
 only output is ``outputs``, as the model returns them.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,7 +144,8 @@ class _Columns(_Graph):
         super().__init__(network)
         self.schema, self.columns = schema, [Input(one) for one in schema.features]
         self.names = [one.name for one in self.columns]
-        self.results = ["prediction", *(["scores"] if schema.target.classes else [])]
+        outputs = ("prediction", "scores") if schema.target.classes else ("prediction",)
+        self.results = [_free(name, self.names) for name in outputs]
         self.classes = schema.target.classes
 
     @property
@@ -169,10 +171,10 @@ class _Columns(_Graph):
         with torch.inference_mode():
             outputs = self.network(seen).numpy()
         given = {one.name: one.given(frame[one.name]) for one in self.columns}
-        if self.classes:
-            return given, {"scores": outputs}
-        outputs = outputs * self.schema.target.scale
-        return given, {"prediction": outputs[:, 0] if outputs.shape[1] == 1 else outputs}
+        if not self.classes:
+            outputs = outputs * self.schema.target.scale
+            outputs = outputs[:, 0] if outputs.shape[1] == 1 else outputs
+        return given, {self.results[-1]: outputs}
 
     def _enter(self, i: int, name: str) -> Any:
         column = self.schema.features[i]
@@ -238,6 +240,11 @@ class _Rows(_Graph):
     def _stored(self) -> Tensor:
         bytes_ = self._scale != 1.0
         return (self._seen / self._scale).round().to(torch.uint8) if bytes_ else self._seen
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    """Return an output's name: an input may have it already, and then an underscore follows."""
+    return _free(f"{name}_", taken) if name in taken else name
 
 
 def _said(manifest: Manifest) -> dict[str, str]:

@@ -238,7 +238,7 @@ def table(made: list[Prediction], model: Model, data: Dataset, with_targets: boo
             **({"name": [data.names[one.client]] * count} if data.names else {}),
             "row": range(count),
             "hypothesis": [one.hypothesis] * count,
-            "prediction": shown(told(model, one.outputs), data.manifest),
+            "prediction": shown(told(model, one.outputs, data.manifest), data.manifest),
         }
         if with_targets:
             columns["target"] = shown(np.asarray(data.client(one.client)[1]), data.manifest)
@@ -246,9 +246,10 @@ def table(made: list[Prediction], model: Model, data: Dataset, with_targets: boo
     return pd.concat(frames, ignore_index=True)
 
 
-def told(model: Model, outputs: Tensor) -> NDArray[Any]:
+def told(model: Model, outputs: Tensor, manifest: Manifest) -> NDArray[Any]:
     """Return outputs (rows, \\*output shape) in readable form: classes, or numbers as they are stored."""
-    if model.metric.name == "accuracy":
+    classes = manifest.target.get("categories", [])
+    if model.metric.name == "accuracy" or (len(classes) > 1 and outputs.shape[1:] == (len(classes),)):
         outputs = outputs.argmax(-1)
     elif outputs.shape[-1] == 1:
         outputs = outputs[:, 0]

@@ -22,7 +22,7 @@ from umbel.client.prediction import DEFAULT, Learnt, Prediction, in_unit, predic
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, Schema, check, offsets_of
 from umbel.data.hints import Syntax
-from umbel.data.table import absent, encode
+from umbel.data.table import encode, named
 from umbel.models.fit import look
 from umbel.models.model import Model
 from umbel.privacy.gate.policy import Personal
@@ -73,9 +73,10 @@ class Table:
         """
         if frame.empty:
             raise DatasetError(f"{source} has no rows; give it at least one", code="data.no-rows")
-        if len(clients) == 1 and (schema.client is None or absent(frame, [schema.client])):
+        anonymous = schema.client is None or schema.client.name not in named(frame, schema.columns).columns
+        if len(clients) == 1 and anonymous:
             schema = schema.model_copy(update={"client": None, "name": clients[0]})
-        if schema.client and not clients and absent(frame, [schema.client]):
+        if schema.client and not clients and anonymous:
             text = (
                 f"{source} has no column {schema.client.name!r}; add it, or name the client of all rows with --client"
             )
@@ -217,7 +218,7 @@ def _told(model: Model, table: Table, outputs: Tensor, hypotheses: Sequence[int]
         "client": [data.names[client] for client in owner],
         "row": table.places + 1,
         "hypothesis": chosen.mask(chosen < 0),
-        "prediction": shown(told(model, outputs), data.manifest),
+        "prediction": shown(told(model, outputs, data.manifest), data.manifest),
     }
     if table.labelled.any():
         targets = pd.Series(shown(data.targets, data.manifest), dtype=object)

@@ -232,8 +232,7 @@ class Schema(Entries):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        names = [column.name for column in (*self.features, self.target, *([self.client] if self.client else []))]
-        if twice := repeated(names):
+        if twice := repeated([column.name for column in self.columns]):
             raise ValueError(f"the schema has the column {twice[0]!r} twice; each has one place")
         if self.client and self.client.type not in ("text", "integer"):
             raise ValueError(f"client: column {self.client.name!r} must be of type text or integer")
@@ -252,6 +251,11 @@ class Schema(Entries):
         if self.target.type == "category" and len(self.target.classes) < 2:
             raise ValueError(f"target: column {self.target.name!r} has only one category: there is nothing to predict")
         return self
+
+    @property
+    def columns(self) -> list[Column]:
+        """All columns: the features, the target and, if there is one, the client's."""
+        return [*self.features, self.target, *([self.client] if self.client else [])]
 
     @property
     def encoding(self) -> list[dict[str, Any]]:

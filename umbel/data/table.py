@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 import warnings
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, Protocol
 from zipfile import BadZipFile
@@ -48,6 +50,7 @@ _MOST_SURPLUS = 30
 _LARGEST_EXACT = 2**53 - 1
 """The largest integer that a 64-bit number holds apart from its neighbours."""
 
+_BLURRED = "too large to tell from its neighbours"
 _BLUR = 0.05
 
 Client = int | str
@@ -152,9 +155,10 @@ def read_table(path: Path) -> pd.DataFrame:
 def _read_csv(path: Path) -> pd.DataFrame:
     options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"}
     heads = {sep: pd.read_csv(path, sep=sep, header=None, nrows=1, **options).iloc[0].tolist() for sep in ",;\t"}
-    separator = max(heads, key=lambda sep: len(heads[sep]))
+    # Names may have commas, as in "height, cm": if as many semicolons are there, these separate.
+    separator = max(heads, key=lambda sep: (len(heads[sep]), len(heads[sep]) > 1 and sep != ","))
     head = heads[separator]
-    if twice := repeated(head):
+    if twice := repeated([name.strip() for name in head]):
         raise DatasetError(f"{path}: two columns are called {twice[0]!r}; rename one", code="data.twice")
     # Of a table with a single column, an empty line is a missing value.
     options |= {"sep": separator, "index_col": False, "header": 0, "skip_blank_lines": len(head) > 1}
@@ -214,17 +218,18 @@ def encode(
     left_out: dict[str, int] = {}
     target = [] if to_predict else [schema.target]
     for column in (*target, *schema.features):
-        if column.other == "drop" and not absent(frame, [column]):
-            series = column_in(frame, column)
-            known = (places_in(series, column) >= 0) | missing_in(as_texts(series, column.pattern))
+        if column.other == "drop" and column.name in (found := named(frame, schema.columns)).columns:
+            series = found[column.name]
+            known = (places_in(series, column) >= 0) | missing_in(series, column.categories)
             frame = _keep(frame, known, left_out, f"{column.name} is not one of its categories")
     if derive is not None:
         frame = derive(frame)
+    frame = named(frame, schema.columns)
     needed = [*schema.features, *target, *([schema.client] if schema.client else [])]
     check_columns(frame, needed, source)
     for column in needed:
         if (column.missing or schema.missing) == "drop":
-            there = ~missing_in(column_in(frame, column)) | (column.fill != "")
+            there = ~missing_in(frame[column.name], column.categories) | (column.fill != "")
             frame = _keep(frame, there, left_out, f"{column.name} is missing")
     scaled = [seen(frame, column, source, syntax) for column in schema.features]
     labelled = _labelled(frame, schema.target) if to_predict else np.ones(len(frame), np.bool_)
@@ -232,8 +237,7 @@ def encode(
     clients: list[Client] = [schema.name or "all"] * len(frame)
     if schema.client is not None:
         clients = _clients(frame, schema.client, source)
-    with np.errstate(over="ignore"):  # the check of the dataset finds and names infinite values
-        stacked = np.concatenate(scaled, axis=1).astype(np.float32)
+    stacked = np.concatenate(scaled, axis=1).astype(np.float32)
     lost = [column for column, numbers in zip(schema.features, scaled, strict=True) if _blurs(numbers)]
     lost += [schema.target] * blurred
     return Rows(stacked, targets, labelled, clients, frame.index.to_numpy(np.int64), left_out, lost)
@@ -250,11 +254,11 @@ def _blurs(numbers: NDArray[np.float64]) -> bool:
 
 def _labelled(frame: pd.DataFrame, target: Column) -> NDArray[np.bool_]:
     """Return a mask of the rows (rows,) that have a target."""
-    if absent(frame, [target]):
+    if target.name not in frame.columns:
         return np.zeros(len(frame), np.bool_)
-    series = column_in(frame, target)
+    series = frame[target.name]
     known = places_in(series, target) >= 0 if target.other == "drop" else True
-    return np.asarray(~missing_in(series) & known, np.bool_)
+    return np.asarray(~missing_in(series, target.categories) & known, np.bool_)
 
 
 def _targets(
@@ -272,19 +276,24 @@ def _targets(
     if target.type == "boolean":
         return (2 * targets - 1).astype(np.int8), False
     with np.errstate(over="ignore"):
-        return (targets / target.scale).astype(np.float32), _blurs(targets[labelled, None] / target.scale)
+        scaled = targets / target.scale
+    if labelled.any():
+        _refuse_large(frame[target.name], scaled[:, None], target, source)
+    return scaled.astype(np.float32), _blurs(scaled[labelled, None])
 
 
 def seen(frame: pd.DataFrame, column: Column, source: Any, syntax: Syntax = Syntax.SCHEMA) -> NDArray[np.float64]:
     """Return a model's view of a feature (rows, numbers), each number as `Column.stored` says."""
     series = column_in(frame, column)
     indicate = column.missing == "indicate"
-    lacks = missing_in(series).to_numpy(np.bool_)
+    lacks = missing_in(series, column.categories).to_numpy(np.bool_)
     there = ~lacks if indicate and column.fill == "" else np.ones(len(series), np.bool_)
     stored = column.stored[:-1] if indicate else column.stored
     numbers = np.zeros((len(series), len(stored)))
     values = _numbers(series[there], column, source, syntax, ("drop", "indicate"))
-    numbers[there] = (values - [one["offset"] for one in stored]) / [one["scale"] for one in stored]
+    with np.errstate(over="ignore"):
+        numbers[there] = (values - [one["offset"] for one in stored]) / [one["scale"] for one in stored]
+    _refuse_large(series, numbers, column, source)
     return np.column_stack([numbers, lacks]) if indicate else numbers
 
 
@@ -302,8 +311,11 @@ def _numbers(
     def refuse(odd: Any, what: str, fix: str = "repair or remove that row") -> None:
         _refuse(series, odd, column, source, what, fix)
 
+    if column.type == "category":
+        _refuse_blurred(series, column, source)
+    lacks = missing_in(series, column.categories)
     if column.fill != "":
-        series = series.astype(object).where(~missing_in(series), column.fill)
+        series = series.astype(object).where(~lacks, column.fill)
     else:
         value = column.classes[0] if column.classes else column.since if column.type == "date" else column.offset
         # A target that is made up would be learnt.
@@ -311,7 +323,7 @@ def _numbers(
         ways = [*map(syntax.missing, missing), syntax.entry(column.name, *own)]
         if syntax is Syntax.PREDICTION:
             ways = [syntax.entry(column.name, "missing", "drop")]
-        refuse(missing_in(series), "missing", f"fill it in, or set {' or '.join(ways)}")
+        refuse(lacks, "missing", f"fill it in, or set {' or '.join(ways)}")
     if column.type == "category":
         index = places_in(series, column)
         if column.other == "category":
@@ -337,7 +349,7 @@ def _numbers(
         parts = {"year": days.dt.year, "month": days.dt.month, "weekday": days.dt.day_of_week, "days": since}
         return np.column_stack([parts[part].to_numpy(np.float64) for part in column.parts])
     values = as_numbers(series)
-    refuse(~np.isfinite(values), "not a number")
+    refuse(~np.isfinite(values), "not a number", "write it with a decimal point and no unit, or remove that row")
     if column.type == "integer":
         refuse(values % 1 != 0, "not an integer")
     low = -np.inf if column.minimum is None else column.minimum
@@ -367,9 +379,12 @@ def as_dates(series: pd.Series, column: Column) -> pd.Series:
         plain: pd.Series = series.dt.tz_localize(None)
         return plain
     texts = as_texts(series)
-    if column.format:
-        return pd.to_datetime(texts, format=column.format, errors="coerce")
-    return pd.to_datetime(texts.where(texts.str.fullmatch(ISO_DATE)).str[:10], format="%Y-%m-%d", errors="coerce")
+    days = pd.to_datetime(texts.where(texts.str.fullmatch(ISO_DATE)).str[:10], format="%Y-%m-%d", errors="coerce")
+    if not column.format:
+        return days
+    # Only texts have a format; a parquet file may hold dates.
+    typed = np.array([isinstance(one, date) for one in series], np.bool_)
+    return days.where(typed, pd.to_datetime(texts, format=column.format, errors="coerce"))
 
 
 def days_since(dates: pd.Series, column: Column) -> pd.Series:
@@ -382,10 +397,10 @@ def _clients(frame: pd.DataFrame, column: Column, source: Any) -> list[Client]:
     series = column_in(frame, column)
     if column.type == "integer":
         values = values_of(frame, column, source)
-        fix = "give that column the type text"
-        _refuse(series, np.abs(values) > _LARGEST_EXACT, column, source, "too large to tell from its neighbours", fix)
+        _refuse(series, np.abs(values) > _LARGEST_EXACT, column, source, _BLURRED, "give that column the type text")
         return [int(value) for value in values]
     _refuse(series, missing_in(series), column, source, "missing", "name the client, or remove that row")
+    _refuse_blurred(series, column, source)
     return as_texts(series).tolist()
 
 
@@ -394,7 +409,7 @@ def as_texts(series: pd.Series, pattern: str = "") -> pd.Series:
     if pd.api.types.is_float_dtype(series):
         return series.map(lambda value: f"{value:.0f}" if value % 1 == 0 else str(value))
     texts = series.astype(str).str.strip()
-    return texts.str.extract(pattern, expand=True)[0].fillna(texts) if pattern else texts
+    return texts.str.extract(pattern, expand=True).iloc[:, 0].fillna(texts) if pattern else texts
 
 
 def places_in(series: pd.Series, column: Column) -> NDArray[np.int64]:
@@ -411,17 +426,18 @@ def places_in(series: pd.Series, column: Column) -> NDArray[np.int64]:
     return np.asarray(places, np.int64)
 
 
-def missing_in(series: pd.Series) -> pd.Series:
-    """Return a mask of the missing values of a column."""
+def missing_in(series: pd.Series, listed: Sequence[str] = ()) -> pd.Series:
+    """Return a mask of the missing values of a column; a text among the `listed` categories is a value."""
     empty = series.isna()
     if not (pd.api.types.is_numeric_dtype(series) or pd.api.types.is_bool_dtype(series)):
-        empty |= series.astype(str).str.strip().str.lower().isin(MISSING)
+        texts = as_texts(series)
+        empty |= texts.str.lower().isin(MISSING) & ~texts.isin(listed)
     return empty
 
 
 def check_columns(frame: pd.DataFrame, columns: Sequence[Column], source: Any) -> None:
-    """Raise `DatasetError` unless a table has all of the columns."""
-    if lacking := absent(frame, columns):
+    """Raise `DatasetError` unless a table has all of the columns, under their names (see `named`)."""
+    if lacking := [column.name for column in columns if column.name not in frame.columns]:
         found = [str(name).strip() for name in frame.columns]
         wrong = f"{source} lacks the columns {lacking}; it has {found}"
         raise DatasetError(f"{wrong}; rename one side's", code="data.missing-column")
@@ -429,18 +445,30 @@ def check_columns(frame: pd.DataFrame, columns: Sequence[Column], source: Any) -
 
 def column_in(frame: pd.DataFrame, column: Column) -> pd.Series:
     """Return the column of a table with a name; raise `DatasetError` if several match equally well."""
-    exact = [place for place, name in enumerate(frame.columns) if name == column.name]
-    found = exact or [place for place, name in enumerate(frame.columns) if _plain(name) == _plain(column.name)]
-    if len(found) > 1:
-        told = " and ".join(repr(frame.columns[place]) for place in found)
-        raise DatasetError(f"{told} in the table may each be the column {column.name!r}; rename one", code="data.twice")
-    return frame.iloc[:, found[0]]
+    return named(frame, [column])[column.name]
 
 
-def absent(frame: pd.DataFrame, columns: Sequence[Column]) -> list[str]:
-    """Return the names of the columns that are missing in a table."""
-    there = {_plain(name) for name in frame.columns}
-    return [column.name for column in columns if _plain(column.name) not in there]
+def named(frame: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
+    """Return a table in which all of these columns that it has bear their own names.
+
+    A name may differ in spaces, underscores and case. No column of the table becomes two of `columns`. Raise
+    `DatasetError` if several match equally well.
+    """
+    wanted = {column.name for column in columns}
+    if frame.columns.is_unique and wanted <= set(frame.columns):
+        return frame
+    names, exact, alike = list(frame.columns), defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+    for place, name in enumerate(names):
+        (exact[name] if name in wanted else alike[_plain(name)]).append(place)
+    for column in columns:
+        places = exact[column.name] or alike.pop(_plain(column.name), [])
+        if len(places) > 1:
+            told = " and ".join(repr(names[place]) for place in places)
+            text = f"{told} in the table may each be the column {column.name!r}; rename one"
+            raise DatasetError(text, code="data.twice")
+        for place in places:
+            names[place] = column.name
+    return frame.set_axis(names, axis=1)
 
 
 def _plain(name: Any) -> str:
@@ -452,6 +480,23 @@ def _keep(frame: pd.DataFrame, kept: pd.Series, left_out: dict[str, int], reason
     if lost := len(frame) - int(kept.sum()):
         left_out[reason] = lost
     return frame[kept]
+
+
+def _refuse_blurred(series: pd.Series, column: Column, source: Any) -> None:
+    """Raise if a code is a floating-point number that may have been another integer.
+
+    pandas reads a column of integers so where some are missing.
+    """
+    if pd.api.types.is_float_dtype(series):
+        fix = "store the column as text, or give amounts the type number"
+        _refuse(series, series.abs().fillna(0) > _LARGEST_EXACT, column, source, _BLURRED, fix)
+
+
+def _refuse_large(series: pd.Series, numbers: NDArray[np.float64], column: Column, source: Any) -> None:
+    """Raise if a scaled number (rows, m) is too large for the 32 bits of a dataset."""
+    with np.errstate(over="ignore"):
+        odd = ~np.isfinite(numbers.astype(np.float32)).all(axis=1)
+    _refuse(series, odd, column, source, "too large for 32 bits", "repair or remove that row, or divide by a scale")
 
 
 def _refuse(series: pd.Series, odd: Any, column: Column, source: Any, what: str, fix: str) -> None:

@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from umbel.data import Column, Dataset, DatasetError, Manifest, Schema, offsets_of
 from umbel.data.hospital_table import SCHEMA
 from umbel.data.making import command, counted, split_of, write, writing
-from umbel.data.table import as_texts, check_columns, column_in, encode, values_of
+from umbel.data.table import as_texts, check_columns, encode, named, values_of
 
 LAYOUT = Schema.read(SCHEMA)
 """The columns of a row, as in the paper.
@@ -93,9 +93,10 @@ def read_charges(csv: Path) -> pd.DataFrame:
     the number of its diagnosis-related group (DRG), as text.
     """
     service, parts = LAYOUT.features[0], []
-    for chunk in _chunks(csv):
+    for found in _chunks(csv):
+        chunk = named(found, _READ)
         check_columns(chunk, _READ, csv)
-        parts.append(chunk[as_texts(column_in(chunk, service), service.pattern).isin(service.categories)])
+        parts.append(chunk[as_texts(chunk[service.name], service.pattern).isin(service.categories)])
     rows = pd.concat(parts)
     if rows.empty:
         wrong = f"{csv}: no row has a DRG among {', '.join(service.categories)}"

@@ -333,6 +333,26 @@ def test_a_small_target_is_told_with_a_scale_that_brings_it_near_1(tmp_path: Pat
     assert "is small" not in said(*words, "--replace", "--set", "dose.scale=1e-09")
 
 
+def test_a_client_whose_name_is_a_number_may_validate(tmp_path: Path) -> None:
+    rows = [f"{who},{who},{x}" for who in range(5) for x in range(4)]
+    (tmp_path / "numbered.csv").write_text("who,age,cost\n" + "\n".join(rows))
+    words = ("data", "import", tmp_path / "numbered.csv", "--client", "who", "--target", "cost", "--validation")
+    said(*words, 3)
+    assert open_dataset(find_dataset("numbered")).names[-1] == "3"
+    refused("data.split", *words, 7, "--replace")
+
+
+def test_a_column_that_is_nearly_always_0_gets_a_scale(tmp_path: Path) -> None:
+    """The 99 % of its numbers that usually give a scale are 0."""
+    draw, rare = np.random.default_rng(0), np.arange(200) == 7
+    table = {"who": np.arange(200) % 4, "claim": 5000.5 * rare, "near": draw.uniform(0, 4, 200), "dose": 5e-4 * rare}
+    pd.DataFrame(table).to_csv(tmp_path / "claims.csv", index=False)
+    told = said("data", "import", tmp_path / "claims.csv", "--client", "who", "--target", "dose")
+    assert "claim 0 to 5,000.5" in told
+    assert "--set claim.scale=10000." in told
+    assert "--set dose.scale=0.001." in told
+
+
 def test_constants_that_are_told_fit_numbers_far_from_zero_and_do_not_ask_for_estimates_twice(tmp_path: Path) -> None:
     """Years lie around 1,939 or 1,944; who had scales estimated is told what these do not fit."""
     draw = np.random.default_rng(0)

@@ -37,6 +37,8 @@ def test_clients_are_split_by_name() -> None:
     made = data(validation=["c3", "c1"], test=["c7"])
     assert list(made.dataset.names)[-2:] == ["c3", "c1"]
     assert list(made.test.names) == ["c7"]
+    twice = data(validation=["c3", "c1", "c3"])
+    assert (twice.manifest.clients, len(twice.dataset.targets)) == (10, 20), "a name may be repeated"
 
 
 def test_a_share_that_is_not_0_is_one_client_at_least() -> None:

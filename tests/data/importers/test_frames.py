@@ -85,6 +85,11 @@ def test_what_is_not_to_be_guessed_is_said() -> None:
         (["1.5", "2", "$3", "1,000"], "number"),
         ([1, 2, 3, 4], "number"),
         (["x", "y", "x", "3"], "category"),
+        (["N", "F", "n", "f"], "category"),  # both may mean false
+        (["T", "F", "t", "f"], "boolean"),
+        (["yes", "yes", "Yes", "yes"], "boolean"),
+        (["65+", "<18", "18-64", "65+"], "category"),
+        (["03.01.2000", "04.01.2000"] * 2, "category"),
         (pd.Categorical(["x", "y", "x", "y"]), "category"),
     ],
 )
@@ -97,6 +102,22 @@ def test_types_are_guessed_from_values(values: Any, kind: str) -> None:
 def test_a_fault_among_numbers_is_no_category() -> None:
     with raises(DatasetError, "data.bad-value", "age", "row 2", "'thirty'"):
         made(FRAME.assign(age=["70", "thirty", "50", "50"]))
+
+
+@pytest.mark.parametrize("text", ["1,5", "12%", "12,5 %", "€1,200", "3 €", "1.234.567", "1 234,50", "1'000"])
+def test_amounts_with_other_signs_or_units_are_no_categories(text: str) -> None:
+    with raises(DatasetError, "data.bad-value", "age in data row 1", repr(text), "decimal point"):
+        made(FRAME.assign(age=[text] * 3 + ["7"]))
+    layout = made(FRAME.assign(age=[text] * 4), columns={"age": {"type": "category"}}).manifest.layout
+    assert layout is not None
+    assert layout.features[0].categories == [text]
+
+
+def test_a_listed_category_that_may_mean_missing_is_not_indicated() -> None:
+    data = made(FRAME.assign(ward=["NA", "B", "NA", ""]), columns={"ward": {"categories": ["NA", "B"]}}, missing="drop")
+    assert data.dataset.features[:, 1:3].tolist() == [[1, 0], [0, 1], [1, 0]]
+    data = made(FRAME.assign(ward=["NA", "B"] * 2), columns={"ward": {"categories": ["NA", "B"]}}, missing="indicate")
+    assert data.dataset.features.shape[1] == 4
 
 
 def test_the_same_schema_encodes_another_table_alike(tmp_path: Path) -> None:
@@ -224,6 +245,7 @@ CODES = pd.concat([FRAME] * 20, ignore_index=True)
         ("age", [1.0, 2.0, 1.0, 2.0], "category"),
         ("age", [0, 1, 2, 3], "number"),  # as amounts are counted
         ("age", [1.5, 2.5, 3.5, 4.5], "number"),
+        ("age", [1e20, 3e20, 1e20, 3e20], "number"),  # multiples of 1e20, which no 64-bit integer can hold
         ("age", [-1, -2, -3, -4], "number"),
         ("age", [5, 10, 20, 40], "number"),
         ("age", [-1, 1, -1, 1], "boolean"),

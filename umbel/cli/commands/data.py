@@ -6,6 +6,7 @@ import math
 import shlex
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -281,10 +282,11 @@ def _columns(known: Sequence[str], categories: Sequence[str], settings: Sequence
 
 
 def _share(text: str) -> float | list[str]:
-    try:
-        return float(text)
-    except ValueError:
-        return _words(text)
+    """Return a share of the clients, or their names, which may be numbers."""
+    with suppress(ValueError):
+        if 0 <= float(text) < 1:
+            return float(text)
+    return _words(text)
 
 
 def _words(text: str) -> list[str]:
@@ -382,7 +384,7 @@ def _hints(data: Dataset, standardised: bool) -> list[str]:
         known = column.minimum is not None and column.maximum is not None
         scaled = (column.scale, column.offset) != (1, 0)
         size = np.abs(values * column.scale + column.offset)
-        most, usual = float(np.quantile(size, _MOST)), float(np.median(size))
+        most, usual = float(np.quantile(size, _MOST) or size.max()), float(np.median(size))
         odd = int((size > _ODD * usual).sum()) if usual > 0 else 0
         rare = 0 < odd < len(size) / 100
         # A few numbers far from all others must not make the others small.

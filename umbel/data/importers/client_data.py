@@ -159,7 +159,7 @@ def _chosen(share: Share, what: str, names: list[str], among: list[int], of: int
     if strange := [name for name in map(str, share) if name not in place]:
         some = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         raise DatasetError(f"{what} names {strange[0]!r}, which is not a client; there are {some}", code="data.split")
-    return [place[str(name)] for name in share]
+    return [place[name] for name in dict.fromkeys(map(str, share))]
 
 
 def _renamed(dataset: Dataset, name: str) -> Dataset:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,9 @@ MOST_CATEGORIES = 100
 MOST_CODES, ROWS_A_CODE, ROUND = 20, 10, 5
 """Integers count as codes if there are at most so many of them, each in so many rows on average, and they are not all
 multiples of a number from `ROUND` on."""
+
+_AMOUNT = re.compile(r"[+-]?[$€£¥]? ?(?:\d+(?:[.,]\d+)?|\d{1,3}(?:[.' ]\d{3})+(?:,\d+)?) ?[%$€£¥]?")
+"""A number with a decimal comma, with other signs between thousands, or with a unit."""
 
 _OF_NUMBERS = {"scale", "offset", "minimum", "maximum"}
 """Entries that mark a column as amounts, even if its few values look like codes."""
@@ -219,7 +224,7 @@ def _infer(
     if not chosen:
         raise DatasetError(f"{source} has no column to predict {target!r} from", code="data.missing-column")
     indicate = entries.get("missing") == "indicate"
-    lacking = {name for name in chosen if indicate and missing_in(frame[name]).any()}
+    lacking = {name for name in chosen if indicate and missing_in(frame[name], _listed(given.get(name, {}))).any()}
     own = {
         name: {"missing": "indicate"} | given.get(name, {}) if name in lacking else given.get(name, {})
         for name in chosen
@@ -233,6 +238,12 @@ def _infer(
     return suggest(whole)
 
 
+def _listed(entries: Mapping[str, Any]) -> list[str]:
+    """Return the categories that a column's entries list."""
+    listed = entries.get("categories")
+    return listed if isinstance(listed, list) else []
+
+
 def _told(
     schema: Schema, frame: pd.DataFrame, given: dict[str, dict[str, Any]], syntax: Syntax, standardise: bool
 ) -> list[str]:
@@ -240,7 +251,7 @@ def _told(
     notes = []
     for column in (*schema.features, schema.target):
         name, said = column.name, given.get(column.name, {})
-        if column.type == "category" and not isinstance(said.get("categories"), list):
+        if column.type == "category" and not _listed(said):
             numbers = as_numbers(frame[name][~missing_in(frame[name])])
             if not {"categories", "type"} & said.keys() and np.isfinite(numbers).all():
                 few = f"{name} holds {len(column.categories)} different whole numbers, read as codes of categories"
@@ -319,15 +330,18 @@ def _guess(series: pd.Series, name: str, source: Any, is_target: bool) -> str:
     if pd.api.types.is_datetime64_any_dtype(series):
         return "date"
     there = series[~missing_in(series)]
-    numbers = as_numbers(there)
+    numbers, texts = as_numbers(there), as_texts(there)
     if set(np.unique(numbers)) in ({0.0, 1.0}, {-1.0, 1.0}):
         return "boolean"
-    # A few texts among numbers are faults; reading the table names them.
-    if len(there) == 0 or np.isfinite(numbers).mean() > 0.5:
+    # A few texts among numbers are faults, and so are decimal commas and units; reading the table names them.
+    if len(there) == 0 or (np.isfinite(numbers) | texts.str.fullmatch(_AMOUNT)).mean() > 0.5:
         return "category" if _codes(numbers, is_target) else "number"
-    if as_texts(there).str.fullmatch(ISO_DATE).mean() > 0.5:
+    if texts.str.fullmatch(ISO_DATE).mean() > 0.5:
         return "date"
-    return "boolean" if as_texts(there).str.lower().isin((*TRUE, *FALSE)).all() else "category"
+    known = {*texts.str.lower()}
+    # N and F are two values, although both are texts of false.
+    two = len(known) == 1 or not (known.isdisjoint(TRUE) or known.isdisjoint(FALSE))
+    return "boolean" if known <= {*TRUE, *FALSE} and two else "category"
 
 
 def _codes(numbers: NDArray[np.float64], is_target: bool) -> bool:
@@ -339,7 +353,7 @@ def _codes(numbers: NDArray[np.float64], is_target: bool) -> bool:
     few = 2 <= len(values) <= MOST_CODES and len(numbers) >= ROWS_A_CODE * len(values)
     if not few or not (np.isfinite(values).all() and (values % 1 == 0).all() and values[0] >= 0):
         return False
-    if np.gcd.reduce(values.astype(np.int64)) >= ROUND:
+    if math.gcd(*map(int, values)) >= ROUND:  # 64 bits may be too few
         return False
     return is_target or not np.array_equal(values, np.arange(len(values)))
 

@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from umbel.data.schema import Column, Schema
-from umbel.data.table import as_dates, as_numbers, column_in, days_since
+from umbel.data.table import as_dates, as_numbers, days_since, named
 from umbel.protocol.errors import DatasetError
 
 _SMALLEST, _LARGEST = 1e-6, 1e12  # range of distinguishable numbers
@@ -108,6 +108,7 @@ def scaled(
         fix = f"allow that epsilon, or give the range of {', '.join(names)}"
         raise DatasetError(f"{wrong}; {fix}", code="data.too-few-clients")
     spent = epsilon or needed
+    frame = named(frame, schema.columns)
     estimates = _Estimates(owners, spent / medians, generator)
     for column in unknown:
         estimates.add(column, _values(frame, column), column is not schema.target)
@@ -155,7 +156,7 @@ def _unscaled(column: Column) -> bool:
 
 
 def _values(frame: pd.DataFrame, column: Column) -> NDArray[np.float64]:
-    series = column_in(frame, column)
+    series = frame[column.name]
     if column.type == "date":
         return days_since(as_dates(series, column), column).to_numpy(np.float64)
     return as_numbers(series)

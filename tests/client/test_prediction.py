@@ -1,0 +1,25 @@
+"""Outputs of a model in readable form."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from umbel import models
+from umbel.client.prediction import shown, told
+from umbel.data import Manifest
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
+def test_a_class_appears_by_name_whatever_the_loss(loss: str) -> None:
+    model = models.load("linear inputs=2 outputs=3", loss)
+    target = {"name": "ward", "categories": ["A", "B", "C"]}
+    data = Manifest(name="stays", clients=1, split={"train": 1, "validation": 0}, units={"target": target})
+    outputs = torch.tensor([[0.1, 0.2, 0.3], [2.0, -1.0, 0.0]])
+    assert shown(told(model, outputs, data), data) == ["C", "A"]
+
+
+def test_several_numbers_stay_numbers() -> None:
+    model = models.load("linear inputs=2 outputs=3", "mse")
+    data = Manifest(name="stays", clients=1, split={"train": 1, "validation": 0}, units={"target": {"scale": 2}})
+    assert told(model, torch.tensor([[0.1, 0.2, 0.3]]), data).shape == (1, 3)
