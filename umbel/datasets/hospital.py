@@ -93,8 +93,8 @@ def read_charges(csv: Path) -> pd.DataFrame:
     the number of its diagnosis-related group (DRG), as text.
     """
     service, parts = LAYOUT.features[0], []
-    for found in _chunks(csv):
-        chunk = named(found, _READ)
+    for raw in _chunks(csv):
+        chunk = named(raw, _READ)
         check_columns(chunk, _READ, csv)
         parts.append(chunk[as_texts(chunk[service.name], service.pattern).isin(service.categories)])
     rows = pd.concat(parts)
