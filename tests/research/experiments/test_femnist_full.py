@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from itertools import product
 from pathlib import Path
@@ -69,12 +70,15 @@ def test_the_table_has_both_figures_of_one_run(tmp_path: Path) -> None:
     assert "Reasons" not in (tmp_path / "table.md").read_text()
     assert (row["accuracy"], row["patience"], row["stopped"]) == ("0.7", "0.1", "31")
     assert float(row["difference"]) == pytest.approx(0.7 - 0.835)
-    other = femnist_full.specs(tmp_path)[55]
-    path.rename(path.with_name(other.name))
+    measures = {"best": one, "last": one, "best_round": 36}
+    larger_step, many = (femnist_full.specs(tmp_path)[place] for place in (55, -1))
+    for other in (larger_step, many):
+        shutil.copytree(path, path.with_name(other.name))
     femnist_full.tables(
-        [Result(other, {"best": one, "last": one, "best_round": 36}, path.with_name(other.name))], tmp_path
+        [Result(other, measures, path.with_name(other.name)) for other in (larger_step, many)], tmp_path
     )
-    reasons = (tmp_path / "table.md").read_text().partition("## Reasons")[2]
+    _, clients, reasons = re.split("## (?:Many clients|Reasons)", (tmp_path / "table.md").read_text())
+    assert "| rmse | 15 | 47 | 0.05 | 1 | 0.700 |" in clients
     assert "| femnist | rmse | 10 | 10 | 0.2 | 1 | 0.700 |" in reasons
 
 

@@ -102,9 +102,13 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     arms = by_arm(results)
     sort = sorted(arms, key=lambda arm: (len(arm), arm[2], LOSSES.index(arm[0]), arm[1]))
     rows = [_row(arm, arms[arm]) for arm in sort]
-    main = [row for row, arm in zip(rows, sort, strict=True) if len(arm) == 3]
+    found = list(zip(rows, sort, strict=True))
+    main = [row for row, arm in found if len(arm) == 3 and arm[2] != MANY_CLIENTS]
     sections = [_accuracy(main)]
-    if other := rows[len(main) :]:
+    if many := [row for row, arm in found if len(arm) == 3 and arm[2] == MANY_CLIENTS]:
+        text = f"As above, with {MANY_CLIENTS} clients a round: half of those that train."
+        sections.append(Section.of("Many clients", text, COLUMNS, many))
+    if other := [row for row, arm in found if len(arm) > 3]:
         text = "As above, with a larger step than the chosen one, or with other validation writers."
         sections.append(Section.of("Reasons", text, {"dataset": "dataset", **COLUMNS}, other))
     page("Handwriting: Table 2 at full length", sections, rows, results).write(folder)
