@@ -417,7 +417,11 @@ class RunFolder:
             raise FileNotFoundError(f"{path} is missing")
         with safetensors.safe_open(path, "numpy") as file:
             names = file.keys()
-            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+            arrays, metadata = {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+        # NumPy has some kinds, such as bfloat16, only where another package adds them.
+        if lacking := [name for name, value in arrays.items() if value.dtype.kind == "V"]:
+            raise ValueError(f"{lacking[0]} in {path.name} is of a kind that NumPy lacks")
+        return arrays, metadata
 
 
 def _read_lines(path: Path, read: Callable[[str, int], T], finished: int = 0) -> list[T]:

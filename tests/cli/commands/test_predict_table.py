@@ -281,7 +281,7 @@ def test_rows_in_other_scales_than_those_of_the_run_are_refused(run: Path, tmp_p
         ("hospital,x,y\nnorth,1,2\nsouth,1,two\n", "data.bad-value", ["y in data row 2", "'two'"]),
         ("hospital,x,y,cost\nnorth,1,2,many\n", "data.bad-value", ["cost in data row 1", "'many'"]),
         ("hospital,x,y\n,1,2\n", "data.missing-value", ["hospital in data row 1"]),
-        ("hospital,x,y\nnorth,1e300,2\n", "data.not-finite", ["new.csv"]),
+        ("hospital,x,y\nnorth,1e300,2\n", "data.bad-value", ["x in data row 1", "'1e300'"]),
     ],
 )
 def test_what_is_wrong_with_a_table_is_told_by_row_and_column(

@@ -146,10 +146,14 @@ ODD_STARTS = {
 
 @pytest.mark.parametrize("start", ODD_STARTS)
 def test_from_whatever_start_noise_and_price_are_those_of_the_gate(start: str, site: Node) -> None:
-    """Around numbers of 1e38 a radius of 1 would not be seen at all: 32 bits leave the noise more room there."""
+    """Around numbers of 1e38 a radius of 1 would not be seen at all: 32 bits leave the noise more room there.
+
+    Noise above the largest numbers is cut off, so both stay as they are in a quarter of the releases. That all eight
+    are alike has a chance of 2e-5.
+    """
     value = ODD_STARTS[start]
     node, seen = site, set()
-    for _ in range(4):
+    for _ in range(8):
         reply = left(node.send(with_array(value)))["w"]
         assert reply.dtype == value.dtype
         assert np.isfinite(reply).all()
@@ -157,7 +161,7 @@ def test_from_whatever_start_noise_and_price_are_those_of_the_gate(start: str, s
     # 16 bits are coarser than this noise near their largest number: they tell less, not more.
     assert len(seen) > 1 or value.dtype == np.float16, "there is noise"
     [(release, times)] = node.account.items()
-    assert (release.n, release.noise_multiplier, times) == (2, 4.0, 4)
+    assert (release.n, release.noise_multiplier, times) == (2, 4.0, 8)
 
 
 def test_a_larger_model_costs_more() -> None:
