@@ -84,8 +84,8 @@ def entries_of(node_config: str) -> dict[str, Any]:
     SiteError
         If a part of the text is no pair. Flower would skip ``budget = 4``, and the site would have the default.
     """
-    file, pairs = node_config.endswith(".toml"), "=" in node_config
-    if pairs if file else _PAIR.sub("", node_config).strip():
+    wrong = "=" in node_config if node_config.endswith(".toml") else _PAIR.sub("", node_config).strip()
+    if wrong:
         raise _bad_pairs(node_config)
     try:
         return dict(parse_config_args([node_config] if node_config.strip() else None))

@@ -146,7 +146,7 @@ def write_dataset(
 
 
 def _put(new: Path, folder: Path, old: Path) -> None:
-    """Rename `new` to `folder`, whose earlier content goes to `old`, and returns if that fails."""
+    """Rename `new` to `folder`. The earlier content goes to `old`, and comes back if that fails."""
     try:
         if folder.exists():
             folder.rename(old)

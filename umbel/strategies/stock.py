@@ -126,7 +126,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the types of a function's parameters; of types that cannot be found, their text."""
     try:
         return typing.get_type_hints(function)
-    except Exception:  # a module may import some types for type checkers alone
+    except NameError:  # a module may import some types for type checkers alone
         return {name: _SIMPLE.get(str(hint), hint) for name, hint in inspect.get_annotations(function).items()}
 
 
