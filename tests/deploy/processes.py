@@ -126,6 +126,11 @@ class Member:
         """Whether a message of a run's round has come in."""
         return f"[RUN {run.id}, ROUND {round}, " in self.log  # and how large the answer may be
 
+    def has_answered(self, round: int | str, run: Run) -> bool:
+        """Whether its answer of a run's round has left, or Flower has said that it could not send all of it."""
+        _, heard, since = self.log.rpartition(f"[RUN {run.id}, ROUND {round}, ")
+        return bool(heard) and re.search("Sent successfully|Failed to send message", since) is not None
+
     def ready(self) -> tuple[int, str]:
         """Return the status of ``/ready`` at a node, and the code of the reason."""
         port = self.command[self.command.index("--port") + 1]

@@ -37,7 +37,7 @@ def test_a_site_without_room_charges_nobody_and_a_server_without_room_ends_the_r
     north, south = deployment.nodes.values()
     north.tamper({2: HOLD})
     run = deployment.submit(**CONFIG)
-    wait_until("round 2", lambda: 2 in north.rounds_paid(run) and south.log.count("Sent successfully") == 3, RUN_S)
+    wait_until("round 2", lambda: 2 in north.rounds_paid(run) and south.has_answered(2, run), RUN_S)
     south.fill_disk()
     north.tamper({3: HOLD})
     wait_until("refusal", lambda: south.ready() == (503, "disk.full"), RUN_S)

@@ -85,7 +85,7 @@ def storm(deployment: Deployment) -> Storm:
     assert len(run.history) == 1
     steady.tamper({3: HOLD})
     for joining in (late, broken):
-        wait_until("answer of a site that joins", lambda joining=joining: "Sent successfully" in joining.log, RUN_S)  # type: ignore[misc]
+        wait_until("answer of a site that joins", lambda joining=joining: joining.has_answered("query", run), RUN_S)  # type: ignore[misc]
     assert len(run.history) == 2
     steady.tamper({})
     return Storm(run, deployment.wait(run), late, broken)
