@@ -83,6 +83,15 @@ def test_a_long_run_could_resume_until_its_result_is_saved(
     assert not elsewhere.saved_in.exists(), "another machine saves it"
 
 
+def test_two_sweeps_do_not_share_an_unfinished_run(umbel_home: Path) -> None:
+    """They have results in folders of their own, and each would overwrite what the other resumes from."""
+    config = run_config("synthetic", rounds=1)
+    folder = resumable(config).saved_in
+    assert folder is not None
+    with FileLock(folder / ".lock"), raises(SweepError, "sweep.running", folder):
+        resumable(config)
+
+
 def test_what_is_done_is_not_done_again(in_process: list[str], tmp_path: Path) -> None:
     first = sweep(SPECS[:2], tmp_path)
     second = sweep(SPECS, tmp_path)

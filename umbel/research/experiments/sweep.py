@@ -113,19 +113,31 @@ def sweep(
     for known in (_named_by, _fingerprint, _digest):
         known.cache_clear()  # files may have changed since an earlier sweep in this process
     make_folder(folder)
+    with _alone(folder):
+        return _sweep(specs, folder, task, workers, keep)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a folder, which only one sweep at a time may write to."""
+    lock = FileLock(folder / ".lock", timeout=0)
     try:
-        with FileLock(folder / ".lock", timeout=0):
-            return _sweep(specs, folder, task, workers, keep)
+        lock.acquire()
     except Timeout:
-        text = f"another sweep is running in {folder}; wait for it, or give another folder"
-        raise SweepError(text, code="sweep.running") from None
+        raise SweepError(f"another sweep is running in {folder}; wait until it ends", code="sweep.running") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def resumable(config: Mapping[str, Any]) -> Finished:
     """Do a long run, or the rest of a stopped one; see `finish`. It could resume until its sweep has saved it."""
     what = json.dumps([dict(config), made_by(config, resumable)], sort_keys=True)
     folder = umbel_home() / "experiments" / "unfinished" / hashlib.sha256(what.encode()).hexdigest()[:16]
-    return finish(config, saved_in=folder)
+    make_folder(folder.parent)
+    with _alone(RunFolder(folder).path):
+        return finish(config, saved_in=folder)
 
 
 def done(specs: Sequence[Spec], folder: Path, task: Task = finish, keep: bool = False) -> list[Result]:
