@@ -46,7 +46,7 @@ from umbel.server.nodes.bounds import count_deviation, furthest, furthest_sum
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.presence import Absence
 from umbel.server.nodes.replies import Asked, read_releases, read_scores, read_sums
-from umbel.server.nodes.roster import TRAIN, VALIDATION, Roster, check_enough, gather, hosting_of
+from umbel.server.nodes.roster import MORE_NODES, TRAIN, VALIDATION, Roster, check_enough, gather, hosting_of
 from umbel.server.nodes.secure import NO_REPORTS, Together, summed, terms_of
 from umbel.server.nodes.transport import transport_of
 from umbel.server.nodes.words import Names, code_in, told
@@ -218,8 +218,7 @@ class Fleet:
         assert roster is not None
         if len(roster) < least:
             text = f"a secure sum needs at least {least} sites, and there are {len(roster)}; start more"
-            more = "in simulation by umbel run --nodes, or num-supernodes in Flower's --federation-config"
-            raise FleetError(f"{text}, {more}", code="nodes.too-few-parties")
+            raise FleetError(f"{text}, in simulation by {MORE_NODES}", code="nodes.too-few-parties")
         clients = self.clients_per_round, self.run.validation_clients_per_round or roster.validation
         terms = terms_of(self.task, self.sent, clients[0], len(roster), colluding, least, reports, clients[1])
         if self._together is None or self._together.terms != terms:

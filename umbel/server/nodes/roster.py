@@ -28,6 +28,9 @@ from umbel.server.nodes.presence import Absence, NodeState, Presence
 from umbel.server.nodes.words import PASSING, Names, code_in, moves, told
 
 TRAIN, VALIDATION = "training", "validation"
+MORE_NODES = "umbel run --nodes, or num-supernodes in Flower's --federation-config"
+"""How a simulation gets more nodes."""
+
 NO_REFUSALS: Mapping[int, str] = {}
 _POLL_S = 1.0  # maximum seconds of one look for replies
 _AGAIN_S, _SELDOM_S = 5.0, 60.0  # shortest and longest pause before a node that refused is asked again
@@ -357,7 +360,7 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
         if together and parts < run.min_nodes and any(hosting.simulated for hosting in fitting.values()):
             raise FleetError(
                 f"min-nodes = {run.min_nodes}, and the simulation has {count_of(parts, 'node')}; lower it, or simulate "
-                "more: umbel run --nodes, or num-supernodes in Flower's --federation-config",
+                f"more: {MORE_NODES}",
                 code="nodes.too-few",
             )
         if together and refused and parts > 1:
