@@ -70,7 +70,10 @@ def _server() -> None:
 
 
 def _relay() -> None:
-    """Start a relay, which hides from a server whose release is whose. Other people than the server's run it."""
+    """Start a relay, which hides the sender of each release from the server.
+
+    People who do not run the server run it.
+    """
 
 
 def _site() -> None:
@@ -101,7 +104,7 @@ COMMANDS: Table = {
     "policy": ("umbel.cli.commands.policy:app", "Explain a site's policy in words, and check its file."),
     "server": ("umbel.cli.main:server", "Start the server, sign in to it, and print a run's status."),
     "sites": ("umbel.cli.commands.sites:sites", "List the sites of a run, and why some are missing."),
-    "relay": ("umbel.cli.main:relay", "Start a relay, which hides from a server whose release is whose."),
+    "relay": ("umbel.cli.main:relay", "Start a relay, which hides the sender of each release from the server."),
     "certs": ("umbel.deploy.certs:app", "Make the certificates, secrets and keys of a server and its sites."),
     "bundle": ("umbel.client.bundle:app", "Print the hash that identifies this umbel, and write its bundle."),
     "data": ("umbel.cli.commands.data:app", "List and describe datasets, and make more from recipes and tables."),
@@ -139,7 +142,7 @@ SITE: Table = {
     "metrics": ("umbel.console.metrics:app", "Print a site's metrics for Prometheus, or serve them."),
     "console": (
         "umbel.console.app:app",
-        "Open a page on this machine to read the site's books and decide on requests.",
+        "Open a page on this machine to read the site's records and decide on requests.",
     ),
 }
 

@@ -209,7 +209,7 @@ def costs(
     release: ReleaseName | None = None,
     sites: int = 1,
 ) -> Planned:
-    """Work out what a run would cost its clients, or what noise a wanted guarantee takes.
+    """Compute the cost of a run for its clients, or the noise for a wanted guarantee.
 
     Parameters
     ----------
@@ -219,20 +219,20 @@ def costs(
     parameters, hypotheses, clients, clients_per_round : int
         n, k, training clients and U, in place of `config`.
     mechanism : str
-        "laplace", if it is not given.
+        By default "laplace".
     noise_multiplier, rounds : float, int
-        nu and the rounds of a run, of which the cost is wanted; by default the configuration's.
+        nu and the number of rounds, to compute the cost; by default the configuration's.
     target_epsilon : float
-        The guarantee that is wanted, between any two data sets of a client; nu is worked out.
+        The wanted guarantee, between any two data sets of a client, to compute nu.
     participations : int
-        The most participations of a client, with `target_epsilon`.
+        With `target_epsilon`: maximum participations of a client.
     choice_epsilon : float
         Epsilon of the randomised choice; by default open, or a quarter of the target a participation.
     delta : float
         0 for a pure epsilon.
     public_data : bool
-        Whether the data of `config` are public or made up. Only then are clients' first updates measured, since their
-        norm is a release without noise that no ledger counts. The datasets that come with umbel are made up.
+        Whether the data of `config` are public or made up, as all that come with umbel are. Only then are clients'
+        first updates measured: their norm is a release without noise, which no ledger counts.
     anonymous : int
         N, the least number of releases that a relay shuffles before the server reads them. Adds the guarantee against
         that server; with `target_epsilon`, this is the wanted one.
@@ -242,7 +242,7 @@ def costs(
     Raises
     ------
     ConfigError
-        When something is missing, given twice or impossible.
+        If a figure is missing, given twice or impossible.
     """
     if target_epsilon is not None and (noise_multiplier is not None or rounds is not None):
         raise ConfigError("give target-epsilon, or noise-multiplier and rounds, not both", code="config.both-ways")
@@ -250,7 +250,10 @@ def costs(
     radius, by, limit = None, ReleaseBy.CLIENT, math.inf
     if str(config):
         if any(number is not None for number in (parameters, hypotheses, clients, clients_per_round, mechanism)):
-            raise ConfigError("leave n, k, clients, U and mechanism to the configuration", code="config.given-twice")
+            text = (
+                "the configuration has parameters, hypotheses, clients, clients-per-round and mechanism; leave them out"
+            )
+            raise ConfigError(text, code="config.given-twice")
         task, run, radius, by = _measured(config, public_data)
         limit = run.max_participations or math.inf
         if target_epsilon is None:

@@ -34,7 +34,7 @@ class BatchedLearner(Learner):
 
     @property
     def _alike(self) -> bool:
-        """Whether loss and metric are made of the same sum."""
+        """Whether loss and metric come from the same sum."""
         return self.model.metric.per_sample is self.model.loss.per_sample
 
     def _sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:

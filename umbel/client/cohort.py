@@ -1,4 +1,4 @@
-"""The rows of some clients, and the order in which each goes through its own."""
+"""The rows of some clients, and the order in which each client trains on its rows."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Cohort:
     def split(self) -> tuple[Cohort, Cohort]:
         """Return each client's rows in two parts: all but every fifth, and every fifth.
 
-        A client of few rows has its last in the second part; the first may then be empty.
+        If a client has fewer than five rows, only its last row is in the second part. The first may then be empty.
         """
         kept = held_out(self.lengths)
         return self.rows(~kept), self.rows(kept)
@@ -91,16 +91,17 @@ class LocalUpdate:
     A batch size of 0 takes all rows at once. The last minibatch of an epoch may be smaller. With
     steps, each minibatch is drawn afresh from all rows (PAC paper, Protocol 1).
 
-    A client whose rows would be computed on more than `max_examples` times in all leaves out its last
-    passes, but never the first. The server is not told.
+    A client computes at most `max_examples` rows, all passes counted: it leaves out its last passes, but never the
+    first. The server is not told.
 
-    With `balanced`, every minibatch holds as many rows with a target above 0 as below; the rest of a client's rows
-    waits for another pass.
+    With `balanced`, every minibatch has as many rows with a target above 0 as below. A client's other rows are left
+    out of that pass.
 
-    `descent` is what a step makes of a gradient. An optimizer's state is reset after the round.
+    `descent` turns a gradient into a step. Each round starts with a new optimizer state.
 
-    With `rows`, a client trains with a guarantee for each row (`umbel.client.dp_sgd`). Then `rows` decides steps and
-    samples, and only step size and `descent` are read: nothing may depend on the number of rows.
+    With `rows`, a client trains with a guarantee for each row (`umbel.client.dp_sgd`). Then `rows` sets the number of
+    steps and their samples, and of the other fields only step size and `descent` count: nothing may depend on the
+    number of rows.
     """
 
     local_epochs: int
@@ -114,11 +115,11 @@ class LocalUpdate:
 
     @property
     def passes(self) -> int:
-        """How often the rows are put in a new order: once an epoch, or once a step."""
+        """Number of times that the rows are put in a new order: once an epoch, or once a step."""
         return self.rows.steps if self.rows else self.local_steps or self.local_epochs
 
     def passes_over(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many passes clients of so many rows make."""
+        """Return the number of passes of clients with these numbers of rows."""
         if math.isinf(self.max_examples):
             return np.full_like(rows, self.passes)
         a_pass = np.minimum(self.batch_size or rows, rows) if self.local_steps else rows
@@ -126,12 +127,12 @@ class LocalUpdate:
         return np.minimum(self.passes, most)
 
     def batches(self, rows: int) -> range:
-        """Return where, in a pass over so many rows, each minibatch begins."""
+        """Return the first row of each minibatch in a pass over so many rows."""
         size = self.size(rows)
         return range(0, size if self.local_steps else rows, size)
 
     def size(self, rows: int) -> int:
-        """Return the number of rows of a full minibatch; of a random one, a number that it hardly exceeds."""
+        """Return the number of rows of a full minibatch; for random ones, a number that they hardly ever exceed."""
         if self.rows:
             mean = self.rows.rate * rows
             return min(math.ceil(mean + _FAR * math.sqrt(mean)), rows)
@@ -144,14 +145,22 @@ Draw = Callable[[], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Schedule:
-    """In which order clients go through their rows, drawn pass by pass.
+    """The order of each client's rows in training, drawn pass by pass.
 
-    A server says how many passes there are. Were all drawn at once, the memory for them would be
-    passes times rows, and whether there is enough would tell the number of rows.
+    The server sets the number of passes. If all were drawn at once, they would take memory for passes times rows, and
+    a lack of memory would reveal the number of rows.
 
-    `lengths` (clients,) is how many rows of each client take part in a pass, and `rows` are these, one client's after
-    the other's. `draws` has what draws the order of a client, by its place. `seeds`, one a client, are of what the
-    network itself draws, as in dropout; there are none where it draws nothing.
+    Attributes
+    ----------
+    update : LocalUpdate
+    lengths : ndarray of int64, shape (clients,)
+        Number of rows of each client in a pass.
+    rows : ndarray of int64
+        These rows, those of a client together.
+    draws : mapping from int to Draw
+        By a client's position: draws the order of its next pass. Other clients keep the order of `rows`.
+    seeds : tuple of int
+        A seed for each client, for draws of the network itself, as in dropout; empty if it draws nothing.
     """
 
     update: LocalUpdate
@@ -164,11 +173,10 @@ class Schedule:
     def draw(
         cls, cohort: Cohort, update: LocalUpdate, generators: Sequence[np.random.Generator], seeded: bool = False
     ) -> Schedule:
-        """Have the order of each client's rows drawn from its generator; it can be gone through once.
+        """Return a schedule that draws the order of each client's rows from its generator, and can be used once.
 
-        The order of a client that takes all its rows at once is of no consequence, and no draw is
-        spent on it. With `seeded`, a seed is drawn first for what the network draws; without generators
-        it is 0.
+        If a client takes all its rows at once, their order does not matter, and nothing is drawn. With `seeded`, each
+        generator first draws a seed for the network; without generators the seeds are 0.
         """
         if seeded:
             generators = list(generators)  # each access would restart a generator
@@ -182,7 +190,7 @@ class Schedule:
     def shuffled(
         cls, lengths: NDArray[np.int64], update: LocalUpdate, generators: Sequence[np.random.Generator]
     ) -> Schedule:
-        """Have the order of clients of so many rows drawn, those of a client together."""
+        """Return a schedule for clients with these numbers of rows, those of a client together."""
         starts, rows = lengths.cumsum() - lengths, np.arange(int(lengths.sum()))
         longer = np.flatnonzero(lengths > update.batch_size).tolist() if update.batch_size else []
         # Each generator is accessed once, since each access would restart it.
@@ -209,10 +217,10 @@ class Schedule:
             yield self.rows[start : start + length] if draw is None else draw()
 
     def minibatches(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
-        """Yield, a step, the rows (clients, b), their shares of the mean, and how many each client has.
+        """Yield for each step the rows (clients, b), their weights in the mean, and each client's number of rows.
 
-        A client that has fewer rows than others is padded, at share 0, with the first that it has in this step, so
-        that padding blows up only where a row does. One that has none left in this step has 0.
+        If a client has fewer rows than others, its first row of the step fills the rest with weight 0. So padding
+        overflows only if one of its rows does. A client without rows in a step has the number 0.
         """
         starts, lengths = (self.lengths.cumsum() - self.lengths)[:, None], self.lengths[:, None]
         passes = self.update.passes_over(self.lengths)
@@ -237,12 +245,12 @@ class Schedule:
 
 
 def _pairs(liked: NDArray[np.int64], others: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
-    """Return liked and other items in turns, as many of the one as of the other."""
+    """Return liked and other items in turn, equally many of both kinds."""
     pairs = min(len(liked), len(others))
     return np.stack([generator.permutation(liked)[:pairs], generator.permutation(others)[:pairs]], axis=1).ravel()
 
 
 def _send(rows: NDArray[Any], device: torch.device) -> Tensor:
-    """Return rows on a device; to a GPU by way of pinned memory, which it reads itself."""
+    """Return rows on a device. A GPU copies them from pinned memory by itself."""
     tensor = torch.from_numpy(rows)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,8 +1,8 @@
-"""How a site computes its clients: in which batches, and on which threads.
+"""The batches and threads in which a site computes its clients.
 
-How many threads compute a client may change its numbers, so that does not depend on the clients that are asked. If a
-site hosts several clients for each core, one thread computes a client, and each core has a client. Else all cores
-compute one client after the other.
+The number of threads that compute a client may change its numbers, so it does not depend on the clients that are
+asked. If a site hosts several clients for each core, each thread computes one client, and all cores work at once.
+Otherwise all cores compute one client after the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from umbel.models.fit import CPU_CHUNK_BYTES, look, training_bytes
 from umbel.privacy.gate.undisclosed import Apart
 from umbel.protocol.clients import ClientInDataset
 
-_CLIENTS = 4  # that a site hosts for each core: with fewer, cores could be idle when some are asked
+_CLIENTS = 4  # hosted clients for each core: with fewer, some cores could be idle if a message asks only some clients
 
 
 class Crew:
@@ -53,7 +53,7 @@ class Crew:
 
     @property
     def threads(self) -> AbstractContextManager[None]:
-        """The number of threads that compute a client, for as long as the block runs."""
+        """A context that sets the number of threads that compute a client."""
         return one_thread() if self._single else nullcontext()
 
     @contextmanager

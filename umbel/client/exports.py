@@ -47,7 +47,7 @@ def write_networks(
         raise ConfigError(text, code="config.no-folder") from None
     files = {name: folder / f"{name}.{_SUFFIXES[form]}" for name in networks}
     if not private and (more := {*folder.glob(f"hypothesis-*.{_SUFFIXES[form]}")} - {*files.values()}):
-        text = f"{min(more)} is of a run with more hypotheses, and would lie among those of this one"
+        text = f"{min(more)} belongs to a run with more hypotheses, and would look like a file of this one"
         raise ConfigError(f"{text}; remove it, or name another folder", code="config.other-files")
     made = {}
     for name, network in networks.items():

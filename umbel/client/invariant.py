@@ -1,17 +1,17 @@
-"""Small dense networks of a site's clients, together: each client's numbers are bit for bit those it has alone.
+"""Clients of a site with a small dense network, computed together: each gets, bit for bit, the numbers it gets alone.
 
 A release must not depend on the other clients of its batch, not even by rounding. Matrix products do: a library picks
-its kernel by shape, and MKL sums in another order where a matrix begins at another address. So clients are computed in
-chunks of one fixed shape, padded with clients that have no rows. A client's rows are padded to a width that depends on
-their number alone. In a chunk there are only
+its kernel by shape, and MKL sums in another order if a matrix begins at another address. So clients are computed in
+chunks of one fixed shape, padded with clients that have no rows. A client's rows are padded to a width that depends
+only on their number. A chunk contains only
 
-- additions, multiplications, divisions and roots of single numbers, which IEEE 754 rounds in one way only;
-- exponentials and the like, on a multiple of 64 numbers: every one goes through the same vector code, none through the
-  code for a rest;
-- sums over an axis within one client, whose order depends on the shape alone.
+- additions, multiplications, divisions and roots of single numbers, which IEEE 754 rounds in one way;
+- exponentials and similar functions on a multiple of 64 numbers: the same vector code computes all of them, and the
+  code for a remainder is never used;
+- sums over an axis within one client, whose order depends only on the shape.
 
-One thread computes a chunk, since threads would cut it elsewhere. Larger networks and clients are computed one client
-after the other: their computing takes longer than the calls that a chunk saves.
+One thread computes a chunk, since several threads would split it. Larger networks and clients are computed one client
+after the other: for them a chunk saves little time.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from umbel.models.networks import Softmax
 from umbel.privacy.gate.undisclosed import check_time
 
 SLOTS = 64  # clients of a chunk: a multiple of the numbers that any processor computes at once
-_NARROWEST = 8  # rows to which a client is padded at least, so that few widths occur
+_NARROWEST = 8  # minimum rows to which a client is padded, so that few widths occur
 
 
 class InvariantLearner(BatchedLearner):
-    """Computes clients in chunks of one fixed shape: what a client gets depends on no other."""
+    """Computes clients in chunks of one fixed shape: a client's result depends on no other client."""
 
     def __init__(self, model: Model, device: torch.device) -> None:
         super().__init__(model, device)
@@ -49,7 +49,7 @@ class InvariantLearner(BatchedLearner):
 
     @staticmethod
     def takes(model: Model) -> bool:
-        """Return whether every operation of a model is one of those above."""
+        """Return whether a model has only the operations that the module's docstring lists."""
         known = LOSSES.get(model.loss.name) == model.loss and METRICS.get(model.metric.name) == model.metric
         return known and not model.frozen_values and _layers(model.module) is not None
 
@@ -69,7 +69,7 @@ class InvariantLearner(BatchedLearner):
 
     @cached_property
     def _widest(self) -> int:
-        """Rows of the largest clients in chunks: a layer's products, taken apart, are no more than a thread's work."""
+        """Maximum rows of a client in a chunk: a layer's single products must not be too much work for a thread."""
         layers = [layer for _, layer in self._chain or [] if isinstance(layer, nn.Linear)]
         products = max((layer.weight.numel() for layer in layers), default=1)
         return ONE_THREAD_BYTES // (4 * SLOTS * products)
@@ -126,9 +126,9 @@ class InvariantLearner(BatchedLearner):
         return self._loop._row_gradients(names, shape)
 
     def _minibatches(self, cohort: Cohort, schedule: Schedule) -> Iterator[Minibatch]:
-        """Yield the schedule's minibatches, each of the width that a client's number of rows leads to.
+        """Yield the schedule's minibatches, each padded to the width for a client's number of rows.
 
-        A further column is a client's first row of the step, like all its padding.
+        As in all padding, the added columns repeat a client's first row of the step.
         """
         width = _width(schedule.update.size(int(cohort.lengths.max(initial=0))))
         for rows, weights, counts in super()._minibatches(cohort, schedule):
@@ -145,7 +145,7 @@ class InvariantLearner(BatchedLearner):
         return (inputs[:, :, None] * weight[:, None]).sum(-1)
 
     def _moved(self, value: Tensor, gradient: Tensor, step_size: float) -> Tensor:
-        # In two roundings: in one call, whether there is one or two depends on a number's place.
+        # Two operations, each rounded: a single call would round once or twice, depending on a number's position.
         return value - gradient * step_size
 
 
@@ -172,7 +172,7 @@ def _slots(values: Parameters) -> Parameters:
 
 
 def _padded(cohort: Cohort) -> Cohort:
-    """Return a cohort with as many clients as a chunk has slots; the further ones have no rows."""
+    """Return a cohort with as many clients as a chunk has slots; the added clients have no rows."""
     return replace(cohort, lengths=_padded_lengths(cohort.lengths))
 
 

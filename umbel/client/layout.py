@@ -14,10 +14,10 @@ from umbel.models.model import Model
 
 @lru_cache(maxsize=16)
 def arrangement(model: Model, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    """Return how parameters are laid out in memory: a convolution's with the channels last, if the model takes that.
+    """Return a function that arranges parameters in memory: channels last for convolutions, if the model allows it.
 
-    CPUs pool and convolve much faster then. Later layers inherit the order, and a module that asks for a view in the
-    usual order fails.
+    CPUs then compute pooling and convolutions much faster. Later layers inherit the order, and a module that needs a
+    view in the usual order fails: its parameters stay as they are.
     """
     try:
         with torch.inference_mode():

@@ -55,7 +55,7 @@ class Learner(ABC):
         self._room = math.inf  # bytes of a chunk; less once that was too much
 
     def choose(self, hypotheses: Arrays, cohort: Cohort, local: Arrays | None = None) -> NDArray[np.int64]:
-        """Return the hypothesis that fits each client's rows best; of a single one there is nothing to choose."""
+        """Return the hypothesis that fits each client's rows best; 0 if there is only one."""
         if len(next(iter(hypotheses.values()))) == 1:
             return np.zeros(len(cohort), np.int64)
         return best_hypothesis(self.score(hypotheses, cohort, local)[0])
@@ -63,7 +63,7 @@ class Learner(ABC):
     def score(self, hypotheses: Arrays, cohort: Cohort, local: Arrays | None = None) -> Scores:
         """Return losses and metrics (k, clients) of every hypothesis on every client's rows.
 
-        They are as reported (`umbel.models.losses.Score.report`), not as descended.
+        They are the reported values (`umbel.models.losses.Score.report`), not the objective of training.
         """
         with torch.inference_mode():
             sums = self._sums(self._tensors(hypotheses), self._readable(cohort), self._tensors(local or {}))
@@ -75,9 +75,9 @@ class Learner(ABC):
             return losses, losses if same else metric.report(means[-1]).numpy()
 
     def score_newcomers(self, hypotheses: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Scores:
-        """Return loss and metric (k, clients) of clients whose local parameters are still fresh.
+        """Return loss and metric (k, clients) of clients that have no trained local parameters yet.
 
-        Each fits its own to every hypothesis, on all its rows but every fifth, and is scored on those.
+        For every hypothesis, each client fits local parameters on four fifths of its rows, and is scored on the rest.
         """
         seen, held_out = cohort.split()
         parts, k = [], len(next(iter(hypotheses.values())))
@@ -101,17 +101,17 @@ class Learner(ABC):
     ) -> tuple[Arrays, Arrays]:
         """Train each client from its chosen hypothesis (Algorithm 1, line 6); return shared and local parameters.
 
-        All of them are trained, or `only` those named.
+        All parameters are trained, or `only` those named.
 
-        Each generator shuffles one client's rows, so that a client's result does not depend on who else is in the
-        cohort. Those of `umbel.privacy.gate.randomness.streams` begin again where a chunk does. If each row has a
-        guarantee (`LocalUpdate.rows`), there are sources of samples and noise in their place.
+        There is one generator for each client, which shuffles its rows: a client's result does not depend on the other
+        clients of the cohort. A slice of `umbel.privacy.gate.randomness.streams` has its generators at their
+        beginning. If each row has a guarantee (`LocalUpdate.rows`), `generators` are sources of samples and noise.
         """
         trained = self._train_some(hypotheses, chosen, cohort, update, generators, local or {}, only)
         return {name: trained[name] for name in hypotheses}, {name: trained[name] for name in local or {}}
 
     def outputs(self, parameters: Arrays, features: Tensor) -> Tensor:
-        r"""Return what one network, of shared and local parameters, says of rows (rows, \*feature shape)."""
+        r"""Return one network's outputs for rows (rows, \*feature shape), given shared and local parameters."""
         rows = self._readable(Cohort(features.to(self.device), features, np.array([len(features)]))).features
         with torch.inference_mode():
             return self.model.apply(self._frozen | self._tensors(parameters), rows)
@@ -123,17 +123,17 @@ class Learner(ABC):
             return self.model.representations(self._frozen | self._tensors(parameters), rows)
 
     def objective(self, parameters: Parameters, cohort: Cohort) -> Tensor:
-        r"""Return what one network (\*shape) descends on all rows of a cohort together."""
+        r"""Return the objective that training minimises, of one network (\*shape) on all rows of a cohort together."""
         outputs = self.model.apply(self._frozen | parameters, self._readable(cohort).features)
         return self.model.loss.objective(self.model.loss.of_rows(outputs, cohort.targets).mean())
 
     def own_outputs(self, networks: Arrays, cohort: Cohort) -> Tensor:
-        r"""Return what each client's own m networks say of its rows, (m, rows, \*output shape).
+        r"""Return the outputs of each client's own m networks for its rows, (m, rows, \*output shape).
 
         Parameters
         ----------
         networks : dict of ndarray, each (clients, m, \*shape)
-            Shared and local parameters. Where all clients have the same ones, as from ``np.broadcast_to``, each network
+            Shared and local parameters. If all clients have the same ones, as from ``np.broadcast_to``, each network
             computes the rows of all clients at once.
         """
         cohort = self._readable(cohort)
@@ -219,7 +219,7 @@ class Learner(ABC):
         return gradients_of(self.model, self._frozen, names, shape)
 
     def fit_local(self, hypothesis: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Arrays:
-        """Return the local parameters that suit clients' rows and a single hypothesis, from fresh ones."""
+        """Return local parameters that fit clients' rows and a single hypothesis, starting from fresh ones."""
         if self.model.hooks.fit_local is not None:
             one = {name: value[0] for name, value in hypothesis.items()}
             features, targets = cohort.features.cpu().numpy(), cohort.targets.cpu().numpy()
@@ -236,14 +236,14 @@ class Learner(ABC):
         return {name: trained[name] for name in fresh}
 
     def batches(self, lengths: NDArray[np.int64]) -> list[slice | list[int]]:
-        """Return the places of those clients, of so many rows, that a site computes together: each one alone."""
+        """Return the batches in which a site computes clients with these numbers of rows: here one client each."""
         return [slice(c, c + 1) for c in range(len(lengths))]
 
     @abstractmethod
     def _sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
         """Return the summed loss and metric (2, k, clients) of every hypothesis over each client's rows.
 
-        If they sum the same numbers, (1, k, clients) will do.
+        If both sum the same numbers, the shape may be (1, k, clients).
         """
 
     @abstractmethod
@@ -255,10 +255,10 @@ class Learner(ABC):
         r"""Train the named parameters of all clients, each (clients, \*shape), and return all."""
 
     def _in_chunks(self, cohort: Cohort, sizes: NDArray[np.int64], compute: Callable[[slice], None]) -> None:
-        """Compute runs of clients, as many at once as memory is there for their sizes in bytes, but one at least.
+        """Compute successive clients, as many at once as their sizes in bytes fit into memory, but at least one.
 
-        Sizes are estimated, and on a GPU others may take what was free. Where it is not enough, the run is computed
-        again with half as many; more than that is not tried any more.
+        Sizes are estimates, and on a GPU other programs may take free memory. If memory runs out, the same clients are
+        computed again, half as many at once. From then on no chunk is larger than that.
         """
         ends, limit, begin = sizes.cumsum(), self._chunk_bytes(), 0
         while begin < len(cohort):
@@ -273,7 +273,7 @@ class Learner(ABC):
                     compute(part)
             except torch.OutOfMemoryError as error:
                 trouble = one_line(error)
-            # Below, the error is gone, and with it all that was computed.
+            # Here the error no longer exists, and no longer holds the memory of what was computed.
             if not trouble:
                 begin = part.stop
                 progress.at(begin / len(cohort))
@@ -319,14 +319,14 @@ class Learner(ABC):
         return replace(cohort, features=cohort.features.long()) if self._look(cohort).tokens else cohort
 
     def _tensors(self, arrays: Arrays) -> Parameters:
-        # PyTorch has no tensors that cannot be written to, as arrays of a message cannot; nothing writes to these.
+        # PyTorch has no read-only tensors, and arrays of a message are read-only; so those are copied.
         own = {name: value if value.flags.writeable else np.array(value) for name, value in arrays.items()}
         return {name: torch.from_numpy(value).to(self.device) for name, value in own.items()}
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Have one thread compute, for as long as the block runs."""
+    """Let PyTorch use one thread inside the block."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

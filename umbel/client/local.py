@@ -32,13 +32,14 @@ _KEPT_RUNS = 20  # a site keeps the local parameters of this many runs
 
 
 class LocalParameters:
-    """The local parameters of a model in the run of a name; `state` is the node's ``context.state``.
+    """The local parameters of a model in a run, which `run` names; `state` is the node's ``context.state``.
 
     `seed` is that of the initial draw; None uses the operating system's entropy.
 
-    Some come from training that hides each row in them (`TrainingSpec.hides_rows`). No other may be where such training
-    begins: ordinary training makes local parameters depend on all rows, and each row's gradient would depend on them.
-    Nor may those whose training the ledger has lost, with an older copy: no account has what they show of a row.
+    Training that hides each row (`TrainingSpec.hides_rows`) starts only from local parameters of the same kind of
+    training, or from fresh ones. After ordinary training they depend on all rows, and so would each row's gradient. If
+    the ledger is an older copy without the charges of that training, it starts from fresh ones too: no account covers
+    what the others reveal about a row.
     """
 
     def __init__(self, site: Site, state: RecordDict, model: Model, run: str, seed: int | None) -> None:
@@ -85,7 +86,7 @@ class LocalParameters:
         """Keep the local parameters of clients, and whether training has hidden each row in them.
 
         Training that diverged counts as no update, as in `umbel.privacy.gate.gate`: a client whose `shared` or
-        local parameters are not finite keeps the local ones that it had.
+        local parameters are not finite keeps its earlier local parameters.
         """
         if not values:
             return

@@ -54,7 +54,7 @@ _part: ContextVar[tuple[_Watch, float, float] | None] = ContextVar("umbel_progre
 def watched(
     text: str, clients: int, compute: Callable[[slice | list[int]], T], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[slice | list[int]], T]:
-    """Return `compute`, which takes some of the clients, so that it logs its progress.
+    """Return a version of `compute`, a function of some of the clients, that logs its progress.
 
     `text` is the beginning of each line, with {done} and {clients}.
     """
@@ -75,7 +75,7 @@ def watched(
 
 @contextmanager
 def part(begin: float, end: float) -> Iterator[None]:
-    """The work inside takes the work around it from share `begin` to share `end`."""
+    """Count the work inside the block as the part of the surrounding work from share `begin` to share `end`."""
     around = _part.get()
     if around is None:
         yield
@@ -89,7 +89,7 @@ def part(begin: float, end: float) -> Iterator[None]:
 
 
 def at(share: float) -> None:
-    """Note that a share of the work around is done."""
+    """Note that a share of the surrounding work is done."""
     if (around := _part.get()) is not None:
         watch, first, last = around
         watch.note(first + share * (last - first))

@@ -1,10 +1,10 @@
 r"""Sums of rows' gradients, each clipped: the part of DP-SGD that takes time.
 
 A network of dense layers computes all clients of a chunk at once. Other networks compute one client after the other. If
-all trained parameters are those of usual layers, the gradient of a row is not needed to know its norm: it follows from
-the layer's inputs and the gradients of its outputs (Goodfellow 2015; Li et al., ICLR 2022), and so does the sum of all
-rows' clipped gradients (Bu et al., ICML 2023). That takes one backward pass. Where it does not give the gradients of
-`torch.func`, on made-up rows, each row's gradient is computed.
+all trained parameters belong to usual layers, no row's gradient is computed. Its norm follows from the layers' inputs
+and the gradients of their outputs (Goodfellow 2015; Li et al., ICLR 2022), and so does the sum of all rows' clipped
+gradients (Bu et al., ICML 2023). That takes one backward pass. If the result for made-up rows differs from that of
+`torch.func`, each row's gradient is computed.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from umbel.models.model import Model, Parameters
 from umbel.protocol.errors import ModelError
 
 SLACK = 2.0**-9
-"""Share of the clip norm that is left to the rounding of sums. The worst rows that are known take three quarters."""
+"""Share of the clip norm that is reserved for the rounding of sums. The worst known rows take three quarters of it."""
 _AT_ONCE = 1 << 28
 """Bytes of rows' gradients that are computed together."""
 _ROWS, _DRAWS, _MOVED = 3, 4, 0.1
 _CLOSE = 1e-3
 _ROUNDING = 2.0**-16
-"""Share of its largest possible square that rounding may take off a squared norm, where products cancel."""
+"""If products cancel, rounding may reduce a squared norm by this share of its largest possible value."""
 _LARGEST, _LEAST_FACTOR = 2.0**80, 2.0**-100
-"""Beyond them a row does not count: its clipped gradient would need numbers that 32 bits hold with few digits."""
+"""Beyond these a row does not count: 32 bits would hold its clipped gradient with too few digits."""
 _USUAL = 1e9
-"""Lengths up to it, and down to its inverse, have squares and products that 32 bits hold."""
+"""Between its inverse and this number, lengths have squares and products that fit 32 bits."""
 
 Objective = Callable[[Tensor], Tensor]
 """Takes outputs (rows, ...) and returns a loss for each row (rows,)."""
@@ -246,9 +246,9 @@ def gradients_of(
     shape: tuple[int, ...],
     chain: list[tuple[str, nn.Module]] | None = None,
 ) -> RowGradients:
-    """Return the fastest way to clipped sums of a model's trained parameters that is right.
+    """Return the fastest correct way to the clipped sums of a model's trained parameters.
 
-    `shape` is that of a row, and `chain` the layers of a chain of dense layers, if clients are to be computed at once.
+    `shape` is the shape of a row. To compute clients at once, `chain` has the layers of a chain of dense layers.
 
     Raises
     ------
@@ -281,7 +281,7 @@ def check_rows(model: Model, shape: tuple[int, ...]) -> None:
 def _mixes(model: Model, shape: tuple[int, ...]) -> bool:
     """Return whether a row's outputs in training change with the other rows, beyond rounding.
 
-    The server chooses the parameters, and initial ones may be 0 where rows mix. So others are tried, too.
+    Initial parameters may be 0 in the layers that mix rows, and a server can send others. So these are tried too.
     """
     rows, generator = _made_up(model, shape), torch.Generator().manual_seed(0)
     start = _initial(model)
@@ -293,7 +293,7 @@ def _mixes(model: Model, shape: tuple[int, ...]) -> bool:
         return not _close(together, alone)
 
     def mixes_while_drawing(parameters: Parameters, seed: int) -> bool:
-        """As many rows draw the same from a seed, so just the other rows differ."""
+        """With the same seed and number of rows, the draws are the same: only the other rows differ."""
         others, first = torch.cat([rows[:1], 1 - rows[1:]]), list[Tensor]()
         for some in (rows, others):
             with seeded(seed, torch.device("cpu")):
@@ -400,7 +400,8 @@ class _Tap(NamedTuple):
 
 @contextmanager
 def _tapped(layers: list[nn.Module], copies: bool) -> Iterator[list[_Tap]]:
-    """Yield a list that gets a tap of each layer as it is computed; with `copies` its output cannot change later."""
+    """Yield a list that gets a tap for each layer when the layer is computed; with `copies`, later layers cannot change
+    its output in place."""
     taps: list[_Tap] = []
 
     def tap(layer: nn.Module, inputs: Any, outputs: Tensor) -> Tensor | None:
@@ -432,7 +433,7 @@ def _bias(g: Tensor) -> Iterator[Part]:
 def _products(a: Tensor, g: Tensor) -> tuple[Tensor, Summed]:
     """Return the squared norms of each row's product of g (places, outputs) and a (places, inputs), and their sum.
 
-    Where a row's products are large, their norms come from those of all pairs of places.
+    If a row's product is large, its norm is computed from the products of all pairs of places.
     """
     places, inputs, outputs = a.shape[1], a.shape[2], g.shape[2]
     if places == 1 or places * (inputs + outputs) < inputs * outputs:
@@ -452,10 +453,11 @@ def _lengths(values: Tensor) -> Tensor:
 
 
 def _safe(squares: Tensor, largest: Tensor, *lengths: Tensor) -> Tensor:
-    """Return squared norms that are too small by no rounding.
+    """Return squared norms that rounding has not made too small.
 
-    Those of pairs are differences of large numbers where places cancel. `largest` are the squares if none do, which no
-    square exceeds. They count where the `lengths` (rows, places) are too extreme for the products of pairs.
+    `squares` come from pairs of places. If places cancel, they are differences of large numbers, and inexact. `largest`
+    are upper bounds: the squares if no places cancel. They are taken if the `lengths` (rows, places) are too extreme
+    for products of pairs.
     """
     peaks = [one.amax(1) for one in lengths]
     usual = torch.stack([(peak <= _USUAL) & (peak >= 1 / _USUAL) for peak in peaks]).all(0)

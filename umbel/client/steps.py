@@ -1,4 +1,4 @@
-"""Steps of clients' optimizers, and the seed of what a network itself draws."""
+"""Steps of clients' optimizers, and a seed for the draws of a network, as in dropout."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from umbel.models.optimizers import LocalOptimizer
 
 
 class Steps:
-    """Steps of some clients by an optimizer other than plain descent, from nothing in its memory.
+    """Steps of some clients by an optimizer other than plain descent, which starts with an empty state.
 
-    One optimizer has the parameters of all clients, and a separate memory for each. A client without a gradient does
-    not change.
+    One optimizer has the parameters of all clients, and a separate state for each client. A client without a gradient
+    does not change.
 
-    The trained parameters of each of `clients` change in place. The proximal term holds the `shared` parameters.
+    The trained parameters of each of `clients` change in place. The proximal term concerns the `shared` parameters.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Steps:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Mapping[str, Tensor] | None]) -> None:
-        """Go down the gradient of each client; None leaves it where it is."""
+        """Make a step along the gradient of each client; a client with None stays unchanged."""
         for own, anchors, gradient in zip(self._clients, self._anchors, gradients, strict=True):
             for name, value in own.items():
                 value.grad = None if gradient is None else gradient[name]
@@ -46,7 +46,7 @@ class Steps:
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Have PyTorch's own generators, from which layers draw, begin at a seed; afterwards they are as before."""
+    """Seed PyTorch's own generators, from which layers draw, inside the block; restore their state afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

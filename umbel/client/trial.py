@@ -185,8 +185,8 @@ def _check_mean(model: Model, score: Score, cohort: Cohort) -> None:
             if several.numel() > 1 or _alike(several.reshape(()), mean):
                 return
             found = several.item()
-    text = f"{score.name} gives {len(targets)} rows {found:.4g}, but the mean of its values for each is {mean:.4g}"
-    told = "clients are computed row by row, and a mean is taken"
+    text = f"{score.name} is {found:.4g} for {len(targets)} rows together, but the mean over single rows is {mean:.4g}"
+    told = "umbel computes each row by itself, and takes the mean"
     raise ModelError(f"{text}; {told}: return a value for each row", code="model.score-of-rows")
 
 

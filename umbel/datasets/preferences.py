@@ -87,7 +87,7 @@ def draw(
         count = min(max(count, min(rows, MIN_ROWS)), items)
         liked = round(like_rate * count)
         if not 0 < 2 * liked < count:
-            wrong = f"client {client} would like {liked} of its {count} items, not at least one and fewer than half"
+            wrong = f"client {client} would like {liked} of its {count} items; it must like one or more, and under half"
             fix = "give another --like-rate, or more --rows"
             raise DatasetError(f"{wrong} (Assumption 1 of the paper); {fix}", code="data.options")
         chosen = _choose(count, log_weights, generator)

@@ -1,6 +1,6 @@
 """``umbel relay start``: collects a round's anonymous releases, and hands them on together (`umbel.privacy.anonymous`).
 
-Other people than the server's run it. It keeps everything in memory and writes nothing to disk. Its log has numbers
+People who do not run the server run it. It keeps everything in memory and writes nothing to disk. Its log has numbers
 only: of releases, never of a site, a run or an address.
 """
 
@@ -130,7 +130,7 @@ def main(
     memory: Annotated[int, typer.Option(min=1, help="Maximum memory for all releases together, in MiB.")] = 1024,
     largest: Annotated[int, typer.Option(min=1, help="Maximum size of a release, in MiB.")] = 64,
 ) -> None:
-    """Start a relay, which hides from a server whose release is whose. It keeps all in memory."""
+    """Start a relay, which hides the sender of each release from the server. It stores nothing on disk."""
     logs.configure()
     with errors_in_one_line():
         keys = read_sites(sites)

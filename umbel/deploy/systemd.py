@@ -238,7 +238,7 @@ def _relay(
 ) -> None:
     """Write a systemd unit for umbel relay start. Takes that command's options.
 
-    Other people than the server's run it, on a separate machine.
+    People who do not run the server run it, on a separate machine.
     """
     with errors_in_one_line():
         _write(relay_unit(context.args, name), out)

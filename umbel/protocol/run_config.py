@@ -122,7 +122,9 @@ class RunConfig(Settings):
     )
     clients_per_round: int = Field(20, ge=1, description="U, training clients asked in each round")
     max_participations: int = Field(
-        2, ge=0, description="maximum participations of a client, in turns; 0 for random draws without a maximum"
+        2,
+        ge=0,
+        description="maximum participations of a client; clients take turns; 0 for random draws without a maximum",
     )
     validation_clients_per_round: int = Field(0, ge=0, description="clients asked in each validation; 0 for all")
     validate_every: int = Field(1, ge=1, description="rounds from one validation to the next")
@@ -217,7 +219,7 @@ class RunConfig(Settings):
         ge=0,
         le=1,
         description="q, probability of each row to be drawn in a training step; steps are local-steps, or "
-        "local-epochs / row-rate, and batch-size is not read",
+        "local-epochs / row-rate, and batch-size has no effect",
     )
     row_batch: Number = Field(
         TrainingSpec.row_batch,
@@ -244,7 +246,7 @@ class RunConfig(Settings):
     max_update_norm: Number = Field(
         0.0,
         ge=0,
-        description="longer updates are left out; 0 stands for a public clip norm, and otherwise for 1,000,000",
+        description="longer updates are left out; 0 means the clip norm if clipping is public, otherwise 1,000,000",
     )
 
     observers: str = Field("", description='observers of the run, as "package.module:Class name=value", separated by ;')
@@ -315,7 +317,7 @@ class RunConfig(Settings):
         if self.protect is Protect.BOTH and not self.noise_multiplier:
             raise ValueError('protect = "both" needs noise on models; set a noise-multiplier, or protect = "rows"')
         if self.message_noise:
-            raise ValueError("message-noise tells about rows, which protect hides; set it to 0")
+            raise ValueError("message-noise reveals facts about rows, which protect hides; set it to 0")
         if self.anonymous_least:
             raise ValueError('anonymous-least is for protect = "clients" alone; set it to 0')
         if self.local_epochs > MAX_ROW_STEPS * self.row_rate and not self.local_steps:

@@ -27,9 +27,9 @@ def worth(last: float, own: float) -> Worth:
 @pytest.mark.parametrize(
     ("several", "said"),
     [
-        ((700.0, 280.0), ("As they are, three hypotheses are better", "own, they are no better: a factor")),
-        ((700.0, 240.0), ("As they are, three hypotheses are better", "own, they are better, too")),
-        ((990.0, 280.0), ("As they are, three hypotheses are no better", "own, they are no better")),
+        ((700.0, 280.0), ("As they are, three hypotheses are better", "hospital, they are no better: a factor")),
+        ((700.0, 240.0), ("As they are, three hypotheses are better", "hospital, they are better, too")),
+        ((990.0, 280.0), ("As they are, three hypotheses are no better", "hospital, they are no better")),
     ],
 )
 def test_it_says_where_three_hypotheses_are_better_by_its_own_figures(

@@ -1,4 +1,4 @@
-"""``umbel audit``: whether what stands between a client's training and the wire keeps its claim."""
+"""``umbel audit``: whether a privacy mechanism of any package keeps its claim."""
 
 from __future__ import annotations
 
@@ -40,21 +40,28 @@ def command(
         float | None,
         typer.Option(help="The Euclidean norm to which updates are clipped.", show_default="its attributes"),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Releases of each canary, beside one.")] = ROUNDS,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Audit one round, and this many, with a release of each canary in every round.")
+    ] = ROUNDS,
     canaries: Annotated[
         int, typer.Option(min=200, help="Canaries along each of two lines. Proved figures grow with their logarithm.")
     ] = CANARIES,
-    clients: Annotated[int, typer.Option(min=0, help="Number of clients in all, to judge delta. 0: not known.")] = 0,
+    clients: Annotated[int, typer.Option(min=0, help="Number of all clients, to judge delta. 0: not known.")] = 0,
     parameters: Annotated[
-        int, typer.Option(min=0, help="Size of your model, to read the target's own account for it. 0: do not.")
+        int,
+        typer.Option(
+            min=0, help="Number of your model's parameters: also read the target's own account for that size. 0: no."
+        ),
     ] = 0,
     python: Annotated[
         str, typer.Option(help="Interpreter of the target's environment.", show_default="umbel's own")
     ] = sys.executable,
     confidence: Annotated[float, typer.Option(help="Confidence of proved and fitted figures.")] = Options.confidence,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the audit's draws; the target's are its own.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the audit's draws. The target draws from its own generators.")
+    ] = 0,
     timeout: Annotated[
-        float, typer.Option(help="Seconds that the target may take for one answer, of up to all canaries.")
+        float, typer.Option(help="Maximum seconds for an answer of the target, which may be for all canaries at once.")
     ] = Options.timeout,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of reports.")] = False,
 ) -> None:

@@ -76,7 +76,11 @@ def _in_words(as_it_is: Mapping[str, float | None], own: Mapping[str, float | No
 
     return [
         f"As they are, three hypotheses are {'better' if better(as_it_is) else 'no better'} than one.",
-        "Made each hospital's own, they are "
-        + ("better, too." if better(own) else "no better: a factor, fitted at home, does as much as groups do."),
-        "Groups that no factor can mend need several hypotheses: see umbel run synthetic.",
+        "Adjusted to each hospital, they are "
+        + (
+            "better, too."
+            if better(own)
+            else "no better: a factor, fitted at the hospital, helps as much as groups do."
+        ),
+        "If groups differ by more than a factor, use several hypotheses: see umbel run synthetic.",
     ]

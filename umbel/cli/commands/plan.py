@@ -203,7 +203,7 @@ def _of_rows(
     add(f"epsilon at delta {delta:g}", amount(planned.guarantee.epsilon), between)
     spent = rows_to_date({task.release(sigma): task.participations}, delta)
     allowed = f"{rounded_up(spent):.4g} at delta {delta:g}" if math.isfinite(spent) else "none"
-    add("a site's row-budget", allowed, "which counts to date, as if the server chose each task after the last release")
+    add("a site's row-budget", allowed, "at least: as if the server chose each task after the releases so far")
     add("noise against gradient", f"{sigma / batch:.3g}", "in each component of a step's mean gradient, in clip norms")
     console = Console()
     console.print(table)
@@ -264,9 +264,9 @@ def _show(planned: Planned, from_config: bool, anonymous: int | None, distance: 
     if release.chooses:
         add("choice-epsilon", f"{release.choice_epsilon:.4g}", "of the randomised choice; 0 leaves it open")
     if planned.radius is not None:
-        add("radius", f"{planned.radius:.3g}", "norm of a client's first update; set clip-norm to it, or to half of it")
+        add("clip norm", f"{planned.radius:.3g}", "median norm of first updates; set clip-norm to it, or to half of it")
     elif from_config:
-        add("radius", "not measured", "a measurement would reveal clients' rows; --public-data allows it")
+        add("clip norm", "not measured", "a measurement would reveal clients' rows; --public-data allows it")
     participations = f"median {figures.median_participations}, most {figures.max_participations}"
     add("participations", participations, "assumed by these figures; set max-participations to the larger number")
     add("pure epsilon", f"median {pure}, most {most_pure}", between)
@@ -292,7 +292,7 @@ def _show(planned: Planned, from_config: bool, anonymous: int | None, distance: 
     often = (figures.median_participations, figures.max_participations)
     paper = (amount(release.paper_spend(times)) for times in often)
     add("paper's budget", "median {}, most {}".format(*paper), "n/nu a participation: a heuristic, no guarantee")
-    add("noise against update", f"{figures.noise_left:.3g}", "left in a hypothesis after averaging, in radii")
+    add("noise against update", f"{figures.noise_left:.3g}", "left in a hypothesis after averaging, in clip norms")
     add("step size x curvature", f"< {figures.largest_curvature_step:.3g}", "or the rounds diverge")
     console = Console()
     console.print(table)

@@ -87,7 +87,7 @@ def command(
         bool,
         typer.Option(
             "--baselines/--no-baselines",
-            help="At the end, compare the run with simpler ways, for at most a quarter of the run's work.",
+            help="At the end, compare the run with baselines. They take at most a quarter of the run's work.",
         ),
     ] = True,
     strict: Annotated[

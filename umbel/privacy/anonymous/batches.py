@@ -167,7 +167,7 @@ class Batches:
 
 
 def _too_few() -> RelayError:
-    text = "the batch has too few releases to hide whose each is, or is closed, so the relay hands on none"
+    text = "the batch has too few releases to hide their senders, or is closed, so the relay hands on none"
     return RelayError(text, code="relay.too-few")
 
 

@@ -29,10 +29,11 @@ def check(site: Site, seed: int | None, task: TrainingSpec, opening: Opening) ->
         text = f"the server asks for batches of at least {opening.least} releases; this site accepts no less than"
         raise Refused(f"{text} {policy.anonymous_least} (anonymous-least)", code="refused.anonymous-least")
     if policy.clip_norm_floor > task.clip_norm:
-        text = f"the clip norm is {task.clip_norm:g}, and this site's clip-norm-floor {policy.clip_norm_floor:g}"
-        raise Refused(f"{text}: with more noise than others, its releases would be known", code="refused.anonymous")
+        text = f"the clip norm is {task.clip_norm:g}, below this site's clip-norm-floor of {policy.clip_norm_floor:g}"
+        fix = "ask for a clip norm that no site has to raise"
+        raise Refused(f"{text}: more noise than others have would show the sender; {fix}", code="refused.anonymous")
     if site.insecure_seed:
-        text = "insecure-seed is set: the server knows this site's noise, and so its releases"
+        text = "insecure-seed is set, so the server knows this site's noise, and recognises its releases; leave it out"
         raise Refused(text, code="refused.anonymous")
     if site.simulated:
         return

@@ -112,7 +112,7 @@ def decide(
         request = runs.request(beginning)
         if seen is not None and seen != request.status:
             who = f" by {request.person}" if request.person else ""
-            text = f"request {request.digest[:SHOWN]} is {request.status}{who} meanwhile; look at it again"
+            text = f"request {request.digest[:SHOWN]} has changed: it is {request.status}{who} now; look at it again"
             raise LedgerError(text, code="ledger.decided-meanwhile")
         if status is Status.REFUSED:
             refused = runs.decide(request, status, person, reason)

@@ -167,10 +167,12 @@ class Policy(Settings):
     parties: Text = Field(
         "",
         description="public keys of the sites for secure sums and anonymous releases, this one included, as "
-        '"name=key name=key"; neither without',
+        '"name=key name=key"; empty for neither',
     )
     party_key: Text = Field("", description="absolute path of this site's private SSH key in parties")
-    least_parties: Whole = Field(3, ge=2, description="fewest sites asked for a secure sum; over half answer")
+    least_parties: Whole = Field(
+        3, ge=2, description="fewest sites asked for a secure sum; more than half of them must reply"
+    )
     colluding_parties: Whole = Field(
         0,
         ge=0,
@@ -182,7 +184,9 @@ class Policy(Settings):
         "", description="absolute path of the CA certificate of the relay's operator, who is not the server's"
     )
     anonymous_least: Whole = Field(
-        100, ge=2, description="fewest releases in a batch; the relay hands on no smaller one with this site's"
+        100,
+        ge=2,
+        description="fewest releases in a batch; the relay withholds a smaller batch if it has a release of this site",
     )
     min_clients: Whole = Field(
         10, ge=1, description="fewest clients in a site's sums; a round with fewer is refused, and none is charged"
@@ -207,8 +211,8 @@ class Policy(Settings):
     max_examples: Unlimited = Field(
         10_000_000,
         ge=1,
-        description="maximum rows that a client's round computes, repetitions included; further passes are left out; "
-        "no limit to training that hides rows, whose steps may not depend on their number",
+        description="maximum rows that a client computes in a round, each pass counted; further passes are left out; "
+        "training that hides rows has no such limit, since its steps may not depend on the number of rows",
     )
     max_seconds: Unlimited = Field(
         3600.0, gt=0, description="maximum seconds of computation for a message, shared equally among its clients"
@@ -225,7 +229,7 @@ class Policy(Settings):
         description="maximum epsilon for a row of a client that is added or removed, over all the client's releases",
     )
     row_delta: Number = Field(
-        0.0, ge=0, lt=1, description="delta of row-budget; noise in training has an epsilon only above 0"
+        0.0, ge=0, lt=1, description="delta of row-budget; above 0 for noise in training, which has no pure epsilon"
     )
     min_row_noise_multiplier: Number = Field(
         0.5, ge=0, description="smallest row-noise-multiplier that the site accepts, if a run protects rows; above 0"
@@ -359,7 +363,8 @@ class Policy(Settings):
         elif self.release is AcceptedRelease.ANONYMOUS:
             raise ValueError('release = "anonymous" needs a relay: set relay, relay-ca, parties and party-key')
         if self.release is not AcceptedRelease.ANONYMOUS and self.colluding_parties > self.least_parties - 2:
-            raise ValueError(f"colluding-parties = {self.colluding_parties} needs least-parties of at least two more")
+            few = f"colluding-parties = {self.colluding_parties} needs more sites in a sum"
+            raise ValueError(f"{few}: set least-parties to {self.colluding_parties + 2} or more")
         if self.delta > 0 and math.isinf(self.budget):
             raise ValueError("delta needs a budget: set budget, or leave delta out")
         if self.row_delta > 0 and math.isinf(self.row_budget):
@@ -370,7 +375,7 @@ class Policy(Settings):
         if self.personalise is not Personal.NO and not self.keep_model:
             raise ValueError("personalise needs kept models: set keep-model, or leave personalise out")
         if "personalise_epochs" in self.model_fields_set and self.personalise is Personal.NO:
-            raise ValueError('personalise-epochs has no effect: set personalise = "fine-tune" or "interpolate"')
+            raise ValueError("personalise-epochs has no effect without personalise: set it, or leave both out")
         if self.report_noise_multiplier > 0 and self.reports_exactly and self.role is not Role.TRAIN:
             raise ValueError(f"report-noise-multiplier adds no noise to exact losses of role {self.role}: {_EXACT}")
         if self.reports_exactly and self.role is Role.VALIDATION and self.sets_limits:

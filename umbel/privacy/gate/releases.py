@@ -56,10 +56,10 @@ def check_noise(mechanism: Mechanism, n: int, radius: float) -> None:
     noise = mechanism.deviation(n) * radius
     # Far enough from the limits for any draw, its square, and sums of n of them.
     if not (sys.float_info.min * n <= noise <= math.sqrt(sys.float_info.max) / (n + 1)):
-        raise Refused(
-            f"noise multiplier {mechanism.noise_multiplier:g} at radius {radius:g} gives noise that cannot be computed",
-            code="refused.noise-out-of-range",
+        text = (
+            f"noise multiplier {mechanism.noise_multiplier:g} at clip norm {radius:g} gives noise that no 64-bit number"
         )
+        raise Refused(f"{text} holds; bring clip norm and noise nearer to 1", code="refused.noise-out-of-range")
 
 
 def grid_step(noise: float, resolution: float) -> float:

@@ -123,7 +123,9 @@ class Gate:
                 and noise_multiplier > 0
                 and mechanisms.load(mechanism)(noise_multiplier).pure(1, 2) is None
             ):
-                raise ConfigError(f"a budget needs a delta with mechanism {mechanism!r}", code="config.delta")
+                raise ConfigError(
+                    f"a budget for mechanism {mechanism!r} needs a delta: give delta", code="config.delta"
+                )
             self._budget = None if budget is None else Policy.of({"budget": budget, "delta": delta})
         except UmbelError as error:
             raise ConfigError.of(error, "umbel.Gate: ") from None

@@ -70,8 +70,8 @@ class DiscreteGaussian(Mechanism):
         finest = math.ceil(math.log2(deviation / _MOST_STEPS))
         if finest > coarsest:
             raise Refused(
-                f"mechanism discrete-gaussian draws noise of at most {_MOST_STEPS} radii, but noise multiplier "
-                f"{self.noise_multiplier:g} needs more",
+                f"mechanism discrete-gaussian draws noise of at most {_MOST_STEPS} clip norms, but noise multiplier "
+                f"{self.noise_multiplier:g} needs more; lower it, or use mechanism gaussian",
                 code="refused.noise-out-of-range",
             )
         wanted = math.floor(math.log2(radius / (FINE * math.sqrt(n))))

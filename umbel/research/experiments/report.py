@@ -54,7 +54,7 @@ def write_report(run: str | Path, against: Sequence[str | Path] = (), baselines:
             beside, theirs, other, _ = _open(one)
             check(view, other)
             if not _alike(folder, setup, beside, theirs):
-                text = f"{other.name} is of other rows than {view.name}, though their dataset has the same name"
+                text = f"{other.name} has other rows than {view.name}, though their datasets have the same name"
                 raise ConfigError(f"{text}; compare runs of the same data", code="config.compare")
             others.append(other)
     if len(runs_of(view, others)) > MAX_KINDS + 1:
