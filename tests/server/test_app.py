@@ -649,8 +649,8 @@ def test_a_run_starts_from_the_best_hypotheses_of_another(
     np.testing.assert_array_equal(starting_points(run), flatten(whole.arrays("hypotheses")))
     best = whole.history[-1]["best_round"]
     assert run.history[0]["loss"] == whole.history[best - 1]["loss"]
-    assert f"starts from hypotheses of {whole.folder}; what clients spent there comes on top" in caplog.text
-    assert "the cost to clients in that run comes on top" in (run.folder / "report.html").read_text()
+    assert f"starts from hypotheses of {whole.folder}; its guarantee does not count what clients spent" in caplog.text
+    assert "the guarantee does not count what clients spent there" in (run.folder / "report.html").read_text()
     assert isinstance(run.grid, ListeningGrid)
     assert not run.grid.rounds.keys() & {"restart-0", "restart-1"}, "there is nothing to choose among"
 

@@ -427,11 +427,11 @@ _OFF_AT_0 = frozenset(
 
 
 def _release(request: Request) -> tuple[Release, int, int] | str:
-    """Return the release of a participation, in sums or alone, and how many a client may make in the run, and reports.
+    """Return the release of a participation, and a client's maximum numbers of participations and reports in the run.
 
-    It is the one that costs most among all that the request allows: of the message, where it differs from the run's
-    settings, and of a choice between two hypotheses, since a message may send fewer than the run config says.
-    If there is no telling, return the reason: one such request must not hide the others.
+    It is the release that costs most among those that the request allows. If the message differs from the run's
+    settings, the message counts. A choice counts as one between two hypotheses, because a message may send fewer than
+    the run config says. If the cost cannot be told, return the reason: one such request must not hide the others.
     """
     asks, differs = request.asks, request.asks["differs"]
     try:

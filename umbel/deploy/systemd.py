@@ -254,7 +254,7 @@ def site_unit(arguments: Sequence[str], name: str, memory: int, gpu: bool = Fals
     entries = entries_of(options.node_config)
     if not entries.get(POLICY_FILE):
         # Whoever starts units may change what stands in one.
-        text = f"a unit's policy stands in a file: write --node-config '{POLICY_FILE}=\"{POLICY}\"'"
+        text = f"a unit reads its policy from a file: write --node-config '{POLICY_FILE}=\"{POLICY}\"'"
         raise UnitError(text, code="unit.no-policy-file")
     policy = policy_of(Policy.current(entries))
     ledger = Path(policy.ledger_path or _STATE / name / "ledger.sqlite")

@@ -68,7 +68,11 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
         neither = "clipping=update choice-epsilon=0"
         log(WARNING, "Without noise, updates are still clipped and choices still randomised. To stop both: %s", neither)
     if setup.first:
-        log(INFO, "It starts from hypotheses of %s; what clients spent there comes on top", setup.config.start_from)
+        log(
+            INFO,
+            "The run starts from hypotheses of %s; its guarantee does not count what clients spent there",
+            setup.config.start_from,
+        )
         if setup.model.local_shapes:
             log(WARNING, "Clients start with new local parameters; those of that run are not reused")
     roster = setup.fleet.roster(grid)

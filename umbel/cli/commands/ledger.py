@@ -61,8 +61,8 @@ def show(
     terminal.print(table)
     terminal.print(
         "epsilon: the guarantee between any two data sets of a client, over all its releases, for tasks fixed in "
-        "advance; none with Gaussian noise, which has one at a delta only, and none after a release without a public "
-        "clip norm, or with an open choice. "
+        "advance. Gaussian noise has an epsilon only at a delta. A client has no guarantee after a release without a "
+        "public clip norm, or with an open choice. "
         "paper's budget: the sum of n/nu, a heuristic that guarantees nothing.",
         soft_wrap=True,
     )
@@ -74,8 +74,8 @@ def show(
         )
     if to_date:
         terminal.print(
-            f"to date: an epsilon at delta {delta:g} that holds at all times at once, also if servers chose each "
-            "release after they had seen the earlier ones. The figures beside it hold for tasks fixed in advance.",
+            f"to date: an epsilon at delta {delta:g} that holds at all times at once, even if servers choose each "
+            "release after they have seen the earlier ones. The other figures hold for tasks fixed in advance.",
             soft_wrap=True,
         )
     if messages := sum(row["messages"] for row in opened(path).table("evaluations") if row["run"]):

@@ -93,10 +93,10 @@ def check_allowed(site: Site, run: str, config: RunConfig, fault: Exception) -> 
 def decide(
     ledger: Path, beginning: str, status: Status, person: str, reason: str = "", seen: str | None = None
 ) -> Request:
-    """Approve or refuse the request that begins so, on record in the site's log.
+    """Approve or refuse the request whose digest has this beginning, and record that in the site's log.
 
-    An approval is first in the log, then in the store, and a refusal the other way round: if the process is killed in
-    between, nothing is approved that is not on record, and nothing is answered that people have refused.
+    An approval is written first to the log, then to the store; a refusal first to the store. So if the process is
+    killed in between, every approval that holds is on record, and no refused request is answered.
 
     Raises
     ------

@@ -78,8 +78,8 @@ def policy_of(entries: Mapping[str, Any]) -> Policy:
         free = entry in _FREE and entry not in file
         if not (free or own == theirs or (entry in _NARROWER and _NARROWER[entry](own, theirs))):
             raise SiteError(
-                f"{entry} = {shown(own)} of this node is not within {shown(theirs)} of {path}; leave the entry out, "
-                "or change the file",
+                f"{entry} = {shown(own)} of this node is neither the same as {shown(theirs)} in {path}, nor stricter; "
+                "leave the entry out, or change the file",
                 code="site.widens-policy",
             )
     return both

@@ -109,8 +109,8 @@ class Runs(Store):
         """Note that a run has announced its result; raise `Refused` if it cannot be that run's result.
 
         A run's best hypotheses have been evaluated, so a node whose clients report (`evaluates`) has seen them. A node
-        whose clients only train may have been left out of that round: it only knows the run, by Flower's number or by
-        the run's name, which stays the same when the run resumes under another number.
+        whose clients only train may have been left out of that round, and need not know them. It must know the run, by
+        Flower's number or by the run's name: a run that resumes has another number, and the same name.
         """
         with self._transaction(write=True) as connection:
             known = connection.execute(

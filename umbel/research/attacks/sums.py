@@ -302,9 +302,7 @@ def audit(setting: Setting) -> list[Found]:
     """
     there = _most(setting.dataset)
     if min(setting.sizes) < 1 or min(setting.sizes) > there:
-        raise ConfigError(
-            f"a sum is over 1 to {there} of these clients", code="config.sums"
-        )
+        raise ConfigError(f"a sum is over 1 to {there} of these clients", code="config.sums")
     if not all(nu >= 0 and math.isfinite(nu) for nu in setting.multipliers):
         raise ConfigError("noise multipliers must be finite, and not below 0", code="config.sums")
     torch.set_num_threads(1)

@@ -90,8 +90,8 @@ def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool, is_stuck
     """Return the level of a run's worth, and its description.
 
     This judges the predictors that clients would use: the personalised hypotheses, or the plain ones if those were not
-    measured. A way is better than another if the mean difference over clients is more than twice its standard error, or
-    with few clients more than as many times as Student's t distribution asks for the same certainty.
+    measured. A way is better than another if the mean difference over clients is more than twice its standard error.
+    With few clients the factor is larger: Student's t distribution gives it for the same certainty.
 
     Parameters
     ----------

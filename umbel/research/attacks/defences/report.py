@@ -34,13 +34,13 @@ class Options:
     Attributes
     ----------
     rounds : int
-        Releases of each canary, beside one.
+        A canary's releases in the second audit; in the first it makes one.
     canaries : int
         Canaries along each of two lines.
     clients : int
         Number of clients in all; 0 if not known.
     parameters : int
-        Size of a model for which the target's own account is read, where it has one; 0 for none.
+        Number of a model's parameters, for which the target's own account is also read; 0 for none.
     epsilon, delta, clip_norm : float, optional
         The claim, in place of the target's attributes.
     mod : Target, optional
@@ -52,7 +52,7 @@ class Options:
     seed : int
         Of the audit's draws.
     timeout : float
-        Seconds that the target may take for one answer, of up to all canaries.
+        Maximum seconds for an answer of the target, which may be for all canaries at once.
     """
 
     rounds: int = ROUNDS
