@@ -323,8 +323,8 @@ def test_each_level(found: dict[Way, Any], level: Level, words: str) -> None:
 @pytest.mark.parametrize(
     ("last", "words"),
     [
-        (0, "As it is, it is worse than a constant."),
-        (1, "As it is, it is not clearly better than a constant."),
+        (0, "Before clients adjust the model to their rows, it is worse than a constant."),
+        (1, "Before clients adjust the model to their rows, it is not clearly better than a constant."),
         (2, ""),
     ],
 )

@@ -208,7 +208,7 @@ def _registered(address: str, ca: Path | None, key: Path | None, look: Callable[
         missing = "--auth-supernode-private-key" if key is None else "--root-certificates"
         return f"not checked, without {missing}; a server with registered keys refuses this site"
     own = _private(key)
-    look()  # it tells better why no server can be asked
+    look()  # first: its errors say more clearly why no server can be asked
     try:
         reason = ask_about_key(address, ca, own)
     except httpx.HTTPStatusError as error:
@@ -312,7 +312,7 @@ def _server(address: str, look: _Look) -> str:
 
 def _clock(look: _Look) -> str:
     if look.ahead is None:
-        return "the server does not tell its time"
+        return "not checked: the server's reply has no time"
     if fault := clock_fault(look.ahead):
         raise fault
     return f"within {max(1, math.ceil(abs(look.ahead)))} s of the server's"

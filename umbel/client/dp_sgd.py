@@ -65,7 +65,7 @@ def descend(
         sums = _sums(gradients, parameters, cohort, drawn, rows.clip_norm)
         flat = torch.cat([sums[name].reshape(len(cohort), -1) for name in names], 1).double().cpu().numpy()
         flat += rows.noise_multiplier * rows.clip_norm * np.stack([next(noise) for noise in noises])
-        # The low bits of a sum tell its summands. The grid is public, and 32-bit numbers can hold it.
+        # The low bits of a sum reveal its summands. The grid is public, and 32-bit numbers can hold it.
         noisy = round_to_grid(flat, rows.noise_multiplier * rows.clip_norm, 0.0) / rows.batch
         parts = torch.from_numpy(noisy.astype(np.float32)).to(cohort.features.device).split(sizes, 1)
         found = {name: part.reshape(start[name].shape) for name, part in zip(names, parts, strict=True)}

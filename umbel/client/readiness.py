@@ -50,7 +50,7 @@ class Readiness:
         return None if path is None else cls(path, lambda: Site.of(node_config), keeps)
 
     def fault(self) -> UmbelError | None:
-        """Return why the site could answer nothing; the node's log tells when that changes."""
+        """Return why the site cannot answer; None if it can. A change is written to the node's log."""
         with self._lock:
             fault = self._fault()
             if (fault and fault.code) != (self._told and self._told.code):

@@ -115,7 +115,7 @@ class Books:
     ledger : Path
         An intact ledger; the site's log lies beside it.
     site : Site, optional
-        Its limits tell what remains.
+        Its limits decide what clients have left.
     delta : float
         Of the epsilons that are shown, if the site's budget has no delta.
     node_config : str
@@ -446,7 +446,7 @@ def _release(request: Request) -> tuple[Release, int, int] | str:
     said = {name: kind(differs[name]) for name, kind in _OF_ROWS.items() if name in differs}
     release = release.trained_by(replace(run.training(), **said).row_privacy)
     if (steps := release.row_steps * run.most_participations) > _MOST_STEPS:
-        return f"a client's training may take {count_of(steps, 'step')}, too many to compute what they tell of a row"
+        return f"a client's training may take {count_of(steps, 'step')}, too many to compute their cost to a row"
     if "insecure-seed" in asks:
         release = release.without_noise()
     if not release.chooses:

@@ -9,9 +9,9 @@ from typing import Any
 
 
 class Syntax(StrEnum):
-    """The place of settings: a schema, also for a prediction, keywords of Python, or flags of the command.
+    """The place of settings: a schema, a schema for a prediction, keywords of Python, or flags of the command.
 
-    A prediction needs a run's columns: its schema may fill in or leave out, and not add numbers.
+    A prediction needs the run's columns: its schema may fill in missing values or drop rows, but not add numbers.
     """
 
     SCHEMA = "schema"

@@ -1,9 +1,9 @@
 """Limits for strangers at the server: on open connections, and on the time for a request's head and for a response.
 
-They act before the guard, which sees only requests, and before TLS: a stranger need not shake hands. The parser is
-h11, which limits a request's head; uvicorn's other parser, httptools, keeps everything that is sent. A request's body
-must have a length, as all of Flower's do: h11 reads a body in chunks of one byte at 1.5 MB/s, and answers no other
-request meanwhile.
+They act before the guard, which sees only requests, and before TLS, since a stranger may never finish its handshake.
+The parser is h11, which limits a request's head; uvicorn's other parser, httptools, keeps everything that is sent. A
+request's body must have a length, as all of Flower's do: h11 reads a body in chunks of one byte at 1.5 MB/s, and
+answers no other request meanwhile.
 """
 
 from __future__ import annotations

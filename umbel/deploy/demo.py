@@ -109,7 +109,8 @@ def _run(compose: Run, keys: Path) -> Path:
 def started(compose: Run, keys: Path) -> Iterator[Run]:
     """Start the server and the sites; yield a function that runs `flwr` as the researcher, who has the secret.
 
-    The sites may still be on their way: a run waits for them. All programs load at once, since that takes longest.
+    The sites may still be starting: a run waits for them. All programs load at the same time, since loading takes
+    longest.
     """
     _title("The server, and the sites' executors")
     compose("up", "--detach", "--no-deps", "superlink", *APPS)

@@ -1,6 +1,6 @@
 """Whether PyTorch and torchvision were built for the same device.
 
-pip installs a CPU build of one beside a CUDA build of the other without a word. Then torchvision cannot be imported,
+pip installs a CPU build of one beside a CUDA build of the other without a warning. Then torchvision cannot be imported,
 nor can transformers or peft, which import it.
 """
 

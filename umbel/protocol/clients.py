@@ -1,7 +1,7 @@
 """The three numbers of a client: in the run, on its node, and in the dataset.
 
 The server samples clients by their number in the run. A message numbers the clients of its node, so that it says
-nothing of other nodes. Data, ledger and random streams go by the number in the dataset.
+nothing of other nodes. Data, ledger and random streams use the number in the dataset.
 
 The server turns the first into the second (`umbel.server.nodes.roster.Roster.place`). The node turns the second into
 the third: `umbel.privacy.gate.site.Site.client_ids` for the ledger, `umbel.client.node.Node.training_clients` for the

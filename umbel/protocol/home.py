@@ -15,8 +15,8 @@ from pathlib import Path
 from umbel.protocol.errors import ConfigError, DiskError
 
 LEAST_ROOM, LAST_ROOM = 32 << 20, 16 << 20
-"""Free bytes on a server's disk without which a round does not begin, and without which sites' replies have to wait, so
-that a run can still end with its reason."""
+"""Free bytes on a server's disk. With less than the first, no round begins. With less than the second, sites' replies
+wait, so that a run can still save its end and the reason."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ROOM_IN_SQLITE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
@@ -45,7 +45,8 @@ def make_folder(folder: Path) -> None:
 def make_home_of(file: Path) -> None:
     """Create the folder of a file if it is umbel's home; any other folder must exist.
 
-    Its own name is then on disk: with it, a power cut could take a ledger away, and a new one would begin.
+    A new folder's name is synced to disk. Otherwise a power cut could remove the folder with a ledger in it, and a new
+    ledger would begin.
     """
     home = umbel_home()
     if file.parent == home:
@@ -60,7 +61,7 @@ def is_full(error: BaseException) -> bool:
     if isinstance(error, sqlite3.Error):
         # SQLite has its own code for a full disk, but not for a used-up quota or too large a file.
         return getattr(error, "sqlite_errorcode", 0) in _NO_ROOM_IN_SQLITE
-    # NumPy tells no number, but how much of an array it could not write.
+    # NumPy gives no error number, only the size that it could not write.
     return isinstance(error, OSError) and (error.errno in _NO_ROOM or "requested and" in str(error))
 
 

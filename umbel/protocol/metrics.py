@@ -37,7 +37,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Series:
-    """One metric: its name, what it tells, and its values by labels. Those that only grow end in ``_total``."""
+    """One metric: its name, its meaning, and its values by labels. Those that only grow end in ``_total``."""
 
     name: str
     help: str

@@ -362,7 +362,7 @@ def _check_rows(spec: TrainingSpec) -> None:
         text = "sums need noise too where rows are protected; set a noise-multiplier"
         raise ProtocolError(text, code="protocol.rows")
     if spec.message_noise:
-        text = "message-noise is drawn for the rows that changed, which tells about them; set it to 0"
+        text = "message-noise depends on which rows have changed, and reveals it; set it to 0"
         raise ProtocolError(text, code="protocol.rows")
 
 

@@ -145,7 +145,7 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
     if following is not None:
         before, state.hypotheses, arrays = state.hypotheses, following, fleet.record(following)
         if len(next(iter(following.values()))) != len(next(iter(before.values()))):
-            # More hypotheses fit better what they are scored on: the best of one number is not that of another.
+            # More hypotheses fit the scored rows better, so losses of different numbers are not compared.
             state.best_loss, state.stale = math.inf, 0
     if not state.best_round:
         state.best = state.hypotheses  # no validation: use the latest hypotheses

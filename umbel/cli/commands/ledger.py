@@ -91,7 +91,7 @@ def report(
     path: _LedgerPath,
     html: Annotated[Path | None, typer.Option(help="File for one page that needs no other file.")] = None,
     node_config: Annotated[
-        str, typer.Option(help="The node's configuration, whose limits tell what each client has left.")
+        str, typer.Option(help="The node's configuration, to show what its limits leave to each client.")
     ] = "",
     delta: _Delta = DELTA,
 ) -> None:

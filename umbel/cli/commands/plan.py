@@ -256,7 +256,7 @@ def _show(planned: Planned, from_config: bool, anonymous: int | None, distance: 
     (pure, epsilon), (most_pure, most) = in_words(figures.median), in_words(figures.maximum)
     between = gap(release) or "between any two data sets of a client, over all its participations; clipping public"
     if anonymous is not None and not gap(release):
-        between += "; against whoever knows a release's sender, as relay and server together do"
+        between += "; against anyone who knows a release's sender, such as relay and server together"
     table = Table("figure", "value", "what it means", title="A planned run")
     add = table.add_row
     whose = f"; {_WHOSE_NOISE[planned.by]}" if planned.by in _WHOSE_NOISE else ""

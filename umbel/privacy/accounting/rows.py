@@ -85,7 +85,7 @@ def curves_of(release: Release) -> Curve:
 
 
 def by_steps(release: Release) -> bool:
-    """Return whether the steps of training and a hidden choice are all that its result tells about a row."""
+    """Return whether the steps of training and a hidden choice are all that its result reveals about a row."""
     hidden = not release.chooses or (release.kind is Kind.TRAIN and release.choice_epsilon > 0)
     return release.by_rows and hidden
 

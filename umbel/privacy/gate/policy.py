@@ -394,7 +394,7 @@ class Policy(Settings):
                 "relay needs its CA certificate, and the sites that use it: set relay-ca, parties, party-key"
             )
         if self.trainers_report:
-            # Each report names its client, and so tells how well the server's guess of its release fits.
+            # Each report names its client, and so shows how well the server's guess of its release fits.
             raise ValueError("report-noise-multiplier names training clients, and relay hides them: leave one out")
 
     def _check_researchers(self) -> None:

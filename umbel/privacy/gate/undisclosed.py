@@ -62,17 +62,17 @@ def undisclosed(
 ) -> Found:
     """Compute on clients' data within the site's time limit; only the site learns of failures.
 
-    Whether memory or time suffices depends on the number of rows. A missing reply would reveal that, free of charge. So
-    clients are charged and answered as if nothing had gone wrong, and the gate treats missing numbers like those of
-    diverged training.
+    Whether memory or time suffices depends on the number of rows. A missing reply would reveal that, and no ledger
+    would count it. So clients are charged, and reply as if nothing had failed; the gate treats missing numbers like
+    those of diverged training.
 
     `compute` returns arrays of some of the clients, and `nothing` those of clients that failed.
 
-    A client's rows must not change even the last digits of another's update: training that a server makes chaotic turns
-    last digits into first ones. So at a site `compute` is called for one batch at a time, by default a single client,
-    and must give each client what it would give that client alone. Each client has an equal share of the time. If a
-    batch fails in half of its clients' time, they are computed one by one, each in half of its share. So one client's
-    failure is no other's.
+    A client's rows must not change even the last digits of another client's update: a server can make training so
+    chaotic that last digits decide first ones. So at a site `compute` is called for one batch at a time, by default a
+    single client, and must give each client the result that it would have alone. Each client has an equal share of the
+    time. A batch of several has half of its clients' shares. If it fails, they are computed one by one, each in the other
+    half of its share. So a client's failure affects no other client.
 
     Clients that report their loss without noise do not need this protection (`needed`): errors are raised. In
     simulation all clients are computed together, and errors are raised too.

@@ -28,8 +28,8 @@ _GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, Err
 class Answer:
     """A reply, with the node and the type of the message it is for.
 
-    Error replies that the SuperLink makes for a node that is gone name the SuperLink as their
-    sender, so that a node is known by the message that was sent to it alone.
+    If a node is gone, the SuperLink itself makes an error reply, and names itself as the sender. So only the
+    message that was sent shows which node a reply belongs to.
     """
 
     node: int

@@ -143,14 +143,15 @@ def as_it_is(level: Level, gains: Mapping[Way, NDArray[np.float64]]) -> str:
     constant, last = gains[Way.CONSTANT], gains[Way.LAST]
     if _ahead(last, constant):
         return ""
-    return f" As it is, it is {'worse' if _ahead(constant, last) else 'not clearly better'} than a constant."
+    told = "worse" if _ahead(constant, last) else "not clearly better"
+    return f" Before clients adjust the model to their rows, it is {told} than a constant."
 
 
 def by_another(gains: Mapping[Way, NDArray[np.float64]], how: Personal) -> str:
     """Return a sentence about a method that the verdict judges, and that a prediction would not take."""
     if judged(gains) is not Way.OWN or how is DEFAULT:
         return ""
-    return f' That is with personalise = "{how}"; a prediction has "{DEFAULT}", which took too long to measure.'
+    return f' This was measured with personalise = "{how}": "{DEFAULT}", which predictions use, takes too long.'
 
 
 def too_unlike(gains: Mapping[Way, NDArray[np.float64]]) -> bool:
