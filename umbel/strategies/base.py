@@ -1,9 +1,9 @@
 """The base class of all strategies of umbel.
 
-To write your own, subclass `HypothesisStrategy` or one of its children. Override `assign` (to which hypothesis does
-each release belong?), `combine` (which hypothesis comes out of a group?) or `reshape` (are there more hypotheses from
-now on, or fewer?). Then name it in the run config: ``strategy = "package.module:Class"``. The fields of a dataclass,
-`Options`, are its options. Its memory from round to round lies in `state`, which a resumed run restores.
+To write your own, subclass `HypothesisStrategy` or one of its children. Override `assign` (chooses the hypothesis of
+each release), `combine` (makes the next hypothesis from a group of releases) or `reshape` (changes the number of
+hypotheses). Then name it in the run config: ``strategy = "package.module:Class"``. The fields of a dataclass,
+`Options`, are its options. Its memory from round to round is `state`, which a resumed run restores.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class HypothesisStrategy(Strategy):
     discloses_choice: ClassVar[bool] = False
     """Whether clients are asked for the hypothesis they chose."""
     resizes: ClassVar[bool] = False
-    """Whether `reshape` may change the number of hypotheses; true of subclasses that override it and do not deny it."""
+    """Whether `reshape` may change the number of hypotheses; true if a subclass overrides it and does not set this."""
     averages: ClassVar[bool] = True
     """Whether `combine` is the plain mean, which needs no copy of the releases; false if a subclass overrides it."""
     release_by: ClassVar[ReleaseBy] = ReleaseBy.CLIENT

@@ -71,8 +71,8 @@ def undisclosed(
     A client's rows must not change even the last digits of another client's update: a server can make training so
     chaotic that last digits decide first ones. So at a site `compute` is called for one batch at a time, by default a
     single client, and must give each client the result that it would have alone. Each client has an equal share of the
-    time. A batch of several has half of its clients' shares. If it fails, they are computed one by one, each in the other
-    half of its share. So a client's failure affects no other client.
+    time. A batch of several has half of its clients' shares. If it fails, they are computed one by one, each in the
+    other half of its share. So a client's failure affects no other client.
 
     Clients that report their loss without noise do not need this protection (`needed`): errors are raised. In
     simulation all clients are computed together, and errors are raised too.
