@@ -183,7 +183,9 @@ def _own_answer(name: str, message: Message, context: Context) -> Message:
     try:
         own = import_by_name(name)
         if not isinstance(own, ClientApp):
-            raise SiteError(f"app {name!r} is not a ClientApp", code="site.no-client-app")
+            raise SiteError(
+                f"app {name!r} is not a ClientApp; set app to one, as package.module:app", code="site.no-client-app"
+            )
         return own(message=message, context=context)
     except Exception as error:
         return refuse(message, context, error)

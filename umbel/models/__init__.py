@@ -274,7 +274,7 @@ def _factory(path: str) -> Callable[..., Any]:
     if is_module or (isinstance(makes, FunctionType) and makes.__module__.partition(".")[0] == package):
         return cast(Callable[..., Any], found)
     raise ModelError(
-        f"model {path!r} is neither a class of torch.nn.Module nor a function that {package!r} defines",
+        f"model {path!r} is neither a class of torch.nn.Module nor a function that {package!r} defines; name one",
         code="model.factory",
     )
 

@@ -324,7 +324,9 @@ def check(model: Model) -> None:
     module, name = model.module, model.name
     values = dict(module.named_parameters())
     if not values:
-        raise ModelError(f"model {name!r} has no parameters", code="model.no-parameters")
+        raise ModelError(
+            f"model {name!r} has no parameters, so there is nothing to train; name another", code="model.no-parameters"
+        )
     if lazy := [key for key, value in _tensors(module).items() if is_lazy(value)]:
         wrong = f"parameters {lazy} of model {name!r} have no shape before its first rows"
         raise ModelError(f"{wrong}; use layers that are not lazy", code="model.lazy")

@@ -404,9 +404,11 @@ def read_saved(text: str) -> dict[str, Any]:
     try:
         saved = tomllib.loads(text)
     except RecursionError:
-        raise ConfigError("config.toml is nested too deep", code="config.unreadable") from None
+        raise ConfigError("config.toml is nested too deep; restore an intact copy", code="config.unreadable") from None
     if isinstance(config := saved.get("config"), dict):
         distrust(*config.values())
         if odd := [one for one in (*config, *config.values()) if isinstance(one, str) and not one.isprintable()]:
-            raise ConfigError(f"config.toml holds {odd[0]!r}, which no terminal can print", code="config.unprintable")
+            raise ConfigError(
+                f"config.toml holds {odd[0]!r}, which no terminal can print; remove it", code="config.unprintable"
+            )
     return saved

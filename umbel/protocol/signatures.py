@@ -180,7 +180,9 @@ def public_key(name: str, text: str) -> PublicKey:
     except (StopIteration, ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, PublicKey):
-        raise SiteError(f"the key of {name!r} is no Ed25519 or ECDSA key of SSH", code="site.bad-key")
+        raise SiteError(
+            f"the key of {name!r} is no Ed25519 or ECDSA key of SSH; give the line of a .pub file", code="site.bad-key"
+        )
     return key
 
 

@@ -68,7 +68,8 @@ def load(name: str) -> type[HypothesisStrategy]:
         If there is none, or it is not a `HypothesisStrategy`; the text lists the choices.
     """
     if name == "fedprox":
-        raise ConfigError('strategy "fedprox" is strategy = "fedavg" with proximal above 0', code="config.unknown-name")
+        text = 'there is no strategy "fedprox"; set strategy = "fedavg", and proximal above 0'
+        raise ConfigError(text, code="config.unknown-name")
     if name.startswith(PREFIX):
         return adapted(name.removeprefix(PREFIX))
     return load_class("strategy", name, STRATEGIES, HypothesisStrategy)

@@ -223,7 +223,9 @@ class Runs(Store):
     def request(self, beginning: str) -> Request:
         """Return the request whose digest begins with `beginning`, at least as many digits as are shown."""
         if len(beginning) < SHOWN:
-            raise LedgerError(f"give the {SHOWN} digits of a request, as in the list", code="ledger.short-name")
+            raise LedgerError(
+                f"give the {SHOWN} digits of a request, as umbel approvals list prints them", code="ledger.short-name"
+            )
         found = [request for request in self.requests() if request.digest.startswith(beginning)]
         if len(found) != 1:
             raise LedgerError(f"{len(found)} requests begin with {beginning!r}; name one", code="ledger.no-request")
