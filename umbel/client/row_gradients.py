@@ -28,7 +28,8 @@ from umbel.models.model import Model, Parameters
 from umbel.protocol.errors import ModelError
 
 SLACK = 2.0**-9
-"""Share of the clip norm that is left to the rounding of sums. The worst rows that are known take three quarters."""
+"""Share of the clip norm that is left to the rounding of sums. The worst rows that are known take three quarters of it
+in a sum in 32 bits. Where several such sums are added, and all rows are drawn, they take as much in each."""
 _AT_ONCE = 1 << 28
 """Bytes of rows' gradients that are computed together."""
 _ROWS, _DRAWS, _MOVED = 3, 4, 0.1
