@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from tests.helpers.history import a_round, a_validation
 from umbel import models
 from umbel.data import Manifest
-from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee
+from umbel.privacy.accounting.guarantee import DELTA, Guarantee, amount, guarantee
 from umbel.privacy.accounting.odometer import clients_to_date
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.release import Clipping, Kind, Release
@@ -280,7 +281,7 @@ def test_rounds_that_a_run_has_not_done_are_counted_without_validations(rounds: 
     assert replace(summary(), rounds=rounds).left(state().history) == left
 
 
-@pytest.mark.parametrize(("most", "fixed"), [(12, 12), (np.inf, 50)])
+@pytest.mark.parametrize(("most", "fixed"), [(12, 12), (30, 30), (np.inf, 50)])
 def test_where_results_may_have_decided_the_end_the_epsilon_does_not_count_on_the_number_of_rounds(
     most: float, fixed: int
 ) -> None:
@@ -307,6 +308,19 @@ def test_where_results_may_have_decided_the_end_the_epsilon_does_not_count_on_th
 def test_an_early_end_is_not_told_where_the_epsilon_holds_without_it(changes: dict[str, Any]) -> None:
     early = replace(summary(**changes), most=10)
     assert early.guarantee_lines(10, 10, left=40) == early.guarantee_lines(10, 10)
+
+
+def test_a_run_planned_for_a_billion_rounds_has_an_epsilon_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many releases as it could have made have none in a reasonable time."""
+    early, asked = summary(**GAUSSIAN | {"mechanism": "laplace", "noise_multiplier": 440.0}), list[int]()
+
+    def counted(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee | None:
+        asked.extend(releases.values())
+        return guarantee(releases, delta)
+
+    monkeypatch.setattr("umbel.server.summary.guarantee", counted)
+    early.guarantee_lines(10, 10, left=10**9)
+    assert max(asked) == 10
 
 
 def test_a_row_has_an_epsilon_for_an_early_end_too() -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _SHOWN_PARAMETERS = 3
 _SMALLEST = 0.001
+_FEW_TIMES = 10
 _SQUARES = ("mse", "rmse")
 DIVERGED = "Ask more clients a round, or try fewer hypotheses, less noise or a smaller step-size."
 """Advice for rounds that diverged."""
@@ -135,7 +136,7 @@ class Summary:
             lines = [f"Guarantee, between any two data sets of a client: {most}."]
             if usual != most:
                 lines[0] += f" The median client has {usual}."
-            lines += self._anonymous_lines(self._planned(maximum, left))
+            lines += self._anonymous_lines(maximum, self._planned(maximum, left))
         if self.release.by_rows:
             lines += self._row_lines(median, maximum)
         if early := self.early_line(maximum, left):
@@ -147,12 +148,12 @@ class Summary:
             lines.append(f"Outside the guarantee: the scales of the data, estimated with epsilon {spent} a client.")
         return lines
 
-    def _anonymous_lines(self, maximum: int) -> Iterator[str]:
-        """Yield what the relay adds to the guarantee, if there is one."""
-        if not self.batch:
+    def _anonymous_lines(self, maximum: int, planned: int) -> Iterator[str]:
+        """Yield what the relay adds to the guarantee, if there is one, and not far fewer releases than `planned`."""
+        if not self.batch or planned > _FEW_TIMES * max(maximum, 1):
             return
         try:
-            found = anonymous(self.release, maximum, self.batch, DELTA)
+            found = anonymous(self.release, planned, self.batch, DELTA)
         except ConfigError:  # there is no account for this mechanism
             return
         yield (
@@ -178,16 +179,20 @@ class Summary:
         Numerical composition is proven for a number of releases that is fixed in advance. The odometer holds at any
         time.
         """
-        made, most = {self.release: maximum}, {self.release: self._planned(maximum, left)}
-        if made == most:
+        planned = self._planned(maximum, left)
+        if planned <= maximum:
             return ""
-        figures = [("for a client", guarantee(made), guarantee(most), clients_to_date(made, DELTA))]
+        made = {self.release: maximum}
+        # For far more releases the odometer's figure is the smaller, and composition takes long.
+        most = {self.release: planned} if planned <= _FEW_TIMES * maximum else None
+        figures = [("for a client", guarantee(made), most and guarantee(most), clients_to_date(made, DELTA))]
         if self.release.by_rows:
-            figures.append(("for a row", row_guarantee(made), row_guarantee(most), rows_to_date(made, DELTA)))
+            of_rows = row_guarantee(made), most and row_guarantee(most), rows_to_date(made, DELTA)
+            figures.append(("for a row", *of_rows))
         held = [
             f"{amount(epsilon)} {whose}"
             for whose, counted, fixed, to_date in figures
-            if counted and fixed and (epsilon := min(fixed.epsilon, to_date)) > counted.epsilon
+            if counted and (epsilon := min(fixed.epsilon if fixed else math.inf, to_date)) > counted.epsilon
         ]
         if not held:
             return ""
