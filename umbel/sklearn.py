@@ -111,7 +111,8 @@ class _Federated(BaseEstimator):
         k = len(next(iter(state.best.values())))
         self.history_ = pd.DataFrame([vars(entry) for entry in state.history]).set_index("number")
         summary = Summary.of(setup)
-        self.guarantee_ = summary.guarantee_lines(float(np.median(spent)), int(spent.max()))
+        left = summary.left(state.history)
+        self.guarantee_ = summary.guarantee_lines(float(np.median(spent)), int(spent.max()), left=left)
         self._learnt = Learnt(setup.model, state.best, setup.config, prior_of(run.strategy.state, k))
         dataset = open_dataset(path)
         outputs = look(setup.model, dataset.features.shape[1:]).outputs[-1]

@@ -381,6 +381,36 @@ def test_a_row_that_decides_how_sums_are_rounded_moves_them_by_at_most_the_clip_
     assert 0.99 < sums[0] - sums[1] <= 1
 
 
+def in_blocks(blocks: int) -> list[float]:
+    """Return so many times the rows of one sum in 32 bits, which rounds another way if its last row comes first."""
+    power = math.floor(math.log2(AT_ONCE / 2))
+    apart, whole = 2.0 ** (power - 23), (1 - SLACK) * (1 - 2.0**-12)
+    large = [whole] * int(2**power / whole)
+    together = np.cumsum(np.full(len(large), whole, np.float32))[-1]
+    rest = 2.0**power + 64 * apart - float(together) - whole
+    return [*large, rest, *[-0.4 * apart] * (AT_ONCE - len(large) - 2), whole] * blocks
+
+
+@pytest.mark.parametrize(
+    ("engine", "network"), [(BatchedLearner, one_weight), (LoopLearner, one_weight), (LoopLearner, one_token)]
+)
+def test_a_row_that_decides_how_many_sums_are_rounded_moves_them_by_at_most_the_clip_norm(
+    engine: type[Learner], network: Callable[[], nn.Module]
+) -> None:
+    """The row comes first, so that it moves all others by a place."""
+    model, others = Model(network.__name__, network, LOSSES["mse"], METRICS["rmse"]), in_blocks(10)
+    (name,) = model.shapes
+    clipped, sums = engine(model, CPU)._row_gradients(frozenset(model.shapes), (1,)), []
+    for gradients in ([1.0, *others], others):
+        rows = torch.tensor(gradients)[:, None]
+        features = torch.zeros(rows.shape, dtype=torch.int64) if network is one_token else torch.ones(rows.shape)
+        cohort = Cohort(features, -rows / 2, np.array([len(rows)]))
+        zeros = {name: torch.zeros(1, *model.shapes[name])}
+        found = _sums(clipped, zeros, cohort, [np.arange(len(rows))], 1.0)
+        sums.append(float(found[name].flatten()[0]))
+    assert 0.99 < sums[0] - sums[1] <= 1
+
+
 class Thin(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(*(nn.Linear(1, 1, bias=False) for _ in range(3)))

@@ -155,6 +155,7 @@ def view(
     measured: Measured | None = None,
     worth: Worth | None = None,
     rows: RowPrivacy | None = None,
+    planned: int = 0,
 ) -> View:
     """Return what a report is made from."""
     network = models.load(model)
@@ -168,7 +169,12 @@ def view(
         choice_epsilon=choice,
     ).trained_by(rows)
     release = site_release(release) if by_site else release
-    told = Summary(network, manifest, release), run or state(), np.asarray(participations), kept or snapshots()
+    told = (
+        Summary(network, manifest, release, rounds=planned),
+        run or state(),
+        np.asarray(participations),
+        kept or snapshots(),
+    )
     return View(name, *told, config | {"noise-multiplier": noise}, measured, worth)
 
 

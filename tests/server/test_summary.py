@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from tests.helpers.history import a_round, a_validation
 from umbel import models
 from umbel.data import Manifest
+from umbel.privacy.accounting.guarantee import DELTA, Guarantee, amount, guarantee
+from umbel.privacy.accounting.odometer import clients_to_date
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.server.history import Round, State
@@ -267,6 +270,62 @@ def test_rows_have_no_guarantee_where_the_choice_is_open() -> None:
 def test_reports_come_on_top_of_a_rows_guarantee_too(hypotheses: int, told_of: bool) -> None:
     lines = told(noise_multiplier=0.0, mode=Clipping.PUBLIC, hypotheses=hypotheses, **ROWS)
     assert (REPORTS in lines) is told_of
+
+
+GAUSSIAN: dict[str, Any] = {"mode": Clipping.PUBLIC, "mechanism": "gaussian", "noise_multiplier": 20.0, "hypotheses": 1}
+EARLY = re.compile(r"40 rounds of the run were not done\. .* epsilon at delta 1e-05 is (\S+) for a client\.")
+
+
+@pytest.mark.parametrize(("rounds", "left"), [(3, 0), (7, 4), (0, 0)])
+def test_rounds_that_a_run_has_not_done_are_counted_without_validations(rounds: int, left: int) -> None:
+    assert replace(summary(), rounds=rounds).left(state().history) == left
+
+
+@pytest.mark.parametrize(("most", "fixed"), [(12, 12), (30, 30), (np.inf, 50)])
+def test_where_results_may_have_decided_the_end_the_epsilon_does_not_count_on_the_number_of_rounds(
+    most: float, fixed: int
+) -> None:
+    """Composition is for a number of releases that is fixed in advance, and a figure to date for any."""
+    early = replace(summary(**GAUSSIAN), most=most)
+    *lines, last = early.guarantee_lines(10, 10, left=40)
+    assert lines == early.guarantee_lines(10, 10)
+    found = EARLY.fullmatch(last)
+    assert found, last
+    release = {early.release: fixed}
+    planned = guarantee(release)
+    assert planned is not None
+    assert found[1] == amount(min(planned.epsilon, clients_to_date({early.release: 10}, DELTA)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        GAUSSIAN,  # no client may release more often than the busiest did
+        {"mode": Clipping.PUBLIC, "noise_multiplier": 0.5, "hypotheses": 1},  # the pure epsilon is the smallest
+        {},  # no guarantee
+    ],
+)
+def test_an_early_end_is_not_told_where_the_epsilon_holds_without_it(changes: dict[str, Any]) -> None:
+    early = replace(summary(**changes), most=10)
+    assert early.guarantee_lines(10, 10, left=40) == early.guarantee_lines(10, 10)
+
+
+def test_a_run_planned_for_a_billion_rounds_has_an_epsilon_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many releases as it could have made have none in a reasonable time."""
+    early, asked = summary(**GAUSSIAN | {"mechanism": "laplace", "noise_multiplier": 440.0}), list[int]()
+
+    def counted(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee | None:
+        asked.extend(releases.values())
+        return guarantee(releases, delta)
+
+    monkeypatch.setattr("umbel.server.summary.guarantee", counted)
+    early.guarantee_lines(10, 10, left=10**9)
+    assert max(asked) == 10
+
+
+def test_a_row_has_an_epsilon_for_an_early_end_too() -> None:
+    *_, last = summary(noise_multiplier=0.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).guarantee_lines(3, 3, left=1)
+    assert re.fullmatch(r"1 round of the run was not done\. .* is \S+ for a row\.", last), last
 
 
 def test_what_was_spent_to_date_is_told_of_clients_and_of_rows() -> None:

@@ -22,7 +22,7 @@ _BLOCK = 1 << 12
 """Numbers that are drawn together, if a step takes fewer."""
 AT_ONCE = 320
 """Rows that are added up in 32 bits, a little more than a usual batch of 256. The rounding of more could move a sum by
-more than a row may."""
+more than a row may, so more are added up in 64 bits."""
 
 
 def descend(
@@ -78,7 +78,12 @@ def descend(
 
 
 def _sums(
-    gradients: RowGradients, parameters: Parameters, cohort: Cohort, drawn: list[NDArray[np.int64]], clip_norm: float
+    gradients: RowGradients,
+    parameters: Parameters,
+    cohort: Cohort,
+    drawn: list[NDArray[np.int64]],
+    clip_norm: float,
+    dtype: torch.dtype = torch.float32,
 ) -> Parameters:
     """Return the clipped sums of the drawn rows of each client."""
     most = max(map(len, drawn))
@@ -88,7 +93,7 @@ def _sums(
         parts = [[rows[begin : begin + AT_ONCE] for rows in drawn] for begin in range(0, most, AT_ONCE)]
         total = {name: torch.zeros_like(parameters[name], dtype=torch.float64) for name in gradients.names}
         for part in parts:
-            for name, value in _sums(gradients, parameters, cohort, part, clip_norm).items():
+            for name, value in _sums(gradients, parameters, cohort, part, clip_norm, torch.float64).items():
                 total[name] += value
         return total
     index = np.zeros((len(drawn), most), np.int64)
@@ -97,7 +102,12 @@ def _sums(
         index[c, : len(rows)], real[c, : len(rows)] = rows, True
     where = torch.from_numpy(index).to(cohort.features.device)
     return gradients.clipped(
-        parameters, cohort.features[where], cohort.targets[where], torch.from_numpy(real).to(where.device), clip_norm
+        parameters,
+        cohort.features[where],
+        cohort.targets[where],
+        torch.from_numpy(real).to(where.device),
+        clip_norm,
+        dtype,
     )
 
 

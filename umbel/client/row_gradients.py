@@ -64,7 +64,13 @@ class RowGradients(ABC):
 
     @abstractmethod
     def clipped(
-        self, parameters: Parameters, inputs: Tensor, targets: Tensor, drawn: Tensor, clip_norm: float
+        self,
+        parameters: Parameters,
+        inputs: Tensor,
+        targets: Tensor,
+        drawn: Tensor,
+        clip_norm: float,
+        dtype: torch.dtype = torch.float32,
     ) -> Parameters:
         r"""Return the sums of the drawn rows' gradients, each clipped, (clients, \*shape).
 
@@ -75,18 +81,20 @@ class RowGradients(ABC):
         drawn : Tensor of bool, shape (clients, rows)
             The rows that count.
         clip_norm : float
+        dtype : torch.dtype
+            Of the sums.
         """
 
 
-def factors(squares: Tensor, drawn: Tensor, clip_norm: float) -> Tensor:
-    """Return the factor of each row's gradient, given its squared norm in 64 bits.
+def factors(squares: Tensor, drawn: Tensor, clip_norm: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the factor of each row's gradient, given its squared norm in 64 bits; sums have the same kind of numbers.
 
     A row without a finite norm does not count, and nothing of its gradient gets into the sum. Nor does one with an
     extremely large norm.
     """
     norms, most = squares.sqrt(), clip_norm * (1 - SLACK)
     kept = most / norms.clamp_min(most)
-    return torch.where(drawn & (kept >= _LEAST_FACTOR), kept, 0.0).float()
+    return torch.where(drawn & (kept >= _LEAST_FACTOR), kept, 0.0).to(dtype)
 
 
 class Chained(RowGradients):
@@ -101,7 +109,13 @@ class Chained(RowGradients):
         self._chain = chain
 
     def clipped(
-        self, parameters: Parameters, inputs: Tensor, targets: Tensor, drawn: Tensor, clip_norm: float
+        self,
+        parameters: Parameters,
+        inputs: Tensor,
+        targets: Tensor,
+        drawn: Tensor,
+        clip_norm: float,
+        dtype: torch.dtype = torch.float32,
     ) -> Parameters:
         taps: list[tuple[str, Tensor, Tensor]] = []
         hidden = inputs
@@ -125,7 +139,7 @@ class Chained(RowGradients):
                 for kind, own in (("weight", _lengths(before).square()), ("bias", 1.0)):
                     if f"{name}{kind}" in self.names:
                         squares += length * own
-            kept = factors(squares, drawn, clip_norm)
+            kept = factors(squares, drawn, clip_norm, dtype)
             for (name, before, _), slope in zip(taps, slopes, strict=True):
                 part = _masked(slope, kept)
                 if (weight := f"{name}weight") in self.names:
@@ -149,7 +163,13 @@ class Layered(RowGradients):
         self.copies = copies
 
     def clipped(
-        self, parameters: Parameters, inputs: Tensor, targets: Tensor, drawn: Tensor, clip_norm: float
+        self,
+        parameters: Parameters,
+        inputs: Tensor,
+        targets: Tensor,
+        drawn: Tensor,
+        clip_norm: float,
+        dtype: torch.dtype = torch.float32,
     ) -> Parameters:
         def sums(c: int) -> Parameters:
             own = {name: value[c] for name, value in parameters.items()}
@@ -158,24 +178,30 @@ class Layered(RowGradients):
             def objective(outputs: Tensor) -> Tensor:
                 return self.model.loss.of_rows(outputs, targets[c][rows])
 
-            return self.of_one(own, inputs[c][rows], objective, clip_norm)
+            return self.of_one(own, inputs[c][rows], objective, clip_norm, dtype=dtype)
 
         return _stacked([sums(c) for c in range(len(inputs))])
 
     def of_one(
-        self, parameters: Parameters, inputs: Tensor, objective: Objective, clip_norm: float, training: bool = True
+        self,
+        parameters: Parameters,
+        inputs: Tensor,
+        objective: Objective,
+        clip_norm: float,
+        training: bool = True,
+        dtype: torch.dtype = torch.float32,
     ) -> Parameters:
         """Return one client's sums, of all rows."""
         values = {
             name: self._arrange(value.detach()).requires_grad_(name in self.names) for name, value in parameters.items()
         }
         if not len(inputs):
-            return {name: torch.zeros_like(values[name]) for name in self.names}
+            return {name: torch.zeros_like(values[name], dtype=dtype) for name in self.names}
         with _tapped([*self._names], self.copies) as taps:
             losses = objective(self.model.apply(self.frozen | values, inputs, training))
         if any(tap.after._version != tap.version for tap in taps):
             self.copies = True  # the network changes an output in place
-            return self.of_one(parameters, inputs, objective, clip_norm, training)
+            return self.of_one(parameters, inputs, objective, clip_norm, training, dtype)
         slopes = torch.autograd.grad(losses.sum(), [tap.after for tap in taps])
         squares, parts = torch.zeros_like(losses, dtype=torch.float64), []
         with torch.no_grad():
@@ -185,7 +211,7 @@ class Layered(RowGradients):
                     if f"{name}{kind}" in self.names:
                         squares += square
                         parts.append((f"{name}{kind}", summed))
-            kept = factors(squares, torch.ones_like(losses, dtype=torch.bool), clip_norm)
+            kept = factors(squares, torch.ones_like(losses, dtype=torch.bool), clip_norm, dtype)
             return {name: summed(kept).reshape(values[name].shape) for name, summed in parts}
 
 
@@ -193,20 +219,26 @@ class RowByRow(RowGradients):
     """Any network: the gradient of each row, of as many rows at once as memory is there for."""
 
     def clipped(
-        self, parameters: Parameters, inputs: Tensor, targets: Tensor, drawn: Tensor, clip_norm: float
+        self,
+        parameters: Parameters,
+        inputs: Tensor,
+        targets: Tensor,
+        drawn: Tensor,
+        clip_norm: float,
+        dtype: torch.dtype = torch.float32,
     ) -> Parameters:
         def sums(c: int) -> Parameters:
             rows = drawn[c].nonzero()[:, 0]
             trained = {name: value[c].detach() for name, value in parameters.items() if name in self.names}
             rest = {name: value[c].detach() for name, value in parameters.items() if name not in self.names}
-            total = {name: torch.zeros_like(value) for name, value in trained.items()}
+            total = {name: torch.zeros_like(value, dtype=dtype) for name, value in trained.items()}
             size = max(1, _AT_ONCE // max(1, 4 * sum(value.numel() for value in trained.values())))
             for some in rows.split(size):
                 loss = self.model.loss.of_rows
                 found = row_gradients(self.model, self.frozen | rest, trained, loss, inputs[c][some], targets[c][some])
                 squares = sum(_lengths(value.flatten(1)).square() for value in found.values())
                 assert isinstance(squares, Tensor), "something is trained"
-                kept = factors(squares, torch.ones_like(squares, dtype=torch.bool), clip_norm)
+                kept = factors(squares, torch.ones_like(squares, dtype=torch.bool), clip_norm, dtype)
                 for name, value in found.items():
                     total[name] += torch.einsum("b,b...->...", kept, _finite(value, kept))
             return total
@@ -497,7 +529,7 @@ def _embedding(layer: Any, before: Tensor, slope: Tensor) -> Iterator[Part]:
     def summed(kept: Tensor) -> Tensor:
         # One token after the other: in 32 bits, a token that many rows have many times would round too often.
         total = g.new_zeros(layer.num_embeddings, g.shape[-1], dtype=torch.float64)
-        return total.index_add_(0, tokens.flatten(), _masked(g, kept).flatten(0, 1).double()).float()
+        return total.index_add_(0, tokens.flatten(), _masked(g, kept).flatten(0, 1).double()).to(kept)
 
     yield "weight", squares, summed
 
@@ -537,7 +569,8 @@ def _masked(values: Tensor, kept: Tensor) -> Tensor:
 
 
 def _finite(values: Tensor, kept: Tensor) -> Tensor:
-    """Return values, with 0 for rows that do not count."""
+    """Return values as numbers of the factors' kind, with 0 for rows that do not count."""
+    values = values.to(kept.dtype)
     if bool((kept > 0).all()):  # a copy of large activations takes long
         return values
     return torch.where(kept.reshape(*kept.shape, *[1] * (values.ndim - kept.ndim)) > 0, values, 0.0)

@@ -154,7 +154,7 @@ class Result:
         return rounds
 
     @property
-    def _often(self) -> tuple[float, int, int]:
+    def _often(self) -> tuple[float, int, int, int]:
         folder = RunFolder(self.path)
         spent = folder.read_participations() if (self.path / "participations.jsonl").exists() else {}
         # A run writes them after the round's line in the history, so they are read first.
@@ -162,7 +162,7 @@ class Result:
         last, exact = rounds[-1], max(entry.exact_reports for entry in rounds)
         if (more := max(spent.values(), default=0)) > (most := last.max_participations):
             raise ValueError(f"a client released {more} times by participations.jsonl, and {most} by history.jsonl")
-        return float(last.median_participations), most, exact
+        return float(last.median_participations), most, exact, self._summary.left(rounds)
 
     @property
     def parameters(self) -> dict[str, NDArray[np.float32]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _SHOWN_PARAMETERS = 3
 _SMALLEST = 0.001
+_FEW_TIMES = 10
 _SQUARES = ("mse", "rmse")
 DIVERGED = "Ask more clients a round, or try fewer hypotheses, less noise or a smaller step-size."
 """Advice for rounds that diverged."""
@@ -50,17 +51,25 @@ class Summary:
         A client's release in each participation.
     batch : int
         Minimum number of releases that a relay shuffles before the server reads them; 0 without a relay.
+    rounds : int
+        Number of rounds that were planned; 0 if that is not known.
+    most : float
+        Maximum number of a client's releases, fixed before the run.
     """
 
     model: Model
     manifest: Manifest | None
     release: Release
     batch: int = 0
+    rounds: int = 0
+    most: float = math.inf
 
     @classmethod
     def of(cls, setup: Setup) -> Self:
         """Return the summary of a run's setup."""
-        return cls(setup.model, setup.manifest, setup.release, setup.config.anonymous_least)
+        run = setup.config
+        limits = run.rounds, run.most_participations
+        return cls(setup.model, setup.manifest, setup.release, run.anonymous_least, *limits)
 
     def round_line(self, entry: Round, rounds: int) -> str:
         """Return the log's line for a round."""
@@ -110,11 +119,15 @@ class Summary:
         best = count_of(state.best_round - 1, "round")
         yield f"{line}. Best, after {best}, chosen by {how}: {self.loss(state.best_loss)}."
 
-    def guarantee_lines(self, median: float, maximum: int, exact: int = 0) -> list[str]:
+    def left(self, history: Sequence[Round]) -> int:
+        """Return how many of the planned rounds a run has not done."""
+        return max(0, self.rounds - max((entry.number for entry in history if entry.asked), default=0))
+
+    def guarantee_lines(self, median: float, maximum: int, exact: int = 0, left: int = 0) -> list[str]:
         """Return a run's guarantee to a client, and the clients outside it.
 
         `median` and `maximum` are the numbers of releases of the median and the busiest client, and `exact` is the
-        number of validation clients that reported without noise.
+        number of validation clients that reported without noise. The run ended with `left` rounds not done.
         """
         if why := gap(self.release):
             lines = [f"Guarantee: none, because {why}."]
@@ -123,9 +136,11 @@ class Summary:
             lines = [f"Guarantee, between any two data sets of a client: {most}."]
             if usual != most:
                 lines[0] += f" The median client has {usual}."
-            lines += self._anonymous_lines(maximum)
+            lines += self._anonymous_lines(maximum, self._planned(maximum, left))
         if self.release.by_rows:
             lines += self._row_lines(median, maximum)
+        if early := self.early_line(maximum, left):
+            lines.append(early)
         if exact:
             reported = count_of(exact, "validation client")
             lines.append(f"Outside the guarantee: {reported}, which reported exact losses.")
@@ -133,12 +148,12 @@ class Summary:
             lines.append(f"Outside the guarantee: the scales of the data, estimated with epsilon {spent} a client.")
         return lines
 
-    def _anonymous_lines(self, maximum: int) -> Iterator[str]:
-        """Yield what the relay adds to the guarantee, if there is one."""
-        if not self.batch:
+    def _anonymous_lines(self, maximum: int, planned: int) -> Iterator[str]:
+        """Yield what the relay adds to the guarantee, if there is one, and not far fewer releases than `planned`."""
+        if not self.batch or planned > _FEW_TIMES * max(maximum, 1):
             return
         try:
-            found = anonymous(self.release, maximum, self.batch, DELTA)
+            found = anonymous(self.release, planned, self.batch, DELTA)
         except ConfigError:  # there is no account for this mechanism
             return
         yield (
@@ -158,6 +173,36 @@ class Summary:
         yield found if usual == most else f"{found} A row of the median client has {usual}."
         yield "That guarantee hides each single row, and not what the rows of a client have in common."
 
+    def early_line(self, maximum: int, left: int) -> str:
+        """Return the epsilons that hold if results decided when a run ends; empty if those of `guarantee_lines` do.
+
+        Numerical composition is proven for a number of releases that is fixed in advance. The odometer holds at any
+        time.
+        """
+        planned = self._planned(maximum, left)
+        if planned <= maximum:
+            return ""
+        made = {self.release: maximum}
+        # For far more releases the odometer's figure is the smaller, and composition takes long.
+        most = {self.release: planned} if planned <= _FEW_TIMES * maximum else None
+        figures = [("for a client", guarantee(made), most and guarantee(most), clients_to_date(made, DELTA))]
+        if self.release.by_rows:
+            of_rows = row_guarantee(made), most and row_guarantee(most), rows_to_date(made, DELTA)
+            figures.append(("for a row", *of_rows))
+        held = [
+            f"{amount(epsilon)} {whose}"
+            for whose, counted, fixed, to_date in figures
+            if counted and (epsilon := min(fixed.epsilon if fixed else math.inf, to_date)) > counted.epsilon
+        ]
+        if not held:
+            return ""
+        undone = f"{count_of(left, 'round')} of the run {'was' if left == 1 else 'were'} not done"
+        return f"{undone}. If results decided that, epsilon at delta {DELTA:g} is {', and '.join(held)}."
+
+    def _planned(self, maximum: int, left: int) -> int:
+        """Return a number of releases that no client exceeds, whichever of the `left` rounds are done."""
+        return int(min(self.most, maximum + left))
+
     def spent_lines(self, times: int) -> list[str]:
         """Return what a client with so many releases of models has spent to date; empty without a guarantee."""
         made, spent = {self.release: times}, []
@@ -169,9 +214,9 @@ class Summary:
             return []
         return [f"Spent to date by models, at delta {DELTA:g}, for any later tasks: {'; '.join(spent)}."]
 
-    def privacy_lines(self, median: float, maximum: int, exact: int = 0) -> list[str]:
+    def privacy_lines(self, median: float, maximum: int, exact: int = 0, left: int = 0) -> list[str]:
         """Return the cost to the clients, with the paper's heuristic; for the arguments see above."""
-        lines = self.guarantee_lines(median, maximum, exact)
+        lines = self.guarantee_lines(median, maximum, exact, left)
         if not gap(self.release) or (self.release.by_rows and not row_gap(self.release)):
             lines.append("Reports of training clients, if a site allows them, come on top.")
         if self.release.paper_cost is None:

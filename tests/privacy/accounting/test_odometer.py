@@ -81,6 +81,13 @@ ALARMS = int(stats.binom.ppf(1 - 1e-6, RUNS, DELTA))
 """More runs than this exceed their figure with a probability below 1e-6, if each does so with DELTA at most."""
 
 
+@pytest.mark.parametrize("noise_multiplier", [1e154, 4e155, 1e308])
+def test_noise_so_large_that_no_grid_holds_its_losses_has_a_figure(noise_multiplier: float) -> None:
+    """A server may ask a site for sums with such noise, and its ledger must stay readable."""
+    release = Release(Kind.SITE, 7, noise_multiplier, Clipping.PUBLIC, hypotheses=3, choice_epsilon=1.0)
+    assert clients_to_date({release: 5}, 1e-5) == pytest.approx(5.0)
+
+
 def test_it_holds_at_all_times_at_once_against_a_server_that_chooses_as_it_goes() -> None:
     """The server asks for less noise once it has learned more than expected, and stops when that suits it.
 

@@ -11,9 +11,10 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.guarantee import guarantee, secure_report, site_release
 from umbel.privacy.accounting.rows import row_gap, row_guarantee, rows_to_date, within_row_budget
-from umbel.privacy.mechanisms.gaussian import calibrate
+from umbel.privacy.mechanisms.gaussian import GaussianLoss, calibrate
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 
 CLIENT = Release(Kind.TRAIN, 10, 4.0, Clipping.PUBLIC)
@@ -172,3 +173,21 @@ def test_extreme_steps_that_a_server_may_ask_for_have_an_account(sigma: float, r
     assert found is not None
     assert 0 <= found.epsilon < 1e-3
     assert 0 < rows_to_date({rows(sigma, rate, 1000): 3}, 1e-5) < 3
+
+
+def test_a_million_rare_steps_cost_nearly_what_their_normal_limit_costs() -> None:
+    """The chi-squared divergence of a step is q^2 (e - 1). On too fine a grid, rounding errors would add far more."""
+    found = row_guarantee({rows(1.0, 1e-6, 1000): 1000}, 1e-5)
+    assert found is not None
+    limit = compose({GaussianLoss(1e3 * 1e-6 * math.sqrt(math.e - 1)): 1}, 1e-5)
+    assert limit < found.epsilon < 1.2 * limit
+
+
+def test_steps_that_no_memory_holds_have_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: object) -> float:
+        raise MemoryError
+
+    monkeypatch.setattr("umbel.privacy.accounting.rows.compose", too_large)
+    found = row_guarantee({rows(1.0, 0.5, 7): 3}, 3e-5)
+    assert found is not None
+    assert math.isinf(found.epsilon)

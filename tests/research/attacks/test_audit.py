@@ -127,6 +127,11 @@ def test_of_a_hundred_audits_one_in_twenty_is_above_the_claim_at_most(setting: S
     assert not any(one.verdict is Verdict.EXCEEDS for one in findings)
 
 
+def test_a_verdict_counts_on_no_confidence() -> None:
+    """That of a bound is an option."""
+    assert not any(digit in verdict for verdict in Verdict for digit in "0123456789")
+
+
 @pytest.mark.parametrize(
     ("setting", "canaries"),
     [

@@ -8,13 +8,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import special
 from typer.testing import CliRunner
 
 from tests.helpers.errors import ended, raises
 from umbel.data import find_dataset
+from umbel.privacy.accounting.accountant import compose
+from umbel.privacy.accounting.guarantee import DELTA
+from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.errors import ConfigError, DatasetError, NotApplicableError
 from umbel.research.attacks.__main__ import app
-from umbel.research.attacks.members import Finding, Setting, _finding, audit, likelihood_ratios
+from umbel.research.attacks.members import (
+    FALSE_ALARMS,
+    Finding,
+    Setting,
+    _finding,
+    allowed,
+    audit,
+    likelihood_ratios,
+)
 from umbel.research.attacks.victims import NO_NOISE
 
 CLIENTS = 40
@@ -40,12 +52,19 @@ def test_rows_that_a_client_knows_by_heart_show_and_protected_rows_hardly_do() -
 
 
 def test_what_is_found_stays_below_the_claim() -> None:
-    """At an epsilon of 1 at most 2.7 % can be found with 1 % of false alarms."""
     protected = found()[1]
     assert protected.claimed is not None
     assert 0.9 < protected.claimed <= 1
-    assert protected.at_most == pytest.approx(math.exp(protected.claimed) * 0.01, rel=1e-2)
+    assert protected.at_most == allowed(protected.claimed)
     assert protected.found - protected.found_half < protected.at_most
+
+
+@pytest.mark.parametrize("mu", [0.05, 0.25, 1.0, 5.0])
+def test_the_claim_allows_what_the_best_test_finds_if_a_row_takes_the_place_of_another(mu: float) -> None:
+    """One row more or less moves the mean of normal noise by mu deviations, and an exchange of rows by twice that."""
+    claimed = compose({GaussianLoss(mu): 1}, DELTA)
+    found = float(special.ndtr(2 * mu + special.ndtri(FALSE_ALARMS)))
+    assert found <= allowed(claimed) <= 1
 
 
 def test_a_score_is_the_distance_to_the_releases_of_clients_without_the_row() -> None:

@@ -214,6 +214,13 @@ def test_gaussian_noise_has_no_pure_epsilon_and_no_papers_budget() -> None:
     assert "A heuristic" not in text
 
 
+@pytest.mark.parametrize("planned", [20, 50])
+def test_of_a_run_that_ended_early_the_epsilon_that_holds_is_told_too(planned: int) -> None:
+    text = report(mode="public", mechanism="gaussian", choice=0.5, planned=planned).text
+    assert ("30 rounds of the run were not done." in text) is (planned == 50)
+    assert ("An early end" in text) is (planned == 50)
+
+
 @pytest.mark.parametrize(
     ("mechanism", "choice"), [("laplace", "hidden by noise on each site's counts, epsilon 0.5"),
                               ("gaussian", "hidden by noise on each site's counts Seed")]

@@ -130,8 +130,12 @@ def _of_profile(loss: Loss, orders: Matrix) -> Matrix:
     if near < largest:
         points = np.concatenate([points, np.linspace(near, largest, _POINTS)[1:]])
     left, width = points[:-1], np.diff(points)
+    try:
+        profile = loss.delta(left)
+    except (ArithmeticError, IndexError, ValueError):  # no grid holds it
+        return bound
     with np.errstate(divide="ignore"):
-        deltas = np.log(np.clip(loss.delta(left) + 1e-12, 0.0, 1.0))
+        deltas = np.log(np.clip(profile + 1e-12, 0.0, 1.0))
     found = []
     for a in orders.tolist():
         rising = (a - 1) * left + _log_expm1((a - 1) * width) - math.log(a - 1)

@@ -107,5 +107,5 @@ def _composed(releases: frozenset[tuple[Release, int]], delta: float) -> float:
             total[loss] = total.get(loss, 0) + often * count
     try:
         return compose(total, delta)
-    except (ArithmeticError, IndexError, ValueError):  # no grid holds them
+    except (ArithmeticError, IndexError, MemoryError, ValueError):  # no grid holds them
         return math.inf

@@ -125,6 +125,8 @@ class View:
         self.once, middle, most = (guarantee({release: math.ceil(times)}) for times in (1, *self.often))
         self.epsilons = in_words(middle)[1], in_words(most)[1]
         """The guarantee of the median client, and of the busiest; "none" where there is none."""
+        self.early = self.summary.early_line(self.often[1], self.summary.left(state.history))
+        """The epsilons that hold if results decided when the run ended; empty if those above do."""
         self.weak = most is None or most.epsilon > MEANINGFUL
         self.row_gap = row_gap(release) if release.by_rows else ""
         """Why rows have no guarantee though noise in training hides them; empty if they have one."""

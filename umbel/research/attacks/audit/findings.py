@@ -48,7 +48,7 @@ class Verdict(StrEnum):
     """The verdict of a lower bound on a claim."""
 
     WITHIN = "within the claim"
-    CHANCE = "above, as 1 in 20 is by chance"
+    CHANCE = "above, perhaps by chance"
     EXCEEDS = "EXCEEDS THE CLAIM"
 
 
