@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import safetensors.numpy
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.personal import Own, make_own
 from umbel.client.trial import try_out
-from umbel.data import Dataset, Manifest
+from umbel.data import Dataset, Manifest, check, offsets_of
 from umbel.data.files import read_manifest_of_run
 from umbel.data.manifest import encoded_alike
 from umbel.models.fit import misfit
@@ -102,22 +101,20 @@ def predictions(
     learnt: Learnt,
     dataset: Dataset,
     clients: Sequence[int],
-    features: NDArray[np.float32] | None = None,
+    rows: Dataset | None = None,
     how: Personal = DEFAULT,
 ) -> Iterator[Prediction]:
-    r"""Yield clients' predictions, with predictors made from their labelled rows in the dataset.
+    """Yield clients' predictions, with predictors made from their labelled rows in the dataset.
 
-    The inputs are rows without labels (rows, \*feature shape), scaled like those of the dataset; by default the
-    labelled rows.
+    They predict for `rows` (`read_features`); by default for their labelled rows.
     """
     learner = try_out(learnt.model, dataset)
-    if features is None:
+    if rows is None:
         for some in learnt.chunks(clients):
             support = Cohort.gather(dataset, some, learner.device)
             yield from predicted(learnt, learner, some, support, support, how)
         return
-    rows = torch.from_numpy(features * np.float32(dataset.manifest.feature_scale)).to(learner.device)
-    asked = Cohort(rows, rows, np.array([len(rows)]))
+    asked = Cohort.gather(rows, [0], learner.device)
     for client in clients:
         support = Cohort.gather(dataset, [client], learner.device)
         yield from predicted(learnt, learner, [client], support, asked, how)
@@ -214,15 +211,37 @@ def unknown_client(client: object, known: str, names: Sequence[str]) -> DatasetE
     return DatasetError(f"there is no client {client!r}: {known}{named}{more}{hint}", code="data.unknown-client")
 
 
-def read_features(path: Path, data: Dataset) -> NDArray[np.float32]:
-    """Read rows without labels to predict for, from a .npy file."""
-    features = np.load(path, allow_pickle=False)
+def read_features(path: Path, data: Dataset, model: Model) -> Dataset:
+    """Read rows without labels to predict for, from a .npy file: the rows of one client, with made-up targets.
+
+    They are stored like those of `data`.
+
+    Raises
+    ------
+    DatasetError
+        If a dataset of the model could not have these rows.
+    """
+    try:
+        features = np.load(path, allow_pickle=False)
+    except OSError:
+        raise
+    except Exception:  # NumPy raises many kinds, some with advice to load objects
+        text = f"{path} is not a .npy file of numbers; save the rows with numpy.save"
+        raise DatasetError(text, code="data.unreadable") from None
     if not isinstance(features, np.ndarray):
         raise DatasetError(f"{path} holds several arrays; save the rows as one .npy", code="data.several-arrays")
-    if features.shape[1:] != data.features.shape[1:]:
+    if features.shape[1:] != data.features.shape[1:] or not features.ndim:
         text = f"{path} has rows of shape {features.shape[1:]}, but the data's are {data.features.shape[1:]}"
         raise DatasetError(text, code="data.unfit-rows")
-    return features.astype(np.float32)
+    if not len(features):
+        raise DatasetError(f"{path} has no rows; give it at least one", code="data.no-rows")
+    alone: dict[str, Any] = {"clients": 1, "split": {"train": 1, "validation": 0}, "part": "", "groups": []}
+    targets = np.repeat(np.asarray(data.targets[:1]), len(features), axis=0)
+    rows = Dataset(data.manifest.model_copy(update=alone), features, targets, offsets_of([len(features)]))
+    check(rows, path)
+    if reason := misfit(model, rows):
+        raise DatasetError(f"{path}: model {model.name!r} {reason}", code="data.unfit-model")
+    return rows
 
 
 def table(made: list[Prediction], model: Model, data: Dataset, with_targets: bool = True) -> pd.DataFrame:
