@@ -268,7 +268,7 @@ def table(made: list[Prediction], model: Model, data: Dataset, with_targets: boo
 def told(model: Model, outputs: Tensor, manifest: Manifest) -> NDArray[Any]:
     """Return outputs (rows, \\*output shape) in readable form: classes, or numbers as they are stored."""
     classes = manifest.target.get("categories", [])
-    if model.metric.name == "accuracy" or (len(classes) > 1 and outputs.shape[1:] == (len(classes),)):
+    if model.metric.name == "accuracy" or (outputs.ndim == 2 and outputs.shape[1] >= len(classes) > 1):
         outputs = outputs.argmax(-1)
     elif outputs.shape[-1] == 1:
         outputs = outputs[:, 0]
@@ -282,12 +282,17 @@ def shown(values: NDArray[Any], manifest: Manifest) -> list[Any]:
     # A class is its position; the sign tells a label of -1 or 1, or a score for it.
     whole = np.issubdtype(values.dtype, np.integer)
     if names and values.ndim == 1 and (whole or len(names) == 2):
-        places = values if whole else np.sign(values)
-        return [names[place] for place in np.maximum(places, 0).astype(np.int64)]
+        places = np.maximum(values if whole else np.sign(values), 0).astype(np.int64)
+        return [*map(class_names(names, 1 + int(places.max(initial=0))).__getitem__, places)]
     if whole:
         return list(values.tolist())
     scaled = values * float(manifest.target.get("scale", 1.0))
     return list(scaled) if values.ndim > 1 else list(scaled.tolist())
+
+
+def class_names(names: Sequence[str], count: int) -> list[str]:
+    """Return at least so many classes' names; a class without one, as of a larger model, is its number."""
+    return [*names, *map(str, range(len(names), count))]
 
 
 def in_unit(value: float, model: Model, manifest: Manifest) -> str:
