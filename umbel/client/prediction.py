@@ -73,10 +73,7 @@ class Learnt:
         return make_own(how, learner, self.hypotheses, support, update, draws, self.prior)
 
     def own_of(self, dataset: Dataset, client: int, how: Personal = DEFAULT) -> Own:
-        """Return the own predictor of a client of a dataset."""
-        if own := ", ".join(self.model.local_shapes):
-            text = f"model {self.model.name!r} keeps {own} with each client, so the run's folder lacks them"
-            raise DatasetError(text, code="data.local-parameters")
+        """Return the own predictor of a client of a dataset; for a model without local parameters."""
         learner = try_out(self.model, dataset)
         return self.own(learner, Cohort.gather(dataset, [client], learner.device), [client], how)
 
