@@ -101,6 +101,13 @@ def test_two_are_compared_where_they_differ(runs: list[str], umbel_home: Path) -
     assert "0123456789abcdef" in umbel("runs", "compare", *runs[:2]), "of other rows under the same name"
 
 
+def test_brackets_in_a_runs_files_are_text(runs: list[str], umbel_home: Path) -> None:
+    file = umbel_home / "runs" / runs[0] / "dataset.json"
+    said = "estimated from the training clients' rows with epsilon [/4] a client"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"provenance": said}))
+    assert "epsilon [/4]" in umbel("runs", "compare", *runs[:2])
+
+
 def test_one_is_removed_when_that_is_meant(runs: list[str], umbel_home: Path) -> None:
     told = CliRunner().invoke(app, ["runs", "remove", runs[0]], input="n\n")
     assert told.exit_code == 0

@@ -85,7 +85,7 @@ def compare(
         table.add_row("rounds", *(str(_outcome(path)[0]) for path in paths))
         table.add_row("last loss", *(Text(f"{one.last_loss:.6g} {one.unit}".rstrip()) for one in loaded))
         table.add_row("best loss", *(Text(f"{one.loss:.6g} {one.unit}".rstrip()) for one in loaded))
-        table.add_row("privacy", *("\n".join(one.privacy) for one in loaded))
+        table.add_row("privacy", *(Text("\n".join(one.privacy)) for one in loaded))
         digests = [RunFolder(path).read_config().get("data", "") for path in paths]
         if len(set(digests)) > 1:
             table.add_row("digest of the data", *map(Text, digests))
