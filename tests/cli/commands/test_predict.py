@@ -75,6 +75,17 @@ def test_rows_without_labels_are_predicted_by_what_the_labelled_ones_chose(
     assert (tmp_path / "out.csv").read_text() == "client,row,hypothesis,prediction\n0,0,1,8000\n"
 
 
+def test_targets_of_another_scale_than_the_runs_are_refused(run: Path, newcomers: Path) -> None:
+    """The run's numbers would be read in the newcomers' thousands of dollars."""
+    manifest = Manifest(name="old", clients=1, split={"train": 1, "validation": 0})
+    for scale, fits in ((1000, True), (1.0, False)):
+        units = {"target": {"name": "cost", "unit": "dollars", "scale": scale}}
+        RunFolder(run).write_manifest(manifest.model_copy(update={"units": units}))
+        done = predict(run, newcomers, "--personalise", "no")
+        assert (done.exit_code == 0) is fits, done.output
+    ended(done.exit_code, done.output, "data.unfit-rows", "scale")
+
+
 @pytest.mark.parametrize(
     ("rows", "code"),
     [
