@@ -30,7 +30,7 @@ from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import DatasetError
+from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.run_config import RunConfig, read_saved
 
 DEFAULT = Personal.AUTO
@@ -126,6 +126,9 @@ def predicted(
     """
     model = learnt.model
     if model.local_shapes:
+        if how not in (DEFAULT, Personal.NO):
+            text = f"{how} would do nothing: model {model.name!r} already has local parameters for each client"
+            raise ConfigError(f"{text}; leave personalise out", code="config.personalise")
         for i, client in enumerate(clients):
             one = slice(i, i + 1)
             yield _newcomer(learnt, learner, client, support.part(one), asked.part(one).features)

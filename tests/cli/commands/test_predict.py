@@ -197,7 +197,10 @@ def test_a_newcomer_takes_the_statistics_of_its_own_rows(tmp_path: Path) -> None
     best = {"weight": np.ones((1, 2), np.float32), "bias": np.zeros((1, 2), np.float32)}
     run = learnt(tmp_path / "run", "torch.nn:BatchNorm1d num_features=2", "mse", best)
     x = np.array([[1, 20], [3, 40]] * 3, np.float32)
-    done = predict(run, newcomer(tmp_path / "new", x, np.zeros((6, 2), np.float32), model="", loss="mse"))
+    new = newcomer(tmp_path / "new", x, np.zeros((6, 2), np.float32), model="", loss="mse")
+    refused = predict(run, new, "--personalise", "fine-tune")
+    ended(refused.exit_code, refused.stderr, "config.personalise", "fine-tune")
+    done = predict(run, new)
     assert done.exit_code == 0, done.output
     rows = list(csv.reader(io.StringIO(done.stdout)))[1:]
     made = np.array([[float(number) for number in row[3].split()] for row in rows])
