@@ -378,7 +378,7 @@ def _accounts(numbers: Mapping[int, Counter[int]], releases: Mapping[int, Releas
 
 def counted(left: int | None) -> str:
     """Return a client's remaining releases (`Client.left`) in words."""
-    return "–" if left is None else f"{left:,} or more" if left == _MANY else str(left)
+    return "\N{EN DASH}" if left is None else f"{left:,} or more" if left == _MANY else str(left)
 
 
 def with_prices(request: Request) -> dict[str, Any]:
