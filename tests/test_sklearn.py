@@ -83,6 +83,16 @@ def test_the_same_random_state_gives_the_same_and_another_another() -> None:
     assert not np.array_equal(found[0], found[2])
 
 
+def test_a_grid_of_parameters_may_be_numpys() -> None:
+    X, y, client = line()
+    numbers, arrays = (
+        FederatedRegressor(hypotheses=two, settings={"rounds": ten}, random_state=0).fit(X, y, groups=client)
+        for two, ten in ((2, 10), (np.int64(2), np.int64(10)))
+    )
+    assert np.array_equal(arrays.predict(X), numbers.predict(X))
+    assert isinstance(arrays.hypotheses, np.int64), "a parameter stays what it was given as"
+
+
 def test_a_guarantee_takes_public_bounds_and_is_told() -> None:
     X, y, client = line(clients=400)
     with raises(ConfigError, "config.no-range", "target_range"):

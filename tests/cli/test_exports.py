@@ -12,7 +12,9 @@ import torch
 
 import umbel
 from tests.helpers.errors import raises
-from umbel.protocol.errors import ConfigError, ModelError
+from tests.helpers.learnt import learnt
+from umbel import models
+from umbel.protocol.errors import ConfigError, DatasetError, ModelError
 
 ROWS = torch.tensor([[1.0, 2.0], [-3.0, 0.5]])
 
@@ -103,3 +105,20 @@ def test_no_hypothesis_of_another_run_lies_among_those_of_a_run(kept: Path, tmp_
     assert len(umbel.export(run, tmp_path)) == len(umbel.export(run, tmp_path)) == 2, (
         "those of the same run are replaced"
     )
+
+
+def test_a_model_whose_clients_keep_a_part_of_it_is_no_network_for_others(tmp_path: Path) -> None:
+    """Its statistics would be those that PyTorch begins with, and its predictions those of no client."""
+    name = f"{__name__}:Normalised"
+    model = models.load(name, "mse")
+    best = {key: value[None] for key, value in model.initial(0).items()}
+    run = umbel.load(learnt(tmp_path / "run", name, "mse", best))
+    for client in (None, 0):
+        with raises(DatasetError, "data.local-parameters", "running_mean"):
+            umbel.export(run, tmp_path, "onnx", client=client)
+    assert umbel.export(run, tmp_path, "state-dict")
+
+
+class Normalised(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))

@@ -209,6 +209,36 @@ def test_columns_may_have_the_outputs_names_and_dates_a_format(tmp_path: Path) -
     np.testing.assert_allclose(found[1], [[0, 3], [0, -3]])
 
 
+class Coded(torch.nn.Module):
+    """Four classes of two codes, which it takes as integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(2, 4)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.table(rows).sum(1)
+        return found
+
+
+def test_a_class_that_the_data_do_not_have_is_the_number_that_predict_gives(tmp_path: Path) -> None:
+    """Of a model with more outputs than classes, which also takes codes and no numbers."""
+    frame = pd.DataFrame({"hospital": "north", "ward": ["A", "B"] * 20, "age": [0, 1] * 20})
+    frame["drg"] = ["x", "y", "z", "x"] * 10
+    columns: dict[str, Any] = {"ward": {"encode": "index"}, "age": {"scale": 1, "offset": 0}}
+    name = f"{__name__}:Coded"
+    data = umbel.from_dataframe(
+        frame, client="hospital", target="drg", columns=columns, model=name, loss="cross-entropy", validation=0.0
+    )
+    best = {"table.weight": np.array([[[0, 1, 0, 0], [0, 0, 0, 1]]], np.float32)}
+    run = umbel.load(learnt(tmp_path / "run", "", "", best, str(data.write(tmp_path / "stays")), [[3]]))
+    asked = pd.DataFrame({"ward": ["A", "B"], "age": [0, 1]})
+    (file,) = umbel.export(run, tmp_path, "onnx")
+    given = {"ward": np.array(["A", "B", "C"], object), "age": np.array([0, 1, np.nan])}
+    found = onnxruntime.InferenceSession(file).run(["prediction"], given)[0].tolist()
+    assert found == [*run.predict(asked, "north", personalise="no")["prediction"], ""] == ["y", "3", ""]
+
+
 @pytest.mark.slow
 def test_hospital_charges_from_a_raw_file_to_dollars(umbel_home: Path, tmp_path: Path) -> None:
     """The dataset that ships, its two models, a CSV as a hospital has it, and both ways of using what was learnt."""

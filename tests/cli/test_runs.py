@@ -53,6 +53,17 @@ def test_history_is_a_table_in_the_datas_units(kept: Path) -> None:
     assert "Paper's budget" in run.privacy[-1]
 
 
+def test_the_quantiles_of_a_loss_are_in_its_unit_too(kept: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(kept, tmp_path / "run")
+    manifest = json.loads((path / "dataset.json").read_text())
+    manifest["units"] = {"target": {"name": "cost", "unit": "dollars", "scale": 1000.0}}
+    (path / "dataset.json").write_text(json.dumps(manifest))
+    plain, scaled = umbel.load(kept).history, umbel.load(path).history
+    for name in ("loss_spread", "metric_spread"):
+        np.testing.assert_allclose(np.stack(scaled[name]), 1000 * np.stack(plain[name]))
+        assert plain[name].map(len).eq(5).all()
+
+
 def test_a_run_that_goes_on_while_it_is_shown_is_not_damaged(kept: Path, tmp_path: Path) -> None:
     path = shutil.copytree(kept, tmp_path / "run")
     run = umbel.load(path)

@@ -19,6 +19,15 @@ def test_a_class_appears_by_name_whatever_the_loss(loss: str) -> None:
     assert shown(told(model, outputs, data), data) == ["C", "A"]
 
 
+def test_a_class_without_a_name_appears_by_its_number() -> None:
+    """Of a model with more outputs than the data have classes, as one from a library."""
+    model = models.load("linear inputs=2 outputs=4", "cross-entropy")
+    target = {"name": "ward", "categories": ["A", "B"]}
+    data = Manifest(name="stays", clients=1, split={"train": 1, "validation": 0}, units={"target": target})
+    outputs = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]])
+    assert shown(told(model, outputs, data), data) == ["3", "B"]
+
+
 def test_several_numbers_stay_numbers() -> None:
     model = models.load("linear inputs=2 outputs=3", "mse")
     data = Manifest(name="stays", clients=1, split={"train": 1, "validation": 0}, units={"target": {"scale": 2}})

@@ -60,6 +60,15 @@ def test_the_part_of_a_budget_that_is_used_is_what_the_gate_counts(tmp_path: Pat
     assert used[0] == pytest.approx(1.1 / 8, rel=1e-4), "the first is covered by its pure epsilon"
 
 
+def test_of_very_many_releases_that_are_left_no_number_is_told(tmp_path: Path) -> None:
+    """A budget of 8 has room for two million releases of 4 millionths each."""
+    ledger = Ledger.create(tmp_path / "ledger.sqlite")
+    assert all(ledger.charge(Charge("7", 1, Release(Kind.TRAIN, 2, 1e6, Clipping.PUBLIC)), [ClientInDataset(0)]))
+    found = Books(ledger.path, GateSite.of({"data-path": "/data", "ledger-path": str(ledger.path), "budget": 8.0}))
+    assert [client.left for client in found.clients] == [10_000]
+    assert "<td>10,000 or more</td>" in render(found)
+
+
 @pytest.fixture
 def crowd(tmp_path: Path) -> Path:
     """A ledger of 300 clients: the first 50 have three releases of 1.8 each, the next 100 two, and the others one."""

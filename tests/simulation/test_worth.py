@@ -188,12 +188,13 @@ def test_a_worth_in_a_long_unit_is_read_back(tmp_path: Path) -> None:
     assert Worth.read(worth.content) == worth
 
 
-def test_figures_are_in_the_unit_of_the_target(tmp_path: Path) -> None:
-    units = {"target": {"name": "price", "unit": "dollars", "scale": 100.0}}
+@pytest.mark.parametrize("scale", [100.0, 1.0])
+def test_figures_are_in_the_unit_of_the_target(tmp_path: Path, scale: float) -> None:
+    units = {"target": {"name": "price", "unit": "dollars", "scale": scale}}
     folder = write(tmp_path / "d", (ONES, [1.0] * 4), (ONES, [1.0] * 4), train=1, loss="mse", units=units)
     worth = appraise(*a_run(folder, theta((3, 0))), np.array([1]), {})
     assert (worth.metric, worth.unit) == ("RMSE", "dollars")
-    assert [arm.mean for arm in worth.arms if arm.way is Way.LAST] == [200.0]
+    assert [arm.mean for arm in worth.arms if arm.way is Way.LAST] == [2 * scale]
 
 
 # --- whom it may measure

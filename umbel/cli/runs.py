@@ -248,8 +248,14 @@ def export(
         more hypotheses.
     ModelError
         If the network cannot be written in the format, or the file reads back differently.
+    DatasetError
+        For ONNX, if the model has local parameters: the file would predict with their initial values.
     """
     data, said = run.dataset, {"run": run.name}
+    if form == "onnx" and (local := ", ".join(run.model.local_shapes)):
+        text = f"model {run.model.name!r} keeps {local} with each client, so the run's folder lacks them"
+        fix = "export the shared parameters as safetensors or state-dict"
+        raise DatasetError(f"{text}, and a file would predict without; {fix}", code="data.local-parameters")
     if form == "onnx" and data is not None:
         check_encoding(run.path, data)
     if client is None:

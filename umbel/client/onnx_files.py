@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from umbel.client.cohort import Cohort
 from umbel.client.onnx_columns import LACKING, STRANGE, Input
+from umbel.client.prediction import class_names
 from umbel.data import Dataset, Manifest, Schema
 from umbel.data.table import encode
-from umbel.models.fit import look, one_line
+from umbel.models.fit import Look, look, one_line
 from umbel.models.model import Model
 from umbel.protocol.errors import ConfigError, ModelError
 
@@ -50,7 +51,8 @@ def to_onnx(network: nn.Module, model: Model, dataset: Dataset | None, said: Map
         text = "ONNX needs the run's dataset, which describes a row; the dataset is not on this machine"
         raise ConfigError(text, code="config.no-dataset")
     layout = dataset.manifest.layout
-    graph = _Rows(network, model, dataset) if layout is None else _Columns(network, layout)
+    seen = look(model, dataset.features.shape[1:])
+    graph = _Rows(network, seen.tokens, dataset) if layout is None else _Columns(network, seen, layout)
     try:
         content = graph.written({**_said(dataset.manifest), **said})
         session = onnxruntime.InferenceSession(content)
@@ -140,13 +142,16 @@ class _Graph(nn.Module):
 class _Columns(_Graph):
     """From the columns of a schema to its target."""
 
-    def __init__(self, network: nn.Module, schema: Schema) -> None:
+    def __init__(self, network: nn.Module, seen: Look, schema: Schema) -> None:
         super().__init__(network)
         self.schema, self.columns = schema, [Input(one) for one in schema.features]
-        self.names = [one.name for one in self.columns]
-        outputs = ("prediction", "scores") if schema.target.classes else ("prediction",)
+        self.names, self._tokens = [one.name for one in self.columns], seen.tokens
+        classes, count = schema.target.classes, seen.outputs[-1]
+        # A single output is the score of the second of two classes, and names none of several.
+        self.classes = class_names(classes, count) if classes and (count > 1 or len(classes) == 2) else []
+        self.scale = 1.0 if classes else schema.target.scale
+        outputs = ("prediction", "scores") if self.classes else ("prediction",)
         self.results = [_free(name, self.names) for name in outputs]
-        self.classes = schema.target.classes
 
     @property
     def drawn(self) -> tuple[Tensor, ...]:
@@ -155,11 +160,12 @@ class _Columns(_Graph):
     def forward(self, *columns: Tensor) -> tuple[Tensor, ...]:
         each = [one.encoded(values) for one, values in zip(self.columns, columns, strict=True)]
         numbers, sound = zip(*each, strict=True)
-        outputs = self.network(torch.cat(list(numbers), 1).float())
         taken = torch.stack(list(sound)).all(0)
+        rows = torch.where(taken[:, None], torch.cat(list(numbers), 1).float(), 0.0)
+        outputs = self.network(self._readable(rows))
         outputs = torch.where(taken[:, None], outputs, torch.nan)
         if not self.classes:
-            outputs = outputs * self.schema.target.scale
+            outputs = outputs * self.scale
             return (outputs[:, 0] if outputs.shape[1] == 1 else outputs,)
         place = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
         return torch.where(taken, place, -1), outputs
@@ -169,12 +175,15 @@ class _Columns(_Graph):
         alone = self.schema.model_copy(update={"client": None})
         seen = torch.from_numpy(encode(frame, alone, "made-up rows", to_predict=True).features)
         with torch.inference_mode():
-            outputs = self.network(seen).numpy()
+            outputs = self.network(self._readable(seen)).numpy()
         given = {one.name: one.given(frame[one.name]) for one in self.columns}
         if not self.classes:
-            outputs = outputs * self.schema.target.scale
+            outputs = outputs * self.scale
             outputs = outputs[:, 0] if outputs.shape[1] == 1 else outputs
         return given, {self.results[-1]: outputs}
+
+    def _readable(self, rows: Tensor) -> Tensor:
+        return rows.long() if self._tokens else rows
 
     def _enter(self, i: int, name: str) -> Any:
         column = self.schema.features[i]
@@ -214,12 +223,12 @@ class _Rows(_Graph):
 
     names, results = ["rows"], ["outputs"]
 
-    def __init__(self, network: nn.Module, model: Model, dataset: Dataset) -> None:
+    def __init__(self, network: nn.Module, tokens: bool, dataset: Dataset) -> None:
         super().__init__(network)
         clients = range(min(_ROWS, dataset.manifest.clients))  # each has at least one row
         seen = Cohort.gather(dataset, clients, torch.device("cpu")).features
         seen = seen.repeat(_ROWS, *[1] * (seen.ndim - 1))[:_ROWS]  # a graph from a single row would take only one row
-        self._seen = seen.long() if look(model, tuple(seen.shape[1:])).tokens else seen
+        self._seen = seen.long() if tokens else seen
         self._scale = dataset.manifest.feature_scale if dataset.features.dtype == np.uint8 else 1.0
 
     @property

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import safetensors.numpy
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.personal import Own, make_own
 from umbel.client.trial import try_out
-from umbel.data import Dataset, Manifest
+from umbel.data import Dataset, Manifest, check, offsets_of
 from umbel.data.files import read_manifest_of_run
 from umbel.data.manifest import encoded_alike
 from umbel.models.fit import misfit
@@ -31,7 +30,7 @@ from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import DatasetError
+from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.run_config import RunConfig, read_saved
 
 DEFAULT = Personal.AUTO
@@ -74,10 +73,7 @@ class Learnt:
         return make_own(how, learner, self.hypotheses, support, update, draws, self.prior)
 
     def own_of(self, dataset: Dataset, client: int, how: Personal = DEFAULT) -> Own:
-        """Return the own predictor of a client of a dataset."""
-        if own := ", ".join(self.model.local_shapes):
-            text = f"model {self.model.name!r} keeps {own} with each client, so the run's folder lacks them"
-            raise DatasetError(text, code="data.local-parameters")
+        """Return the own predictor of a client of a dataset; for a model without local parameters."""
         learner = try_out(self.model, dataset)
         return self.own(learner, Cohort.gather(dataset, [client], learner.device), [client], how)
 
@@ -102,22 +98,20 @@ def predictions(
     learnt: Learnt,
     dataset: Dataset,
     clients: Sequence[int],
-    features: NDArray[np.float32] | None = None,
+    rows: Dataset | None = None,
     how: Personal = DEFAULT,
 ) -> Iterator[Prediction]:
-    r"""Yield clients' predictions, with predictors made from their labelled rows in the dataset.
+    """Yield clients' predictions, with predictors made from their labelled rows in the dataset.
 
-    The inputs are rows without labels (rows, \*feature shape), scaled like those of the dataset; by default the
-    labelled rows.
+    They predict for `rows` (`read_features`); by default for their labelled rows.
     """
     learner = try_out(learnt.model, dataset)
-    if features is None:
+    if rows is None:
         for some in learnt.chunks(clients):
             support = Cohort.gather(dataset, some, learner.device)
             yield from predicted(learnt, learner, some, support, support, how)
         return
-    rows = torch.from_numpy(features * np.float32(dataset.manifest.feature_scale)).to(learner.device)
-    asked = Cohort(rows, rows, np.array([len(rows)]))
+    asked = Cohort.gather(rows, [0], learner.device)
     for client in clients:
         support = Cohort.gather(dataset, [client], learner.device)
         yield from predicted(learnt, learner, [client], support, asked, how)
@@ -132,6 +126,9 @@ def predicted(
     """
     model = learnt.model
     if model.local_shapes:
+        if how not in (DEFAULT, Personal.NO):
+            text = f"{how} would do nothing: model {model.name!r} already has local parameters for each client"
+            raise ConfigError(f"{text}; leave personalise out", code="config.personalise")
         for i, client in enumerate(clients):
             one = slice(i, i + 1)
             yield _newcomer(learnt, learner, client, support.part(one), asked.part(one).features)
@@ -214,15 +211,37 @@ def unknown_client(client: object, known: str, names: Sequence[str]) -> DatasetE
     return DatasetError(f"there is no client {client!r}: {known}{named}{more}{hint}", code="data.unknown-client")
 
 
-def read_features(path: Path, data: Dataset) -> NDArray[np.float32]:
-    """Read rows without labels to predict for, from a .npy file."""
-    features = np.load(path, allow_pickle=False)
+def read_features(path: Path, data: Dataset, model: Model) -> Dataset:
+    """Read rows without labels to predict for, from a .npy file: the rows of one client, with made-up targets.
+
+    They are stored like those of `data`.
+
+    Raises
+    ------
+    DatasetError
+        If a dataset of the model could not have these rows.
+    """
+    try:
+        features = np.load(path, allow_pickle=False)
+    except OSError:
+        raise
+    except Exception:  # NumPy raises many kinds, some with advice to load objects
+        text = f"{path} is not a .npy file of numbers; save the rows with numpy.save"
+        raise DatasetError(text, code="data.unreadable") from None
     if not isinstance(features, np.ndarray):
         raise DatasetError(f"{path} holds several arrays; save the rows as one .npy", code="data.several-arrays")
-    if features.shape[1:] != data.features.shape[1:]:
+    if features.shape[1:] != data.features.shape[1:] or not features.ndim:
         text = f"{path} has rows of shape {features.shape[1:]}, but the data's are {data.features.shape[1:]}"
         raise DatasetError(text, code="data.unfit-rows")
-    return features.astype(np.float32)
+    if not len(features):
+        raise DatasetError(f"{path} has no rows; give it at least one", code="data.no-rows")
+    alone: dict[str, Any] = {"clients": 1, "split": {"train": 1, "validation": 0}, "part": "", "groups": []}
+    targets = np.repeat(np.asarray(data.targets[:1]), len(features), axis=0)
+    rows = Dataset(data.manifest.model_copy(update=alone), features, targets, offsets_of([len(features)]))
+    check(rows, path)
+    if reason := misfit(model, rows):
+        raise DatasetError(f"{path}: model {model.name!r} {reason}", code="data.unfit-model")
+    return rows
 
 
 def table(made: list[Prediction], model: Model, data: Dataset, with_targets: bool = True) -> pd.DataFrame:
@@ -249,7 +268,7 @@ def table(made: list[Prediction], model: Model, data: Dataset, with_targets: boo
 def told(model: Model, outputs: Tensor, manifest: Manifest) -> NDArray[Any]:
     """Return outputs (rows, \\*output shape) in readable form: classes, or numbers as they are stored."""
     classes = manifest.target.get("categories", [])
-    if model.metric.name == "accuracy" or (len(classes) > 1 and outputs.shape[1:] == (len(classes),)):
+    if model.metric.name == "accuracy" or (outputs.ndim == 2 and outputs.shape[1] >= len(classes) > 1):
         outputs = outputs.argmax(-1)
     elif outputs.shape[-1] == 1:
         outputs = outputs[:, 0]
@@ -263,12 +282,17 @@ def shown(values: NDArray[Any], manifest: Manifest) -> list[Any]:
     # A class is its position; the sign tells a label of -1 or 1, or a score for it.
     whole = np.issubdtype(values.dtype, np.integer)
     if names and values.ndim == 1 and (whole or len(names) == 2):
-        places = values if whole else np.sign(values)
-        return [names[place] for place in np.maximum(places, 0).astype(np.int64)]
+        places = np.maximum(values if whole else np.sign(values), 0).astype(np.int64)
+        return [*map(class_names(names, 1 + int(places.max(initial=0))).__getitem__, places)]
     if whole:
         return list(values.tolist())
     scaled = values * float(manifest.target.get("scale", 1.0))
     return list(scaled) if values.ndim > 1 else list(scaled.tolist())
+
+
+def class_names(names: Sequence[str], count: int) -> list[str]:
+    """Return at least so many classes' names; a class without one, as of a larger model, is its number."""
+    return [*names, *map(str, range(len(names), count))]
 
 
 def in_unit(value: float, model: Model, manifest: Manifest) -> str:

@@ -51,7 +51,7 @@ class Client:
     """A client's spending. `used` is the part of its budget, from 0 to 1; None without a budget or a guarantee.
 
     `row_epsilon_at_delta` is the guarantee of each of its rows. `left` is how many more releases like its last one are
-    within its limits; None if nothing bounds them.
+    within its limits, of which at most 10,000 are counted; None if nothing bounds them.
     """
 
     number: int
@@ -199,7 +199,8 @@ class Books:
         release, most, _ = found
         fresh = min(self._left({}, release) or 0, most)
         able = sum(many for account, many in self._alike if self.limits.allow(account, release))
-        said = f"A client that has spent nothing can take part {count_of(fresh, 'time')} in this run."
+        often = f"{_MANY:,} times or more" if fresh == _MANY < most else count_of(fresh, "time")
+        said = f"A client that has spent nothing can take part {often} in this run."
         if self.accounts:
             said += f" Of {count_of(len(self.accounts), 'client')} that took part before, {able:,} can do so once more."
         return said
@@ -327,7 +328,7 @@ class Books:
         while low + 1 < high <= 2 * _MANY:
             middle = (low + high) // 2
             low, high = (middle, high) if allowed(middle) else (low, middle)
-        return low
+        return min(low, _MANY)
 
 
 def _part(covers: Callable[[Fraction], bool]) -> float:
@@ -373,6 +374,11 @@ def _accounts(numbers: Mapping[int, Counter[int]], releases: Mapping[int, Releas
             account[releases[number]] += times
         accounts[client] = account
     return accounts
+
+
+def counted(left: int | None) -> str:
+    """Return a client's remaining releases (`Client.left`) in words."""
+    return "\N{EN DASH}" if left is None else f"{left:,} or more" if left == _MANY else str(left)
 
 
 def with_prices(request: Request) -> dict[str, Any]:

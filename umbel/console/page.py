@@ -9,7 +9,7 @@ from functools import cache
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from umbel.console.books import Books, plan, prices
+from umbel.console.books import Books, counted, plan, prices
 from umbel.console.explained import asked, explained
 from umbel.privacy.gate.runs import SHOWN, Request, Status
 from umbel.privacy.gate.site_log import Decision
@@ -75,7 +75,14 @@ def _page() -> Template:
         for room in ("console", "server/report")
     )
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page.globals |= {"count_of": count_of, "asked": asked, "explained": explained, "plan": plan, "prices": prices}
+    page.globals |= {
+        "counted": counted,
+        "count_of": count_of,
+        "asked": asked,
+        "explained": explained,
+        "plan": plan,
+        "prices": prices,
+    }
     page.globals["time"] = lambda text: text[:19].replace("T", " ")
     page.globals |= {"style": shared["style"] + text["style"], "decisions": [str(one) for one in Decision]}
     return page.from_string(text["page"])

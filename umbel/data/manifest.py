@@ -175,5 +175,8 @@ class Manifest(Entries):
 
 
 def encoded_alike(one: Manifest, other: Manifest) -> bool:
-    """Return whether a table's columns become the same numbers in two datasets; True unless both have columns."""
+    """Return whether targets and a table's columns become the same numbers in two datasets, as far as both tell."""
+    scales = {float(described.target["scale"]) for described in (one, other) if "scale" in described.target}
+    if len(scales) > 1:
+        return False
     return one.layout is None or other.layout is None or one.layout.encoding == other.layout.encoding

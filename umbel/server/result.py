@@ -63,15 +63,17 @@ class Result:
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """One row for each round, indexed by its number: validation loss and metric in the data's units, releases,
-        seconds.
+        """One row for each round, indexed by its number: validation loss and metric, and their quantiles over clients,
+        in the data's units; releases, seconds.
 
         See `umbel.server.history.Round` for the columns.
         """
         found = pd.DataFrame(map(asdict, self._rounds())).set_index("number")
         factor, _ = self._summary.scale
-        measured = ["loss", "metric"]
-        found[measured] = found[measured].astype(float) * (factor or 1.0)
+        factor, measured = factor or 1.0, ["loss", "metric"]
+        found[measured] = found[measured].astype(float) * factor
+        for spread in ("loss_spread", "metric_spread"):
+            found[spread] = [[value * factor for value in one] for one in found[spread]]
         return found
 
     @property

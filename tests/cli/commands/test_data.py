@@ -115,6 +115,16 @@ def test_what_is_there_is_listed_and_described(stays: Path, umbel_home: Path) ->
     assert "clients 0 training, 2 validation" in said("data", "describe", "stays/test")
 
 
+def test_brackets_in_a_name_are_described_as_text(stays: Path) -> None:
+    frame = pd.read_csv(stays).rename(columns={"age": "age [years]", "ward": "ward [/A]", "cost": "cost [usd]"})
+    frame.to_csv(stays, index=False)
+    said("data", "import", stays, "--client", "hospital", "--target", "cost [usd]")
+    described = said("data", "describe", "stays")
+    for text in ("age [years] feature", "ward [/A] feature", "cost [usd] target"):
+        assert text in described
+    assert " cost [usd] " in said("data", "list")
+
+
 def test_a_site_checks_its_own_table_and_serves_it(stays: Path, tmp_path: Path) -> None:
     said("data", "import", stays, "--client", "hospital", "--target", "cost", *SCALES)
     schema = tmp_path / "schema.toml"

@@ -84,6 +84,13 @@ def test_show_tells_the_guarantee_and_none_where_there_is_none(tmp_path: Path) -
     assert rows[1] == ["1", "1", "none", "none", "3.667"]
 
 
+def test_brackets_in_a_ledgers_path_are_text(tmp_path: Path) -> None:
+    (tmp_path / "[old]").mkdir()
+    code, output = run("ledger show", str(ledger(tmp_path / "[old]")))
+    assert code == 0, output
+    assert "[old]" in output
+
+
 def test_show_names_the_clients_that_no_entry_covers(tmp_path: Path) -> None:
     path, said = ledger(tmp_path), "exact losses of validation clients"
     assert said not in run("ledger show", str(path))[1]

@@ -75,6 +75,51 @@ def test_rows_without_labels_are_predicted_by_what_the_labelled_ones_chose(
     assert (tmp_path / "out.csv").read_text() == "client,row,hypothesis,prediction\n0,0,1,8000\n"
 
 
+def test_targets_of_another_scale_than_the_runs_are_refused(run: Path, newcomers: Path) -> None:
+    """The run's numbers would be read in the newcomers' thousands of dollars."""
+    manifest = Manifest(name="old", clients=1, split={"train": 1, "validation": 0})
+    for scale, fits in ((1000, True), (1.0, False)):
+        units = {"target": {"name": "cost", "unit": "dollars", "scale": scale}}
+        RunFolder(run).write_manifest(manifest.model_copy(update={"units": units}))
+        done = predict(run, newcomers, "--personalise", "no")
+        assert (done.exit_code == 0) is fits, done.output
+    ended(done.exit_code, done.output, "data.unfit-rows", "scale")
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ([[np.nan, 1.0]], "data.not-finite"),
+        ([[1e39, 1.0]], "data.not-finite"),
+        ([["one", "two"]], "data.not-numbers"),
+        ([[None, 1.0]], "data.unreadable"),
+        (np.zeros((0, 2)), "data.no-rows"),
+    ],
+)
+def test_rows_that_no_dataset_may_have_get_no_prediction(
+    run: Path, newcomers: Path, tmp_path: Path, rows: Any, code: str
+) -> None:
+    np.save(tmp_path / "rows.npy", np.asarray(rows))
+    done = predict(run, newcomers, "--features", tmp_path / "rows.npy")
+    ended(done.exit_code, done.output, code, "rows.npy")
+
+
+def test_tokens_of_rows_without_labels_are_those_of_the_vocabulary(tmp_path: Path) -> None:
+    from umbel import models
+
+    model = models.load("tests.helpers.strangers:Words", "cross-entropy")
+    best = {name: value[None] for name, value in model.initial(0).items()}
+    past = learnt(tmp_path / "run", model.name, "cross-entropy", best)
+    words = newcomer(tmp_path / "words", np.array([[1, 2, 3], [3, 4, 0]]), np.array([0, 1]), tokens=11)
+    for tokens in ([[1, 2, 11]], [[1, 2, 3.5]]):
+        np.save(tmp_path / "rows.npy", np.array(tokens))
+        done = predict(past, words, "--features", tmp_path / "rows.npy", "--personalise", "no")
+        ended(done.exit_code, done.output, "data.tokens", "rows.npy")
+    np.save(tmp_path / "rows.npy", np.array([[1, 2, 10]]))
+    done = predict(past, words, "--features", tmp_path / "rows.npy", "--personalise", "no")
+    assert done.exit_code == 0, done.output
+
+
 def test_large_amounts_keep_their_digits(run: Path, tmp_path: Path) -> None:
     units = {"target": {"name": "cost", "unit": "dollars", "scale": 1.0}}
     x, y = np.array([[1_234_567, 0], [0.123456789, 0]], np.float32), np.array([1_234_567, 0.123456789], np.float32)
@@ -152,7 +197,10 @@ def test_a_newcomer_takes_the_statistics_of_its_own_rows(tmp_path: Path) -> None
     best = {"weight": np.ones((1, 2), np.float32), "bias": np.zeros((1, 2), np.float32)}
     run = learnt(tmp_path / "run", "torch.nn:BatchNorm1d num_features=2", "mse", best)
     x = np.array([[1, 20], [3, 40]] * 3, np.float32)
-    done = predict(run, newcomer(tmp_path / "new", x, np.zeros((6, 2), np.float32), model="", loss="mse"))
+    new = newcomer(tmp_path / "new", x, np.zeros((6, 2), np.float32), model="", loss="mse")
+    refused = predict(run, new, "--personalise", "fine-tune")
+    ended(refused.exit_code, refused.stderr, "config.personalise", "fine-tune")
+    done = predict(run, new)
     assert done.exit_code == 0, done.output
     rows = list(csv.reader(io.StringIO(done.stdout)))[1:]
     made = np.array([[float(number) for number in row[3].split()] for row in rows])

@@ -101,6 +101,23 @@ def test_two_are_compared_where_they_differ(runs: list[str], umbel_home: Path) -
     assert "0123456789abcdef" in umbel("runs", "compare", *runs[:2]), "of other rows under the same name"
 
 
+def test_a_run_without_validation_has_no_loss_that_is_not_a_number(runs: list[str], umbel_home: Path) -> None:
+    file = umbel_home / "runs" / runs[0] / "history.jsonl"
+    entries = [json.loads(line) | {"loss": None, "metric": None, "best_round": 0} for line in file.open()]
+    file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    for words in (("show", runs[0]), ("compare", *runs[:2])):
+        told = umbel("runs", *words)
+        assert told.count("none was reported") == 2
+        assert " nan" not in told
+
+
+def test_brackets_in_a_runs_files_are_text(runs: list[str], umbel_home: Path) -> None:
+    file = umbel_home / "runs" / runs[0] / "dataset.json"
+    said = "estimated from the training clients' rows with epsilon [/4] a client"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"provenance": said}))
+    assert "epsilon [/4]" in umbel("runs", "compare", *runs[:2])
+
+
 def test_one_is_removed_when_that_is_meant(runs: list[str], umbel_home: Path) -> None:
     told = CliRunner().invoke(app, ["runs", "remove", runs[0]], input="n\n")
     assert told.exit_code == 0

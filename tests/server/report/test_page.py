@@ -350,7 +350,7 @@ def test_what_a_simulation_measured_is_told_as_such() -> None:
     assert "Validation clients that it fits best Their RMSE (dollars) RMSE (dollars) of all" in text
     assert re.search(r" 0 80 \d+ 3 1,250 1,250 1 120 \d+ 0 20,000 ", text)
     assert "which only a simulation has; a server sees no rows" in text
-    assert "RMSE held out 2,500 on held-out rows; worst tenth of clients 7,500" in text
+    assert "RMSE held out 2,500 dollars after the last round, on held-out rows; worst tenth of clients 7,500" in text
     assert "sees no rows" not in plain().text
 
 

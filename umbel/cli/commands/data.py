@@ -14,6 +14,7 @@ import numpy as np
 import tomli_w
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from umbel.cli.lazy import lazy
 from umbel.data import (
@@ -75,7 +76,8 @@ def list_() -> None:
         target = manifest.target.get("name", "")
         split = manifest.split
         name = path.name if path.is_dir() else path.stem
-        table.add_row(name, f"{split['train']:,}", f"{split['validation']:,}", target, manifest.model, manifest.loss)
+        cells = name, f"{split['train']:,}", f"{split['validation']:,}", target, manifest.model, manifest.loss
+        table.add_row(*map(Text, cells))
     console().print(table)
     for reason in broken:
         typer.echo(f"Left out: {reason}", err=True)
@@ -310,7 +312,7 @@ def _show(data: Dataset) -> None:
     }
     table = Table(box=None, show_header=False)
     for key in filter(lines.get, lines):
-        table.add_row(key, lines[key])
+        table.add_row(key, Text(lines[key]))
     terminal = console()
     terminal.print(table)
     if manifest.layout is not None:
@@ -321,7 +323,8 @@ def _columns_of(schema: Schema) -> Table:
     table = Table("column", "role", "type", "holds", "a model sees", box=None)
     roles = [*((column, "feature") for column in schema.features), (schema.target, "target")]
     for column, role in [*([(schema.client, "client")] if schema.client else []), *roles]:
-        table.add_row(column.name, role, column.type, _holds(column), _seen(column, role))
+        # A name or a unit may have brackets, which are no markup.
+        table.add_row(*map(Text, (column.name, role, column.type, _holds(column), _seen(column, role))))
     return table
 
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from umbel.client.checks import entries_of
 from umbel.console.books import Books
@@ -49,7 +50,7 @@ def show(
     heads = ["client", "participations", "epsilon", f"epsilon at delta {delta:g}"]
     heads += ["epsilon to date"] * to_date + [f"a row's epsilon at delta {delta:g}"] * rows
     heads += ["a row's epsilon to date"] * (rows and to_date) + ["paper's budget"]
-    table = Table(*heads, title=str(path))
+    table = Table(*heads, title=Text(printable(str(path))))
     with errors_in_one_line():
         for client, account in accounts.items():
             cells = [str(client), str(sum(account.values())), *in_words(guarantee(account, delta))]

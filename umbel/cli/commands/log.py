@@ -38,7 +38,7 @@ def show_log(
 ) -> None:
     """Print a row for each message: its time, its request, the site's decision and the reason."""
     log = SiteLog(_log_path(path))
-    table = Table("", "time (UTC)", "run", "message", "asked", "decision", "paid", "reason", title=str(log.path))
+    table = Table("", "time (UTC)", "run", "message", "asked", "decision", "paid", "reason", title=Text(str(log.path)))
     fault = None
     try:
         for line in log.lines():

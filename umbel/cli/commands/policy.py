@@ -38,7 +38,7 @@ def explain(
     if as_json:
         typer.echo(json.dumps(dict(rows), indent=1))
         return
-    table = Table("", "", title=printable(str(file)), show_header=False, show_lines=True)
+    table = Table("", "", title=Text(printable(str(file))), show_header=False, show_lines=True)
     for what, text in rows:
         table.add_row(what, Text(printable(text)))
     console().print(table)

@@ -100,7 +100,7 @@ def _of_dataset(
     data = open_dataset(find_typed(name))
     with reading(run):
         learnt = read_run(run, data, Run(run).prior)
-    rows = None if features is None else read_features(features, data)
+    rows = None if features is None else read_features(features, data, learnt.model)
     clients = [client_in(data, client)] if client else range(data.manifest.clients)
     made = list(predictions(learnt, data, clients, rows, how))
     error = in_unit(float(np.mean([one.metric for one in made])), learnt.model, data.manifest)

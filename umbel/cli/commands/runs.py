@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from contextlib import ExitStack
 from datetime import datetime
@@ -57,8 +58,8 @@ def show(run: _Run) -> None:
             from umbel.server.result import Result
 
             loaded = Result(path)
-            table.add_row("last loss", Text(f"{loaded.last_loss:.6g} {loaded.unit}".rstrip()))
-            table.add_row("best loss", Text(f"{loaded.loss:.6g} {loaded.unit}".rstrip()))
+            table.add_row("last loss", _loss(loaded.last_loss, loaded.unit))
+            table.add_row("best loss", _loss(loaded.loss, loaded.unit))
             if worth := RunFolder(path).read_worth():
                 table.add_row("worth it?", Text(worth.advice))
             for line in loaded.privacy:
@@ -83,9 +84,9 @@ def compare(
         alike = len({path.name for path in paths}) < len(paths)
         table = Table("", *(Column(Text(printable(str(path) if alike else path.name))) for path in paths))
         table.add_row("rounds", *(str(_outcome(path)[0]) for path in paths))
-        table.add_row("last loss", *(Text(f"{one.last_loss:.6g} {one.unit}".rstrip()) for one in loaded))
-        table.add_row("best loss", *(Text(f"{one.loss:.6g} {one.unit}".rstrip()) for one in loaded))
-        table.add_row("privacy", *("\n".join(one.privacy) for one in loaded))
+        table.add_row("last loss", *(_loss(one.last_loss, one.unit) for one in loaded))
+        table.add_row("best loss", *(_loss(one.loss, one.unit) for one in loaded))
+        table.add_row("privacy", *(Text("\n".join(one.privacy)) for one in loaded))
         digests = [RunFolder(path).read_config().get("data", "") for path in paths]
         if len(set(digests)) > 1:
             table.add_row("digest of the data", *map(Text, digests))
@@ -114,6 +115,11 @@ def remove(
             if yes or typer.confirm(f"Delete {path}?"):
                 shutil.rmtree(path)
                 typer.echo(f"{path} is deleted")
+
+
+def _loss(value: float, unit: str) -> Text:
+    """Return a loss in the target's unit; NaN stands for none."""
+    return Text("none was reported" if math.isnan(value) else f"{value:.6g} {unit}".rstrip())
 
 
 def _losses(path: Path) -> tuple[str, str]:

@@ -116,8 +116,8 @@ def table(runs: Sequence[Runs], local_only: HeldOut | None) -> Table:
         alone = [number(value * summary.metric_factor) for value in (local_only.mean, local_only.worst_decile)]
         rows.append(["each client alone", "", "", *[""] * differs, *alone, "nothing leaves", ""])
     note = (
-        "Held out: each validation client uses a random half of its rows to choose a hypothesis, or to train alone. "
-        "The rest measures it, afterwards and only in simulation; a server sees no rows."
+        "Held out: each validation client uses a random half of its rows to choose a hypothesis of the last round, or "
+        "to train alone. The rest measures it, afterwards and only in simulation; a server sees no rows."
     )
     return Table(head, rows, note=note if measured else "")
 

@@ -60,8 +60,8 @@ def hypotheses(view: View) -> Table:
     note = "Training clients disclosed their choices." if view.disclosed else ""
     if picks:
         note += (
-            " The best fits were measured afterwards on validation clients' rows, which only a simulation has; a "
-            "server sees no rows."
+            " The best fits are of the last round's hypotheses. They were measured afterwards on validation clients' "
+            "rows, which only a simulation has; a server sees no rows."
         )
     return Table(heads, [*zip(*cells, strict=True), *([others] if rest else [])], note=note.strip())
 

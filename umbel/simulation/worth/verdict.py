@@ -48,7 +48,7 @@ def table(
     verdict += within_chance(level, gains) + as_it_is(level, gains) + by_another(gains, plan.how)
     if level is Level.NOT_BETTER_THAN_ALONE and too_unlike(gains):
         verdict += " Even all rows pooled are behind each client alone: clients differ too much for one model."
-    unit = summary.scale[1] if summary.metric_factor != 1.0 else ""
+    unit = summary.scale[1]
     told = judged(gains), Way.CONSTANT, Way.ALONE, Way.POOLED
     beside = [
         f"{arm.label}: {figure(arm.mean)}{f' {unit}' if unit else ''}" for way in told for arm in arms if arm.way is way
