@@ -35,6 +35,7 @@ from umbel.data import open_dataset
 from umbel.data.importers import from_arrays
 from umbel.models.fit import look
 from umbel.privacy.accounting.guarantee import DELTA
+from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.logs import quiet
 from umbel.server.history import shares_of
@@ -58,7 +59,7 @@ class _Federated(BaseEstimator):
         epsilon: float | None = None,
         delta: float = DELTA,
         hypotheses: int = 1,
-        hidden: Sequence[int] = (),
+        hidden: int | Sequence[int] = (),
         personalise: str = str(DEFAULT),
         feature_range: _Bounds | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -70,10 +71,11 @@ class _Federated(BaseEstimator):
 
     def _fit(self, X: NDArray[np.float64], targets: NDArray[Any], groups: ArrayLike | None, outputs: int) -> Self:
         """Learn from features (rows, features) and targets (rows,), which are scaled numbers or classes."""
+        how = personal_named(self.personalise)
         self._offset, self._scale = self._units("feature_range", X)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         owners = self._owners(groups, len(X))
-        widths = ",".join(map(str, self.hidden))
+        widths = ",".join(map(str, np.atleast_1d(self.hidden)))
         kind = f"mlp inputs={X.shape[1]} hidden={widths}" if widths else f"linear inputs={X.shape[1]}"
         # A dataset sorts clients by their names.
         names = np.char.zfill(owners.astype(str), 9).astype(object)
@@ -88,7 +90,7 @@ class _Federated(BaseEstimator):
             path = data.write(Path(folder) / "rows")
             values = values_of(str(path), given, wanted).values
             check(values)
-            self._learn(path, values)
+            self._learn(path, values, how)
         self.run_config_ = {key: value for key, value in values.items() if key != "dataset"}
         return self
 
@@ -97,7 +99,7 @@ class _Federated(BaseEstimator):
         self.clients_ = np.empty(0)
         if groups is None:
             return np.arange(rows)
-        given: NDArray[Any] = column_or_1d(groups)
+        given = _names(groups)
         check_consistent_length(given, np.empty(rows))
         if len(lacking := np.flatnonzero(pd.isna(given))):
             text = f"row {lacking[0]}, counted from 0, has no group: name its client, or leave out that row"
@@ -105,7 +107,7 @@ class _Federated(BaseEstimator):
         self.clients_, owners = np.unique(given, return_inverse=True)
         return owners
 
-    def _learn(self, path: Path, values: dict[str, Any]) -> None:
+    def _learn(self, path: Path, values: dict[str, Any], how: Personal) -> None:
         """Do the run, and keep what it learnt and what clients make of that."""
         with quiet():  # whoever fits an estimator does not follow its rounds
             run = play(values)
@@ -122,7 +124,7 @@ class _Federated(BaseEstimator):
         self._mean = Own.plain(same_for(1, state.best), outputs, shares_of(state.history, 0, k)[None])
         self._own: list[tuple[NDArray[np.int64], Own]] = []
         if len(self.clients_):
-            learner, how = try_out(setup.model, dataset), personal_named(self.personalise)
+            learner = try_out(setup.model, dataset)
             numbers = np.array([int(name) for name in dataset.names])
             for some in self._learnt.chunks(range(len(numbers))):
                 support = Cohort.gather(dataset, some, learner.device)
@@ -134,7 +136,7 @@ class _Federated(BaseEstimator):
         features = validate_data(self, X, reset=False)
         owners = np.full(len(features), -1)
         if groups is not None:
-            named: NDArray[Any] = column_or_1d(groups)
+            named = _names(groups)
             check_consistent_length(named, features)
             if len(self.clients_) and _are_texts(named) is not _are_texts(self.clients_):
                 text = f"groups are of type {named.dtype}, but those of fit were of type {self.clients_.dtype}"
@@ -169,6 +171,11 @@ class _Federated(BaseEstimator):
         return values.mean(axis=0), np.where(deviation > 0, deviation, 1.0)
 
 
+def _names(groups: ArrayLike) -> NDArray[Any]:
+    """Return clients' names; numbers are of a type of numbers, also where their column may hold anything."""
+    return np.asarray(pd.Index(column_or_1d(groups)).infer_objects())
+
+
 def _are_texts(groups: NDArray[Any]) -> bool:
     return groups.dtype.kind in "OSTU"
 
@@ -185,7 +192,7 @@ class FederatedRegressor(RegressorMixin, _Federated):
         Delta of the guarantee; 0 for a pure epsilon.
     hypotheses : int
         Number of models, for groups of clients that differ.
-    hidden : sequence of int
+    hidden : int or sequence of int
         Units in each hidden layer; by default the model is linear.
     personalise : str
         How a client personalises the hypotheses with its rows in `fit`, as in `umbel.Run.predict`. It costs no privacy,
@@ -217,7 +224,7 @@ class FederatedRegressor(RegressorMixin, _Federated):
         epsilon: float | None = None,
         delta: float = DELTA,
         hypotheses: int = 1,
-        hidden: Sequence[int] = (),
+        hidden: int | Sequence[int] = (),
         personalise: str = str(DEFAULT),
         feature_range: _Bounds | None = None,
         target_range: _Bounds | None = None,
