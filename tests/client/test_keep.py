@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,12 @@ from umbel.client.engines import learner_for
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
 from umbel.client.personal import Own
-from umbel.client.personal.keep import keep as keep_models
+from umbel.client.personal.keep import models_to_keep
 from umbel.data import offsets_of, write_dataset
 from umbel.models.prior import Prior
+from umbel.privacy.gate.undisclosed import check_time
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.home import write_atomically
 from umbel.protocol.messages import keep_request
 from umbel.protocol.records import pack
 from umbel.protocol.run_config import RunConfig
@@ -164,12 +168,20 @@ class Panic(BaseException):
     """As a library's code in Rust raises where it panics."""
 
 
-@pytest.mark.parametrize("fault", [MemoryError("cannot allocate"), OSError("disk full"), Panic("at a bound")])
+@pytest.mark.parametrize(
+    ("step", "fault"),
+    [
+        ("models_to_keep", MemoryError("cannot allocate")),
+        ("models_to_keep", Panic("at a bound")),
+        ("write_models", OSError("disk full")),
+    ],
+)
 def test_what_goes_wrong_with_a_sites_data_or_disk_is_not_told(
     site: Config,
     run_config: Config,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    step: str,
     fault: BaseException,
 ) -> None:
     """Whether memory is enough depends on the rows; which sites keep models is their own affair."""
@@ -177,7 +189,7 @@ def test_what_goes_wrong_with_a_sites_data_or_disk_is_not_told(
     def fail(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr("umbel.client.app.keep", fail)
+    monkeypatch.setattr(f"umbel.client.app.{step}", fail)
     assert keep(run_config, site).content == RecordDict()
     assert str(fault) in caplog.text
 
@@ -261,6 +273,20 @@ def test_where_clients_only_train_what_a_run_found_need_not_have_been_sent(
     assert len(models_in(tmp_path / "models")) == 4
 
 
+def test_no_time_limit_ends_the_writing_when_some_files_are_of_this_run_and_others_of_the_last(
+    site: Config, tmp_path: Path, run_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_late(*arguments: Any, **options: Any) -> None:
+        with monkeypatch.context() as later:
+            later.setattr(time, "monotonic", lambda: math.inf)
+            check_time()
+        write_atomically(*arguments, **options)
+
+    monkeypatch.setattr("umbel.client.personal.keep.write_atomically", write_late)
+    assert not refused(keep(run_config, site | {"max-seconds": 3600.0}))
+    assert len(models_in(tmp_path / "models")) == 4
+
+
 def test_what_a_site_remembers_of_runs_must_be_whole(site: Config, tmp_path: Path, run_config: Config) -> None:
     ledger = tmp_path / "ledger.sqlite"
     node = Site(run_config, site | {"ledger-path": str(ledger)})
@@ -303,8 +329,7 @@ def test_a_client_with_a_head_of_its_own_keeps_that_too(tmp_path: Path) -> None:
     shared = {name: np.ones((1, *shape), np.float32) for name, shape in model.shapes.items()}
     kept = LocalParameters(node.site, RecordDict(), node.model, "run", None)
     kept.write([1], head, shared)
-    keep_models(node, shared, kept, tmp_path / "models")
-    without, whole = models_in(tmp_path / "models").values()
-    assert set(without) == set(model.shapes)
-    assert set(whole) == set(model.shapes) | set(model.local_shapes)
-    assert whole["2.bias"].tolist() == [7]
+    found = models_to_keep(node, shared, kept)
+    assert set(found[0]) == set(model.shapes)
+    assert set(found[1]) == set(model.shapes) | set(model.local_shapes)
+    assert found[1]["2.bias"].tolist() == [7]

@@ -22,7 +22,7 @@ from umbel.client.learner import best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
 from umbel.client.noisy_messages import noisy_messages
-from umbel.client.personal.keep import keep
+from umbel.client.personal.keep import models_to_keep, write_models
 from umbel.models.prior import Prior
 from umbel.privacy.gate import secure_sums
 from umbel.privacy.gate.consent import check_admitted, check_allowed, check_open
@@ -244,11 +244,12 @@ def keep_models(msg: Message, context: Context) -> Message:
         kept = LocalParameters(node.site, context.state, node.model, name, node.seed)
         try:
             with time_limit(node.site.policy.max_seconds):
-                keep(node, hypotheses, kept, folder, prior)
+                models = models_to_keep(node, hypotheses, kept, prior)
+            write_models(folder, models)
         except (KeyboardInterrupt, SystemExit):  # a user ends the node
             raise
         except BaseException as error:  # a Rust library raises this when it panics
             if node.site.simulated:
                 raise
-            log_failure("the best hypothesis of each client, and keeps nothing", error)
+            log_failure("and keep the best hypothesis of each client", error)
     return Message(RecordDict(), reply_to=msg)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,12 +23,14 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.home import write_atomically
 
 
-def keep(node: Node, hypotheses: Arrays, kept: LocalParameters, folder: Path, prior: Prior | None = None) -> None:
-    r"""Write ``client-N.safetensors`` for each client of the node to the folder that its site names.
+def models_to_keep(
+    node: Node, hypotheses: Arrays, kept: LocalParameters, prior: Prior | None = None
+) -> dict[int, Arrays]:
+    r"""Return the arrays to keep for each client of the node, by its number in the data.
 
-    N is the client's number in the data, and each file replaces the previous run's. For a model without local
-    parameters it holds the client's own predictor (`Own.arrays`), made by the site's ``personalise`` method. For a
-    model with local parameters it holds the best hypothesis, and the client's local parameters if it has trained any.
+    For a model without local parameters they are the client's own predictor (`Own.arrays`), made by the site's
+    ``personalise`` method. For a model with local parameters they are the best hypothesis, and the client's local
+    parameters if it has trained any.
 
     Parameters
     ----------
@@ -36,22 +38,31 @@ def keep(node: Node, hypotheses: Arrays, kept: LocalParameters, folder: Path, pr
     prior : Prior, optional
         The differences of clients around each hypothesis, from the server.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     clients, learner = sorted({*node.training, *node.validation}), _learner(node)
     if not node.model.local_shapes:
         own = _made(node, learner, hypotheses, clients, prior)
-        return _write(folder, clients, [own.arrays(i) for i in range(len(clients))])
+        return {client: own.arrays(i) for i, client in enumerate(clients)}
+    found: dict[int, Arrays] = {}
     trained = kept.known(clients)
     new = sorted({*clients} - {*trained})
     if trained:
         local = kept.read(trained)
         cohort = Cohort.gather(node.dataset, trained, learner.device)
         best = of_each(hypotheses, learner.choose(hypotheses, cohort, local))
-        _write(folder, trained, _by_client(best | local, len(trained)))
+        found |= _by_client(best | local, trained)
     if new:
         cohort = Cohort.gather(node.dataset, new, learner.device)
         losses, _ = learner.score_newcomers(hypotheses, cohort, kept.fresh(new), node.run.step_size)
-        _write(folder, new, _by_client(of_each(hypotheses, best_hypothesis(losses)), len(new)))
+        found |= _by_client(of_each(hypotheses, best_hypothesis(losses)), new)
+    return found
+
+
+def write_models(folder: Path, models: Mapping[int, Arrays]) -> None:
+    """Write ``client-N.safetensors`` for each client to the folder that its site names; the last run's are replaced."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for client, arrays in models.items():
+        own = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+        write_atomically(folder / f"client-{client}.safetensors", safetensors.numpy.save(own), private=True)
 
 
 def _learner(node: Node) -> Learner:
@@ -75,11 +86,5 @@ def of_each(hypotheses: Arrays, best: NDArray[np.int64]) -> Arrays:
     return {name: value[best] for name, value in hypotheses.items()}
 
 
-def _by_client(arrays: Arrays, clients: int) -> list[Arrays]:
-    return [{name: value[i] for name, value in arrays.items()} for i in range(clients)]
-
-
-def _write(folder: Path, clients: Sequence[int], models: Sequence[Arrays]) -> None:
-    for client, arrays in zip(clients, models, strict=True):
-        own = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
-        write_atomically(folder / f"client-{client}.safetensors", safetensors.numpy.save(own), private=True)
+def _by_client(arrays: Arrays, clients: Sequence[int]) -> dict[int, Arrays]:
+    return {client: {name: value[i] for name, value in arrays.items()} for i, client in enumerate(clients)}
