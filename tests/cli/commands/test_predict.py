@@ -17,6 +17,7 @@ from tests.helpers.learnt import learnt
 from umbel.cli.main import app
 from umbel.client.prediction import shown
 from umbel.data import Manifest, offsets_of, write_dataset
+from umbel.protocol.plugins import TRUST
 from umbel.server.run_folder import RunFolder
 
 
@@ -104,9 +105,12 @@ def test_rows_that_no_dataset_may_have_get_no_prediction(
     ended(done.exit_code, done.output, code, "rows.npy")
 
 
-def test_tokens_of_rows_without_labels_are_those_of_the_vocabulary(tmp_path: Path) -> None:
+def test_tokens_of_rows_without_labels_are_those_of_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from umbel import models
 
+    monkeypatch.setenv(TRUST, "tests.helpers.strangers")
     model = models.load("tests.helpers.strangers:Words", "cross-entropy")
     best = {name: value[None] for name, value in model.initial(0).items()}
     past = learnt(tmp_path / "run", model.name, "cross-entropy", best)
