@@ -46,6 +46,8 @@ _MAX_STEP_GRID = 200_000
 # be probabilities that spread over a sum of many steps, and take all memory. The interval adds 5e-10 a step, at most,
 # to the deviation of the sum.
 _LEAST_STEP = 1e-9
+NO_GRID = (ArithmeticError, IndexError, MemoryError, ValueError)
+"""What a composition raises if no grid holds its losses."""
 # From this many losses on, the sum is nearly normal.
 _MANY = 100
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from umbel.privacy.accounting.accountant import Either, Together, compose
+from umbel.privacy.accounting.accountant import NO_GRID, Either, Together, compose
 from umbel.privacy.mechanisms import load
 from umbel.privacy.mechanisms.base import Loss, Mechanism
 from umbel.privacy.mechanisms.choice import RandomisedResponse
@@ -275,7 +275,7 @@ def composed(releases: frozenset[tuple[Release, int]], delta: float) -> float:
             for loss in losses(release):
                 times[loss] = times.get(loss, 0) + often
         return compose(times, delta)
-    except (ArithmeticError, IndexError, ValueError):  # no grid holds them; the pure epsilon is a bound
+    except NO_GRID:  # the pure epsilon is a bound
         return math.inf
 
 

@@ -28,6 +28,7 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
+from umbel.privacy.accounting.accountant import NO_GRID
 from umbel.privacy.accounting.guarantee import as_float, gap, losses, pure_spent
 from umbel.privacy.mechanisms.base import Loss, Matrix
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
@@ -132,7 +133,7 @@ def _of_profile(loss: Loss, orders: Matrix) -> Matrix:
     left, width = points[:-1], np.diff(points)
     try:
         profile = loss.delta(left)
-    except (ArithmeticError, IndexError, ValueError):  # no grid holds it
+    except NO_GRID:
         return bound
     with np.errstate(divide="ignore"):
         deltas = np.log(np.clip(profile + 1e-12, 0.0, 1.0))

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
 
-from umbel.privacy.accounting.accountant import compose
+from umbel.privacy.accounting.accountant import NO_GRID, compose
 from umbel.privacy.accounting.guarantee import (
     DELTA,
     Guarantee,
@@ -107,5 +107,5 @@ def _composed(releases: frozenset[tuple[Release, int]], delta: float) -> float:
             total[loss] = total.get(loss, 0) + often * count
     try:
         return compose(total, delta)
-    except (ArithmeticError, IndexError, MemoryError, ValueError):  # no grid holds them
+    except NO_GRID:
         return math.inf
