@@ -181,8 +181,7 @@ def read_run(run: Path, data: Dataset, prior: Prior | None = None) -> Learnt:
         text = f"{run}: hypotheses of shapes {shapes} do not fit model {model.name!r}: {model.shapes}"
         raise DatasetError(text, code="data.unfit-hypotheses")
     model.check_frozen(saved, run)
-    if reason := misfit(model, data):
-        raise DatasetError(f"{data.manifest.name}: model {model.name!r} {reason}", code="data.unfit-model")
+    _check_fit(model, data, data.manifest.name)
     # A newcomer can compute statistics of its rows, but it lacks trained parameters.
     if own := ", ".join(name for name in model.local_shapes if name not in model.buffers):
         text = f"{run}: parameters {own} of model {model.name!r} are local to each client, and a new client has none"
@@ -239,9 +238,13 @@ def read_features(path: Path, data: Dataset, model: Model) -> Dataset:
     targets = np.repeat(np.asarray(data.targets[:1]), len(features), axis=0)
     rows = Dataset(data.manifest.model_copy(update=alone), features, targets, offsets_of([len(features)]))
     check(rows, path)
-    if reason := misfit(model, rows):
-        raise DatasetError(f"{path}: model {model.name!r} {reason}", code="data.unfit-model")
+    _check_fit(model, rows, path)
     return rows
+
+
+def _check_fit(model: Model, data: Dataset, name: Path | str) -> None:
+    if reason := misfit(model, data):
+        raise DatasetError(f"{name}: model {model.name!r} {reason}", code="data.unfit-model")
 
 
 def table(made: list[Prediction], model: Model, data: Dataset, with_targets: bool = True) -> pd.DataFrame:
