@@ -84,7 +84,7 @@ def test_a_long_run_could_resume_until_its_result_is_saved(
 
 
 def test_two_sweeps_do_not_share_an_unfinished_run(umbel_home: Path) -> None:
-    """They have results in folders of their own, and each would overwrite what the other resumes from."""
+    """Their results are in two folders, but both would write to the folder from which the run resumes."""
     config = run_config("synthetic", rounds=1)
     folder = resumable(config).saved_in
     assert folder is not None
