@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,7 @@ def storm(deployment: Deployment) -> Storm:
     assert len(run.history) == 1
     steady.tamper({3: HOLD})
     for joining in (late, broken):
-        wait_until("answer of a site that joins", lambda joining=joining: joining.has_answered("query", run), RUN_S)  # type: ignore[misc]
+        wait_until("answer of a site that joins", partial(joining.has_answered, "query", run), RUN_S)
     assert len(run.history) == 2
     steady.tamper({})
     return Storm(run, deployment.wait(run), late, broken)
