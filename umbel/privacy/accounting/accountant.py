@@ -47,7 +47,7 @@ _MAX_STEP_GRID = 200_000
 # to the deviation of the sum.
 _LEAST_STEP = 1e-9
 NO_GRID = (ArithmeticError, IndexError, MemoryError, ValueError)
-"""What a composition raises if no grid holds its losses."""
+"""The errors of a composition whose losses no grid holds."""
 # From this many losses on, the sum is nearly normal.
 _MANY = 100
 
