@@ -44,6 +44,15 @@ def test_lengths_do_not_count_and_who_did_not_move_agrees_with_nobody() -> None:
     np.testing.assert_allclose(found, [[1, 0, -1, 0], [0, 1, 0, 0], [-1, 0, 1, 0], [0, 0, 0, 0]])
 
 
+def test_updates_are_measured_from_a_centre() -> None:
+    random = np.random.default_rng(5)
+    vectors, centre = random.normal(size=(6, 70_000)).astype(np.float32), random.normal(size=70_000)
+    updates = vectors[[0, 2, 5]] - centre  # of more numbers than a block
+    lengths = np.linalg.norm(updates, axis=1)
+    expected = updates @ updates.T / np.outer(lengths, lengths)
+    np.testing.assert_allclose(cosines(vectors, centre, np.array([0, 2, 5])), expected, rtol=1e-12)
+
+
 def test_the_halves_are_those_that_go_the_same_way() -> None:
     found = halves(TWO_KINDS)
     assert found.second.tolist() == ODD.tolist()

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from umbel.protocol.arrays import Labels, Matrix, Vectors, distances, mean_of
+from umbel.protocol.arrays import Labels, Matrix, Vectors, distances, in_blocks, mean_of
 from umbel.protocol.flower import log
 
 _IDLE, _TOLD = "respawn/idle", "respawn/told"
@@ -109,7 +109,7 @@ def _sides(releases: Vectors, hypotheses: Matrix, labels: Labels, least: float) 
         if sizes[j] < least:
             break
         mine = np.flatnonzero(labels == j)
-        sides = halves(releases[mine] - hypotheses[j])
+        sides = halves(releases, hypotheses[j], mine)
         second = mine[sides.second] if len(mine) - sides.second.sum() >= _LEAST else mine[:0]
         found[j] = _Side(second, sides.gap, by_chance(sides.gap, len(mine), sides.dimensions))
     return found
@@ -128,15 +128,15 @@ class Halves(NamedTuple):
     dimensions: float
 
 
-def halves(updates: Matrix) -> Halves:
-    """Return the two sides of updates (m, n), for m of at least 4, along their principal axis.
+def halves(vectors: Vectors, centre: Matrix | None = None, rows: Labels | None = None) -> Halves:
+    """Return the two sides of updates, those of at least 4 vectors as in `cosines`, along their principal axis.
 
     Each update is scaled to equal length: noise is as long as a multiple of its update, and otherwise the longest
     update would be a side. In many dimensions the noise of different clients is orthogonal to everything else, so it
     adds the same to each eigenvalue: it changes neither the axis nor the gap. Lloyd's iterations with two means, where
     each release is near the mean that it is part of, would stay wherever they begin.
     """
-    values, axes = np.linalg.eigh(_centred(cosines(updates)))
+    values, axes = np.linalg.eigh(_centred(cosines(vectors, centre, rows)))
     values = values.clip(min=0)
     side = axes[:, -1] > 0
     return Halves(side != side[0], _gap(values), _dimensions(values))
@@ -160,11 +160,19 @@ def _gaps_of_one_kind(m: int, d: int) -> Matrix:
     return np.array([_gap(np.linalg.eigvalsh(_centred(cosines(one))).clip(min=0)) for one in ways])
 
 
-def cosines(updates: Matrix) -> Matrix:
-    """Return the cosines (m, m) of pairs of updates (m, n), 0 for an update of length 0."""
-    lengths = np.linalg.norm(updates, axis=1, keepdims=True)
-    unit = updates / np.where(lengths > 0, lengths, 1)
-    found: Matrix = np.clip(unit @ unit.T, -1, 1)
+def cosines(vectors: Vectors, centre: Matrix | None = None, rows: Labels | None = None) -> Matrix:
+    """Return the cosines (m, m) of pairs of updates, 0 for one of length 0.
+
+    An update is one of vectors (m, n), or of some rows, measured from a centre (n,), by default 0.
+    """
+    m = len(vectors if rows is None else rows)
+    products = np.zeros((m, m))
+    for columns, block in in_blocks(vectors, rows):
+        updates = block if centre is None else block - centre[columns]
+        products += updates @ updates.T
+    lengths = np.sqrt(products.diagonal())
+    lengths = np.where(lengths > 0, lengths, 1)
+    found: Matrix = np.clip(products / lengths[:, None] / lengths, -1, 1)
     return found
 
 

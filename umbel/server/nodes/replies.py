@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
-from umbel.protocol.arrays import Arrays, Vectors, all_finite, as_matrix, flatten
+from umbel.protocol.arrays import Arrays, Matrix, Vectors, all_finite, as_matrix, flatten
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import let_go, released_in, reports_exactly, scores_in, site_sums_in
@@ -62,13 +62,14 @@ def read_releases(
     furthest : float
         Maximum distance of a release from the nearest of them (`umbel.server.nodes.bounds.furthest`).
     """
-    taken = [one for node, reply in answers.items() if (one := _take(node, reply, asked, hypotheses, furthest))]
+    sent = flatten(hypotheses)
+    taken = [one for node, reply in answers.items() if (one := _take(node, reply, asked, hypotheses, sent, furthest))]
     joined = _joined(one.positions for one in taken)
     order = np.argsort(joined)
     outside = asked.clients[_joined(one.outside for one in taken)]
     choices = _joined(one.choices for one in taken)[order] if asked.disclose else None
     lost = len(asked.positions) - len(taken)
-    vectors = _in_order(taken, order, sum(value[0].size for value in hypotheses.values()))
+    vectors = _in_order(taken, order, sent.shape[1])
     vectors.flags.writeable = False  # for one reply as for several
     return Releases(vectors, asked.clients[joined[order]], choices, len(asked.clients), lost, outside)
 
@@ -88,14 +89,17 @@ class _Taken:
     outside: NDArray[np.int64]
 
 
-def _take(node: int, reply: Message, asked: Asked, hypotheses: Arrays, furthest: float) -> _Taken | None:
-    """Return the releases in a node's reply, except those too far from the hypotheses; None for a useless reply."""
+def _take(node: int, reply: Message, asked: Asked, hypotheses: Arrays, sent: Matrix, furthest: float) -> _Taken | None:
+    """Return the releases in a node's reply, except those too far from the hypotheses; None for a useless reply.
+
+    `sent` are the hypotheses as a matrix (k, n).
+    """
     try:
         matrix, released, chosen = _read(reply, len(asked.positions[node]), asked.disclose, hypotheses)
     except Exception as error:  # keep running: one bad node must not stop the round
         log(WARNING, "dropped the reply of %s: %s", asked.names[node], told(error))
         return None
-    inside, mine = near(matrix, flatten(hypotheses), furthest), asked.positions[node][released]
+    inside, mine = near(matrix, sent, furthest), asked.positions[node][released]
     if inside.all():
         return _Taken(reply, matrix, mine, chosen, mine[:0])
     text = (
