@@ -84,8 +84,6 @@ class _Federated(BaseEstimator):
         )
         wanted = Wanted(self.epsilon, None if self.epsilon is None else self.delta)
         given = {"seed": seed, "hypotheses": self.hypotheses, **(self.settings or {})}
-        # A grid of parameters may be NumPy's, as from np.arange.
-        given = {key: value.item() if isinstance(value, np.generic) else value for key, value in given.items()}
         with tempfile.TemporaryDirectory(prefix="umbel-") as folder:
             path = data.write(Path(folder) / "rows")
             values = values_of(str(path), given, wanted).values

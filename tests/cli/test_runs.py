@@ -38,6 +38,12 @@ def test_a_value_that_cannot_be_used_is_named_before_anything_starts(umbel_home:
     assert not (umbel_home / "runs").exists()
 
 
+def test_values_may_be_numpys_numbers() -> None:
+    run = umbel.run({"hypotheses": np.int64(1)}, rounds=np.int64(2), step_size=np.float32(0.5), baselines=False)
+    assert len(run.history) == 3, "two rounds, and the last validation"
+    assert run.config["step-size"] == 0.5
+
+
 def drops() -> torch.nn.Module:
     """What each client must be computed with by itself."""
     return torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Dropout(0.1))

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from umbel.data import find_dataset
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.home import make_folder, umbel_home
@@ -60,10 +62,10 @@ def values_of(
     which documents the errors).
     """
     wanted.check()
-    given = RunConfig.current(given or {})
+    given = RunConfig.current(_plain(given or {}))
     asked = {**wanted.settings, **given}
     if isinstance(source, Mapping):
-        values, own, name = read_values("", {**RunConfig.current(source), **asked}), False, ""
+        values, own, name = read_values("", {**RunConfig.current(_plain(source)), **asked}), False, ""
     else:
         values, name = read_values(source, asked), str(source)
         dataset = _dataset_of(name) if name else given.get("dataset", _SHIPPED)
@@ -76,6 +78,11 @@ def values_of(
         raise ConfigError('dataset = "" has nothing to plan from; name a dataset', code="config.no-dataset")
     name = name or str(values.get("dataset", ""))
     return plan_run(values, given, own, wanted, sites, name, on_cluster())
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with Python's numbers in place of NumPy's, which a loop over np.arange gives."""
+    return {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
 
 
 def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
