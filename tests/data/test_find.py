@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import umbel.data.data
+import umbel.data.find
 from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS
 from tests.helpers.errors import raises
 from tests.helpers.sources import ROOT
-from umbel.data import BUNDLED, find_dataset, open_dataset, read_manifest, write_dataset
+from umbel.data import BUNDLED, Dataset, find_dataset, open_dataset, read_manifest, write_dataset
 from umbel.protocol.errors import DatasetError
 
 
@@ -78,3 +82,32 @@ def test_an_unknown_name_lists_where_it_was_looked_for(umbel_home: Path) -> None
 def test_no_name_says_how_to_give_one() -> None:
     with raises(DatasetError, "data.none", '"NAME"'):
         find_dataset("")
+
+
+def test_rows_are_checked_once_and_again_after_each_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Path] = []
+
+    def check(dataset: Dataset, path: Path) -> None:
+        checked.append(path)
+        umbel.data.data.check(dataset, path)
+
+    def opened() -> int:
+        """Open the dataset twice; return how often it was checked."""
+        checked.clear()
+        for _ in range(2):
+            assert open_dataset(folder).manifest == MANIFEST
+        return len(checked)
+
+    monkeypatch.setattr(umbel.data.find, "check", check)
+    assert opened() == 2, "files that have just been written may change again within the resolution of their times"
+    for file in folder.iterdir():
+        os.utime(file, (0, 0))
+    assert opened() == 1
+    assert opened() == 0
+    np.save(folder / "features.npy", np.full_like(FEATURES, np.nan))
+    with raises(DatasetError, "data.not-finite"):
+        open_dataset(folder)
+    np.save(folder.parent / "other.npy", FEATURES)
+    os.utime(folder.parent / "other.npy", (0, 0))
+    os.replace(folder.parent / "other.npy", folder / "features.npy")
+    assert opened() == 1, "of the same size and time, and yet another file"

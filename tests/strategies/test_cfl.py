@@ -79,6 +79,21 @@ def test_there_are_no_more_than_the_run_says_and_each_is_split_by_itself() -> No
     np.testing.assert_allclose(found, [np.mean(EAST, 0), np.mean(far, 0), np.mean(WEST, 0)], rtol=1e-6)
 
 
+def test_clusters_of_large_models_are_split_as_their_updates_go() -> None:
+    random, n = np.random.default_rng(7), 70_000  # more numbers than a block
+    sent = random.normal(size=(2, n)).astype(np.float32)
+    near, sign = np.arange(12) % 2, np.where(np.arange(12) < 6, 1.0, -1.0)
+    apart = sign[:, None] * random.normal(size=(2, n))[near] * 0.1
+    releases = (sent[near] + apart + 0.05 * random.normal(size=(12, n))).astype(np.float32)
+    found = round_of(ClusteredFL(Fleet(), hypotheses=3), releases.astype(float), sent)
+    updates = releases[near == 0] - sent[0].astype(float)
+    second, gap = bipartition(updates)
+    assert gap > 0.7
+    assert second.tolist() == (sign[near == 0] < 0).tolist()
+    parts = [sent[0] + updates[~second].mean(0), releases[near == 1].mean(0, float), sent[0] + updates[second].mean(0)]
+    np.testing.assert_allclose(found, parts, rtol=1e-5, atol=1e-6)
+
+
 def test_options_say_when() -> None:
     strict = ClusteredFL(Fleet(), hypotheses=4, options=SplitOptions(gamma=1.0))
     assert len(round_of(strict, EAST + WEST)) == 1

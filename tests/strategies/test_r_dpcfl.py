@@ -63,6 +63,18 @@ def test_a_small_cluster_counts_as_much_as_large_ones() -> None:
         assert rand_index(true, shares.argmax(1)) == 1
 
 
+def test_the_means_of_large_models_are_those_of_their_clusters() -> None:
+    random, true = np.random.default_rng(0), np.array([0, 1, 1, 0, 1, 0])
+    sent = random.standard_normal((1, 70_000))  # more numbers than a block
+    releases = (sent + random.standard_normal((2, 70_000))[true] + 0.1).astype(np.float32)
+    strategy = RDPCFL(Fleet(), hypotheses=2)
+    found = strategy.reshape(1, sent, sent, releases, np.zeros(6, np.int64))
+    clusters = strategy.state[CLUSTERS]
+    assert rand_index(true, clusters) == 1
+    means = [releases[clusters == j].mean(axis=0, dtype=float) for j in (0, 1)]
+    np.testing.assert_allclose(found, means, rtol=0, atol=1e-12)
+
+
 def test_differences_smaller_than_the_noise_are_no_clusters() -> None:
     points = np.array([[-1.0], [-1.1], [1.0], [1.1]])
     assert mixture(points, 2, 0.0).max(1) == pytest.approx(np.ones(4))

@@ -10,6 +10,7 @@ import pytest
 from tests.helpers.errors import raises
 from umbel import models
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
@@ -32,6 +33,20 @@ def test_changes_are_added_up() -> None:
     """Two clients moved the first number, one the second, none the third."""
     moved = Recommender(Fleet()).combine(np.array([[2.0, 2, 3], [1.5, 4, 3]]), np.array([1.0, 2, 3]), 0)
     assert moved.tolist() == [2.5, 4, 3]
+
+
+def test_a_round_adds_up_the_changes_without_a_copy_of_them() -> None:
+    items, random = np.array([[1.0, -2, 3, 0.1]], np.float32), np.random.default_rng(0)
+    changes = random.normal(size=(50, 4)).astype(np.float32) * [1, 1e-3, 0, 0]  # nobody changed the last two
+    strategy = Recommender(fleet := Fleet())
+    fleet.sent = {"items": items}
+    releases = (items + changes).astype(np.float32)
+    outcome = strategy.learn(1, Releases(releases, np.arange(50), None, 50, 0))
+    assert strategy.averages
+    assert outcome.following is not None
+    found = outcome.following["items"]
+    np.testing.assert_allclose(found, items + (releases.astype(float) - items).sum(axis=0), rtol=1e-6)
+    assert found[0, 2:].tolist() == items[0, 2:].tolist(), "bit for bit"
 
 
 def test_a_model_without_local_parameters_is_refused(run_config: Config) -> None:

@@ -43,6 +43,27 @@ def test_the_geometric_median_of_a_line_is_its_median_and_of_a_triangle_its_ferm
     np.testing.assert_allclose(middle, [0.5, np.sqrt(3) / 6], atol=1e-4)
 
 
+def test_models_of_more_numbers_than_a_block_have_the_same_centres() -> None:
+    rng = np.random.default_rng(3)
+    sent = rng.normal(size=(2, 70_000))
+    releases = (np.repeat(sent, 4, axis=0) + rng.normal(size=(8, 70_000)) * np.arange(1, 9)[:, None]).astype(np.float32)
+    trimmed, median = (kind(Fleet(), options=HostileOptions(0.2)) for kind in (TrimmedMean, GeometricMedian))
+    away = np.linalg.norm(releases - np.repeat(sent, 4, axis=0), axis=1)
+    for strategy in (trimmed, median):
+        assert strategy.assign(releases, sent, None).tolist() == [0] * 4 + [1] * 4
+        assert strategy._reach == pytest.approx(2 * np.median(away))
+        strategy._reach = 6.5 * 70_000**0.5  # some are longer
+    steps = releases[4:] - sent[1]
+    steps *= np.minimum(1, trimmed._reach / away[4:])[:, None]
+    found = trimmed.combine(releases[4:], sent[1], 1)
+    np.testing.assert_allclose(found, sent[1] + np.sort(steps, axis=0)[1:-1].mean(axis=0), rtol=0, atol=1e-12)
+    centre = steps.mean(axis=0)
+    for _ in range(50):
+        centre = np.average(steps, axis=0, weights=1 / np.linalg.norm(steps - centre, axis=1))
+    np.testing.assert_allclose(median.combine(releases[4:], sent[1], 1), sent[1] + centre, rtol=0, atol=1e-4)
+    assert trimmed.assign(releases, sent[:1], None).tolist() == [0] * 8
+
+
 @pytest.mark.parametrize("kind", [TrimmedMean, GeometricMedian])
 def test_points_that_are_all_the_same_have_that_centre(kind: type[Robust]) -> None:
     group, sent = np.full((5, 2), 7.0), np.full(2, 7.0)

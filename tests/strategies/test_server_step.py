@@ -10,6 +10,7 @@ import pytest
 from tests.helpers.errors import raises
 from umbel import strategies
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
 from umbel.server.nodes.fleet import Fleet
 from umbel.strategies import FedAdagrad, FedAdam, FedAvgM, FedYogi
@@ -71,6 +72,21 @@ def test_each_cluster_has_an_optimizer_of_its_own(kind: Any) -> None:
     moved(beside, [[100.0]], 1)
     found.append(moved(beside, SECOND, 0))
     assert found == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_round_needs_only_the_means_of_its_clusters(kind: Any) -> None:
+    sent, random = np.array([[0.0, 0, 0], [9, 9, 9]], np.float32), np.random.default_rng(0)
+    labels = np.array([0, 1, 1, 0, 1])
+    releases = sent[labels] + random.normal(size=(5, 3)).astype(np.float32)
+    strategy, beside = kind(Fleet(), hypotheses=2), kind(Fleet(), hypotheses=2)
+    for one in (strategy, beside):
+        one.fleet.sent = {"weight": sent}
+    assert strategy.averages, "so that no group is copied"
+    found = strategy.learn(1, Releases(releases, np.arange(5), None, 5, 0)).following["weight"]
+    groups = [releases[labels == j].astype(float) for j in (0, 1)]
+    expected = [beside.combine(group, sent[j].astype(float), j) for j, group in enumerate(groups)]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

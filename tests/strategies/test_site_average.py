@@ -24,6 +24,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import site_reply, training_in
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import Clipping, ClipSchedule, Kind, ReleaseBy
+from umbel.protocol.releases import Sums
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.fleet import Fleet
@@ -69,6 +70,17 @@ def test_sites_are_asked_for_sums_within_a_public_radius() -> None:
     task = training_in(Rehearsal().messages[0].content)
     assert task is not None
     assert (task.release_by, task.clipping, task.clip_norm) == (ReleaseBy.SITE, Clipping.PUBLIC, 100.0)
+
+
+def test_sums_of_many_sites_are_added_in_64_bits() -> None:
+    fleet = Fleet()
+    fleet.sent = stack([(0, 0, 0)])
+    sums = np.full((5, 1, 3), 1.0, np.float32)  # as they travelled
+    sums[0] = 2.0**25, 0, 1  # in 32 bits, 1 more would be lost
+    found = Sums(sums, np.full((5, 1), 1.0), np.arange(5), 5, 0, np.arange(0))
+    following = SiteAverage(fleet, hypotheses=1).learn_sums(1, found).following
+    assert following is not None
+    assert vectors(following).tolist() == [[np.float32((2**25 + 4) / 5), np.float32(0.8), 1]]
 
 
 @pytest.mark.parametrize("hypotheses", [1, 2])

@@ -10,6 +10,8 @@ import hashlib
 import importlib.util
 import os
 import sys
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -22,6 +24,10 @@ from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 
 BUNDLED = Path(__file__).resolve().parent.parent / "datasets"
+
+Version = tuple[str | tuple[int, ...], ...]
+_SETTLED_NS = 2 * 10**9  # more than the resolution of a file system's times
+_checked: deque[Version] = deque(maxlen=16)  # versions of datasets that this process has checked
 
 
 def find_dataset(name: str) -> Path:
@@ -91,12 +97,28 @@ def open_dataset(path: Path, part: bool = False) -> Dataset:
         If a file is missing or unreadable, shapes or offsets do not fit, a client has no
         rows, or a number is not finite. The text names the file, the client and the fix.
     """
+    version = _version(path)
     dataset = open_folder(path) if path.is_dir() else open_leaf(path)
     if dataset.manifest.part and not part:
         wrong = f"{path} holds part {dataset.manifest.part} of a dataset, for one machine of a Ray cluster"
         raise DatasetError(f"{wrong}; give the whole dataset", code="data.part")
-    check(dataset, path)
+    # A run opens its dataset many times, and checking reads all rows, which may not fit into memory.
+    if version is None or version not in _checked or version != _version(path):
+        check(dataset, path)
+        if version is not None and version == _version(path):
+            _checked.append(version)
     return dataset
+
+
+def _version(path: Path) -> Version | None:
+    """Return what changes whenever a dataset's files do; None while a change might leave it the same."""
+    try:
+        stats = [os.stat(file) for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    except OSError:  # opening it says why
+        return None
+    recent = time.time_ns() - _SETTLED_NS  # later changes may get the same time
+    found = [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in stats]
+    return None if any(one.st_mtime_ns >= recent for one in stats) else (str(path), *found)
 
 
 @cache

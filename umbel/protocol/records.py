@@ -101,7 +101,7 @@ MOST_STEPS = 2**15 - 1
 def in_steps(arrays: Arrays, step: float) -> Packed:
     """Return multiples of `step`, a power of two, as 16-bit integers: how many steps each is, at most `MOST_STEPS`."""
     times = as_matrix(arrays) / np.float32(step)
-    return _of(times.clip(-MOST_STEPS, MOST_STEPS).astype(np.int16), arrays)
+    return _of(times.clip(-MOST_STEPS, MOST_STEPS, out=times).astype(np.int16), arrays)
 
 
 def times_step(arrays: Arrays, step: Any) -> Packed:

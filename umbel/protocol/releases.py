@@ -49,7 +49,7 @@ class Sums:
     Attributes
     ----------
     sums : ndarray, shape (s, k, n)
-        The updates of each site's clients, summed by hypothesis, with noise.
+        The updates of each site's clients, summed by hypothesis, with noise; in 32 bits as they travelled, or in 64.
     counts : ndarray, shape (s, k)
         How many of its clients trained each hypothesis, according to the site: with noise, and between 0 and all.
     clients, asked, lost_nodes, outside
@@ -58,7 +58,7 @@ class Sums:
         The second moments of all clients' updates in a secure sum, if asked for: for many parameters squares alone.
     """
 
-    sums: NDArray[np.float64]
+    sums: Vectors
     counts: NDArray[np.float64]
     clients: NDArray[np.int64]
     asked: int

@@ -178,7 +178,7 @@ class Log(Observer):
         self._line(run)
         history = run.state.history
         groups = history[-1].groups
-        if not groups or max(groups) < sum(groups):
+        if len(groups) < 2 or max(groups) < sum(groups):
             return
         was, self._collapsed = self._collapsed, collapsed(history)
         if self._collapsed and not was:

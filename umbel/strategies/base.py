@@ -151,7 +151,7 @@ class HypothesisStrategy(Strategy):
     resizes: ClassVar[bool] = False
     """Whether `reshape` may change the number of hypotheses; true if a subclass overrides it and does not set this."""
     averages: ClassVar[bool] = True
-    """Whether `combine` is the plain mean, which needs no copy of the releases; false if a subclass overrides it."""
+    """Whether `combine` needs only the mean, and so no copy of the releases; false if a subclass overrides it."""
     release_by: ClassVar[ReleaseBy] = ReleaseBy.CLIENT
     """The party that adds the noise: each client, or a site to its clients' sums (`umbel.strategies.site_average`)."""
 
@@ -222,7 +222,11 @@ class HypothesisStrategy(Strategy):
         index : int
             Its number, from 0 to k - 1.
         """
-        return mean_of(group)
+        return self._from_mean(mean_of(group), len(group), hypothesis, index)
+
+    def _from_mean(self, mean: Matrix, count: int, hypothesis: Matrix, index: int) -> Matrix:
+        """Return the next hypothesis (n,), as `combine` does, from the mean (n,) of so many releases."""
+        return mean
 
     def learn(self, round: int, releases: Releases) -> Outcome:
         """Assign the releases to hypotheses and combine each group; a hypothesis without releases stays unchanged."""
@@ -246,7 +250,7 @@ class HypothesisStrategy(Strategy):
             for j in np.flatnonzero(counts).tolist():
                 rows = np.flatnonzero(labels == j)
                 if self.averages:
-                    moved[j] = mean_of(vectors, rows)
+                    moved[j] = self._from_mean(mean_of(vectors, rows), len(rows), hypotheses[j], j)
                 else:
                     group = vectors[rows].astype(np.float64)
                     found = np.asarray(self.combine(group, hypotheses[j].copy(), j))

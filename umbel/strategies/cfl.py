@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from umbel.models.model import Model
-from umbel.protocol.arrays import Labels, Matrix, Vectors, mean_of
+from umbel.protocol.arrays import Labels, Matrix, Vectors, distances, mean_of
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import log
 from umbel.protocol.run_config import AUTO, RunConfig
@@ -74,16 +74,16 @@ class ClusteredFL(HypothesisStrategy):
 
     def reshape(self, round: int, moved: Matrix, hypotheses: Matrix, releases: Vectors, labels: Labels) -> Matrix:
         """Return the hypotheses, with two for each that is split; the second part comes last."""
-        updates = releases - hypotheses[labels]
-        lengths = np.linalg.norm(updates, axis=1)
-        longest = max(float(lengths.max()), float(self.state.get(_LONGEST, 0.0)))
+        clusters = [np.flatnonzero(labels == j) for j in range(len(hypotheses))]
+        own = [distances(releases, *one).max(initial=0.0) for one in zip(hypotheses, clusters, strict=True)]
+        longest = max(*own, float(self.state.get(_LONGEST, 0.0)))
         self.state[_LONGEST] = np.asarray(longest)
         following = list(moved)
-        for j in range(len(hypotheses)):
-            mine = np.flatnonzero(labels == j)
-            if len(following) == self.hypotheses or not self._is_torn(updates[mine], longest):
+        for j, mine in enumerate(clusters):
+            torn = len(mine) >= 2 * _LEAST and self._is_torn(moved[j] - hypotheses[j], own[j], longest)
+            if len(following) == self.hypotheses or not torn:
                 continue
-            second, gap = bipartition(updates[mine])
+            second, gap = bipartition(releases, hypotheses[j], mine)
             if _LEAST <= second.sum() <= len(mine) - _LEAST and gap > self.options.gamma:
                 following[j] = mean_of(releases, mine[~second])
                 following.append(mean_of(releases, mine[second]))
@@ -91,22 +91,24 @@ class ClusteredFL(HypothesisStrategy):
                     round, j, second.sum(), len(following) - 1, len(mine))  # fmt: skip
         return np.stack(following)
 
-    def _is_torn(self, updates: Matrix, longest: float) -> bool:
+    def _is_torn(self, mean: Matrix, own: float, longest: float) -> bool:
         """Return whether a cluster's clients move although its mean does not (the paper's criterion, with relative
-        lengths)."""
-        if len(updates) < 2 * _LEAST:
-            return False
-        own = float(np.linalg.norm(updates, axis=1).max())
-        mean = float(np.linalg.norm(updates.mean(axis=0)))
-        return bool(mean < self.options.eps1 * own and own > self.options.eps2 * longest)
+        lengths).
+
+        `mean` is its mean update (n,), and `own` and `longest` are the lengths of its longest and of the run's.
+        """
+        return bool(np.linalg.norm(mean) < self.options.eps1 * own and own > self.options.eps2 * longest)
 
 
-def bipartition(updates: Matrix) -> tuple[NDArray[np.bool_], float]:
-    """Return the two parts of updates (m, n) between which the largest cosine a is smallest, for m of at least 2.
+def bipartition(
+    vectors: Vectors, centre: Matrix | None = None, rows: Labels | None = None
+) -> tuple[NDArray[np.bool_], float]:
+    """Return the two parts of updates between which the largest cosine a is smallest.
 
-    The first result is a mask (m,) of the part without the first client, the second is sqrt((1 - a) / 2).
+    The updates are those of at least 2 vectors as in `umbel.strategies.respawn.cosines`. The first result is a mask
+    (m,) of the part without the first client, the second is sqrt((1 - a) / 2).
     """
-    alike = cosines(updates)
+    alike = cosines(vectors, centre, rows)
     # These imports take a moment; runs of other strategies need not wait for them.
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import special
 
 from umbel.models.model import Model
-from umbel.protocol.arrays import Labels, Matrix, Vectors
+from umbel.protocol.arrays import Labels, Matrix, Vectors, in_blocks
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.protocol.tasks import TrainingSpec
@@ -56,11 +56,14 @@ class RDPCFL(GroupPrivacy):
         """Return the means of the clusters of the first releases; later the hypotheses `moved`."""
         if len(hypotheses) > 1 or len(releases) < self.hypotheses:
             return super().reshape(round, moved, hypotheses, releases, labels)
-        k, updates = self.hypotheses, releases - hypotheses
-        noise = release_variance(self.fleet.task, updates.shape[1])
-        shares = mixture(updates, k, noise) if self.options.by == "mixture" else kmeans(updates, k)
+        k, noise = self.hypotheses, release_variance(self.fleet.task, releases.shape[1])
+        shares = mixture(releases, k, noise) if self.options.by == "mixture" else kmeans(releases - hypotheses, k)
         self.state[CLUSTERS] = shares.argmax(1)
-        return hypotheses + _means(shares, updates)
+        following = np.empty((k, releases.shape[1]))
+        for columns, block in in_blocks(releases):
+            start = hypotheses[:, columns]
+            following[:, columns] = start + _means(shares, block - start)
+        return following
 
 
 def release_variance(task: TrainingSpec, n: int) -> float:
@@ -71,14 +74,17 @@ def release_variance(task: TrainingSpec, n: int) -> float:
     return known
 
 
-def mixture(points: Matrix, k: int, noise: float) -> Matrix:
+def mixture(points: Vectors, k: int, noise: float) -> Matrix:
     """Return the probability (m, k) that each of m points (m, n), m >= k, belongs to each of k normal distributions.
 
     These have equal weights, and one variance in all directions, at least that of the `noise`. Expectation maximisation
     fits them in the first k - 1 principal axes, which hold all differences of k means.
     """
-    centred = points - points.mean(0)
-    values, axes = np.linalg.eigh(centred @ centred.T)
+    products = np.zeros((len(points), len(points)))
+    for _, block in in_blocks(points):
+        centred = block - block.mean(0)
+        products += centred @ centred.T
+    values, axes = np.linalg.eigh(products)
     scores = axes[:, 1 - k :] * np.sqrt(values[1 - k :].clip(min=0))
     fits = [_fit(scores, start, max(noise, _TINY * float(scores.var()), _TINY**9)) for start in _starts(scores, k)]
     return max(fits, key=lambda fit: fit[0])[1]

@@ -34,9 +34,9 @@ class Recommender(FedAvg):
             precisions = [np.broadcast_to(model.decays.get(name, 0.0), shape) for name, shape in model.shapes.items()]
             self._decay = run.step_size * np.concatenate([one.ravel() for one in precisions])
 
-    def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
+    def _from_mean(self, mean: Matrix, count: int, hypothesis: Matrix, index: int) -> Matrix:
         """Return the item vectors moved by the sum of all changes."""
-        moved: Matrix = hypothesis + (group - hypothesis).sum(axis=0)
+        moved = hypothesis + count * (mean - hypothesis)
         if self._decay is not None:
-            moved -= len(group) / len(self.fleet.participations) * self._decay * hypothesis
+            moved -= count / len(self.fleet.participations) * self._decay * hypothesis
         return moved

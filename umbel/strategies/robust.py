@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from umbel.models.model import Model
-from umbel.protocol.arrays import Labels, Matrix, Vectors
+from umbel.protocol.arrays import Labels, Matrix, Vectors, distances, in_blocks
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import exact
 from umbel.protocol.run_config import RunConfig
@@ -55,8 +55,12 @@ class Robust(GroupPrivacy):
         """Return the cluster of each release, by Lloyd's iterations with the centres from `combine`."""
         labels = nearest(releases, hypotheses)
         self._few = int(exact(self.options.hostile) * len(releases))
-        self._reach = _REACH * float(np.median(np.linalg.norm(releases - hypotheses[labels], axis=1)))
-        for _ in range(_LLOYD):
+        away = np.zeros(len(releases))
+        for j in np.unique(labels):
+            mine = np.flatnonzero(labels == j)
+            away[mine] = distances(releases, hypotheses[j], mine)
+        self._reach = _REACH * float(np.median(away))
+        for _ in range(_LLOYD if len(hypotheses) > 1 else 0):
             centres = hypotheses.copy()
             for j in np.unique(labels).tolist():
                 centres[j] = self.combine(releases[labels == j], hypotheses[j], j)
@@ -70,8 +74,7 @@ class Robust(GroupPrivacy):
         """Return the hypothesis moved by the centre of the group's steps, or unchanged."""
         if len(group) <= self._few:
             return hypothesis
-        steps = group - hypothesis
-        lengths = np.linalg.norm(steps, axis=1, keepdims=True)
+        steps, lengths = group - hypothesis, distances(group, hypothesis)[:, None]
         steps *= np.divide(self._reach, lengths, out=np.ones_like(lengths), where=lengths > self._reach)
         return hypothesis + self.centre(steps, self._few)
 
@@ -89,7 +92,9 @@ class TrimmedMean(Robust):
     def centre(self, steps: Matrix, few: int) -> Matrix:
         """Return the trimmed mean."""
         trim = min(few, (len(steps) - 1) // 2)
-        mean: Matrix = np.sort(steps, axis=0)[trim : len(steps) - trim].mean(axis=0)
+        mean = np.empty(steps.shape[1])
+        for columns, block in in_blocks(steps):
+            mean[columns] = np.sort(block, axis=0)[trim : len(steps) - trim].mean(axis=0)
         return mean
 
 
@@ -103,9 +108,9 @@ class GeometricMedian(Robust):
         """Return the geometric median."""
         centre: Matrix = steps.mean(axis=0)
         # A distance below this counts as 0: the weights stay finite if the median is one of the points.
-        least = 1e-9 * float(np.linalg.norm(steps, axis=1).max()) or 1.0
+        least = 1e-9 * float(distances(steps, np.zeros_like(centre)).max()) or 1.0
         for _ in range(_WEISZFELD):
-            weights = 1 / np.maximum(np.linalg.norm(steps - centre, axis=1), least)
+            weights = 1 / np.maximum(distances(steps, centre), least)
             following = weights @ steps / weights.sum()
             moved, centre = float(np.linalg.norm(following - centre)), following
             if moved <= _TOLERANCE * max(least, float(np.linalg.norm(centre))):

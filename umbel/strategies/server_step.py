@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from umbel.protocol.arrays import Matrix, mean_of
+from umbel.protocol.arrays import Matrix
 from umbel.strategies.group_privacy import GroupPrivacy
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -23,9 +23,9 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class ServerStep(GroupPrivacy):
     """Clusters as in group privacy, with a step along the mean update of each (Reddi et al., 2021, Algorithm 2)."""
 
-    def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
+    def _from_mean(self, mean: Matrix, count: int, hypothesis: Matrix, index: int) -> Matrix:
         """Return the hypothesis moved by a step."""
-        return hypothesis + self.step(mean_of(group) - hypothesis, index)
+        return hypothesis + self.step(mean - hypothesis, index)
 
     def step(self, update: Matrix, index: int) -> Matrix:
         """Return the step (n,) of hypothesis `index` for the mean update (n,) of its cluster."""

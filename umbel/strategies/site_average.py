@@ -76,7 +76,7 @@ class SiteAverage(HypothesisStrategy):
             shares = self.shares(found)
             moved = flatten(sent)
             for j in np.flatnonzero(shares >= self.least(len(found.counts))).tolist():
-                moved[j] += found.sums[:, j].sum(axis=0) / shares[j]
+                moved[j] += found.sums[:, j].sum(axis=0, dtype=np.float64) / shares[j]
             following = moved_to(moved, sent, round)
         groups = np.full(len(found.clients), -1, np.int64)
         return Outcome(round, found.clients, groups, _whole(shares), None, found.asked, found.lost_nodes, following)

@@ -83,6 +83,26 @@ def test_simulated_clients_are_numbered_by_partition_whatever_the_node_ids() -> 
         assert roster.place(VALIDATION, np.array([0, 1])) == {odd: ([0], [1]), even: ([1], [2])}
 
 
+def test_many_clients_are_placed_as_one_after_the_other() -> None:
+    random = np.random.default_rng(0)
+    roster = Roster({node: Hosting(*random.integers(0, 4, 2).tolist()) for node in random.permutation(300).tolist()})
+    for role, count in ((TRAIN, roster.train), (VALIDATION, roster.validation)):
+        owners: list[int] = []  # of all clients, in order
+        each: list[int] = []
+        for node, hosting in roster.nodes:
+            own = range(hosting.train) if role == TRAIN else range(hosting.train, hosting.train + hosting.validation)
+            owners += [node] * len(own)
+            each += own
+        clients = random.permutation(count)[: count // 2]
+        expected: dict[int, tuple[list[int], list[int]]] = {}
+        for position, client in enumerate(clients.tolist()):
+            positions, local = expected.setdefault(owners[client], ([], []))
+            positions.append(position)
+            local.append(each[client])
+        assert roster.place(role, clients) == expected
+        assert not roster.place(role, clients[:0])
+
+
 def test_deployed_clients_are_numbered_by_node_id() -> None:
     roster = Roster({9: Hosting(train=2, validation=1), 7: Hosting(train=1, validation=2)})
     assert (roster.train, roster.validation, len(roster)) == (3, 3, 2)

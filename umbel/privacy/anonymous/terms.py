@@ -122,7 +122,7 @@ class Terms:
     def sealed(self, releases: Vectors) -> list[bytes]:
         """Encrypt each of the releases (m, n) for these terms alone."""
         public = X25519PublicKey.from_public_bytes(self.key)
-        return [_SUITE.encrypt(one.tobytes(), public, info=self.digest) for one in releases.astype(_NUMBER)]
+        return [_SUITE.encrypt(one.tobytes(), public, info=self.digest) for one in releases.astype(_NUMBER, copy=False)]
 
     def opened(self, sealed: Collection[bytes], private: X25519PrivateKey) -> tuple[Vectors, int]:
         """Decrypt releases, and return them (m, n) in an order that depends on nothing else.

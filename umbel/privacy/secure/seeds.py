@@ -26,7 +26,8 @@ Words = NDArray[np.uint64]
 
 SEED = 16
 """Bytes of the seed of a mask, or of a layer of noise."""
-_BLOCK = 1 << 16
+_BLOCK = 1 << 13  # numbers whose bits fit a cache
+_BIG = np.dtype(">u8")
 
 
 def text_of(*what: Any) -> bytes:
@@ -102,11 +103,10 @@ def unseal(key: bytes, box: bytes, about: bytes) -> bytes:
 
 def packed(values: Words, bits: int) -> bytes:
     """Return numbers below ``2**bits`` side by side, in ``bits`` bits each."""
-    places = np.arange(bits - 1, -1, -1, dtype=np.uint64)
     parts = []
     for begin in range(0, len(values), _BLOCK):
-        some = values[begin : begin + _BLOCK, None] >> places & np.uint64(1)
-        parts.append(np.packbits(some.astype(np.uint8)).tobytes())
+        some = np.unpackbits(values[begin : begin + _BLOCK].astype(_BIG).view(np.uint8)).reshape(-1, 64)
+        parts.append(np.packbits(some[:, 64 - bits :]).tobytes())
     return b"".join(parts)
 
 
@@ -114,14 +114,14 @@ def unpacked(text: bytes, length: int, bits: int) -> Words:
     """Return the numbers that `packed` made; raise `Refused` if there are not `length` of them."""
     if len(text) != packed_size(length, bits):
         raise Refused(f"{len(text)} bytes do not hold {length} numbers of {bits} bits", code="refused.secure-terms")
-    values = np.empty(length, np.uint64)
-    weights = np.uint64(1) << np.arange(bits - 1, -1, -1, dtype=np.uint64)
+    values, whole = np.empty(length, np.uint64), np.zeros((_BLOCK, 64), np.uint8)
     flat = np.frombuffer(text, np.uint8)
     for begin in range(0, length, _BLOCK):
         count = min(_BLOCK, length - begin)
         start = begin * bits // 8  # a block begins with a byte
         some = np.unpackbits(flat[start : start + packed_size(count, bits)], count=count * bits)
-        values[begin : begin + count] = some.reshape(count, bits).astype(np.uint64) @ weights
+        whole[:count, 64 - bits :] = some.reshape(count, bits)
+        values[begin : begin + count] = np.packbits(whole[:count]).view(_BIG)
     return values
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
-from umbel.protocol.arrays import Arrays, Matrix, Vectors, all_finite, as_matrix, flatten
+from umbel.protocol.arrays import Arrays, Matrix, Vectors, all_finite, as_matrix, distances, flatten
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import let_go, released_in, reports_exactly, scores_in, site_sums_in
@@ -212,7 +212,7 @@ def read_sums(
     for node in sorted(answers, key=lambda node: int(asked.positions[node][0])):
         try:
             arrays, count, part = site_sums_in(answers[node].content, len(asked.positions[node]))
-            matrix = checked_rows(arrays, len(next(iter(hypotheses.values()))), hypotheses).astype(np.float64)
+            matrix = checked_rows(arrays, len(next(iter(hypotheses.values()))), hypotheses)
             if not part.any():
                 raise ProtocolError("it says that no client took part", code="protocol.no-releases")
         except Exception as error:  # keep running: one bad node must not stop the round
@@ -220,7 +220,7 @@ def read_sums(
             lost += 1
             continue
         mine = asked.positions[node][part]
-        longest, most = float(np.linalg.norm(matrix, axis=1).max()), furthest(len(mine))
+        longest, most = float(distances(matrix, np.zeros(matrix.shape[1])).max()), furthest(len(mine))
         if not longest <= most:
             text = (
                 "left out the sums of %s: one has norm %.3g, above the %.3g that %d clients can have; if its "
@@ -232,7 +232,7 @@ def read_sums(
         sums.append(matrix)
         counts.append(np.clip(count, 0, len(mine)))
         inside.append(mine)
-    k, n = flatten(hypotheses).shape
+    k, n = as_matrix(hypotheses).shape
     taken, left = asked.clients[np.sort(_joined(inside))], asked.clients[_joined(outside)]
     matrices, numbers = np.reshape(sums, (len(sums), k, n)), np.reshape(counts, (len(counts), k))
     return Sums(matrices, numbers, taken, len(asked.clients), lost, left)

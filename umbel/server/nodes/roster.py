@@ -173,7 +173,8 @@ class Roster:
 
     def enough(self, round: int, least: int) -> bool:
         """Return whether a round can ask at least so many nodes, and training clients on one of them."""
-        there = [hosting for node, hosting in self._nodes.items() if node not in self._gone(round)]
+        gone = self._gone(round)
+        there = [hosting for node, hosting in self._nodes.items() if node not in gone]
         return len(there) >= least and any(hosting.train for hosting in there)
 
     def refuses(self, times: int) -> bool:
@@ -183,7 +184,8 @@ class Roster:
 
     def missing(self, round: int) -> str:
         """Return the nodes that a round cannot ask, with the reasons."""
-        states = {node: self.state(node, round) for node in self._nodes if node in self._gone(round)}
+        gone = self._gone(round)
+        states = {node: self.state(node, round) for node in self._nodes if node in gone}
         return ", ".join(
             f"{self.names[node]} ({state.presence} since {at_time(state.since)})" for node, state in states.items()
         )
@@ -292,11 +294,9 @@ class Roster:
             local = clients - first[node]
             if role == VALIDATION:
                 local = local + self._counts[TRAIN][node]
-        placed = {}
-        for index in np.unique(node) if len(self._nodes) > 1 else range(min(1, len(clients))):
-            positions = np.flatnonzero(node == index)
-            placed[self._ids[index]] = (positions.tolist(), local[positions].tolist())
-        return placed
+        order = np.argsort(node, kind="stable")
+        parts = np.split(order, np.flatnonzero(np.diff(node[order])) + 1) if len(order) else []
+        return {self._ids[node[part[0]]]: (part.tolist(), local[part].tolist()) for part in parts}
 
 
 def gather(exchange: Exchange, run: RunConfig) -> Roster:
