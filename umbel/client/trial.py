@@ -129,8 +129,8 @@ def _check_network(model: Model, cohort: Cohort) -> None:
         first, second = model.apply({}, rows), model.apply({}, rows)
     if rows._version != before:  # also where made-up rows keep their values, as under ReLU
         raise ModelError(
-            f"model {name!r} changes its rows in place, so the next hypothesis would see other rows; write x = 2 * x in "
-            "place of x *= 2, and let the first layers have inplace=False",
+            f"model {name!r} changes its rows in place, so the next hypothesis would see other rows; write x = 2 * x, "
+            "not x *= 2, and let the first layers have inplace=False",
             code="model.in-place",
         )
     if not _alike(first, second):
