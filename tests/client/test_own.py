@@ -63,6 +63,23 @@ def test_outputs_are_those_of_each_clients_networks(engine: str, model: models.M
                 np.testing.assert_allclose(found[j, place], expected, **CLOSE)
 
 
+class Flat(torch.nn.Linear):
+    """Reshapes its rows, which PyTorch cannot do with none."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return super().forward(rows.reshape(len(rows), -1))
+
+
+@pytest.mark.parametrize("counts", [(1,), (1, 2)])
+def test_a_network_that_takes_no_empty_batch_is_made_a_clients_own(counts: tuple[int, ...]) -> None:
+    """Of a client with one row, cross-validation leaves no row to train on."""
+    model = models.Model("flat", lambda: Flat(2, 1), models.LOSSES["mse"], models.METRICS["rmse"])
+    cohort = cohort_of(*(rows(*range(count)) for count in counts))
+    learner = learner_of("loop", model)
+    own = made(Personal.AUTO, learner, draw_hypotheses(model, 2), cohort)
+    assert torch.isfinite(own.outputs(learner, cohort)).all()
+
+
 @engines
 def test_outputs_do_not_depend_on_how_a_cohort_is_cut(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     learner, generator = learner_of(engine, LINEAR), np.random.default_rng(0)

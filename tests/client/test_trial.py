@@ -168,11 +168,16 @@ def test_batches_asked_for_in_vain_are_refused(network: Network, dataset: Datase
             with_between(lambda self, hidden: hidden + self.seen.add_(self.training)),
             ("model.lost-buffers", "['seen']", "local ="),
         ),
+        (with_between(lambda self, hidden: hidden.sigmoid().add_(1)), ("model.no-gradient", "inplace operation")),
+        (lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 1)), ("model.in-place", "inplace=False")),
         (lambda: nn.Embedding(3, 1), ("model.misfit", "takes integers")),
         (lambda: nn.Sequential(nn.Linear(3, 1)), ("model.misfit", "(2,)")),
         (lambda: nn.Sequential(nn.Linear(2, 3)), ("model.misfit", "3 outputs", "()")),
     ],
-    ids=["scoring", "python", "infinite", "no gradient", "odd", "spare", "buffer", "tokens", "rows", "targets"],
+    ids=[
+        "scoring", "python", "infinite", "no gradient", "odd", "spare", "buffer", "outputs in place", "rows in place",
+        "tokens", "rows", "targets",
+    ],
 )  # fmt: skip
 def test_what_does_not_work_is_said_in_one_line(network: Network, reason: tuple[str, ...]) -> None:
     dataset = data(np.full((3, 2), 0.5)) if network().__class__ is nn.Embedding else data()

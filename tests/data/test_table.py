@@ -67,8 +67,12 @@ def test_separators_a_byte_order_mark_and_columns_without_a_name_play_no_part(tm
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (CSV.replace("70,A", "70,A,7"), ("data.missing-column", "row 1")),
-        (CSV.replace("70,A", "70,A,,,,7"), ("data.missing-column", "row 1")),
+        (CSV.replace("70,A", "70,A,7"), ("data.missing-column", "row 1", "column 6")),
+        (CSV.replace("70,A", "70,A,,,,7"), ("data.missing-column", "row 1", "column 7")),
+        (
+            "\n".join(f",{line}" if n == 0 else f"{n},{line}" for n, line in enumerate(CSV.splitlines())),
+            ("data.missing-column", "column 1,"),
+        ),
         (CSV.replace("70,A", "70,A" + 200 * ","), ("data.unreadable", "fields")),
         (CSV.replace("ward", "age"), ("data.twice", "'age'")),
         ("", ("data.unreadable",)),

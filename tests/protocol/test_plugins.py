@@ -94,6 +94,21 @@ def test_without_text_options_are_their_defaults() -> None:
     assert parse_options(Nothing, "", "key") == Nothing()
 
 
+class Plain:
+    share: float = 0.5
+
+
+class Derived(Nothing):
+    share: float = 0.5
+
+
+@pytest.mark.parametrize("kind", [Plain, Derived, dict])
+@pytest.mark.parametrize("text", ["", "share=0.3"])
+def test_options_that_are_no_dataclass_are_named(kind: type, text: str) -> None:
+    with raises(ConfigError, "config.options-class", "strategy-options", kind.__name__, "@dataclass"):
+        parse_options(kind, text, "strategy-options")
+
+
 def test_values_are_read_as_the_type_of_their_field() -> None:
     text = "petals=7 max-height=2 thorns=false name=May colour=white kind=wild path=/x/y"
     read = parse_options(Options, text, "key")

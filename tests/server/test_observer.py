@@ -164,21 +164,49 @@ def test_what_it_adds_stands_in_the_report_as_text(run_config: dict[str, Any]) -
     assert RunFolder(run.folder).read_sections() == [Section("What <b> saw", ("<script>5</script> & more",))]
 
 
+class Broken(Observer):
+    """Fails when it is asked for its section."""
+
+    def section(self) -> Section:
+        raise RuntimeError("no section")
+
+
+class Texting(Observer):
+    """Returns a text in place of a section."""
+
+    def section(self) -> Any:
+        return "no section"
+
+
+@pytest.mark.parametrize("kind", [Broken, Texting])
+def test_a_section_that_fails_costs_the_run_nothing_else(
+    kind: type[Observer], run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = run_config | {"rounds": 1, "restarts": 1, "observers": f"{__name__}:{kind.__name__}; {TELLER}"}
+    run = run_in_process(config)
+    assert "What teller saw" in (run.folder / "report.html").read_text()
+    assert f"the report lacks the section of {kind.__name__}" in caplog.text
+
+
+def test_one_text_is_one_paragraph() -> None:
+    assert Section("Title", "text") == Section("Title", ("text",))  # type: ignore[arg-type]  # a missing comma
+
+
 # --- a run that goes on
 
 
 def test_after_a_crash_it_is_told_of_the_rounds_that_are_left(run_config: dict[str, Any], umbel_home: Path) -> None:
-    """A round that was not saved comes again, and its end is told once."""
+    """A round in which an observer fails is saved, since its clients have paid for it. It does not come again."""
     config = run_config | {"rounds": 4, "restarts": 1, "observers": f"{FRAGILE}; {TELLER}"}
     with pytest.raises(RuntimeError, match="the power went"):
         run_in_process(config)
     (folder,) = (umbel_home / "runs").iterdir()
-    assert told[-1] == ("teller", "before", 3, 2)
+    assert told[-1] == ("teller", "after", 3, 7)
     told.clear()
     config |= {"resume": folder.name}
     run = run_in_process(config)
-    assert told[:3] == [("teller", "begin", 2), ("teller", "before", 3, 2), ("teller", "after", 3, 7)]
-    assert [call[1:3] for call in told if call[1] == "after"] == [("after", 3), ("after", 4), ("after", 5)]
+    assert told[:3] == [("teller", "begin", 3), ("teller", "before", 4, 3), ("teller", "after", 4, 7)]
+    assert [call[1:3] for call in told if call[1] == "after"] == [("after", 4), ("after", 5)]
     assert [entry["number"] for entry in run.history] == [1, 2, 3, 4, 5]
     whole = run_config | {"rounds": 4, "restarts": 1}
     expected = run_in_process(whole).arrays("latest")["weight"]

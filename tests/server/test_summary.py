@@ -101,6 +101,7 @@ HOSPITAL_LINE = "round 3/3  validation RMSE 900.0 dollars  best after 1 round  r
             3,
             HOSPITAL_LINE.replace("98/100 (60+38)", "1/100 (0+0)  TOO FEW RELEASES: hypotheses unchanged"),
         ),
+        (entry(moved=False), 3, f"{HOSPITAL_LINE}  NOT FINITE: hypotheses unchanged"),
         (FINAL, 3, "after the last round  validation RMSE 900.0 dollars  best after 1 round"),
     ],
 )

@@ -94,3 +94,12 @@ def test_the_papers_other_strategies_have_no_options(name: str) -> None:
     strategies.make(RunConfig(strategy=name), Fleet())
     with raises(ConfigError, "config.unknown-option", "strategy-options"):
         strategies.make(RunConfig(strategy=name, strategy_options="x=1"), Fleet())
+
+
+class Idle(strategies.HypothesisStrategy):
+    """A strategy that forgets to group releases."""
+
+
+def test_a_strategy_that_groups_no_releases_is_refused_before_the_run() -> None:
+    with raises(ConfigError, "config.no-assign", f"{__name__}:Idle", "GroupPrivacy"):
+        strategies.load(f"{__name__}:Idle")

@@ -143,7 +143,9 @@ class Learner(ABC):
         def compute(part: slice) -> None:
             rows = cohort.part(part)
             with torch.inference_mode():
-                if same or not len(rows.features):
+                if not len(rows.features):  # of no rows, many networks cannot tell the shape of their outputs
+                    found = [torch.zeros(0, *self._look(cohort).outputs, device=self.device)] * m
+                elif same:
                     ones = [self._tensors({name: value[0, j] for name, value in networks.items()}) for j in range(m)]
                     found = [self.model.apply(self._frozen | one, rows.features) for one in ones]
                 else:

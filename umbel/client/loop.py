@@ -44,7 +44,7 @@ class LoopLearner(Learner):
 
     def _own_outputs(self, parameters: Parameters, cohort: Cohort) -> Tensor:
         arrange, outputs = arrangement(self.model, tuple(cohort.features.shape[1:])), []
-        for c in range(len(cohort)):
+        for c in np.flatnonzero(cohort.lengths).tolist():  # many networks do not take no rows
             check_time()
             own = {name: arrange(value[c]) for name, value in parameters.items()}
             outputs.append(self.model.apply(self._frozen | own, cohort.part(slice(c, c + 1)).features))

@@ -124,8 +124,15 @@ def first_update(run: RunConfig, model: Model, dataset: Dataset, hypotheses: Arr
 def _check_network(model: Model, cohort: Cohort) -> None:
     """Raise unless the network scores without randomness, and a step of its loss reaches all trained parameters."""
     name, rows, targets = model.name, cohort.features, cohort.targets
+    before = rows._version
     with torch.no_grad():
         first, second = model.apply({}, rows), model.apply({}, rows)
+    if rows._version != before:  # also where made-up rows keep their values, as under ReLU
+        raise ModelError(
+            f"model {name!r} changes its rows in place, so the next hypothesis would see other rows; write x = 2 * x, "
+            "not x *= 2, and let the first layers have inplace=False",
+            code="model.in-place",
+        )
     if not _alike(first, second):
         raise ModelError(
             f"model {name!r} gives different outputs each time it scores the same rows; use dropout only in training, "
@@ -197,7 +204,10 @@ def _check_gradients(model: Model, trained: Parameters, loss: Tensor) -> None:
         raise ModelError(text, code="model.not-finite")
     if not loss.requires_grad:
         raise ModelError(f"{told} has no gradient; use a differentiable one", code="model.no-gradient")
-    gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    try:
+        gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    except Exception as error:  # such as that of a layer that changes outputs in place
+        raise ModelError(f"{told} has no gradient: {one_line(error)}", code="model.no-gradient") from error
     found = dict(zip(trained, gradients, strict=True))
     if idle := [key for key, gradient in found.items() if gradient is None]:
         raise ModelError(

@@ -165,8 +165,10 @@ def _read_csv(path: Path) -> pd.DataFrame:
     frame = _with_names(path, head, options)
     for name in (name for name in frame.columns if name.startswith("\0")):
         if len(full := np.flatnonzero(frame.pop(name).fillna("").str.strip() != "")):
-            wrong = f"data row {full[0] + 1} has a value in a column without a name"
-            raise DatasetError(f"{path}: {wrong}; name the column", code="data.missing-column")
+            wrong = f"data row {full[0] + 1} has a value in column {int(name[1:]) + 1}, which has no name"
+            raise DatasetError(
+                f"{path}: {wrong}; name or remove it, or quote values with commas", code="data.missing-column"
+            )
     if separator == ";":
         _refuse_commas(frame, path)
     return frame

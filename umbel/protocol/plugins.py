@@ -232,15 +232,18 @@ def parse_options(kind: type[T], text: str, key: str) -> T:
     Parameters
     ----------
     kind : type
-        A dataclass; ``pydantic.Field`` annotations set bounds.
+        A dataclass; ``pydantic.Field`` annotations set bounds. A class that only derives from one lacks its own fields.
     key : str
         The setting that `text` belongs to, for errors.
 
     Raises
     ------
     ConfigError
-        If an option is unknown or missing, or a value does not fit.
+        If an option is unknown or missing, or a value does not fit; also if `kind` is not a dataclass.
     """
+    if "__dataclass_fields__" not in vars(kind):
+        text = f"{key}: {kind.__module__}.{kind.__qualname__} declares options, but is not a dataclass"
+        raise ConfigError(f"{text}; put @dataclass(frozen=True) above it", code="config.options-class")
     given = parse_pairs(text, key)
     pairs = {name.replace("-", "_"): value for name, value in given.items()}
     if len(pairs) < len(given):

@@ -24,7 +24,7 @@ from umbel.server.observer import Observer, Run
 from umbel.server.observers import Checkpoints, Log, Patience, Released, Resumed, Sites, Spending, named
 from umbel.server.report import View, render
 from umbel.server.rounds import initial_hypotheses, run_rounds
-from umbel.server.run_folder import RunFolder, versions
+from umbel.server.run_folder import RunFolder, Section, versions
 from umbel.server.runs import home_of_runs, run_named
 from umbel.server.saved import Saved
 from umbel.server.setup import Setup
@@ -119,7 +119,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
             )
             raise
 
-        sections = [section for observer in observers if (section := observer.section()) is not None]
+        sections = [section for observer in observers if (section := _section(observer)) is not None]
         folder.write_sections(sections)
         participations = setup.fleet.participations
         view = View(folder.path.name, summary, state, participations, snapshots, dict(run_config))
@@ -134,6 +134,24 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
         log(INFO, "The results are in this folder; open report.html first:")
         log(INFO, "%s", folder.path)
         return folder.path
+
+
+def _section(observer: Observer) -> Section | None:
+    """Return an observer's section for the report; none, with an error in the log, if it fails.
+
+    The run is over, and its results must still reach the folder and the sites.
+    """
+    name = type(observer).__name__
+    try:
+        section = observer.section()
+    except Exception:
+        log(ERROR, "the report lacks the section of %s, which fails", name, exc_info=True)
+        return None
+    if section is None or isinstance(section, Section):
+        return section
+    text = "the report lacks the section of %s: it must return umbel.server.observer.Section or None, not %s"
+    log(ERROR, text, name, type(section).__name__)
+    return None
 
 
 def _resume(setup: Setup, grid: Grid) -> tuple[State, Snapshots]:

@@ -82,6 +82,11 @@ class Round:
     stages: dict[str, float] = field(default_factory=dict)
 
     @property
+    def undefined(self) -> bool:
+        """Whether there were enough releases, but the next hypotheses would not have been finite."""
+        return not self.moved and any(self.groups)
+
+    @property
     def line(self) -> str:
         """The round as JSON."""
         return json.dumps(asdict(self))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from logging import WARNING
 
@@ -25,7 +25,7 @@ from umbel.protocol.records import to_array_record
 from umbel.server.history import Round, State
 from umbel.server.nodes.exchange import Exchange
 from umbel.server.nodes.transport import transport_of
-from umbel.server.observer import Run
+from umbel.server.observer import Observer, Run
 from umbel.server.setup import Setup
 
 _INITIAL = 3  # separates the draws of initial hypotheses from the strategy's sampling
@@ -97,8 +97,7 @@ def run_rounds(run: Run) -> None:
         for observer in run.observers:
             observer.before_round(run, number)
         arrays = _run_round(run, number, arrays, task, train=True)
-        for observer in run.observers:
-            observer.after_round(run)
+        _tell(run.observers, lambda observer: observer.after_round(run))
         if state.stopped:
             break
     else:
@@ -108,10 +107,23 @@ def run_rounds(run: Run) -> None:
         # The hypotheses from the last training round have not been evaluated yet.
         if state.best_round:
             _run_round(run, len(state.history) + 1, arrays, task, train=False)
-            for observer in run.observers:
-                observer.after_round(run)
-    for observer in run.observers:
-        observer.at_end(run)
+            _tell(run.observers, lambda observer: observer.after_round(run))
+    _tell(run.observers, lambda observer: observer.at_end(run))
+
+
+def _tell(observers: Iterable[Observer], tell: Callable[[Observer], None]) -> None:
+    """Tell each observer, then raise the first error: the observer that saves a round may come after one that fails.
+
+    Clients have paid for the round, and would pay again if it had to be repeated.
+    """
+    errors = []
+    for observer in observers:
+        try:
+            tell(observer)
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, train: bool) -> ArrayRecord:

@@ -71,6 +71,10 @@ class Section:
     paragraphs: tuple[str, ...] = field(default=())
     picture: str = ""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.paragraphs, str):  # ("text") is no tuple, and a paragraph for each letter is not meant
+            object.__setattr__(self, "paragraphs", (self.paragraphs,))
+
 
 class RunFolder:
     r"""The folder of one run.

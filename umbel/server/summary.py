@@ -85,7 +85,7 @@ class Summary:
         if entry.lost_nodes:
             line += f"  {count_of(entry.lost_nodes, 'node')} lost"
         if entry.asked and not entry.moved:
-            line += "  TOO FEW RELEASES: hypotheses unchanged"
+            line += f"  {'NOT FINITE' if entry.undefined else 'TOO FEW RELEASES'}: hypotheses unchanged"
         return line
 
     def outcome_lines(self, state: State) -> list[str]:

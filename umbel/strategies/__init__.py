@@ -65,14 +65,20 @@ def load(name: str) -> type[HypothesisStrategy]:
     Raises
     ------
     ConfigError
-        If there is none, or it is not a `HypothesisStrategy`; the text lists the choices.
+        If there is none, or it is not a `HypothesisStrategy`, or one that groups no releases; the text lists the
+        choices.
     """
     if name == "fedprox":
         text = 'there is no strategy "fedprox"; set strategy = "fedavg", and proximal above 0'
         raise ConfigError(text, code="config.unknown-name")
     if name.startswith(PREFIX):
         return adapted(name.removeprefix(PREFIX))
-    return load_class("strategy", name, STRATEGIES, HypothesisStrategy)
+    kind = load_class("strategy", name, STRATEGIES, HypothesisStrategy)
+    if all(getattr(kind, one) is getattr(HypothesisStrategy, one) for one in ("assign", "learn", "train")):
+        text = f"strategy {name!r} does not say which hypothesis each release belongs to"
+        fix = "define assign, or derive the class from umbel.strategies.GroupPrivacy"
+        raise ConfigError(f"{text}; {fix}", code="config.no-assign")
+    return kind
 
 
 def make(run: RunConfig, fleet: Clients) -> HypothesisStrategy:

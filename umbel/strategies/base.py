@@ -44,7 +44,7 @@ from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.strategies.differences import look
 from umbel.strategies.how_many import HowMany
 
-_KEPT = "biuf"  # kinds of arrays that a run's folder keeps
+_KEPT = {np.dtype(code) for code in "?bBhHiIlLqQefd"}  # those of arrays that a run's folder keeps
 _DRAWN = 2  # releases with this many parameters can be drawn in the plane
 
 
@@ -254,9 +254,10 @@ class HypothesisStrategy(Strategy):
                 else:
                     group = vectors[rows].astype(np.float64)
                     found = np.asarray(self.combine(group, hypotheses[j].copy(), j))
-                    if found.shape != hypotheses[j].shape:
+                    if found.shape != hypotheses[j].shape or found.dtype.kind not in "biuf":
                         text = f"{type(self).__name__}.combine must return {hypotheses.shape[1]} parameters"
-                        raise ConfigError(f"{text}, not an array of shape {found.shape}", code="config.combine")
+                        got = f"an array of {found.dtype} of shape {found.shape}"
+                        raise ConfigError(f"{text}, not {got}", code="config.combine")
                     moved[j] = found
                 longest[j] = distances(vectors, hypotheses[j], rows).max()
             look(self.state, vectors, labels, hypotheses, self.fleet.task)
@@ -298,9 +299,10 @@ class HypothesisStrategy(Strategy):
     def _check_state(self) -> None:
         """Raise unless the run's folder can keep the state."""
         for name, value in self.state.items():
-            if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in _KEPT:
-                text = f"{type(self).__name__}.state must hold arrays of numbers, so that a run can resume"
-                raise ConfigError(f"{text}; {name!r} is of type {type(value).__name__}", code="config.state")
+            kind = value.dtype if isinstance(value, np.ndarray | np.generic) else type(value).__name__
+            if kind not in _KEPT or not isinstance(name, str):
+                text = f"{type(self).__name__}.state must hold arrays of numbers by name, so that a run can resume"
+                raise ConfigError(f"{text}; {name!r} is of type {kind}", code="config.state")
 
     def validate(self, round: int, replies: Iterable[Message]) -> Scores | None:
         """Return the validation clients' scores of the hypotheses; None without valid replies."""

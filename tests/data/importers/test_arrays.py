@@ -162,6 +162,32 @@ def test_rows_without_a_client_are_no_client_of_their_own(nobody: Any) -> None:
             umbel.from_arrays(X, X[:, 0], client=who)
 
 
+@pytest.mark.parametrize("which", ["features", "targets"])
+def test_masked_values_are_missing(which: str) -> None:
+    arrays = {"features": np.ones((4, 2)), "targets": np.ones(4)}
+    arrays[which] = np.ma.masked_array(arrays[which], arrays[which] > 0)
+    with raises(DatasetError, "data.missing-value", which):
+        umbel.from_arrays(**arrays, client=list("aabb"))
+
+
+def test_an_array_with_a_mask_of_nothing_is_an_array() -> None:
+    rows = np.ma.masked_array(np.ones((4, 2)), np.zeros((4, 2), bool))
+    assert umbel.from_arrays(rows, np.ones(4), client=list("aabb")).dataset.features.shape == (4, 2)
+
+
+def test_rows_of_unequal_lengths_are_no_array() -> None:
+    with raises(DatasetError, "data.not-numbers", "features"):
+        umbel.from_arrays([[1.0, 2.0], [3.0]], [1.0, 2.0], client=list("ab"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("classes", "told"), [([0, 1, 2, 1], False), ([1, 2, 1, 2], True), ([0, 0, 0, 0], True)])
+def test_classes_without_rows_are_noted(classes: list[int], told: bool) -> None:
+    notes = umbel.from_arrays(np.ones((4, 2)), classes, client=list("aabb")).notes
+    assert any("Classes with rows" in note for note in notes) == told
+    names = umbel.from_arrays(np.ones((4, 2)), classes, client=list("aabb"), classes=["x", "y", "z"]).notes
+    assert not any("Classes with rows" in note for note in names), "whose names say that there are more"
+
+
 def test_numbers_held_as_objects_are_numbers() -> None:
     """As of a DataFrame's column of mixed types."""
     assert made(X, np.array([1.5, 2, 3.5, 4, 5, 6], object)).manifest.loss == "mse"

@@ -104,13 +104,48 @@ def test_a_fault_among_numbers_is_no_category() -> None:
         made(FRAME.assign(age=["70", "thirty", "50", "50"]))
 
 
-@pytest.mark.parametrize("text", ["1,5", "12%", "12,5 %", "€1,200", "3 €", "1.234.567", "1 234,50", "1'000"])
+@pytest.mark.parametrize(
+    "text", ["1,5", "12%", "12,5 %", "€1,200", "3 €", "1.234.567", "1 234,50", "1'000", "(20)", "\u221220", "20-"]
+)
 def test_amounts_with_other_signs_or_units_are_no_categories(text: str) -> None:
     with raises(DatasetError, "data.bad-value", "age in data row 1", repr(text), "decimal point"):
         made(FRAME.assign(age=[text] * 3 + ["7"]))
     layout = made(FRAME.assign(age=[text] * 4), columns={"age": {"type": "category"}}).manifest.layout
     assert layout is not None
     assert layout.features[0].categories == [text]
+
+
+@pytest.mark.parametrize("text", ["03.01.2000", "1/31/2000", "31-01-00", "2000/01/31 10:00"])
+def test_dates_that_are_read_as_categories_are_noted(text: str) -> None:
+    (note,) = (one for one in made(FRAME.assign(age=[text] * 4)).notes if "holds dates" in one)
+    assert repr(text) in note
+    assert "columns={'age': {'format': '%d.%m.%Y'}}" in note
+    said = made(FRAME.assign(age=[text] * 4), columns={"age": {"type": "category"}}).notes
+    assert not any("holds dates" in one for one in said)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ("North", "north", True),
+        ("st mary", "St  Mary", True),
+        ("007", "7", True),
+        ("7.0", "7", True),
+        ("7", "70", False),
+        ("0", "00.5", False),
+        ("north-1", "north-2", False),
+    ],
+)
+def test_names_that_may_be_of_one_client_are_noted(first: str, second: str, told: bool) -> None:
+    frame = FRAME.assign(hospital=[first, first, second, second])
+    assert any("two clients" in note for note in made(frame, validation=0.0).notes) == told
+
+
+@pytest.mark.parametrize("names", [[0, 1, 2, 3, 4], pd.MultiIndex.from_product([["a"], range(5)])])
+def test_a_column_needs_a_name_of_text(names: Any) -> None:
+    frame = FRAME.set_axis(names, axis=1)
+    with raises(DatasetError, "data.column-name", "rename it"):
+        made(frame, client=frame.columns[0], target=frame.columns[4])
 
 
 def test_a_listed_category_that_may_mean_missing_is_not_indicated() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import cast
 
@@ -28,11 +28,12 @@ from tests.helpers.errors import raises
 from tests.helpers.messages import stacked, task_of
 from tests.helpers.noise import sanitise
 from tests.helpers.sites import simulated
+from umbel.privacy.gate import releases
 from umbel.privacy.gate.releases import Sanitiser, check_noise, min_radius, resolution, round_to_grid
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from umbel.privacy.mechanisms.base import Matrix, NoiseSource, clip
 from umbel.protocol.errors import Refused
-from umbel.protocol.release import NOISE_STEPS
+from umbel.protocol.release import NOISE_STEPS, Clipping
 
 FALSE_ALARM = 1e-6
 EPSILON = 0.7
@@ -272,6 +273,35 @@ def test_a_radius_that_is_no_number_above_zero_is_an_error(radius: float, mode: 
 def test_a_generator_too_few_or_too_many_is_an_error(count: int, which: str) -> None:
     with pytest.raises(ValueError, match=f"there are {which} generators than clients"):
         sanitise(np.zeros((2, 2)), 5.0, 1.0, "update", generators(count))
+
+
+class OneForAll(Laplace):
+    """Draws a single row of noise."""
+
+    def noise(self, sizes: Sequence[int], radii: Matrix, generators: Iterator[NoiseSource]) -> Matrix:
+        row: Matrix = super().noise(sizes, radii, generators)[0]
+        return row
+
+
+class OneNumber(Laplace):
+    """Draws a single number for all components of a row."""
+
+    def noise(self, sizes: Sequence[int], radii: Matrix, generators: Iterator[NoiseSource]) -> Matrix:
+        return super().noise(sizes, radii, generators)[:, :1]
+
+
+class FirstOnly(Laplace):
+    """Returns the first client's update for all."""
+
+    def constrain(self, updates: Matrix, radius: float) -> Matrix:
+        row: Matrix = updates[0]
+        return row
+
+
+@pytest.mark.parametrize("kind", [OneForAll, OneNumber, FirstOnly])
+def test_a_mechanism_that_numpy_would_spread_over_clients_is_refused(kind: type[Mechanism]) -> None:
+    with raises(Refused, "refused.mechanism-shape"):
+        releases.sanitise(kind(5.0), np.eye(3), 1.0, Clipping.PUBLIC, generators(3))
 
 
 # --- what 32-bit numbers can carry

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.helpers.errors import raises
 from tests.helpers.ledgers import proven
 from tests.helpers.models import write_module
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import gap, guarantee
 from umbel.privacy.gate.charges import Limits
 from umbel.privacy.mechanisms import Mechanism
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.server.summary import Summary
 from umbel.simulation.in_process import play, run_config
 
@@ -57,6 +60,14 @@ def test_a_mechanism_without_a_known_bound_guarantees_nothing_and_says_so(
     summary = Summary.of(run.setup)
     assert "none" in next(iter(summary.guarantee_lines(1, 1, 0)))
     assert not Limits(budget=Fraction(8)).bounds(run.setup.release)
+
+
+def test_a_loss_that_is_a_number_is_refused(own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = f"from {own.partition(':')[0]} import Coordinates\n\n\nclass Number(Coordinates):\n"
+    code += "    def loss(self, n, distance):\n        return distance / self.noise_multiplier\n"
+    name = write_module(tmp_path, monkeypatch, code) + ":Number"
+    with raises(ConfigError, "config.loss", name, "float"):
+        gap(Release(Kind.TRAIN, 3, 2.0, Clipping.PUBLIC, mechanism=name))
 
 
 def test_a_run_counts_it(own: str) -> None:

@@ -193,6 +193,12 @@ def test_rounds_with_too_few_releases_are_counted() -> None:
     assert text.startswith("2 rounds of 20 (the first was round 3) had fewer releases")
 
 
+def test_rounds_whose_result_is_not_finite_are_told_apart_from_them() -> None:
+    title, text = the_alarm(history(20, moved=lambda t: t not in (3, 9)))
+    assert title == "Rounds without a finite result"
+    assert "2 rounds of 20 (the first was round 3)" in text
+
+
 def test_lost_nodes_are_counted() -> None:
     title, text = the_alarm(history(20, lost_nodes=lambda t: {5: 1, 6: 3}.get(t, 0)))
     assert title == "Nodes lost"
@@ -201,7 +207,8 @@ def test_lost_nodes_are_counted() -> None:
 
 def test_what_is_worst_comes_first() -> None:
     entries = history(
-        20, groups=[10, 0], loss=lambda t: 1 + t / 100, lost_nodes=1, nearest=lambda t: [5.0 if t < 10 else 0.1] * 2,
+        20, groups=lambda t: [10 * (t > 1), 0], loss=lambda t: 1 + t / 100, lost_nodes=1,
+        nearest=lambda t: [5.0 if t < 10 else 0.1] * 2,
         moved=lambda t: t > 1,
     )  # fmt: skip
     assert titles(entries) == [
@@ -233,4 +240,4 @@ def test_rounds_that_led_away_from_the_best_are_told() -> None:
 
 def test_rounds_that_changed_nothing_are_told_apart_from_rounds_of_too_few_releases() -> None:
     assert "The rounds changed nothing" in titles(history(20, loss=1.0))
-    assert "The rounds changed nothing" not in titles(history(20, loss=1.0, moved=False))
+    assert "The rounds changed nothing" not in titles(history(20, loss=1.0, moved=False, groups=[0, 0]))

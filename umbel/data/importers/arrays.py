@@ -66,7 +66,7 @@ def from_arrays(
         If the arrays do not fit each other, or the meaning of integers is unclear.
     """
     trust(model, loss, options.get("metric"))
-    x = _numbers(np.asarray(features), tokens)
+    x = _numbers(_array(features, "features"), tokens)
     entries: dict[str, Any] = {}
     notes: list[str] = []
     if not tokens:
@@ -84,7 +84,7 @@ def from_arrays(
         notes.append("Each token's target is the next token; the last has none.")
         own_loss = "cross-entropy"
     else:
-        raw = np.asarray(targets)
+        raw = _array(targets, "targets")
         if raw.dtype.kind == "U":
             raw = np.asarray(targets, object)  # an array of texts turns NaN into one
         if raw.ndim > 1 and raw.dtype.kind in "iuSUOT" and "tokens" not in entries and not model:
@@ -103,6 +103,7 @@ def from_arrays(
         )
     if not model and "tokens" not in entries:
         model = suggested_model(x.shape[1:], y, own_loss, len(classes))
+        notes += _idle_classes(y, own_loss, classes)
     options = {"units": {"target": {"categories": list(classes)} if classes else {}}} | options
     return split_into_clients(x, y, owners, notes=notes, **entries, **options, model=model, loss=loss or own_loss)
 
@@ -210,10 +211,33 @@ def suggested_model(shape: tuple[int, ...], targets: NDArray[Any], loss: str, cl
     return f"linear inputs={int(np.prod(shape))} outputs={outputs}" if targets.ndim <= 2 else ""
 
 
+def _idle_classes(targets: NDArray[Any], loss: str, classes: Sequence[str]) -> list[str]:
+    """Return a note about classes without rows, whose parameters need noise all the same."""
+    if loss != "cross-entropy" or classes or targets.ndim > 1 or not targets.size:
+        return []
+    outputs, found = max(int(targets.max()) + 1, 2), len(np.unique(targets))
+    if found == outputs:
+        return []
+    told = f"Classes with rows: {found} of the {outputs:,} from 0 to {outputs - 1}, though the model has parameters for"
+    return [f"{told} each; number the classes from 0 without gaps, or give them as texts."]
+
+
 def numbered(owners: NDArray[np.int64]) -> NDArray[Any]:
     """Return names for dealt clients that sort like their numbers."""
     width = len(str(int(owners.max(initial=0))))
     return np.array([f"client-{one:0{width}d}" for one in owners], dtype=object)
+
+
+def _array(values: ArrayLike, name: str) -> NDArray[Any]:
+    """Return values as an array; `DatasetError` for values that are none, or that are masked."""
+    if np.ma.is_masked(values):
+        text = f"{name} have masked values, which are missing; fill them in, or leave out their rows"
+        raise DatasetError(text, code="data.missing-value")
+    try:
+        return np.asarray(values)
+    except Exception as error:  # lists of unequal lengths, or tensors with gradients
+        told = " ".join(str(error).split())
+        raise DatasetError(f"{name} are no array: {told}", code="data.not-numbers") from None
 
 
 def _numbers(features: NDArray[Any], tokens: int | bool | None) -> NDArray[Any]:

@@ -29,8 +29,16 @@ MOST_CODES, ROWS_A_CODE, ROUND = 20, 10, 5
 """Integers count as codes if there are at most so many of them, each in so many rows on average, and they are not all
 multiples of a number from `ROUND` on."""
 
-_AMOUNT = re.compile(r"[+-]?[$€£¥]? ?(?:\d+(?:[.,]\d+)?|\d{1,3}(?:[.' ]\d{3})+(?:,\d+)?) ?[%$€£¥]?")
-"""A number with a decimal comma, with other signs between thousands, or with a unit."""
+_AMOUNT = re.compile(
+    r"(?:[+\u2212-]|\((?=.*\)))?[$€£¥]? ?(?:\d+(?:[.,]\d+)?|\d{1,3}(?:[.' ]\d{3})+(?:,\d+)?) ?[%$€£¥]?[)-]?"
+)
+"""A number with a decimal comma, with other signs between thousands, with a unit, or with an accountant's minus."""
+
+_DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}(?:[T ].*)?")
+"""A date in any order of day, month and year."""
+
+_NUMBERED = re.compile(r"0*(\d+)(?:\.0+)?")
+"""A client's number, as different programs write it."""
 
 _OF_NUMBERS = {"scale", "offset", "minimum", "maximum"}
 """Entries that mark a column as amounts, even if its few values look like codes."""
@@ -139,6 +147,7 @@ def from_dataframe(
         raise DatasetError(f"{source}: no rows are left; repair the table or the schema", code="data.no-rows")
     notes += [f"Rows left out: {count:,}, because {reason}." for reason, count in rows.left_out.items()]
     notes += _constant(rows, what)
+    notes += _alike(rows.clients)
     owners: Any = rows.clients
     if isinstance(client, Partitioner):
         owners = numbered(client.deal(len(rows.targets), rows.targets))
@@ -223,6 +232,10 @@ def _infer(
         raise DatasetError(f"{target!r} is the target, and cannot also be a feature", code="data.no-target")
     if not chosen:
         raise DatasetError(f"{source} has no column to predict {target!r} from", code="data.missing-column")
+    for name in (*chosen, target, *([client] if client is not None else [])):
+        if not isinstance(name, str):
+            wrong = f"{source} has the column {name!r}, whose name is no text"
+            raise DatasetError(f"{wrong}; rename it, as by frame.columns.map(str)", code="data.column-name")
     indicate = entries.get("missing") == "indicate"
     lacking = {name for name in chosen if indicate and missing_in(frame[name], _listed(given.get(name, {}))).any()}
     own = {
@@ -256,6 +269,10 @@ def _told(
             if not {"categories", "type"} & said.keys() and np.isfinite(numbers).all():
                 few = f"{name} holds {len(column.categories)} different whole numbers, read as codes of categories"
                 notes.append(f"{few}; if they are amounts: {syntax.entry(name, 'type', 'number')}.")
+            dates = [text for text in column.categories if _DATE.fullmatch(text)]
+            if "type" not in said and 2 * len(dates) > len(column.categories):
+                own = f"{syntax.entry(name, 'type', 'date')} {syntax.entry(name, 'format', '%d.%m.%Y')}"
+                notes.append(f"{name} holds dates, as {dates[0]!r}, read as categories; with their format: {own}.")
             notes.append(f"The categories of {name} come from the rows; real sites need a public list.")
         if column.type == "boolean" and column is schema.target:
             notes.append(f"The target's false and true are stored as -1 and 1, for the loss {schema.loss}.")
@@ -280,6 +297,22 @@ def _constant(rows: Rows, schema: Schema) -> list[str]:
     if (rows.targets == rows.targets[0]).all():
         notes.append(f"The target {schema.target.name} has a single value, so there is nothing to predict.")
     return notes
+
+
+def _alike(clients: Iterable[Any]) -> list[str]:
+    """Return a note about names that may be of one client: its rows would have two accounts, whose epsilons add up."""
+    spelt: dict[str, set[str]] = {}
+    for name in {str(client) for client in clients}:
+        plain = "".join(name.split()).casefold()
+        number = _NUMBERED.fullmatch(plain)
+        spelt.setdefault(number[1] if number else plain, set()).add(name)
+    twice = sorted(sorted(names) for names in spelt.values() if len(names) > 1)
+    if not twice:
+        return []
+    first, second = twice[0][:2]
+    more = f" (and {len(twice) - 1} more)" if len(twice) > 1 else ""
+    told = f"The names {first!r} and {second!r}{more} differ only in case, spaces or zeros, and count as two clients"
+    return [f"{told}; if they are one, write its name in one way, because the epsilons of two add up."]
 
 
 def _check_precision(rows: Rows, schema: Schema, source: Any, syntax: Syntax) -> None:

@@ -26,6 +26,7 @@ from umbel.privacy.mechanisms.base import Loss, Mechanism
 from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, DiscreteGaussian
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy, exact
 
 DELTA = 1e-5
@@ -73,7 +74,13 @@ def gap(release: Release) -> str:
         return "the noise hides single rows, and not the client" if release.by_rows else "there is no noise"
     if release.clipping is not Clipping.PUBLIC:
         return "each update is clipped to its own norm, which proves nothing"
-    if _mechanism(release).loss(release.n, DISTANCE[release.kind]) is None:
+    loss = _mechanism(release).loss(release.n, DISTANCE[release.kind])
+    if not isinstance(loss, Loss | None):
+        text = f"mechanism {release.mechanism}: loss must return an umbel.privacy.mechanisms.base.Loss, or None"
+        raise ConfigError(
+            f"{text}, not {type(loss).__name__}; for a pure epsilon see Mechanism.pure", code="config.loss"
+        )
+    if loss is None:
         return f"mechanism {release.mechanism} has no known bound"
     if release.formal and not (_counts(release) and _own_pure(release) is not None and not release.choice_epsilon):
         return ""

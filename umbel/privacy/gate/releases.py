@@ -149,14 +149,32 @@ def sanitise_in_place(
             radii[:, i] = np.maximum(np.sqrt(np.einsum("ij,ij->i", part, part)), radius)
     if mechanism is not None:
         generators = iter(sources)
-        sanitised += mechanism.noise([own.stop - own.start for own in columns], radii, generators)
+        sanitised += noise_of(mechanism, [own.stop - own.start for own in columns], radii, generators)
         if next(generators, None) is not None:
             raise ValueError("there are more generators than clients")
 
 
 def within(mechanism: Mechanism | None, updates: Matrix, radius: float) -> Matrix:
     """Return updates (m, n) moved to within a public radius, by the mechanism's rule."""
-    return clip(updates, radius) if mechanism is None else mechanism.constrain(updates, radius)
+    if mechanism is None:
+        return clip(updates, radius)
+    return _of_shape(updates.shape, mechanism.constrain(updates, radius), mechanism, "constrain")
+
+
+def noise_of(mechanism: Mechanism, sizes: Sequence[int], radii: Matrix, sources: Iterator[NoiseSource]) -> Matrix:
+    """Return a mechanism's noise, (m, sum(sizes)); for the arguments see `Mechanism.noise`."""
+    return _of_shape((len(radii), sum(sizes)), mechanism.noise(sizes, radii, sources), mechanism, "noise")
+
+
+def _of_shape(wanted: tuple[int, ...], found: Matrix, mechanism: Mechanism, method: str) -> Matrix:
+    """Return an array of a mechanism; `Refused` for another shape.
+
+    NumPy would repeat a single row or column: clients would share noise, or one would release the update of another.
+    """
+    if np.shape(found) != wanted:
+        text = f"{type(mechanism).__name__}.{method} must return an array of shape {wanted}, not {np.shape(found)}"
+        raise Refused(f"{text}; let it return a row for each client", code="refused.mechanism-shape")
+    return found
 
 
 # --- a task's releases

@@ -73,7 +73,7 @@ class SiteSanitiser:
         if self.mechanism is not None:
             counted = k if self.count_radius else 0
             radii = np.array([[self.radius] * k + [self.count_radius] * counted])
-            noise = self.mechanism.noise([n] * k + [1] * counted, radii, sources)[0]
+            noise = releases.noise_of(self.mechanism, [n] * k + [1] * counted, radii, sources)[0]
             if next(sources, None) is not None:
                 raise ValueError("a site's release has one source of noise")
             (of_sums, finest), (of_counts, finest_count) = self._deviations(self.mechanism)

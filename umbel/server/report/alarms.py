@@ -54,7 +54,7 @@ def alarms(history: Sequence[Round], hypotheses: int, validate_every: int, valid
     found = [*_not_finite(history), *_validation(history, validate_every, validators)]
     if hypotheses > 1:
         found += [*_empty(history, hypotheses), *_close(history)]
-    return [*found, *_diverged(history), *_too_few(history), *_lost(history)]
+    return [*found, *_diverged(history), *_undefined(history), *_too_few(history), *_lost(history)]
 
 
 def _diverged(history: Sequence[Round]) -> Iterator[Alarm]:
@@ -125,9 +125,19 @@ def _close(history: Sequence[Round]) -> Iterator[Alarm]:
         yield Alarm("Hypotheses drifted together", text)
 
 
+def _undefined(history: Sequence[Round]) -> Iterator[Alarm]:
+    trained = [entry for entry in history if entry.asked]
+    if bad := [entry.number for entry in trained if entry.undefined]:
+        text = (
+            f"The strategy's result of {count_of(len(bad), 'round')} of {len(trained)} (the first was round {bad[0]}) "
+            "was infinite or undefined, so the hypotheses stayed unchanged. Look at the strategy and its options."
+        )
+        yield Alarm("Rounds without a finite result", text)
+
+
 def _too_few(history: Sequence[Round]) -> Iterator[Alarm]:
     trained = [entry for entry in history if entry.asked]
-    if stuck := [entry.number for entry in trained if not entry.moved]:
+    if stuck := [entry.number for entry in trained if not (entry.moved or entry.undefined)]:
         text = (
             f"{count_of(len(stuck), 'round')} of {len(trained)} (the first was round {stuck[0]}) had fewer releases "
             "than min-releases, so the hypotheses stayed unchanged. Sites refuse requests that their policy or budget "

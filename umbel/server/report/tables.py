@@ -119,7 +119,8 @@ def rounds(view: View) -> Table:
         went = " + ".join(map(str, entry.groups))
         if view.k > _MAX_GROUPS:
             went = f"{sum(count > 0 for count in entry.groups)} of {view.k}"
-        row += [f"{entry.releases} of {entry.asked}", went if entry.moved else "too few"] if entry.asked else ["", ""]
+        went = went if entry.moved else "not finite" if entry.undefined else "too few"
+        row += [f"{entry.releases} of {entry.asked}", went] if entry.asked else ["", ""]
         row += [number(min(entry.nearest)), number(max(entry.ratio)) if entry.ratio else ""] if view.k > 1 else []
         rows.append([*row, str(entry.lost_nodes or ""), f"{entry.seconds:.2f}"])
     note = "Loss and distance are those at the start of the round."
