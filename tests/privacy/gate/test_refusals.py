@@ -34,7 +34,7 @@ def test_public_codes_exist_and_those_that_follow_from_data_are_not_among_them()
     codes = {code for one in made() for code in one.codes if code.startswith("refused.")}
     assert codes > PUBLIC
     assert codes - PUBLIC == {
-        f"refused.{reason}" for reason in ("arrays", "handler", "layers", "numpy-client", "result")
+        f"refused.{reason}" for reason in ("arrays", "handler", "layers", "mechanism-shape", "numpy-client", "result")
     }
 
 
