@@ -59,7 +59,8 @@ class Scripted(HypothesisStrategy):
         self.fleet.participations[:2] += 1
         moved = None if round in self.stuck else theta(self.now + 1)
         released = np.array([0, 1])
-        return Outcome(round, released, np.zeros(2, np.int64), np.array([2, 0]), None, 3, self.lost, moved)
+        counts = np.array([0 if moved is None else 2, 0])
+        return Outcome(round, released, np.zeros(2, np.int64), counts, None, 3, self.lost, moved)
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:
         if not self.losses:
