@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +16,7 @@ from umbel.client.personal import check_memory
 from umbel.client.row_gradients import check_rows
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, check, find_dataset, open_dataset
+from umbel.data.find import stats_of
 from umbel.models.model import Model
 from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy.gate.policy import Personal, Role
@@ -47,7 +47,7 @@ class _Source:
         path = site.data_path or find_dataset(dataset)
         options = parse_pairs(site.policy.reader_options, "reader-options")
         files = [path, *(Path(value) for value in options.values() if Path(value).is_absolute())]
-        stats = [stat for file in files for stat in _stats(file)]
+        stats = [stat for file in files for stat in stats_of(file)]
         register = Names.of(site).path if site.policy.reader and not site.simulated else None
         version = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
         return cls(path, site.policy.reader, tuple(options.items()), register, version)
@@ -226,14 +226,6 @@ def _try_out(source: _Source, model: Model, device: str, engine: str) -> Learner
         return try_out(model, _open(source), device, engine)
     except ModelError as error:
         raise DatasetError.of(error, f"{source.path}: ") from error
-
-
-def _stats(path: Path) -> list[os.stat_result]:
-    """Return the stat of a file, or those of a folder's files by name; called for every message of a run."""
-    if os.path.isdir(path):
-        with os.scandir(path) as entries:
-            return [entry.stat() for entry in sorted(entries, key=lambda entry: entry.name)]
-    return [os.stat(path)] if os.path.exists(path) else []
 
 
 @lru_cache(maxsize=4)

@@ -110,10 +110,18 @@ def open_dataset(path: Path, part: bool = False) -> Dataset:
     return dataset
 
 
+def stats_of(path: Path) -> list[os.stat_result]:
+    """Return the stat of a file, or those of a folder's files by name; called for every message of a run."""
+    if os.path.isdir(path):
+        with os.scandir(path) as entries:
+            return [entry.stat() for entry in sorted(entries, key=lambda entry: entry.name)]
+    return [os.stat(path)] if os.path.exists(path) else []
+
+
 def _version(path: Path) -> Version | None:
     """Return what changes whenever a dataset's files do; None while a change might leave it the same."""
     try:
-        stats = [os.stat(file) for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+        stats = stats_of(path)
     except OSError:  # opening it says why
         return None
     recent = time.time_ns() - _SETTLED_NS  # later changes may get the same time
