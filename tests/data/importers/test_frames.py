@@ -285,6 +285,9 @@ CODES = pd.concat([FRAME] * 20, ignore_index=True)
         ("age", [5, 10, 20, 40], "number"),
         ("age", [-1, 1, -1, 1], "boolean"),
         ("age", ["on", "Off", "ON", "off"], "boolean"),
+        ("age", ["01234", "05", "05", "7"], "category"),  # a number would lose the zeros
+        ("age", ["00", "01", "00", "01"], "category"),
+        ("age", ["0.5", "0", "10", "0"], "number"),
         ("cost", [0, 1, 2, 0], "category"),
         ("cost", [0.0, 1.0, 2.0, 0.5], "number"),
     ],
@@ -316,6 +319,13 @@ def test_many_values_or_few_rows_are_no_codes() -> None:
         layout = made(CODES.assign(age=ages)).manifest.layout
         assert layout is not None
         assert layout.features[0].type == "number"
+
+
+def test_many_codes_with_leading_zeros_are_amounts_only_if_that_is_said() -> None:
+    many = pd.concat([CODES] * 2).assign(age=[f"{code:05}" for code in range(980, 1140)])
+    with raises(DatasetError, "data.categories", "age", "type to number"):
+        made(many)
+    assert made(many, columns={"age": {"type": "number"}}).dataset.features[0, 0] == 980
 
 
 def test_rows_are_dealt_by_label() -> None:

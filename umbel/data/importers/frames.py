@@ -37,6 +37,9 @@ _AMOUNT = re.compile(
 _DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}(?:[T ].*)?")
 """A date in any order of day, month and year."""
 
+_PADDED = r"0\d+"
+"""An integer with a leading zero, as codes such as ZIP codes have; a number would lose it."""
+
 _NUMBERED = re.compile(r"0*(\d+)(?:\.0+)?")
 """A client's number, as different programs write it."""
 
@@ -72,8 +75,8 @@ def from_dataframe(
 
     A number stays a number, a boolean becomes 0 or 1, and a text becomes one column of 0 and 1 for each
     of its categories. A date becomes its year, month, weekday, and days since a public date. Integers of
-    few values that look like codes become categories too, and a note says so. For a target of numbers the
-    loss is ``mse``, for categories ``cross-entropy``, and for a boolean, stored as -1 and 1, ``log``.
+    few values, or with a leading zero, look like codes and become categories too, and a note says so. For a target of
+    numbers the loss is ``mse``, for categories ``cross-entropy``, and for a boolean, stored as -1 and 1, ``log``.
 
     Parameters
     ----------
@@ -364,6 +367,8 @@ def _guess(series: pd.Series, name: str, source: Any, is_target: bool) -> str:
         return "date"
     there = series[~missing_in(series)]
     numbers, texts = as_numbers(there), as_texts(there)
+    if _padded(texts):
+        return "category"
     if set(np.unique(numbers)) in ({0.0, 1.0}, {-1.0, 1.0}):
         return "boolean"
     # A few texts among numbers are faults, and so are decimal commas and units; reading the table names them.
@@ -375,6 +380,11 @@ def _guess(series: pd.Series, name: str, source: Any, is_target: bool) -> str:
     # N and F are two values, although both are texts of false.
     two = len(known) == 1 or not (known.isdisjoint(TRUE) or known.isdisjoint(FALSE))
     return "boolean" if known <= {*TRUE, *FALSE} and two else "category"
+
+
+def _padded(texts: pd.Series) -> bool:
+    """Return whether texts are digits alone, and a leading zero says that they are codes."""
+    return bool(texts.str.fullmatch(_PADDED).any() and texts.str.fullmatch(r"\d+").all())
 
 
 def _codes(numbers: NDArray[np.float64], is_target: bool) -> bool:
@@ -398,8 +408,9 @@ def _found(series: pd.Series, column: Column, source: Any) -> list[str]:
     if len(found) > MOST_CATEGORIES:
         wrong = f"{source}: {column.name} has {len(found)} different texts, as {found[0]!r}, too many for categories"
         fix = (
-            "leave the column out, list its categories, write numbers with a decimal point and no unit, "
-            "or dates as 2024-01-31; for other dates set the column's type to date, and its format, as %d.%m.%Y"
+            "leave the column out, list its categories, set its type to number if its digits are amounts, "
+            "write numbers with a decimal point and no unit, or dates as 2024-01-31; for other dates "
+            "set the column's type to date, and its format, as %d.%m.%Y"
         )
         raise DatasetError(f"{wrong}; {fix}", code="data.categories")
     return found or ["?"]
