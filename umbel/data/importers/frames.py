@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from umbel.data.importers.arrays import from_arrays, numbered
 from umbel.data.importers.client_data import ClientData, Share, split_into_clients
 from umbel.data.importers.partition import Partitioner
 from umbel.data.importers.ranges import scaled
+from umbel.data.manifest import check_printable
 from umbel.data.table import FALSE, ISO_DATE, TRUE, Rows, as_numbers, as_texts, encode, missing_in
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.plugins import trust
@@ -145,6 +147,7 @@ def from_dataframe(
     rows = encode(frame, what, source, syntax=syntax)
     if not len(rows.targets):
         raise DatasetError(f"{source}: no rows are left; repair the table or the schema", code="data.no-rows")
+    check_printable([what.entries(), list(map(str, rows.clients))], source)
     notes += [f"Rows left out: {count:,}, because {reason}." for reason, count in rows.left_out.items()]
     notes += _constant(rows, what)
     notes += _alike(rows.clients)
@@ -303,7 +306,7 @@ def _alike(clients: Iterable[Any]) -> list[str]:
     """Return a note about names that may be of one client: its rows would have two accounts, whose epsilons add up."""
     spelt: dict[str, set[str]] = {}
     for name in {str(client) for client in clients}:
-        plain = "".join(name.split()).casefold()
+        plain = "".join(unicodedata.normalize("NFKC", name).split()).casefold()
         number = _NUMBERED.fullmatch(plain)
         spelt.setdefault(number[1] if number else plain, set()).add(name)
     twice = sorted(sorted(names) for names in spelt.values() if len(names) > 1)
@@ -311,8 +314,9 @@ def _alike(clients: Iterable[Any]) -> list[str]:
         return []
     first, second = twice[0][:2]
     more = f" (and {len(twice) - 1} more)" if len(twice) > 1 else ""
-    told = f"The names {first!r} and {second!r}{more} differ only in case, spaces or zeros, and count as two clients"
-    return [f"{told}; if they are one, write its name in one way, because the epsilons of two add up."]
+    told = f"The names {first!r} and {second!r}{more} differ only in case, spaces, zeros or the encoding of letters"
+    fix = "if they are one, write its name in one way, because the epsilons of two add up"
+    return [f"{told}, and count as two clients; {fix}."]
 
 
 def _check_precision(rows: Rows, schema: Schema, source: Any, syntax: Syntax) -> None:
