@@ -48,6 +48,9 @@ _COMMA = r"[+-]?\d+,\d+"  # with a decimal comma, or one between thousands
 _SPACES = re.compile(r"\s*[^\S ]+\s*")
 """Line breaks and spaces of other kinds, with the spaces around them."""
 
+_NUMBERED = re.compile(r"0*(\d+)(?:\.0+)?")
+"""A client's number, as different programs write it."""
+
 _MOST_SURPLUS = 30
 """A row may have so many fields, all of them empty, after those of the header."""
 
@@ -477,6 +480,13 @@ def named(frame: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
         for place in places:
             names[place] = column.name
     return frame.set_axis(names, axis=1)
+
+
+def plain_client(name: str) -> str:
+    """Return what a client's names share if they differ only in case, spaces, zeros or the encoding of letters."""
+    plain = "".join(unicodedata.normalize("NFKC", name).split()).casefold()
+    number = _NUMBERED.fullmatch(plain)
+    return number[1] if number else plain
 
 
 def _plain(name: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from umbel.data.importers.client_data import ClientData, Share, split_into_clien
 from umbel.data.importers.partition import Partitioner
 from umbel.data.importers.ranges import scaled
 from umbel.data.manifest import check_printable
-from umbel.data.table import FALSE, ISO_DATE, TRUE, Rows, as_numbers, as_texts, encode, missing_in
+from umbel.data.table import FALSE, ISO_DATE, TRUE, Rows, as_numbers, as_texts, encode, missing_in, plain_client
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.plugins import trust
 
@@ -38,9 +37,6 @@ _AMOUNT = re.compile(
 
 _DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}(?:[T ].*)?")
 """A date in any order of day, month and year."""
-
-_NUMBERED = re.compile(r"0*(\d+)(?:\.0+)?")
-"""A client's number, as different programs write it."""
 
 _OF_NUMBERS = {"scale", "offset", "minimum", "maximum"}
 """Entries that mark a column as amounts, even if its few values look like codes."""
@@ -306,9 +302,7 @@ def _alike(clients: Iterable[Any]) -> list[str]:
     """Return a note about names that may be of one client: its rows would have two accounts, whose epsilons add up."""
     spelt: dict[str, set[str]] = {}
     for name in {str(client) for client in clients}:
-        plain = "".join(unicodedata.normalize("NFKC", name).split()).casefold()
-        number = _NUMBERED.fullmatch(plain)
-        spelt.setdefault(number[1] if number else plain, set()).add(name)
+        spelt.setdefault(plain_client(name), set()).add(name)
     twice = sorted(sorted(names) for names in spelt.values() if len(names) > 1)
     if not twice:
         return []
