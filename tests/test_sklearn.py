@@ -119,6 +119,14 @@ def test_groups_of_another_length_or_a_way_that_is_none_are_refused() -> None:
         FederatedRegressor(personalise="quite").fit(X, y)
 
 
+@pytest.mark.parametrize("large", ["X", "y"])
+def test_numbers_whose_spread_is_infinite_are_refused(large: str) -> None:
+    X, y, client = line()
+    X, y = (X * 1e200, y) if large == "X" else (X, y * 1e200)
+    with raises(ConfigError, "config.bounds", "feature_range" if large == "X" else "target_range"):
+        FederatedRegressor().fit(X, y, groups=client)
+
+
 def test_rows_without_a_group_are_no_client_and_a_client_keeps_its_type() -> None:
     X, y, client = line()
     for nobody in (np.where(client == 3, np.nan, client), np.where(client == 3, None, client.astype(str))):

@@ -165,8 +165,12 @@ class _Federated(BaseEstimator):
         if self.epsilon is not None:
             text = f"epsilon needs public bounds, which must not come from rows: give {name}=(low, high)"
             raise ConfigError(text, code="config.no-range")
-        deviation = values.std(axis=0)
-        return values.mean(axis=0), np.where(deviation > 0, deviation, 1.0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, deviation = values.mean(axis=0), values.std(axis=0)
+        if not np.isfinite([mean, deviation]).all():
+            text = f"numbers are too large; divide them, or give {name}=(low, high)"
+            raise ConfigError(text, code="config.bounds")
+        return mean, np.where(deviation > 0, deviation, 1.0)
 
 
 def _names(groups: ArrayLike) -> NDArray[Any]:

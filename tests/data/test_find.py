@@ -13,7 +13,7 @@ import umbel.data.find
 from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS
 from tests.helpers.errors import raises
 from tests.helpers.sources import ROOT
-from umbel.data import BUNDLED, Dataset, find_dataset, open_dataset, read_manifest, write_dataset
+from umbel.data import BUNDLED, Dataset, find_dataset, find_typed, open_dataset, read_manifest, write_dataset
 from umbel.protocol.errors import DatasetError
 
 
@@ -65,6 +65,19 @@ def test_a_path_is_taken_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("HOME", str(folder.parent))
     assert find_dataset(str(folder)) == folder
     assert find_dataset("~/small") == folder
+
+
+def test_another_folder_does_not_hide_a_dataset_of_its_name(
+    umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (umbel_home / "data").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    Path("synthetic").mkdir()
+    assert find_typed("synthetic") == BUNDLED / "synthetic.json"
+    Path("synthetic/manifest.json").touch()
+    assert find_typed("synthetic") == tmp_path / "synthetic"
+    Path("mine").mkdir()
+    assert find_typed("mine") == tmp_path / "mine", "whoever opens it is told what it lacks"
 
 
 def test_the_working_directory_plays_no_part(umbel_home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,10 +77,12 @@ def test_a_command_passes_on_what_it_does_not_know_where_it_says_so(passes_on: b
     assert got == (["--port", "7"] if passes_on else [])
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+@pytest.mark.parametrize("text", ["=1+1", "+1+1", "-1+1", "-north", "@SUM(A1)", "\t=1", "\r=1", "=1", "-1\n"])
 def test_no_cell_of_a_table_is_a_formula(text: str) -> None:
     assert csv_cell(text) == f"'{text}"
 
 
 def test_other_cells_stay_as_they_are() -> None:
-    assert [csv_cell(one) for one in ("north", -1.5, 3, None, "")] == ["north", -1.5, 3, None, ""]
+    assert [csv_cell(one) for one in ("north", -1.5, 3, None, "", "-1", "+2.5")] == [
+        "north", -1.5, 3, None, "", "-1", "+2.5",
+    ]  # fmt: skip

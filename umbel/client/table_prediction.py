@@ -22,7 +22,7 @@ from umbel.client.prediction import DEFAULT, Learnt, Prediction, in_unit, predic
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, Schema, check, offsets_of
 from umbel.data.hints import Syntax
-from umbel.data.table import encode, named
+from umbel.data.table import encode, named, plain_client
 from umbel.models.fit import look
 from umbel.models.model import Model
 from umbel.privacy.gate.policy import Personal
@@ -168,7 +168,7 @@ def predict_table(
             made |= zip(some, predicted(learnt, learner, own, support, asked, how), strict=True)
     outputs = torch.cat([made[client].outputs for client in range(len(made))])
     rows = _told(learnt.model, table, outputs, [made[client].hypothesis for client in range(len(made))])
-    notes = [*table.notes]
+    notes = [*table.notes, *_strangers(data.names, there)]
     if is_known.any():
         assert known is not None, "known clients are in a dataset"
         notes.append(
@@ -194,6 +194,17 @@ def predict_table(
             f"Clients without a labelled row: {len(names):,} ({listed}). They get {instead}; fill in a few targets."
         )
     return Predicted(rows, notes, warning)
+
+
+def _strangers(names: Sequence[str], there: Mapping[str, int]) -> list[str]:
+    """Return a note about clients that count as new, although a known one has nearly the same name."""
+    plain = {plain_client(name): name for name in there}
+    alike = [(name, plain[plain_client(name)]) for name in names if name not in there and plain_client(name) in plain]
+    if not alike:
+        return []
+    more = f" (and {len(alike) - 1:,} more)" if len(alike) > 1 else ""
+    told = f"{alike[0][0]!r} counts as a new client, although {alike[0][1]!r} is known{more}"
+    return [f"{told}; if they are one, write the name as in the run's dataset."]
 
 
 def _unlabelled(

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +55,9 @@ def find_dataset(name: str) -> Path:
 def find_typed(name: str | Path) -> Path:
     """Return the path of a dataset for a name, or a path relative to the user's folder."""
     path = Path(name).expanduser()
+    if path.is_dir() and not (path / "manifest.json").exists():  # such as an export, under a dataset's name
+        with suppress(DatasetError):
+            return find_dataset(str(name))
     return path.absolute() if path.exists() else find_dataset(str(name))
 
 

@@ -20,13 +20,14 @@ _SMALLEST, _LARGEST = 1e-38, 3e38  # range of 32-bit numbers
 _IF_ANY = ("metric", "part", "pretrained", "tokens", "whole")
 
 
-def check_printable(found: Any, file: Path) -> None:
-    """Raise `DatasetError` if a text in the content of a file has control characters, which a terminal would act on."""
+def check_printable(found: Any, source: Any) -> None:
+    """Raise `DatasetError` if a text in the content of a source has characters that a terminal acts on or hides."""
     for one in [found] if isinstance(found, str) else found.items() if isinstance(found, dict) else found:
         if isinstance(one, str) and not one.isprintable():
-            raise DatasetError(f"{file} holds {one!r}, which no terminal can print; remove it", code="data.unprintable")
+            text = f"{source} holds {one!r}, with a line break, a special space or another character that is not plain"
+            raise DatasetError(f"{text}; replace it", code="data.unprintable")
         if isinstance(one, dict | list | tuple):
-            check_printable(one, file)
+            check_printable(one, source)
 
 
 class Manifest(Entries):

@@ -6,6 +6,7 @@ A node serves a table with ``reader="umbel.data.table:read"`` and ``reader-optio
 from __future__ import annotations
 
 import re
+import unicodedata
 import warnings
 import zlib
 from collections import defaultdict
@@ -43,6 +44,12 @@ ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?"
 _NUMBER = re.compile(r"[+-]?\$?\s*(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][+-]?\d+)?")
 
 _COMMA = r"[+-]?\d+,\d+"  # with a decimal comma, or one between thousands
+
+_SPACES = re.compile(r"\s*[^\S ]+\s*")
+"""Line breaks and spaces of other kinds, with the spaces around them."""
+
+_NUMBERED = re.compile(r"0*(\d+)(?:\.0+)?")
+"""A client's number, as different programs write it."""
 
 _MOST_SURPLUS = 30
 """A row may have so many fields, all of them empty, after those of the header."""
@@ -158,7 +165,9 @@ def _read_csv(path: Path) -> pd.DataFrame:
     # Names may have commas, as in "height, cm": if as many semicolons are there, these separate.
     separator = max(heads, key=lambda sep: (len(heads[sep]), len(heads[sep]) > 1 and sep != ","))
     head = heads[separator]
-    if twice := repeated([name.strip() for name in head]):
+    # A spreadsheet's header may have line breaks.
+    head = [_SPACES.sub(" ", name).strip() for name in head]
+    if twice := repeated(head):
         raise DatasetError(f"{path}: two columns are called {twice[0]!r}; rename one", code="data.twice")
     # Of a table with a single column, an empty line is a missing value.
     options |= {"sep": separator, "index_col": False, "header": 0, "skip_blank_lines": len(head) > 1}
@@ -180,7 +189,7 @@ def _with_names(path: Path, head: Sequence[str], options: dict[str, Any]) -> pd.
     Spreadsheets end lines with separators: rows may have more fields than the header.
     """
     for more in range(_MOST_SURPLUS + 1):  # exactly as many as there are: pandas takes no more
-        names = [name.strip() or f"\0{place}" for place, name in enumerate([*head, *[""] * more])]
+        names = [name or f"\0{place}" for place, name in enumerate([*head, *[""] * more])]
         with warnings.catch_warnings(), suppress(pd.errors.ParserWarning):
             warnings.simplefilter("error", pd.errors.ParserWarning)  # rows have more fields than there are names
             found: pd.DataFrame = pd.read_csv(path, names=names, **options)
@@ -473,8 +482,16 @@ def named(frame: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
     return frame.set_axis(names, axis=1)
 
 
+def plain_client(name: str) -> str:
+    """Return what a client's names share if they differ only in case, spaces, zeros or the encoding of letters."""
+    plain = "".join(unicodedata.normalize("NFKC", name).split()).casefold()
+    number = _NUMBERED.fullmatch(plain)
+    return number[1] if number else plain
+
+
 def _plain(name: Any) -> str:
-    return "".join(str(name).replace("_", " ").split()).lower()
+    # An accent may be a character apart, as in files from a Mac.
+    return "".join(unicodedata.normalize("NFC", str(name)).replace("_", " ").split()).lower()
 
 
 def _keep(frame: pd.DataFrame, kept: pd.Series, left_out: dict[str, int], reason: str) -> pd.DataFrame:

@@ -5,6 +5,7 @@ A command reports an error in one line that begins with "Error:", and its exit c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -64,11 +65,14 @@ def printable(text: str) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """Return a cell of a CSV file that no spreadsheet reads as a formula; numbers stay as they are."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in _FORMULAS else value
+    """Return a cell of a CSV file that no spreadsheet reads as a formula; numbers stay as they are, also in a text."""
+    if not isinstance(value, str) or value[:1] not in _FORMULAS or _NUMBER.fullmatch(value):
+        return value
+    return f"'{value}"
 
 
 _FORMULAS = tuple("=+-@\t\r")
+_NUMBER = re.compile(r"[+-]\d+(\.\d+)?")
 
 
 def fail(reason: str, exit_code: int = 1) -> NoReturn:

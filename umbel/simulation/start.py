@@ -199,8 +199,10 @@ def _dataset_of(name: str) -> str | None:
     if path.is_file() or (CONFIGS / f"{name}.toml").is_file():
         return None
     with suppress(ConfigError):
-        find_run(name)
-        return None
+        run = find_run(name)
+        # A dataset's name, such as 2026, may be the beginning of a run's.
+        if run.name == name or not run.name.startswith(name):
+            return None
     with suppress(DatasetError):
         find_dataset(name)
         return name

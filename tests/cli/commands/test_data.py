@@ -24,7 +24,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation import in_process
 from umbel.simulation.in_process import play
-from umbel.simulation.start import values_of
+from umbel.simulation.start import read_values, values_of
 from umbel.simulation.wanted import Wanted
 
 
@@ -341,6 +341,31 @@ def test_a_small_target_is_told_with_a_scale_that_brings_it_near_1(tmp_path: Pat
     assert "is small beside 1" in told
     assert "--set dose.scale=1e-09." in told
     assert "is small" not in said(*words, "--replace", "--set", "dose.scale=1e-09")
+    assert "is small beside 10,000" in said(*words, "--replace", "--set", "dose.scale=10000")
+
+
+def test_a_header_with_a_line_break_is_one_line(tmp_path: Path) -> None:
+    table = {"who": np.arange(40) % 4, "x": np.arange(40) % 7, "cost\r\n(in\xa0dollars)": np.arange(40.0) / 40}
+    pd.DataFrame(table).to_csv(tmp_path / "lines.csv", index=False)
+    said("data", "import", tmp_path / "lines.csv", "--client", "who", "--target", "cost (in dollars)")
+    assert read_manifest(find_dataset("lines")).target["name"] == "cost (in dollars)"
+
+
+@pytest.mark.parametrize("name", ["-n", "a=b"])
+def test_a_dataset_has_no_name_that_a_run_takes_for_an_option(stays: Path, name: str, umbel_home: Path) -> None:
+    refused("data.name", "data", "import", stays, "--client", "hospital", "--target", "cost", f"--name={name}")
+    assert not umbel_home.exists()
+
+
+def test_a_dataset_may_be_called_as_a_run_begins(stays: Path, umbel_home: Path) -> None:
+    said("data", "import", stays, "--client", "hospital", "--target", "cost", "--name", "2026", *SCALES)
+    run = umbel_home / "runs" / "20260101-100000-one"
+    run.mkdir(parents=True)
+    (run / "config.toml").touch()
+    assert read_values("2026")["dataset"] == "2026"
+    for name in ("202601", run.name, "last", str(run)):
+        with raises(ConfigError, "config.is-a-run"):
+            read_values(name)
 
 
 def test_a_client_whose_name_is_a_number_may_validate(tmp_path: Path) -> None:

@@ -94,6 +94,14 @@ def test_an_error_on_rows_of_the_dataset_is_told_apart(run: Path, new: Path) -> 
     assert "which the run did not use: 2, predicted with rmse 1000 dollars" in notes
 
 
+def test_a_new_client_with_nearly_the_name_of_a_known_one_is_told(run: Path, new: Path) -> None:
+    new.write_text("hospital,x,y,cost\nNorth,3,1,3000\nsouth,3,1,2000\nbare,3,1,2000\n")
+    notes = predict(run, new, *PLAIN).stderr
+    assert "'North' counts as a new client, although 'north' is known;" in notes
+    new.write_text("hospital,x,y,cost\nnorth,3,1,3000\nbare,3,1,2000\n")
+    assert "although" not in predict(run, new, *PLAIN).stderr
+
+
 def test_without_any_target_only_known_clients_choose(run: Path, tmp_path: Path, new: Path) -> None:
     pd.read_csv(new).drop(columns="cost").to_parquet(tmp_path / "new.parquet")
     made = pd.read_csv(io.StringIO(predict(run, tmp_path / "new.parquet", *PLAIN).stdout))

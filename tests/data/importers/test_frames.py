@@ -155,6 +155,30 @@ def test_a_listed_category_that_may_mean_missing_is_not_indicated() -> None:
     assert data.dataset.features.shape[1] == 4
 
 
+def test_an_accent_may_be_a_character_apart() -> None:
+    """As in files from a Mac."""
+    apart, joined = "e\u0301mile", "\xe9mile"
+    (note,) = made(FRAME.assign(hospital=[apart, joined, "south", "south"]), features=["age"]).notes
+    assert repr(joined) in note
+    frame = FRAME.rename(columns={"age": joined})
+    schema = made(frame, features=[joined]).manifest.layout
+    again = umbel.from_dataframe(frame.rename(columns={joined: apart}), schema=schema, validation=["south"])
+    assert again.dataset.features.ravel().tolist() == [70, 30, 50, 50]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        FRAME.rename(columns={"ward": "ward\n(letter)"}),
+        FRAME.assign(ward="a\nb"),
+        FRAME.assign(hospital=["a\xa0b", "a\xa0b", "south", "south"]),
+    ],
+)
+def test_texts_that_are_not_printable_are_named_with_their_table(frame: pd.DataFrame) -> None:
+    with raises(DatasetError, "data.unprintable", "mine.csv holds"):
+        made(frame, source="mine.csv")
+
+
 def test_the_same_schema_encodes_another_table_alike(tmp_path: Path) -> None:
     data = made()
     other = FRAME.assign(ward="B")

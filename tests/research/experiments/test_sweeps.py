@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import umbel
@@ -27,6 +28,20 @@ def test_every_combination_is_run_once_and_the_same_call_goes_on(
     monkeypatch.setattr("umbel.research.experiments.sweep._each", lambda *_: pytest.fail("it is done already"))
     again = umbel.sweep("synthetic", name="steps", **asked)
     assert again["best.mean"].tolist() == found["best.mean"].tolist()
+
+
+def test_ranges_and_arrays_are_varied(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        "umbel.research.experiments.sweep.sweep", lambda specs, _: configs.extend(one.config for one in specs)
+    )
+    with pytest.raises(TypeError):  # there are no results
+        umbel.sweep(
+            "synthetic", name="steps", step_size=np.array([0.1, 0.2]), seed=range(2), rounds=[np.int64(3)],
+            restarts=np.int64(1),
+        )  # fmt: skip
+    assert [(one["step-size"], one["seed"]) for one in configs] == [(0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)]
+    assert {type(one["rounds"]) for one in configs} == {type(one["restarts"]) for one in configs} == {int}
 
 
 @pytest.mark.usefixtures("in_process")

@@ -395,7 +395,8 @@ def _hints(data: Dataset, standardised: bool) -> list[str]:
         if column is schema.target and 0 < largest < _SMALL:
             unit = Syntax.FLAGS.entry(column.name, "scale", float(f"{10.0 ** round(math.log10(most)):g}"))
             told = f"{float(values.min()) * column.scale:.3g} to {float(values.max()) * column.scale:.3g}"
-            hints.append(f"The target {column.name}, {told}, is small beside 1. Import again with --replace {unit}.")
+            small = f"is small beside {column.scale:,g}"
+            hints.append(f"The target {column.name}, {told}, {small}. Import again with --replace {unit}.")
         if largest <= _LARGE:
             if not (known or scaled):
                 bare.append(column.name)

@@ -89,8 +89,13 @@ def folder_of(name: str | Path) -> Path:
         raise DatasetError(f"{str(name)!r} is not a valid name of a dataset; give one, or a path", code="data.name")
     if isinstance(name, Path) or os.sep in str(name) or path.is_absolute():
         return Path(os.path.abspath(path))
-    if name == "last" or (CONFIGS / f"{name}.toml").is_file():
-        taken = "the newest run" if name == "last" else "a configuration of umbel's"
+    others = {
+        "the newest run": name == "last",
+        "an option": name.startswith("-"),
+        "a setting": "=" in name,
+        "a configuration of umbel's": (CONFIGS / f"{name}.toml").is_file(),
+    }
+    if taken := next((kind for kind, so in others.items() if so), ""):
         raise DatasetError(f"umbel run takes {name!r} as {taken}; give the dataset another name", code="data.name")
     return umbel_home() / "data" / path
 

@@ -18,7 +18,8 @@ from umbel.data.importers.arrays import from_arrays, numbered
 from umbel.data.importers.client_data import ClientData, Share, split_into_clients
 from umbel.data.importers.partition import Partitioner
 from umbel.data.importers.ranges import scaled
-from umbel.data.table import FALSE, ISO_DATE, TRUE, Rows, as_numbers, as_texts, encode, missing_in
+from umbel.data.manifest import check_printable
+from umbel.data.table import FALSE, ISO_DATE, TRUE, Rows, as_numbers, as_texts, encode, missing_in, plain_client
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.plugins import trust
 
@@ -39,9 +40,6 @@ _DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}(?:[T ].*)?")
 
 _PADDED = r"0\d+"
 """An integer with a leading zero, as codes such as ZIP codes have; a number would lose it."""
-
-_NUMBERED = re.compile(r"0*(\d+)(?:\.0+)?")
-"""A client's number, as different programs write it."""
 
 _OF_NUMBERS = {"scale", "offset", "minimum", "maximum"}
 """Entries that mark a column as amounts, even if its few values look like codes."""
@@ -148,6 +146,7 @@ def from_dataframe(
     rows = encode(frame, what, source, syntax=syntax)
     if not len(rows.targets):
         raise DatasetError(f"{source}: no rows are left; repair the table or the schema", code="data.no-rows")
+    check_printable([what.entries(), list(map(str, rows.clients))], source)
     notes += [f"Rows left out: {count:,}, because {reason}." for reason, count in rows.left_out.items()]
     notes += _constant(rows, what)
     notes += _alike(rows.clients)
@@ -306,16 +305,15 @@ def _alike(clients: Iterable[Any]) -> list[str]:
     """Return a note about names that may be of one client: its rows would have two accounts, whose epsilons add up."""
     spelt: dict[str, set[str]] = {}
     for name in {str(client) for client in clients}:
-        plain = "".join(name.split()).casefold()
-        number = _NUMBERED.fullmatch(plain)
-        spelt.setdefault(number[1] if number else plain, set()).add(name)
+        spelt.setdefault(plain_client(name), set()).add(name)
     twice = sorted(sorted(names) for names in spelt.values() if len(names) > 1)
     if not twice:
         return []
     first, second = twice[0][:2]
     more = f" (and {len(twice) - 1} more)" if len(twice) > 1 else ""
-    told = f"The names {first!r} and {second!r}{more} differ only in case, spaces or zeros, and count as two clients"
-    return [f"{told}; if they are one, write its name in one way, because the epsilons of two add up."]
+    told = f"The names {first!r} and {second!r}{more} differ only in case, spaces, zeros or the encoding of letters"
+    fix = "if they are one, write its name in one way, because the epsilons of two add up"
+    return [f"{told}, and count as two clients; {fix}."]
 
 
 def _check_precision(rows: Rows, schema: Schema, source: Any, syntax: Syntax) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from umbel.protocol.errors import ConfigError
@@ -32,7 +33,7 @@ def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: A
     name : str
         Name of the sweep.
     **values
-        Run-config values, with underscores for hyphens; a list is varied.
+        Run-config values, with underscores for hyphens; a list, a range or an array is varied.
 
     Returns
     -------
@@ -51,11 +52,11 @@ def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: A
     >>> found = umbel.sweep(name="steps", step_size=[0.05, 0.1], seed=list(range(5)))  # doctest: +SKIP
     >>> found.groupby("step-size")["best.mean"].mean()  # doctest: +SKIP
     """
-    own = {key.replace("_", "-"): value for key, value in values.items()}
+    own = {key.replace("_", "-"): _listed(value) for key, value in values.items()}
     if "epsilon" in own:
         text = "a sweep plans nothing, so it takes no epsilon; vary noise_multiplier, or give a planned config"
         raise ConfigError(text, code="config.sweep-epsilon")
-    varied = {key: value for key, value in own.items() if isinstance(value, list | tuple)}
+    varied = {key: value for key, value in own.items() if isinstance(value, list)}
     if not varied or not all(varied.values()):
         text = "a sweep varies something: give a list of values, as seed=[0, 1, 2]"
         raise ConfigError(text, code="config.nothing-varied")
@@ -81,6 +82,13 @@ def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: A
     measures = pd.json_normalize([result.measures for result in results])
     measures = measures.rename(columns={key: f"measured.{key}" for key in varied})
     return pd.concat([pd.DataFrame(rows), measures], axis=1)
+
+
+def _listed(value: Any) -> Any:
+    """Return several values as a list, and NumPy's numbers as Python's."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return [*map(_listed, value)] if isinstance(value, list | tuple | range) else value
 
 
 def _plain(value: Any) -> str:
