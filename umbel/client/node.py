@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,7 @@ from umbel.client.row_gradients import check_rows
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, check, find_dataset, open_dataset
 from umbel.data.find import stats_of
+from umbel.models.fit import one_line
 from umbel.models.model import Model
 from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy.gate.policy import Personal, Role
@@ -237,7 +239,33 @@ def _open(source: _Source) -> Dataset:
         return open_dataset(source.path, part=True)
     if source.register is None:
         raise SiteError("only a site can serve a table: name it as data-path in its configuration", code="site.table")
-    read = import_by_name(source.reader)
-    dataset: Dataset = read(source.path, Names(source.register), **dict(source.options))
+    register = Names(source.register)
+    dataset = _read(source, register)
     check(dataset, source.path)
+    # The ledger identifies clients by number: a reader that numbers them in another way would charge others.
+    numbered = list(map(str, register.read()))
+    if not numbered or numbered != list(dataset.names):
+        raise DatasetError(
+            f"{source.path}: the clients that reader {source.reader!r} returns are not those of the register, in its "
+            "order, so the ledger would charge others; let it return what umbel.data.table.read makes of register",
+            code="data.register",
+        )
     return dataset
+
+
+def _read(source: _Source, register: Names) -> Dataset:
+    """Return what a site's reader makes of its table; raise `DatasetError` if it fails, or returns something else."""
+    read = import_by_name(source.reader)
+    try:
+        found = read(source.path, register, **dict(source.options))
+    except UmbelError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" at {frames[1].filename}:{frames[1].lineno}" if len(frames) > 1 else ""
+        wrong = f"reader {source.reader!r} fails{place}: {type(error).__name__}: {one_line(error)}"
+        raise DatasetError(f"{source.path}: {wrong}; repair it, or reader-options", code="data.reader") from error
+    if not isinstance(found, Dataset):
+        wrong = f"reader {source.reader!r} returns a {type(found).__name__}"
+        raise DatasetError(f"{source.path}: {wrong}; return an umbel.data.Dataset", code="data.reader")
+    return found
