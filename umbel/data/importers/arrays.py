@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 
 from umbel.data.data import as_array
 from umbel.data.importers.client_data import ClientData, split_into_clients
-from umbel.data.importers.partition import Partitioner
+from umbel.data.importers.partition import Partitioner, names_dealt
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.plugins import trust
 
@@ -97,7 +97,7 @@ def from_arrays(
         if raw.dtype == bool:
             kept = "-1 and 1" if raw.ndim == 1 else "the numbers 0 and 1, a vector a row"
             notes.append(f"The target's false and true are stored as {kept}, for the loss {own_loss}.")
-    owners = numbered(client.deal(len(x), y)) if isinstance(client, Partitioner) else np.asarray(client, object)
+    owners = names_dealt(client, y) if isinstance(client, Partitioner) else np.asarray(client, object)
     if owners.ndim != 1:
         raise DatasetError(
             f"client must name the client of each row, got shape {owners.shape}", code="data.client-column"
@@ -221,12 +221,6 @@ def _idle_classes(targets: NDArray[Any], loss: str, classes: Sequence[str]) -> l
         return []
     told = f"Classes with rows: {found} of the {outputs:,} from 0 to {outputs - 1}, though the model has parameters for"
     return [f"{told} each; number the classes from 0 without gaps, or give them as texts."]
-
-
-def numbered(owners: NDArray[np.int64]) -> NDArray[Any]:
-    """Return names for dealt clients that sort like their numbers."""
-    width = len(str(int(owners.max(initial=0))))
-    return np.array([f"client-{one:0{width}d}" for one in owners], dtype=object)
 
 
 def _numbers(features: NDArray[Any], tokens: int | bool | None) -> NDArray[Any]:

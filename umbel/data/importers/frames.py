@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from umbel.data import Column, Schema
 from umbel.data.hints import Syntax
-from umbel.data.importers.arrays import from_arrays, numbered
+from umbel.data.importers.arrays import from_arrays
 from umbel.data.importers.client_data import ClientData, Share, split_into_clients
-from umbel.data.importers.partition import Partitioner
+from umbel.data.importers.partition import Partitioner, names_dealt
 from umbel.data.importers.ranges import scaled
 from umbel.data.table import FALSE, ISO_DATE, TRUE, Rows, as_numbers, as_texts, encode, missing_in
 from umbel.protocol.errors import DatasetError
@@ -150,7 +150,7 @@ def from_dataframe(
     notes += _alike(rows.clients)
     owners: Any = rows.clients
     if isinstance(client, Partitioner):
-        owners = numbered(client.deal(len(rows.targets), rows.targets))
+        owners = names_dealt(client, rows.targets)
     split |= {"name": what.name or "data"}
     data = split_into_clients(rows.features, rows.targets, owners, notes=notes, **what.said | split)
     if not standardise:
