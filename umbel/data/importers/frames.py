@@ -37,9 +37,6 @@ _AMOUNT = re.compile(
 _DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}(?:[T ].*)?")
 """A date in any order of day, month and year."""
 
-_NUMBERED = re.compile(r"0*(\d+)(?:\.0+)?")
-"""A client's number, as different programs write it."""
-
 _OF_NUMBERS = {"scale", "offset", "minimum", "maximum"}
 """Entries that mark a column as amounts, even if its few values look like codes."""
 
@@ -147,7 +144,6 @@ def from_dataframe(
         raise DatasetError(f"{source}: no rows are left; repair the table or the schema", code="data.no-rows")
     notes += [f"Rows left out: {count:,}, because {reason}." for reason, count in rows.left_out.items()]
     notes += _constant(rows, what)
-    notes += _alike(rows.clients)
     owners: Any = rows.clients
     if isinstance(client, Partitioner):
         owners = names_dealt(client, rows.targets)
@@ -297,22 +293,6 @@ def _constant(rows: Rows, schema: Schema) -> list[str]:
     if (rows.targets == rows.targets[0]).all():
         notes.append(f"The target {schema.target.name} has a single value, so there is nothing to predict.")
     return notes
-
-
-def _alike(clients: Iterable[Any]) -> list[str]:
-    """Return a note about names that may be of one client: its rows would have two accounts, whose epsilons add up."""
-    spelt: dict[str, set[str]] = {}
-    for name in {str(client) for client in clients}:
-        plain = "".join(name.split()).casefold()
-        number = _NUMBERED.fullmatch(plain)
-        spelt.setdefault(number[1] if number else plain, set()).add(name)
-    twice = sorted(sorted(names) for names in spelt.values() if len(names) > 1)
-    if not twice:
-        return []
-    first, second = twice[0][:2]
-    more = f" (and {len(twice) - 1} more)" if len(twice) > 1 else ""
-    told = f"The names {first!r} and {second!r}{more} differ only in case, spaces or zeros, and count as two clients"
-    return [f"{told}; if they are one, write its name in one way, because the epsilons of two add up."]
 
 
 def _check_precision(rows: Rows, schema: Schema, source: Any, syntax: Syntax) -> None:

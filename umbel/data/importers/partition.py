@@ -68,7 +68,10 @@ class Dirichlet(_Skewed):
         """See `Partitioner.deal`."""
         _enough(self.clients, rows)
         if labels.ndim != 1 or labels.dtype.kind == "f":
-            raise DatasetError("Dirichlet assigns classes; for other targets use Quantity", code="data.classes")
+            raise DatasetError(
+                "Dirichlet assigns classes; for other targets leave out alpha, or use umbel.Quantity",
+                code="data.classes",
+            )
         generator = np.random.default_rng(self.seed)
         own: NDArray[np.int64] = np.empty(rows, np.int64)
         for _ in range(_TRIES):
