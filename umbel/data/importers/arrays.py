@@ -98,7 +98,7 @@ def from_arrays(
             kept = "-1 and 1" if raw.ndim == 1 else "the numbers 0 and 1, a vector a row"
             notes.append(f"The target's false and true are stored as {kept}, for the loss {own_loss}.")
     if isinstance(client, np.ma.MaskedArray):
-        client = np.where(np.ma.getmaskarray(client), None, client.data)
+        client = np.where(np.ma.getmaskarray(client), np.array(None), client.data)
     owners = names_dealt(client, y) if isinstance(client, Partitioner) else np.asarray(client, object)
     if owners.ndim != 1:
         raise DatasetError(
