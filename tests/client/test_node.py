@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 import umbel.client.node
 from tests.helpers.datasets import manifest, save_plane
 from tests.helpers.errors import raises
+from tests.helpers.models import write_module
 from umbel.client.node import Node
 from umbel.data import BUNDLED, offsets_of, write_dataset, write_leaf
 from umbel.protocol.errors import ConfigError, DatasetError, ModelError, ProtocolError, SiteError
@@ -374,3 +375,70 @@ def test_a_site_starts_from_a_file_of_its_own_and_opens_no_other(
     without = preferences(tmp_path / "b", rows, [1.0, 2.0, 3.0], model="linear")
     with raises(ProtocolError, "protocol.other-model", "pretrained"):
         Node.of(without, run_config | {"pretrained": str(own)})
+
+
+# --- a site's own reader
+
+READER = """
+import numpy as np
+from umbel.data import Dataset, Manifest, offsets_of
+
+def read(path, register, clients):
+    names = clients.split("+")
+    known = register.read()
+    register.extend(known, [name for name in names if name not in known])
+    split = {"train": len(names), "validation": 0}
+    own = Manifest(name="own", clients=len(names), split=split, model="linear", loss="mse")
+    rows = np.ones((len(names), 2), np.float32)
+    LAST
+    return Dataset(own, rows, rows[:, 0], offsets_of([1] * len(names)), names)
+"""
+
+
+@pytest.fixture
+def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_config: Config) -> Callable[..., Node]:
+    """Return a function that opens the node of a site with a reader of the site's own, which has another last line."""
+
+    def node(options: str = "clients=north+south", last: str = "") -> Node:
+        module = write_module(tmp_path, monkeypatch, READER.replace("LAST", last))
+        entries = {"data-path": str(tmp_path / "t.csv"), "role": "train", "reader": f"{module}:read"}
+        return Node.of(entries | {"reader-options": options}, run_config)
+
+    return node
+
+
+def test_a_site_may_have_its_own_reader(reading: Callable[..., Node]) -> None:
+    assert reading().hosting == Hosting(2, 0)
+    assert list(reading("clients=north+south+east").dataset.names) == ["north", "south", "east"]
+
+
+@pytest.mark.parametrize("options", ["clients=south+north", "clients=south"])
+def test_a_reader_whose_clients_would_be_charged_for_others_is_refused(
+    reading: Callable[..., Node], options: str
+) -> None:
+    reading()
+    with raises(DatasetError, "data.register", ":read"):
+        reading(options)
+
+
+@pytest.mark.parametrize("names", ["()", "['east', 'west']"])
+def test_a_reader_whose_clients_have_no_numbers_is_refused(reading: Callable[..., Node], names: str) -> None:
+    with raises(DatasetError, "data.register", ":read"):
+        reading(last=f"return Dataset(own, rows, rows[:, 0], offsets_of([1, 1]), {names})")
+
+
+@pytest.mark.parametrize(
+    ("options", "last", "parts"),
+    [
+        ("clients=a", "return None", ("NoneType",)),
+        ("clients=a", "return rows, names", ("tuple",)),
+        ("clients=a", "{}['born']", ("KeyError", "born", ".py:15")),
+        ("clients=a", "raise SystemExit(0)", ("SystemExit",)),
+        ("schema=a", "", ("TypeError", "schema")),
+    ],
+)
+def test_a_reader_that_fails_is_named(
+    reading: Callable[..., Node], options: str, last: str, parts: tuple[str, ...]
+) -> None:
+    with raises(DatasetError, "data.reader", ":read", *parts):
+        reading(options, last)

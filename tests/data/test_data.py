@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS, manifest, save_manifest, save_plane
 from tests.helpers.errors import raises
-from umbel.data import Dataset, offsets_of, open_dataset, shard, write_dataset, write_leaf
+from umbel.client.cohort import Cohort
+from umbel.data import Dataset, check, offsets_of, open_dataset, shard, write_dataset, write_leaf
 from umbel.protocol.errors import DatasetError
 
 
@@ -101,6 +104,44 @@ def test_arrays_that_do_not_fit_are_refused(
     np.save(folder / f"{name}.npy", array)
     with raises(DatasetError, *reason, folder):
         open_dataset(folder)
+
+
+@pytest.mark.parametrize("kind", [list, pd.DataFrame, torch.tensor])
+def test_what_becomes_an_array_is_written_as_one(tmp_path: Path, kind: Any) -> None:
+    write_dataset(tmp_path / "own", MANIFEST, kind(FEATURES), TARGETS.tolist(), OFFSETS.tolist())  # type: ignore[arg-type]
+    assert np.array_equal(open_dataset(tmp_path / "own").features, FEATURES)
+
+
+@pytest.mark.parametrize("name", ["features", "targets", "offsets"])
+def test_masked_values_are_missing(tmp_path: Path, name: str) -> None:
+    arrays = {"features": FEATURES, "targets": TARGETS, "offsets": OFFSETS}
+    arrays[name] = np.ma.masked_equal(arrays[name], arrays[name].ravel()[1])
+    with raises(DatasetError, "data.missing-value", name):
+        write_dataset(tmp_path / "own", MANIFEST, **arrays)
+    with raises(DatasetError, "data.missing-value", "own.csv", name):
+        check(Dataset(MANIFEST, **arrays), Path("own.csv"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"features": FEATURES.tolist()}, "data.not-numbers"),
+        ({"offsets": OFFSETS.tolist()}, "data.not-numbers"),
+        ({"manifest": MANIFEST.model_dump()}, "data.manifest"),
+        ({"names": [1, 2, 3]}, "data.names"),
+        ({"names": ["a", "b", "a"]}, "data.twice"),
+    ],
+)
+def test_parts_of_other_types_are_refused(changes: dict[str, Any], code: str) -> None:
+    own: dict[str, Any] = {"manifest": MANIFEST, "features": FEATURES, "targets": TARGETS, "offsets": OFFSETS}
+    with raises(DatasetError, code, "own.csv"):
+        check(Dataset(**own | changes), Path("own.csv"))
+
+
+@pytest.mark.parametrize("kind", [np.uint64, np.uint32, np.int32])
+def test_offsets_are_integers_of_any_type(folder: Path, kind: type[np.integer[Any]]) -> None:
+    np.save(folder / "offsets.npy", OFFSETS.astype(kind))
+    assert len(Cohort.gather(open_dataset(folder), [2, 0], torch.device("cpu")).features) == 5
 
 
 # --- parts

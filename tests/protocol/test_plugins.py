@@ -14,6 +14,7 @@ import pytest
 from pydantic import Field
 
 from tests.helpers.errors import raises
+from tests.helpers.models import write_module
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import import_by_name, own_path, parse_options, parse_pairs
 from umbel.protocol.project import OWN_PATH
@@ -41,6 +42,12 @@ def test_an_object_is_found_by_its_name() -> None:
 def test_the_missing_half_of_a_name_is_told(name: str, missing: str) -> None:
     with raises(ConfigError, "config.import", missing, repr(name)):
         import_by_name(name)
+
+
+def test_a_script_that_ends_python_ends_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = write_module(tmp_path, monkeypatch, "raise SystemExit(0)")
+    with raises(ConfigError, "config.import", name, "__main__"):
+        import_by_name(f"{name}:network")
 
 
 # --- pairs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,11 +18,13 @@ from umbel.client.row_gradients import check_rows
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, check, find_dataset, open_dataset
 from umbel.data.find import stats_of
+from umbel.data.table import Register
+from umbel.models.fit import one_line
 from umbel.models.model import Model
 from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy.gate.policy import Personal, Role
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.store import Names
+from umbel.privacy.gate.store import Names, NamesOnTrial
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset, ClientOnNode, counted
 from umbel.protocol.errors import DatasetError, ModelError, ProtocolError, SiteError, UmbelError
@@ -41,16 +44,19 @@ class _Source:
     options: tuple[tuple[str, str], ...]
     register: Path | None
     version: tuple[tuple[int, int], ...]
+    trial: bool
 
     @classmethod
-    def of(cls, site: Site, dataset: str) -> _Source:
+    def of(cls, site: Site, dataset: str, trial: bool) -> _Source:
         path = site.data_path or find_dataset(dataset)
         options = parse_pairs(site.policy.reader_options, "reader-options")
         files = [path, *(Path(value) for value in options.values() if Path(value).is_absolute())]
         stats = [stat for file in files for stat in stats_of(file)]
-        register = Names.of(site).path if site.policy.reader and not site.simulated else None
+        register = None
+        if site.policy.reader and not site.simulated:
+            register = site.ledger_path if trial else Names.of(site).path
         version = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
-        return cls(path, site.policy.reader, tuple(options.items()), register, version)
+        return cls(path, site.policy.reader, tuple(options.items()), register, version, trial)
 
 
 @dataclass(frozen=True)
@@ -75,13 +81,13 @@ class Node:
         return cls.at(Site.of(node_config), RunConfig.of(run_config))
 
     @classmethod
-    def at(cls, site: Site, run: RunConfig) -> Node:
+    def at(cls, site: Site, run: RunConfig, trial: bool = False) -> Node:
         """Return the node of a site in a run.
 
         Only in simulation does the run config, which is the server's, name the dataset. The node then hosts every
-        ``site.step``-th client of it.
+        ``site.step``-th client of it. With `trial`, nothing is written: new clients of a table get no numbers.
         """
-        policy, source = site.policy, _Source.of(site, run.dataset)
+        policy, source = site.policy, _Source.of(site, run.dataset, trial)
         if policy.reader and policy.role is Role.SPLIT:
             text = "a table does not say which clients train or report: set role to train or validation"
             raise SiteError(text, code="site.role")
@@ -237,7 +243,33 @@ def _open(source: _Source) -> Dataset:
         return open_dataset(source.path, part=True)
     if source.register is None:
         raise SiteError("only a site can serve a table: name it as data-path in its configuration", code="site.table")
-    read = import_by_name(source.reader)
-    dataset: Dataset = read(source.path, Names(source.register), **dict(source.options))
+    register = NamesOnTrial(source.register) if source.trial else Names(source.register)
+    dataset = _read(source, register)
     check(dataset, source.path)
+    # The ledger identifies clients by number: a reader that numbers them in another way would charge others.
+    numbered = list(map(str, register.read()))
+    if not numbered or numbered != list(dataset.names):
+        raise DatasetError(
+            f"{source.path}: the clients that reader {source.reader!r} returns are not those of the register, in its "
+            "order, so the ledger would charge others; let it return what umbel.data.table.read makes of register",
+            code="data.register",
+        )
     return dataset
+
+
+def _read(source: _Source, register: Register) -> Dataset:
+    """Return what a site's reader makes of its table; raise `DatasetError` if it fails, or returns something else."""
+    read = import_by_name(source.reader)
+    try:
+        found = read(source.path, register, **dict(source.options))
+    except UmbelError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" at {frames[1].filename}:{frames[1].lineno}" if len(frames) > 1 else ""
+        wrong = f"reader {source.reader!r} fails{place}: {type(error).__name__}: {one_line(error)}"
+        raise DatasetError(f"{source.path}: {wrong}; repair it, or reader-options", code="data.reader") from error
+    if not isinstance(found, Dataset):
+        wrong = f"reader {source.reader!r} returns a {type(found).__name__}"
+        raise DatasetError(f"{source.path}: {wrong}; return an umbel.data.Dataset", code="data.reader")
+    return found

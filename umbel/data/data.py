@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from umbel.data.manifest import Manifest
+from umbel.data.schema import repeated
 from umbel.protocol.errors import DatasetError
 
 HELD_OUT = 5
@@ -51,6 +52,8 @@ class Dataset:
             array = getattr(self, what)
             if isinstance(array, np.ndarray) and array.dtype == bool:
                 object.__setattr__(self, what, array.view(np.uint8))
+        if isinstance(self.offsets, np.ndarray) and self.offsets.dtype.kind == "u":  # NumPy adds no signed integers
+            object.__setattr__(self, "offsets", self.offsets.astype(np.int64))
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -83,6 +86,14 @@ def check(dataset: Dataset, source: Path) -> None:
     """Raise unless shapes, offsets and values follow the format; `source` is named in errors."""
     manifest, offsets = dataset.manifest, dataset.offsets
     features, targets = dataset.features, dataset.targets
+    if not isinstance(manifest, Manifest):
+        wrong = f"the manifest is of type {type(manifest).__name__}"
+        raise DatasetError(f"{source}: {wrong}; make it by umbel.data.Manifest", code="data.manifest")
+    for name, array in (("features", features), ("targets", targets), ("offsets", offsets)):
+        if not isinstance(array, np.ndarray):
+            wrong = f"{name} must be a NumPy array, got {type(array).__name__}"
+            raise DatasetError(f"{source}: {wrong}; convert it by numpy.asarray", code="data.not-numbers")
+        _refuse_masked(array, f"{source}: {name}")
     if offsets.dtype.kind not in "iu" or offsets.shape != (manifest.clients + 1,):
         wanted, found = f"{manifest.clients + 1} integers (clients + 1)", f"{offsets.dtype} of shape {offsets.shape}"
         raise DatasetError(f"{source}: offsets must be {wanted}, got {found}", code="data.offsets")
@@ -104,6 +115,11 @@ def check(dataset: Dataset, source: Path) -> None:
     if len(dataset.names) not in (0, manifest.clients):
         found = f"{len(dataset.names)} names for {manifest.clients} clients"
         raise DatasetError(f"{source}: {found}; name each or none", code="data.names")
+    if no_texts := [name for name in dataset.names if not isinstance(name, str)]:
+        wrong = f"the name {no_texts[0]!r} of a client is no text"
+        raise DatasetError(f"{source}: {wrong}; convert names by str", code="data.names")
+    if twice := repeated(dataset.names):
+        raise DatasetError(f"{source}: two clients are called {twice[0]!r}; rename one", code="data.twice")
     for name, array, scale in (("features", features, manifest.feature_scale), ("targets", targets, 1.0)):
         if array.dtype.kind not in "iuf":
             fix = "umbel.from_dataframe numbers categories"
@@ -144,6 +160,22 @@ def shard(dataset: Dataset, first: int, step: int) -> Dataset:
         offsets_of(np.where(here, lengths, 0)),
         names,
     )
+
+
+def as_array(values: ArrayLike, name: str) -> NDArray[Any]:
+    """Return values as an array; `DatasetError` for values that are none, or that are masked."""
+    _refuse_masked(values, name)
+    try:
+        return np.asarray(values)
+    except Exception as error:  # lists of unequal lengths, or tensors with gradients
+        told = " ".join(str(error).split())
+        raise DatasetError(f"{name} are no array: {told}", code="data.not-numbers") from None
+
+
+def _refuse_masked(values: ArrayLike, name: str) -> None:
+    if np.ma.is_masked(values):
+        text = f"{name} have masked values, which are missing; fill them in, or leave out their rows"
+        raise DatasetError(text, code="data.missing-value")
 
 
 def offsets_of(lengths: Iterable[int]) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.data.data import Dataset, check, offsets_of
+from umbel.data.data import Dataset, as_array, check, offsets_of
 from umbel.data.manifest import Manifest, check_printable
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import make_folder, special_file, sync, told_if_full, write_atomically
@@ -129,7 +129,8 @@ def write_dataset(
         If the disk is full. An existing dataset then stays.
     """
     folder = Path(folder).expanduser()
-    whole = Dataset(manifest, features, targets, np.asarray(offsets), names)
+    x, y = as_array(features, "features"), as_array(targets, "targets")
+    whole = Dataset(manifest, x, y, as_array(offsets, "offsets"), names)
     parts = {".": whole} if test is None else {".": whole, "test": test}
     for part, dataset in parts.items():
         check(dataset, folder / part)

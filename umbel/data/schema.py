@@ -9,6 +9,7 @@ import json
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
@@ -38,8 +39,8 @@ _PARTS: dict[str, dict[str, Any]] = {
 """Numbers of a date with constant units; for years and days, a column gives the first day and the span."""
 
 
-def repeated(names: list[str]) -> list[str]:
-    """Return the names that a list holds more than once."""
+def repeated(names: Iterable[str]) -> list[str]:
+    """Return the names that occur more than once."""
     return sorted(name for name, count in Counter(names).items() if name and count > 1)
 
 

@@ -120,10 +120,8 @@ def read(path: Path, register: Register, schema: str = "", derive: Derive | None
     known = register.read()
     present = set(rows.clients)
     if gone := [client for client in known if client not in present]:
-        fix = "put their rows back, because the ledger counts clients by number"
-        raise DatasetError(
-            f"{path}: clients {gone} took part before and lack rows now; {fix}", code="data.gone-clients"
-        )
+        wrong = f"{path}: the ledger numbers clients {gone}, who lack rows now"
+        raise DatasetError(f"{wrong}; put their rows back, under these names", code="data.gone-clients")
     new = sorted(present - set(known), key=lambda client: (str(type(client)), client))
     order = [*known, *new]
     owner = pd.Index(order, dtype=object).get_indexer(pd.Index(rows.clients, dtype=object))

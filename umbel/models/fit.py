@@ -194,7 +194,7 @@ def _bad_extremes(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
     return ""
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return the text of a foreign error in one line."""
     text = " ".join((error.text if isinstance(error, UmbelError) else str(error)).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:300]} ..."

@@ -110,6 +110,10 @@ def import_by_name(name: str) -> Any:
                 text = f"cannot import {module_name!r} of {name!r}: {mend}"
                 raise ConfigError(text, code="config.mixed-builds") from error
             raise ConfigError(f"cannot import {module_name!r} of {name!r}: {error}", code="config.import") from error
+        except SystemExit as end:  # a script that works when imported would end the command as if it were done
+            wrong = f"cannot import {module_name!r} of {name!r}: it ends Python"
+            fix = 'put what the script does under if __name__ == "__main__"'
+            raise ConfigError(f"{wrong}; {fix}", code="config.import") from end
     try:
         found = getattr(module, attribute)
     except AttributeError:

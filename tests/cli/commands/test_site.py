@@ -29,6 +29,7 @@ from tests.helpers.errors import ended
 from tests.helpers.relays import known, served
 from tests.strategies.test_secure_average import keys
 from umbel.cli.main import app
+from umbel.client.node import Node
 from umbel.data import offsets_of, write_dataset
 from umbel.deploy import certs
 from umbel.privacy.gate.charges import Charge
@@ -36,8 +37,17 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site_log import Entry, SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol.clients import ClientInDataset
+from umbel.protocol.home import umbel_home
 from umbel.protocol.project import OWN_PATH
 from umbel.protocol.release import Clipping, Kind, Release
+from umbel.protocol.run_config import RunConfig
+
+SCHEMA = """
+model = "linear inputs=1 outputs=1"
+client = { name = "who", type = "text" }
+target = { name = "y", type = "number" }
+features = [{ name = "x", type = "number" }]
+"""
 
 
 @pytest.fixture
@@ -99,6 +109,25 @@ def test_a_reader_that_is_installed_is_not_one_of_that_name_in_the_working_folde
     monkeypatch.chdir(tmp_path / "sent")
     config = f'data-path="{tmp_path}/sent/rows.csv" reader="umbel_test_reader:read"'
     ended(*check(config), "config.import", "umbel_test_reader", "'read'")
+
+
+def test_a_check_numbers_no_clients(tmp_path: Path) -> None:
+    """With a misspelt name in the table, the ledger would want its rows for ever."""
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    entries = {
+        "data-path": f"{tmp_path}/t.csv", "role": "train", "reader": "umbel.data.table:read",
+        "reader-options": f"schema={tmp_path}/schema.toml",
+    }  # fmt: skip
+    config = " ".join(f'{key}="{value}"' for key, value in entries.items())
+    for name in ("nroth", "north"):
+        (tmp_path / "t.csv").write_text(f"who,x,y\n{name},1,2\nsouth,2,1\n")
+        assert check(config)[0] == 0
+    assert not (umbel_home() / "ledger.sqlite").exists()
+    # A message to the site does number them, and a check knows that.
+    assert Node.of(entries, RunConfig(dataset="").entries()).hosting.train == 2
+    assert check(config)[0] == 0
+    (tmp_path / "t.csv").write_text("who,x,y\nnorth,1,2\n")
+    assert "data.gone-clients" in check(config)[1]
 
 
 # --- what lies beside the data, and the way to the server

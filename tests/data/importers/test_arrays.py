@@ -162,6 +162,20 @@ def test_rows_without_a_client_are_no_client_of_their_own(nobody: Any) -> None:
             umbel.from_arrays(X, X[:, 0], client=who)
 
 
+def test_a_masked_client_is_missing() -> None:
+    rows = np.zeros((4, 2))
+    with raises(DatasetError, "data.missing-value", "row 1"):
+        umbel.from_arrays(rows, rows[:, 0], client=np.ma.masked_equal([5, -1, 7, 8], -1))
+    whole = umbel.from_arrays(rows, rows[:, 0], client=np.ma.masked_equal([5, -1, 7, 8], 9))
+    assert sorted(whole.dataset.names) == ["-1", "5", "7", "8"]
+
+
+@pytest.mark.parametrize(("other", "told"), [("North ", True), ("south", False)])
+def test_names_that_may_be_of_one_client_are_noted(other: str, told: bool) -> None:
+    data = umbel.from_arrays(np.zeros((4, 1)), np.zeros(4), client=["north", other] * 2)
+    assert any("two clients" in note for note in data.notes) == told
+
+
 @pytest.mark.parametrize("which", ["features", "targets"])
 def test_masked_values_are_missing(which: str) -> None:
     arrays = {"features": np.ones((4, 2)), "targets": np.ones(4)}

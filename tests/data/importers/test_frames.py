@@ -131,6 +131,7 @@ def test_dates_that_are_read_as_categories_are_noted(text: str) -> None:
         ("st mary", "St  Mary", True),
         ("007", "7", True),
         ("7.0", "7", True),
+        ("K\u00f6ln", "Ko\u0308ln", True),
         ("7", "70", False),
         ("0", "00.5", False),
         ("north-1", "north-2", False),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.helpers.errors import raises
-from umbel.data.importers import Dirichlet, Quantity, Uniform
+from umbel.data.importers import Dirichlet, Quantity, Uniform, from_arrays, from_dataframe
 from umbel.protocol.errors import DatasetError
 
 LABELS = np.repeat(np.arange(4), 50)
@@ -56,6 +58,9 @@ def test_quantity_is_uneven_by_alpha() -> None:
     [
         (Uniform(0), LABELS, ("data.partition", "200 rows", "200 clients")),
         (Uniform(201), LABELS, ("data.partition", "201")),
+        (Uniform(2.5), LABELS, ("data.partition", "2.5")),  # type: ignore[arg-type]
+        (Quantity(3, np.inf), LABELS, ("data.partition", "inf")),
+        (Dirichlet(3, 1e308), LABELS, ("data.partition", "1e+308")),
         (Quantity(3, 0.0), LABELS, ("data.partition", "0.0")),
         (Dirichlet(3, -1), LABELS, ("data.partition",)),
         (Dirichlet(3, 1), LABELS / 2, ("data.classes",)),
@@ -65,3 +70,58 @@ def test_quantity_is_uneven_by_alpha() -> None:
 def test_what_cannot_be_dealt_is_refused(partitioner: Any, labels: Any, reason: tuple[str, ...]) -> None:
     with raises(DatasetError, *reason):
         partitioner.deal(len(labels), labels)
+
+
+# --- a user's own
+
+
+class Own:
+    """A partitioner that deals by a function of the labels."""
+
+    def __init__(self, deal: Callable[[Any], Any] = lambda labels: np.arange(len(labels)) % 4) -> None:
+        self._deal = deal
+
+    def deal(self, rows: int, labels: Any) -> Any:
+        assert rows == len(labels)
+        return self._deal(labels)
+
+
+@pytest.mark.parametrize("kind", [list, np.uint8, np.int64])
+def test_numbers_of_clients_may_be_of_any_integers(kind: Any) -> None:
+    own = Own(lambda labels: kind(np.arange(len(labels)) % 4))
+    assert sorted(from_arrays(np.zeros((8, 1)), np.zeros(8), client=own).dataset.names) == [
+        f"client-{c}" for c in range(4)
+    ]
+
+
+@pytest.mark.parametrize(
+    "deal",
+    [
+        lambda labels: None,
+        lambda labels: np.arange(len(labels) - 1),
+        lambda labels: np.zeros((len(labels), 1), int),
+        lambda labels: np.arange(len(labels)) - 1,
+        lambda labels: np.arange(len(labels)) / 2,
+        lambda labels: ["north"] * len(labels),
+        lambda labels: (c for c in range(len(labels))),
+    ],
+)
+def test_a_partitioner_that_gives_rows_no_numbers_is_refused(deal: Callable[[Any], Any]) -> None:
+    with raises(DatasetError, "data.partition", "Own.deal"):
+        from_arrays(np.zeros((8, 1)), np.zeros(8), client=Own(deal))
+    with raises(DatasetError, "data.partition", "Own.deal"):
+        from_dataframe(pd.DataFrame({"x": range(8), "y": range(8)}), client=Own(deal), target="y")
+
+
+def test_a_partitioner_is_an_object() -> None:
+    with raises(DatasetError, "data.partition", "Own()"):
+        from_arrays(np.zeros((8, 1)), np.zeros(8), client=Own)
+
+
+def test_a_partitioner_cannot_give_rows_the_targets_of_others() -> None:
+    def deal(labels: Any) -> Any:
+        labels.sort()
+        return np.arange(len(labels)) % 4
+
+    with pytest.raises(ValueError, match="read-only"):
+        from_arrays(np.zeros((8, 1)), np.arange(8.0)[::-1], client=Own(deal))

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from typer.testing import CliRunner
@@ -305,6 +306,18 @@ def test_before_approval_a_server_does_not_find_out_which_model_fits_the_data(
         assert not refused(of(site, run_config | {"model": "linear"}).query())
         (tmp_path / "own").rename(tmp_path / "away")
         assert site.query().error.reason == "refused", "the site's fault, of which its people know"
+
+
+def test_a_fault_in_the_data_is_only_in_the_nodes_own_log(
+    tmp_path: Path, run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path, run_config)
+    rows = np.load(tmp_path / "own" / "targets.npy")
+    np.save(tmp_path / "own" / "targets.npy", np.full_like(rows, np.nan))
+    assert site.query().error.reason == "refused [refused.waits]"
+    [line] = SiteLog(beside(site.ledger)).lines()
+    assert "cannot be approved here: DatasetError; see the node's own log" in line["reason"]
+    assert "data.not-finite" in caplog.text
 
 
 @pytest.mark.parametrize(("hours", "day", "answered"), [("mon-fri", 23, True), ("mon-fri", 28, False), ("", 28, True)])

@@ -11,8 +11,9 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, UnidentifiedImageError
 
+from umbel.data.data import as_array
 from umbel.data.importers.client_data import ClientData, split_into_clients
-from umbel.data.importers.partition import Partitioner
+from umbel.data.importers.partition import Partitioner, names_dealt
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.plugins import trust
 
@@ -66,7 +67,7 @@ def from_arrays(
         If the arrays do not fit each other, or the meaning of integers is unclear.
     """
     trust(model, loss, options.get("metric"))
-    x = _numbers(_array(features, "features"), tokens)
+    x = _numbers(as_array(features, "features"), tokens)
     entries: dict[str, Any] = {}
     notes: list[str] = []
     if not tokens:
@@ -84,7 +85,7 @@ def from_arrays(
         notes.append("Each token's target is the next token; the last has none.")
         own_loss = "cross-entropy"
     else:
-        raw = _array(targets, "targets")
+        raw = as_array(targets, "targets")
         if raw.dtype.kind == "U":
             raw = np.asarray(targets, object)  # an array of texts turns NaN into one
         if raw.ndim > 1 and raw.dtype.kind in "iuSUOT" and "tokens" not in entries and not model:
@@ -96,7 +97,9 @@ def from_arrays(
         if raw.dtype == bool:
             kept = "-1 and 1" if raw.ndim == 1 else "the numbers 0 and 1, a vector a row"
             notes.append(f"The target's false and true are stored as {kept}, for the loss {own_loss}.")
-    owners = numbered(client.deal(len(x), y)) if isinstance(client, Partitioner) else np.asarray(client, object)
+    if isinstance(client, np.ma.MaskedArray):
+        client = np.where(np.ma.getmaskarray(client), np.array(None), client.data)
+    owners = names_dealt(client, y) if isinstance(client, Partitioner) else np.asarray(client, object)
     if owners.ndim != 1:
         raise DatasetError(
             f"client must name the client of each row, got shape {owners.shape}", code="data.client-column"
@@ -220,24 +223,6 @@ def _idle_classes(targets: NDArray[Any], loss: str, classes: Sequence[str]) -> l
         return []
     told = f"Classes with rows: {found} of the {outputs:,} from 0 to {outputs - 1}, though the model has parameters for"
     return [f"{told} each; number the classes from 0 without gaps, or give them as texts."]
-
-
-def numbered(owners: NDArray[np.int64]) -> NDArray[Any]:
-    """Return names for dealt clients that sort like their numbers."""
-    width = len(str(int(owners.max(initial=0))))
-    return np.array([f"client-{one:0{width}d}" for one in owners], dtype=object)
-
-
-def _array(values: ArrayLike, name: str) -> NDArray[Any]:
-    """Return values as an array; `DatasetError` for values that are none, or that are masked."""
-    if np.ma.is_masked(values):
-        text = f"{name} have masked values, which are missing; fill them in, or leave out their rows"
-        raise DatasetError(text, code="data.missing-value")
-    try:
-        return np.asarray(values)
-    except Exception as error:  # lists of unequal lengths, or tensors with gradients
-        told = " ".join(str(error).split())
-        raise DatasetError(f"{name} are no array: {told}", code="data.not-numbers") from None
 
 
 def _numbers(features: NDArray[Any], tokens: int | bool | None) -> NDArray[Any]:

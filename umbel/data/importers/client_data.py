@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from umbel.data import Dataset, Manifest, offsets_of, write_dataset
+from umbel.data.table import plain_client
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.project import CONFIGS
@@ -148,7 +149,7 @@ def split_into_clients(
         return Dataset(manifest, features[rows], targets[rows], offsets, [names[client] for client in clients])
 
     whole = part([*trains, *validates], len(trains))
-    return ClientData(whole, part(tests, 0) if tests else None, tuple(notes))
+    return ClientData(whole, part(tests, 0) if tests else None, (*notes, *_alike(names)))
 
 
 def _chosen(share: Share, what: str, names: list[str], among: list[int], of: int = 0) -> list[int]:
@@ -165,6 +166,21 @@ def _chosen(share: Share, what: str, names: list[str], among: list[int], of: int
         some = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         raise DatasetError(f"{what} names {strange[0]!r}, which is not a client; there are {some}", code="data.split")
     return [place[name] for name in dict.fromkeys(map(str, share))]
+
+
+def _alike(clients: Iterable[str]) -> list[str]:
+    """Return a note about names that may be of one client: its rows would have two accounts, whose epsilons add up."""
+    spelt: dict[str, set[str]] = {}
+    for name in clients:
+        spelt.setdefault(plain_client(name), set()).add(name)
+    twice = sorted(sorted(names) for names in spelt.values() if len(names) > 1)
+    if not twice:
+        return []
+    first, second = twice[0][:2]
+    more = f" (and {len(twice) - 1} more)" if len(twice) > 1 else ""
+    told = f"The names {first!r} and {second!r}{more} differ only in case, spaces, zeros or encoding"
+    fix = "if they are one, write its name in one way, because the epsilons of two add up"
+    return [f"{told}, and count as two clients; {fix}."]
 
 
 def _renamed(dataset: Dataset, name: str) -> Dataset:

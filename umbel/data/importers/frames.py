@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from umbel.data import Column, Schema
 from umbel.data.hints import Syntax
-from umbel.data.importers.arrays import from_arrays, numbered
+from umbel.data.importers.arrays import from_arrays
 from umbel.data.importers.client_data import ClientData, Share, split_into_clients
-from umbel.data.importers.partition import Partitioner
+from umbel.data.importers.partition import Partitioner, names_dealt
 from umbel.data.importers.ranges import scaled
 from umbel.data.manifest import check_printable
-from umbel.data.table import FALSE, ISO_DATE, TRUE, Rows, as_numbers, as_texts, encode, missing_in, plain_client
+from umbel.data.table import FALSE, ISO_DATE, TRUE, Rows, as_numbers, as_texts, encode, missing_in
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.plugins import trust
 
@@ -149,10 +149,9 @@ def from_dataframe(
     check_printable([what.entries(), list(map(str, rows.clients))], source)
     notes += [f"Rows left out: {count:,}, because {reason}." for reason, count in rows.left_out.items()]
     notes += _constant(rows, what)
-    notes += _alike(rows.clients)
     owners: Any = rows.clients
     if isinstance(client, Partitioner):
-        owners = numbered(client.deal(len(rows.targets), rows.targets))
+        owners = names_dealt(client, rows.targets)
     split |= {"name": what.name or "data"}
     data = split_into_clients(rows.features, rows.targets, owners, notes=notes, **what.said | split)
     if not standardise:
@@ -299,21 +298,6 @@ def _constant(rows: Rows, schema: Schema) -> list[str]:
     if (rows.targets == rows.targets[0]).all():
         notes.append(f"The target {schema.target.name} has a single value, so there is nothing to predict.")
     return notes
-
-
-def _alike(clients: Iterable[Any]) -> list[str]:
-    """Return a note about names that may be of one client: its rows would have two accounts, whose epsilons add up."""
-    spelt: dict[str, set[str]] = {}
-    for name in {str(client) for client in clients}:
-        spelt.setdefault(plain_client(name), set()).add(name)
-    twice = sorted(sorted(names) for names in spelt.values() if len(names) > 1)
-    if not twice:
-        return []
-    first, second = twice[0][:2]
-    more = f" (and {len(twice) - 1} more)" if len(twice) > 1 else ""
-    told = f"The names {first!r} and {second!r}{more} differ only in case, spaces, zeros or the encoding of letters"
-    fix = "if they are one, write its name in one way, because the epsilons of two add up"
-    return [f"{told}, and count as two clients; {fix}."]
 
 
 def _check_precision(rows: Rows, schema: Schema, source: Any, syntax: Syntax) -> None:

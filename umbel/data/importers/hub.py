@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from umbel.data.importers.arrays import from_arrays, numbered
+from umbel.data.importers.arrays import from_arrays
 from umbel.data.importers.client_data import ClientData
 from umbel.data.importers.frames import columns_there, from_dataframe, stacked
+from umbel.data.importers.partition import numbered
 from umbel.protocol.errors import DatasetError
 
 

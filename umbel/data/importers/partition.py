@@ -21,7 +21,7 @@ class Partitioner(Protocol):
     """Assigns rows to clients."""
 
     def deal(self, rows: int, labels: NDArray[Any]) -> NDArray[np.int64]:
-        """Return each row's client (rows,), from 0; `labels` (rows,) are the targets."""
+        """Return each row's client (rows,), from 0; `labels` (rows,) are the targets, read-only."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,10 @@ class _Skewed:
     def _shares(self, generator: np.random.Generator) -> NDArray[np.float64]:
         if not self.alpha > 0:
             raise DatasetError(f"alpha must be above 0, got {self.alpha!r}", code="data.partition")
-        return generator.dirichlet(np.full(self.clients, self.alpha))
+        shares = generator.dirichlet(np.full(self.clients, self.alpha))
+        if not shares.sum() > 0:  # also where it is no number
+            raise DatasetError(f"alpha = {self.alpha:g} leaves the range of numbers", code="data.partition")
+        return shares
 
 
 class Dirichlet(_Skewed):
@@ -65,7 +68,10 @@ class Dirichlet(_Skewed):
         """See `Partitioner.deal`."""
         _enough(self.clients, rows)
         if labels.ndim != 1 or labels.dtype.kind == "f":
-            raise DatasetError("Dirichlet assigns classes; for other targets use Quantity", code="data.classes")
+            raise DatasetError(
+                "Dirichlet assigns classes; for other targets leave out alpha, or use umbel.Quantity",
+                code="data.classes",
+            )
         generator = np.random.default_rng(self.seed)
         own: NDArray[np.int64] = np.empty(rows, np.int64)
         for _ in range(_TRIES):
@@ -98,6 +104,28 @@ class Quantity(_Skewed):
         return generator.permutation(np.concatenate([first, _by_share(shares, rows - self.clients)]))
 
 
+def names_dealt(partitioner: Partitioner, labels: NDArray[Any]) -> NDArray[Any]:
+    """Return the name of each row's client, by a partitioner; raise `DatasetError` if it gives rows no numbers.
+
+    The labels are read-only: a partitioner that sorted them would give rows the targets of others.
+    """
+    name, shown = type(partitioner).__name__, labels.view()
+    shown.flags.writeable = False
+    if isinstance(partitioner, type):
+        raise DatasetError(f"client is a class: give a partitioner, as {partitioner.__name__}()", code="data.partition")
+    dealt = np.asarray(partitioner.deal(len(labels), shown))
+    if dealt.shape != labels.shape[:1] or dealt.dtype.kind not in "biu" or dealt.min(initial=0) < 0:
+        wanted, found = f"an integer from 0 for each of {len(labels)} rows", f"{dealt.dtype} of shape {dealt.shape}"
+        raise DatasetError(f"{name}.deal must return {wanted}, got {found}", code="data.partition")
+    return numbered(dealt)
+
+
+def numbered(owners: NDArray[Any]) -> NDArray[Any]:
+    """Return names for dealt clients that sort like their numbers."""
+    width = len(str(int(owners.max(initial=0))))
+    return np.array([f"client-{one:0{width}d}" for one in owners], dtype=object)
+
+
 def _by_share(shares: NDArray[np.float64], rows: int) -> NDArray[np.int64]:
     """Return clients in order, each repeated by its share of the rows, up to rounding."""
     borders = np.rint(np.cumsum(shares) / shares.sum() * rows).astype(np.int64)
@@ -105,5 +133,5 @@ def _by_share(shares: NDArray[np.float64], rows: int) -> NDArray[np.int64]:
 
 
 def _enough(clients: int, rows: int) -> None:
-    if not 1 <= clients <= rows:
+    if not isinstance(clients, (int, np.integer)) or not 1 <= clients <= rows:
         raise DatasetError(f"{rows} rows can make 1 to {rows} clients, not {clients}", code="data.partition")

@@ -13,12 +13,13 @@ from flwr.app import RecordDict
 from umbel.privacy.anonymous.terms import Opening
 from umbel.privacy.gate.hours import is_open
 from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy, Role
+from umbel.privacy.gate.refusals import explain
 from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
 from umbel.privacy.gate.site import SERVER_CA, Site
-from umbel.privacy.gate.site_log import SiteLog
+from umbel.privacy.gate.site_log import SiteLog, told
 from umbel.privacy.gate.store import beside
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import LedgerError, Refused, UmbelError
+from umbel.protocol.errors import LedgerError, Refused
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
@@ -82,12 +83,13 @@ def check_open(site: Site, config: RunConfig) -> None:
 def check_allowed(site: Site, run: str, config: RunConfig, fault: Exception) -> None:
     """Raise `Refused`, as for any run that waits, unless the site allows a run that its data do not fit.
 
-    Before that, a server could find out about the data by asking for many models: the fault is for the site's people.
+    Before that, a server could find out about the data by asking for many models: the fault is for the site's people,
+    in the node's own log.
     """
     if not site.approves or (_researcher(site, run, config) and site.policy.approve is Approval.POLICY):
         return
-    said = str(fault) if isinstance(fault, UmbelError) else type(fault).__name__
-    Runs.of(site).check_allowed(run, config.unsigned(), said)
+    explain(f"run {run}", fault)
+    Runs.of(site).check_allowed(run, config.unsigned(), told(fault))
 
 
 def decide(

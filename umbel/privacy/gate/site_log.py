@@ -125,9 +125,7 @@ class Entry:
 
     def refuse(self, what: str, error: Exception) -> None:
         """Note why the message, or a part of it, is refused."""
-        known = isinstance(error, _TOLD)
-        reason = str(error) if known else f"{type(error).__name__}; see the node's own log"
-        self.reasons.append(_text(f"{what}: {reason}"))
+        self.reasons.append(_text(f"{what}: {told(error)}"))
 
     def line(self, decision: Decision) -> Line:
         """Return the content of the line, without its position in the log."""
@@ -142,6 +140,11 @@ class Entry:
             "charged": self.charged,
             **({"request": self.request} if self.request else {}),
         }
+
+
+def told(error: Exception) -> str:
+    """Return what the log says of an error: only its class if its text may contain data."""
+    return str(error) if isinstance(error, _TOLD) else f"{type(error).__name__}; see the node's own log"
 
 
 class SiteLog:

@@ -279,6 +279,21 @@ class Names(Store):
             _add_names(connection, new, len(known))
 
 
+class NamesOnTrial:
+    """The numbers that `Names` would give a table's clients; nothing is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._names = Names(path).read() if path.exists() else []
+
+    def read(self) -> list[int | str]:
+        """Return the clients in order of their numbers."""
+        return [*self._names]
+
+    def extend(self, known: Sequence[int | str], new: Sequence[int | str]) -> None:
+        """Give new clients the next numbers, here only."""
+        self._names = [*known, *new]
+
+
 def digest_of_totals(releases: Sequence[Any], totals: Sequence[Any]) -> bytes:
     """Return the hash of all releases (number, what) and totals (client, first, release, times), in order."""
     return sha256(repr((releases, totals)).encode()).digest()
