@@ -199,7 +199,7 @@ def predict_table(
 def _strangers(names: Sequence[str], there: Mapping[str, int]) -> list[str]:
     """Return a note about clients that count as new, although a known one has nearly the same name."""
     plain = {plain_client(name): name for name in there}
-    alike = [(name, plain[plain_client(name)]) for name in names if name not in there and plain_client(name) in plain]
+    alike = [(name, twin) for name in names if name not in there and (twin := plain.get(plain_client(name)))]
     if not alike:
         return []
     more = f" (and {len(alike) - 1:,} more)" if len(alike) > 1 else ""

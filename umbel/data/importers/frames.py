@@ -146,7 +146,7 @@ def from_dataframe(
     rows = encode(frame, what, source, syntax=syntax)
     if not len(rows.targets):
         raise DatasetError(f"{source}: no rows are left; repair the table or the schema", code="data.no-rows")
-    check_printable([what.entries(), list(map(str, rows.clients))], source)
+    check_printable([what.entries(), list(map(str, dict.fromkeys(rows.clients)))], source)
     notes += [f"Rows left out: {count:,}, because {reason}." for reason, count in rows.left_out.items()]
     notes += _constant(rows, what)
     owners: Any = rows.clients
