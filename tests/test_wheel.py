@@ -200,14 +200,14 @@ PROJECT = {
         "name": "hospital-study",
         "version": "1.0.0",
         "license": {"file": "LICENSE"},
-        "dependencies": ["flwr[simulation]>=1.41,<1.42", "umbel"],
+        "dependencies": ["flwr[simulation]>=1.42,<1.43", "umbel"],
     },
     "tool": {
         "flwr": {
             "app": {
                 "publisher": "somebody",
                 "fab-format-version": 1,
-                "flwr-version-target": "1.41.0",
+                "flwr-version-target": "1.42.0",
                 "fab-include": ["**/*.py", "LICENSE"],
                 "components": {"serverapp": "umbel.server.app:app", "clientapp": "umbel.client.app:app"},
                 "config": PAPER | {

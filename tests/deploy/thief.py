@@ -88,14 +88,14 @@ def write_thief(folder: Path) -> Path:
             "name": "umbel",
             "version": "0.1.0",
             "license": {"file": "LICENSE"},
-            "dependencies": ["flwr[simulation]>=1.41.0"],
+            "dependencies": ["flwr[simulation]>=1.42.0"],
         },
         "tool": {
             "flwr": {
                 "app": {
                     "publisher": "umbel",
                     "fab-format-version": 1,
-                    "flwr-version-target": "1.41.0",
+                    "flwr-version-target": "1.42.0",
                     "components": {"serverapp": "accomplice:app", "clientapp": "thief:app"},
                     "config": {"out": "", "nodes": ""},
                 }

@@ -22,11 +22,11 @@ PROJECT = """[project]
 name = "app"
 version = "1.0.0"
 license = { file = "LICENSE" }
-dependencies = ["flwr>=1.41,<1.42"]
+dependencies = ["flwr>=1.42,<1.43"]
 [tool.flwr.app]
 publisher = "umbel"
 fab-format-version = 1
-flwr-version-target = "1.41.0"
+flwr-version-target = "1.42.0"
 fab-include = ["**/*.py", "LICENSE"]
 [tool.flwr.app.components]
 serverapp = "app:server"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import re
 import subprocess
 import sys
 from functools import cache
@@ -17,7 +16,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.inflatable.inflatable_utils import (
@@ -30,7 +28,7 @@ from tests.helpers import flower_parts
 from tests.helpers.apps import IGNORED, KEPT, LEFT, write_app
 from tests.helpers.grids import PaperGrid
 from tests.helpers.sources import APP, ROOT, files, imported
-from umbel.protocol.flower import encoded, filled, identify, in_memory, lighten, with_content, without_proxy
+from umbel.protocol.flower import encoded, filled, identify, in_memory, with_content, without_proxy
 
 DOOR = ROOT / "umbel" / "protocol" / "flower.py"
 PRIVATE = ("flwr.common", "flwr.proto", "flwr.supercore", "flwr.superlink", "flwr.supernode")
@@ -56,10 +54,6 @@ LOOK = {
         "looked for so often, and writers wait for `busy_timeout`; whether `initialize` still hands options on to "
         "SQLAlchemy; whether another environment variable opens "
         "another port"
-    ),
-    "lighten": (
-        "whether each layer still only hands on the requests that pass by it here, and no response but those of the "
-        "Control interface is a stream"
     ),
     "run_supernode": (
         "whether a node still waits by `time.sleep` alone, between messages and for a reply, and fetches parts by "
@@ -128,15 +122,13 @@ PINNED = {
     "flwr.supercore.object_store.sql_object_store:SqlObjectStore": "4c553d469e5f",
     "flwr.supercore.object_store:NoObjectInStoreError": "dd414d00e383",
     "flwr.supercore.protobuf.client:ProtobufClient.__init__": "ac3846e60234",
-    "flwr.supercore.protobuf.translation:ProtobufTranslationMiddleware": "5ff23a6fdd06",
-    "flwr.supercore.routers.runtime.tracing:RuntimeTracingMiddleware": "4f574b47f7f3",
     "flwr.supercore.sql_mixin:SQLITE_PRAGMAS": "f940cbaa04ab",
     "flwr.supercore.sql_mixin:SqlMixin.initialize": "b3e8155fcf84",
     "flwr.supercore.sql_mixin:_set_sqlite_pragmas": "6cf87a44250e",
     "flwr.supercore.superexec.executor.subprocess_executor:SubprocessExecutor.launch": "5a7c903289c3",
     "flwr.supercore.superexec.executor.types:LaunchResult": "52068f09cea4",
     "flwr.supercore.superexec.run_superexec:get_executor": "891abfc53747",
-    "flwr.supercore.superexec.run_superexec:run_superexec": "d11f4e7fbc8f",
+    "flwr.supercore.superexec.run_superexec:run_superexec": "91e7a33c5b89",
     "flwr.supercore.tls:validate_and_resolve_root_certificates": "bc209e39f349",
     "flwr.superlink.cli.flower_superlink:FLWR_INTERNAL_GRPC_CONTROL_API": "ab8e559ab0cf",
     "flwr.superlink.cli.flower_superlink:FLWR_INTERNAL_GRPC_FLEET_API": "f4a9673a8944",
@@ -147,12 +139,6 @@ PINNED = {
     "flwr.superlink.grid.http_grid:HttpGrid.pull_messages": "3e88fb5bcc84",
     "flwr.superlink.grid.http_grid:pull_objects": "31bb2de46b45",
     "flwr.superlink.grid.inmemory_grid:InMemoryGrid": "ed7b7b9af493",
-    "flwr.superlink.routers.control.middlewares:ControlAuthenticationMiddleware": "1495e41d9bbb",
-    "flwr.superlink.routers.control.middlewares:ControlEventLogMiddleware": "d8db2d506ca7",
-    "flwr.superlink.routers.control.middlewares:ControlLicenseMiddleware": "0f57194171e9",
-    "flwr.superlink.routers.control.middlewares:ControlSensitiveResponseMiddleware": "25cca9386003",
-    "flwr.superlink.routers.fleet.middlewares:FleetEventLogMiddleware": "4466ecde96fb",
-    "flwr.superlink.routers.fleet.node_auth:NodeAuthMiddleware": "36b9ef8b482a",
     "flwr.superlink.routers.fleet.router:fleet_activate_node": "edb39539bc1a",
     "flwr.superlink.routers.fleet.router:fleet_handlers.activate_node": "0370edbbeb92",
     "flwr.superlink.routers.fleet.router:fleet_handlers.push_messages": "70c2fe927c66",
@@ -168,7 +154,7 @@ PINNED = {
     "flwr.supernode.fleet_http_connection:flwr_exit": "1445f36e9999",
     "flwr.supernode.fleet_http_connection:http_request_response.__wrapped__": "b80ca36779c2",
     "flwr.supernode.fleet_http_connection:public_key_to_bytes": "552b787ae343",
-    "flwr.supernode.main:create_app": "28b04dd1c246",
+    "flwr.supernode.main:create_app": "f7215c8a9ef9",
     "flwr.supernode.runtime.run_clientapp:get_load_client_app_fn": "f7790dd641ba",
     "flwr.supernode.runtime.run_clientapp:get_project_dir": "155c70517e73",
     "flwr.supernode.runtime.run_clientapp:install_from_fab": "481bd04cde58",
@@ -180,7 +166,7 @@ PINNED = {
     "flwr.supernode.start_client_internal:pull_objects": "31bb2de46b45",
     "flwr.supernode.start_client_internal:start_client_internal": "9e89a6eb68fb",
 }
-"""Digests of the parts of Flower 1.41.0, on which what is not public rests."""
+"""Digests of the parts of Flower 1.42.0, on which what is not public rests."""
 
 
 def private(names: set[str]) -> set[str]:
@@ -363,38 +349,6 @@ def test_a_node_goes_on_saying_that_it_is_there_when_the_superlink_had_no_time(s
     else:
         with pytest.raises(httpx.HTTPStatusError):
             again()
-
-
-def answers(app: Any) -> dict[tuple[str, str, bytes], tuple[int, str, list[tuple[str, str]]]]:
-    """Return what a server says to requests that it knows and others, as status, body and headers."""
-    paths = [path for _, path in importlib.import_module("flwr.supercore.protobuf.translation").PROTOBUF_REQUEST_TYPES]
-    found = {}
-    with TestClient(app, raise_server_exceptions=False) as asking:
-        for path in [*paths, "/health", "/v1/fleet/none", "/v1/runtime/none", "/"]:
-            for kind in ("application/protobuf", "text/plain"):
-                for body in (b"", b"no message"):
-                    got = asking.post(path, content=body, headers={"content-type": kind})
-                    text = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+", "now", got.text)
-                    found[path, kind, body] = got.status_code, text, sorted(got.headers.items())
-            got = asking.get(path)
-            found[path, "", b""] = got.status_code, got.text, sorted(got.headers.items())
-    return found
-
-
-def test_a_server_says_by_fewer_layers_what_it_says_by_all_of_flowers() -> None:
-    """A node's key is checked, and an error keeps its words."""
-    main = importlib.import_module("flwr.superlink.main")
-    flowers, lighter = main.create_app(), main.create_app()
-    lighten(lighter)
-    told = answers(flowers)
-    assert answers(lighter) == told
-    assert {200, 401, 404, 405} <= {status for status, *_ in told.values()}
-
-
-def test_a_server_of_other_layers_is_not_started() -> None:
-    app = SimpleNamespace(user_middleware=[])
-    with pytest.raises(RuntimeError, match="other layers"):
-        lighten(app)
 
 
 def test_an_executor_without_a_task_looks_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,7 +276,6 @@ def run_superlink(
     def serve(app: Any, **options: Any) -> None:
         # Proxy headers would let a caller claim any address.
         # A connection that becomes a WebSocket would never count as closed; Flower uses none.
-        lighten(app)
         uvicorn.run(
             app=guard(app), **options | {"proxy_headers": False, "ws": "none", "http": connection, "loop": loop}
         )
@@ -318,79 +317,6 @@ def _pooled(initialize: Callable[..., Any]) -> Callable[..., Any]:
         return initialize(self, log_queries, **kept | options)
 
     return pooled
-
-
-def lighten(app: Any) -> None:
-    """Make a server of Flower's spend less on each request, with the same effect.
-
-    Its layers start tasks for each request and stream its response through them, which takes half of the server's time.
-    Here requests pass by the layers that would only hand them on; the others keep a response as a whole, unless it may
-    be a stream.
-    """
-    control = import_module("flwr.superlink.routers.control.middlewares")
-    fleet = import_module("flwr.superlink.routers.fleet.middlewares")
-    acting: dict[type, Callable[[Any], bool]] = {
-        control.ControlSensitiveResponseMiddleware: _of_control,
-        import_module("starlette.middleware.base").BaseHTTPMiddleware: lambda _: True,
-        control.ControlAuthenticationMiddleware: _of_control,
-        control.ControlLicenseMiddleware: _of_control,
-        import_module("flwr.supercore.protobuf.translation").ProtobufTranslationMiddleware: lambda _: True,
-        import_module("flwr.supercore.routers.runtime.tracing").RuntimeTracingMiddleware: _traced,
-        control.ControlEventLogMiddleware: _of_control,
-        import_module("flwr.superlink.routers.fleet.node_auth").NodeAuthMiddleware: _of_fleet,
-        fleet.FleetEventLogMiddleware: _logged,
-    }
-    layers = [layer for layer in app.user_middleware if layer.cls in acting]
-    if [layer.cls for layer in layers] != [*acting]:
-        raise RuntimeError("Flower's server has other layers than it had; use Flower 1.41")
-    for layer in layers:
-        layer.cls = partial(_Layer, layer.cls, acting[layer.cls])
-
-
-def _of_control(scope: Any) -> bool:
-    return bool(scope["path"].startswith("/v1/control/"))
-
-
-def _of_fleet(scope: Any) -> bool:
-    return bool(scope["path"].startswith("/v1/fleet/"))
-
-
-def _logged(scope: Any) -> bool:
-    return _of_fleet(scope) and getattr(scope["app"].state, "fleet_event_log_plugin", None) is not None
-
-
-def _traced(_scope: Any) -> bool:
-    return os.environ.get("FLWR_TRACING_ENABLED") == "1"
-
-
-class _Layer:
-    """A layer of Flower's server; see `lighten`."""
-
-    def __init__(self, layer: Callable[..., Any], acts: Callable[[Any], bool], app: Any, **options: Any) -> None:
-        self._app, self._layer, self._acts = app, layer(app, **options), acts
-        requests = import_module("starlette.requests")
-        self._request, self._response = requests.Request, import_module("starlette.responses").Response
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or _of_control(scope):
-            await self._layer(scope, receive, send)
-        elif self._acts(scope):
-            response = await self._layer.dispatch_func(self._request(scope, receive), self._next)
-            await response(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    async def _next(self, request: Any) -> Any:
-        """Return the response of the layers below."""
-        sent: list[Any] = []
-
-        async def keep(message: Any) -> None:
-            sent.append(message)
-
-        await self._app(request.scope, request.receive, keep)
-        response = self._response(b"".join(message.get("body", b"") for message in sent), sent[0]["status"])
-        response.raw_headers = sent[0]["headers"]
-        return response
 
 
 class Link(Protocol):
@@ -1017,6 +943,6 @@ def _replace(module: ModuleType, function: FunctionType, **parts: Any) -> None:
     """Make a Flower function use other parts; raise if it no longer uses them, since the change would have no
     effect."""
     if missing := set(parts) - set(function.__code__.co_names):
-        raise RuntimeError(f"Flower's {function.__name__} no longer uses {', '.join(sorted(missing))}; use Flower 1.41")
+        raise RuntimeError(f"Flower's {function.__name__} no longer uses {', '.join(sorted(missing))}; use Flower 1.42")
     for name, part in parts.items():
         setattr(module, name, part)

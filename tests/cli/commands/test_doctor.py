@@ -18,7 +18,7 @@ from umbel.cli.commands.doctor import GB, Machine, State, app, findings, unmet
 from umbel.protocol import builds
 
 SOUND = Machine(
-    python=(3, 12), unmet=(), torch="2.13.0+cpu", torch_fault="", advice="", cuda=False, gpus=(), flower="1.41.0",
+    python=(3, 12), unmet=(), torch="2.13.0+cpu", torch_fault="", advice="", cuda=False, gpus=(), flower="1.42.0",
     ray="2.55.1", docker="28.2.2", memory=8 * GB, disk=50 * GB, home=Path("/home/rose/umbel"), home_fault="", taken=(),
 )  # fmt: skip
 ADVICE = "pip install --force-reinstall --no-deps torchvision==0.28.0 --index-url https://download.pytorch.org/whl/cpu"
@@ -108,11 +108,11 @@ def test_programs_that_are_missing_fail_or_hang_say_nothing(monkeypatch: pytest.
 
 
 def test_requirements_are_compared_with_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = {"numpy": "1.9", "flwr": "1.41.0"}
+    versions = {"numpy": "1.9", "flwr": "1.42.0"}
     monkeypatch.setattr(doctor, "_version", lambda name: versions.get(name, ""))
     wanted = [
         "numpy>=2.0",
-        "flwr[simulation]<1.42,>=1.41.0",
+        "flwr[simulation]<1.43,>=1.42.0",
         "gone",
         "onnx; extra == 'export'",
         "old; python_version < '3'",

@@ -75,7 +75,7 @@ def test_what_was_run_is_told() -> None:
     for words in (
         "Data synthetic", "Clients 4 train, 3 validate", "Model linear, 2 parameters, loss mse",
         "Strategy group-privacy, 2 hypotheses", "Rounds 20: all 20 rounds done", "Seed 3",
-        "Noise laplace, multiplier 5, clipped to the norm of each client's update", "Choice open", "flwr 1.41.0",
+        "Noise laplace, multiplier 5, clipped to the norm of each client's update", "Choice open", "flwr 1.42.0",
     ):  # fmt: skip
         assert words in text
     assert "Data each node's own Clients 4 train Model" in report(manifest=None).text

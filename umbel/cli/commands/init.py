@@ -31,7 +31,7 @@ description = "Personalised and private federated learning with umbel"
 license = "Apache-2.0"  # or yours
 requires-python = ">=3.11,<3.14"
 dependencies = [
-    "flwr[simulation]>=1.41.0,<1.42",
+    "flwr[simulation]>=1.42.0,<1.43",
     "umbel>=VERSION",
 ]
 
