@@ -5,7 +5,8 @@
 Both start from the same hypotheses and ask the same clients. Without noise their losses in the hospital task are the
 same up to rounding, until a client whose choice depends on the last bit chooses another hypothesis; images are shuffled
 separately. umbel's rounds are complete: messages, gate, ledger, strategy. In the hospital task `examples/algorithm.py`
-takes a third turn: Algorithm 1, client by client.
+takes a third turn: Algorithm 1, client by client. With the CNN the third is the bare loop with kernels in umbel's own
+layout, channels last, so that what umbel adds is not hidden by a layout that anybody can take.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 import typer
 
 from benchmarks import bare_loops, in_process
@@ -64,6 +66,9 @@ def compare(task: str, config: Mapping[str, Any], times: int, by_client: bool = 
         "bare loop": partial(timed, partial(bare_loops.play, bare_loops.LOOPS[task](brief), brief)),
         "umbel": lambda nu: in_process.rounds({**config, "noise-multiplier": nu}),
     }
+    if task == "cnn":
+        loop = bare_loops.CNN(brief, torch.channels_last)
+        players["bare loop, channels last"] = partial(timed, partial(bare_loops.play, loop, brief))
     if by_client:
         players["algorithm.py"] = partial(timed, partial(bare_loops.by_client, brief))
     history: dict[tuple[str, float], list[float]] = {}
@@ -83,8 +88,8 @@ def compare(task: str, config: Mapping[str, Any], times: int, by_client: bool = 
         console.print(
             f"Without noise the losses of umbel and {name} in the first {first} rounds differ by {apart:.1e} at most."
         )
-    loop, umbel, *_ = readings.values()
-    return Ratio.of(umbel, loop)
+    bare, umbel, *_ = readings.values()
+    return Ratio.of(umbel, bare)
 
 
 if __name__ == "__main__":

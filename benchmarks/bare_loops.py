@@ -83,22 +83,23 @@ class Hospital:
 class CNN:
     """Writers of images, one after the other: on a CPU convolutions of many clients at once are slower."""
 
-    def __init__(self, brief: Brief) -> None:
-        self._brief, self._net, self._rng = brief, network(brief), np.random.default_rng(0)
+    def __init__(self, brief: Brief, layout: torch.memory_format = torch.contiguous_format) -> None:
+        self._brief, self._net, self._rng, self._layout = brief, network(brief), np.random.default_rng(0), layout
 
     def losses(self, hypotheses: Theta, clients: Sequence[int]) -> NDArray[np.float32]:
         """Return the cross-entropies."""
         with torch.inference_mode():
-            found = [[float(self._loss(one, *self._rows(c))) for c in clients] for one in each(hypotheses)]
-        return np.array(found, np.float32)
+            models = [self._laid_out(model) for model in each(hypotheses)]
+            losses = [[float(self._loss(model, *self._rows(c))) for c in clients] for model in models]
+        return np.array(losses, np.float32)
 
     def train(self, hypotheses: Theta, clients: Sequence[int]) -> tuple[Vectors, Vectors]:
         """Do minibatch SGD, each epoch in a separate order."""
         settings, trained = self._brief.settings, []
         chosen = self.losses(hypotheses, clients).argmin(0)
         start = {name: value[chosen] for name, value in hypotheses.items()}
-        for client, theta in zip(clients, each(start), strict=True):
-            x, y = self._rows(client)
+        for client, model in zip(clients, each(start), strict=True):
+            theta, (x, y) = self._laid_out(model), self._rows(client)
             for _ in range(settings.local_epochs):
                 for batch in torch.from_numpy(self._rng.permutation(len(y))).split(settings.batch_size or len(y)):
                     theta = {name: value.detach().requires_grad_() for name, value in theta.items()}
@@ -111,6 +112,12 @@ class CNN:
 
     def _rows(self, client: int) -> tuple[Tensor, ...]:
         return tuple(map(torch.from_numpy, self._brief.client(client)))
+
+    def _laid_out(self, theta: Theta) -> Theta:
+        return {
+            name: value.contiguous(memory_format=self._layout) if value.ndim == 4 else value
+            for name, value in theta.items()
+        }
 
     def _loss(self, theta: Theta, x: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(functional_call(self._net, theta, (x,)), y)

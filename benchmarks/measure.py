@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,7 @@ from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import FLOWER_LOGGER
 from umbel.protocol.home import write_atomically
+from umbel.research.experiments.page import commit
 
 console = Console(width=120, record=True)
 
@@ -111,6 +113,7 @@ def interleave(contestants: Mapping[str, Callable[[], Reading]], times: int) -> 
             reading = go()
             if turn:
                 readings[name].append(reading)
+    console.print(f"turns: {times}, after one to warm up", highlight=False)
     return readings
 
 
@@ -138,11 +141,11 @@ def show(title: str, readings: Mapping[str, list[Reading]], base: str) -> None:
 
 
 def machine(*packages: str) -> str:
-    """Return a line that says where this runs, and versions."""
+    """Return a line that says where this runs, versions, the commit, and the date."""
     info = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", info.read_text(encoding="utf-8")) if info.exists() else []
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "flwr", *packages))
     return (
         f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores, {torch.get_num_threads()} "
-        f"threads of PyTorch; Python {platform.python_version()}, {versions}"
+        f"threads of PyTorch; Python {platform.python_version()}, {versions}; commit {commit()}, {date.today()}"
     )

@@ -69,6 +69,8 @@ def test_without_noise_the_bare_loop_has_the_losses_of_umbel(task: str, request:
             assert with_noise[0] == clean[0], "the first validation is of the initial hypotheses"
             assert with_noise[1:] != clean[1:]
     else:
+        other_layout = bare_loops.CNN(brief, torch.channels_last)
+        np.testing.assert_allclose(bare_loops.play(other_layout, brief, 0.0), ours, rtol=1e-5)
         start = {name: torch.from_numpy(value) for name, value in brief.hypotheses.items()}
         clients = brief.settings.train[0]
         few = replace(brief, settings=replace(brief.settings, batch_size=20))

@@ -138,7 +138,7 @@ def _is_literal(value: ast.expr) -> bool:
 
 def stamp(name: str, folder: Path, command: str, seeds: Iterable[int]) -> None:
     """Write beside an experiment's table its origin: command, commit, seeds, and a digest of the settings."""
-    document = {"command": command, "commit": _commit(), "seeds": _ranges(seeds), "settings": digest(name)}
+    document = {"command": command, "commit": commit(), "seeds": _ranges(seeds), "settings": digest(name)}
     write_atomically(folder / _MADE, tomli_w.dumps(document).encode())
 
 
@@ -246,7 +246,7 @@ class _Results:
         return path.read_text(encoding="utf-8")
 
 
-def _commit() -> str:
+def commit() -> str:
     """Return the commit of this checkout, with a plus if files are not as they were committed."""
     if not (APP / ".git").exists():
         return "unknown"
