@@ -10,6 +10,8 @@ NO_CUDA = $(patsubst %,--no-emit-package %,triton cuda-bindings cuda-pathfinder 
   cublas cuda-cupti cuda-nvrtc cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 \
   nvjitlink nvshmem-cu13 nvtx))
 SCHEMA = $(BIN)/check-jsonschema --quiet --builtin-schema
+# Two processes at once, each with whole files.
+PARALLEL = -n 2 --dist loadfile --no-loadscope-reorder
 CYCLONEDX = $(BIN)/uvx --quiet --from cyclonedx-bom cyclonedx-py
 # Only their owner may read private keys, and the image's user is their owner.
 export IMAGE_UID ?= $(patsubst 0,1000,$(shell id -u))
@@ -17,7 +19,7 @@ export IMAGE_UID ?= $(patsubst 0,1000,$(shell id -u))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test docs bench coverage faults soak quick check config pins dist sbom image certs compose-demo clean
+.PHONY: help demo run test test-all docs bench coverage check config pins dist sbom image certs compose-demo clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -28,8 +30,11 @@ demo: $(RUNTIME) ## Learn hospital payments from 2,062 hospitals, with a guarant
 run: $(RUNTIME) ## Run another experiment in simulation: make run CONFIG=configs/hospital.toml
 	$(BIN)/umbel run $(CONFIG)
 
-test: $(READY) ## Run all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: $(READY) ## Run the tests that guard every promise, and say how much processor time they took
+	$(BIN)/python tools/suite.py $(PARALLEL)
+
+test-all: $(READY) ## Run all tests: also faults, a simulated year, experiments, pages, wheels, and ten times the examples
+	UMBEL_EXAMPLES=10 $(BIN)/python -m pytest $(PARALLEL) -m ""
 
 docs: $(READY) ## Build the documentation site in docs/_build/html, and check its links
 	$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs docs/_build/html
@@ -37,17 +42,8 @@ docs: $(READY) ## Build the documentation site in docs/_build/html, and check it
 bench: $(READY) ## Time the short benchmarks, and compare them with what was saved (five minutes)
 	$(BIN)/python -m benchmarks
 
-coverage: $(READY) ## Show which lines the tests of a few seconds run
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --cov --cov-report=term --cov-fail-under=90
-
-faults: $(READY) ## Run the tests in which processes die, lie or are cut off (some minutes, mostly waiting)
-	$(BIN)/python -m pytest -m faults -n 2 --dist loadfile
-
-soak: $(READY) ## Simulate a year of a federation: sites come and go, disks fill, old backups return (ten minutes)
-	$(BIN)/python -m pytest -m soak -s -p no:logging
-
-quick: $(READY) ## Run the tests that take no longer than a few seconds each
-	$(BIN)/python -m pytest -m "not slow"
+coverage: $(READY) ## Show which lines `make test` runs
+	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term --cov-fail-under=90
 
 check: $(READY) ## Lint, check types, language, workflows, and that imports follow the layers
 	$(BIN)/ruff format --check .

@@ -12,9 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.helpers.examples import examples
+
 # How long an example takes says how busy the machine is. Elsewhere than in CI each run draws other examples.
 settings.register_profile(
-    "umbel", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
+    "umbel",
+    max_examples=examples(100),
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("umbel")
 
@@ -26,7 +32,7 @@ HOMES = itertools.count()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with files that start processes: one of a minute at the end keeps the other worker waiting."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("rest")}
     items.sort(key=lambda item: item.path not in slow)
 
 

@@ -58,7 +58,7 @@ def _there(root: Path, name: str) -> bool:
     return path.with_suffix(".py").exists() or path.is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_an_installed_datasets_library_is_not_shadowed_and_the_bundle_is_enough(bundle: Path, tmp_path: Path) -> None:
     library = tmp_path / "site-packages" / "datasets"
     library.mkdir(parents=True)

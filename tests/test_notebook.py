@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 NOTEBOOK = Path(__file__).resolve().parents[1] / "docs" / "start" / "first-hour.ipynb"
 
 

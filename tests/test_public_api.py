@@ -12,26 +12,29 @@ import umbel
 from tests.helpers.public_api import FILE, Api, current, may_remove, missing
 from umbel.protocol import old_names
 
-NOW = current()
+
+@pytest.fixture(scope="module")
+def now() -> Api:
+    return current()
 
 
-def test_all_that_was_public_is_still_there() -> None:
+def test_all_that_was_public_is_still_there(now: Api) -> None:
     """If this fails, bring it back, or (before it was released) run python -m tests.helpers.public_api."""
     kept = json.loads(FILE.read_text(encoding="utf-8"))
-    assert missing(kept, NOW) == []
-    assert kept["version"] == NOW["version"], "write the list for a new version"
+    assert missing(kept, now) == []
+    assert kept["version"] == now["version"], "write the list for a new version"
 
 
-def test_the_list_has_every_kind() -> None:
-    assert {"run", "Run.predict", "from_dataframe", "sweep"} <= NOW["names"].keys()
-    assert "--epsilon" in NOW["commands"]["run"]
-    assert {"demo", "init", "doctor", "site start", "data import"} <= NOW["commands"].keys()
-    assert ("noise-multiplier" in NOW["settings"], "min-noise-multiplier" in NOW["site policy"]) == (True, True)
-    assert "config.unknown-key" in NOW["errors"]
+def test_the_list_has_every_kind(now: Api) -> None:
+    assert {"run", "Run.predict", "from_dataframe", "sweep"} <= now["names"].keys()
+    assert "--epsilon" in now["commands"]["run"]
+    assert {"demo", "init", "doctor", "site start", "data import"} <= now["commands"].keys()
+    assert ("noise-multiplier" in now["settings"], "min-noise-multiplier" in now["site policy"]) == (True, True)
+    assert "config.unknown-key" in now["errors"]
 
 
-def changed(**changes: Any) -> Api:
-    api = deepcopy(NOW)
+def changed(now: Api, **changes: Any) -> Api:
+    api = deepcopy(now)
     for key, change in changes.items():
         change(api[key])
     return api
@@ -50,18 +53,19 @@ def changed(**changes: Any) -> Api:
         ({"names": lambda names: names["Run.predict"].reverse()}, "umbel.Run.predict with"),
     ],
 )
-def test_a_removal_is_found(changes: dict[str, Any], told: str) -> None:
-    (gone,) = missing(NOW, changed(**changes))
+def test_a_removal_is_found(now: Api, changes: dict[str, Any], told: str) -> None:
+    (gone,) = missing(now, changed(now, **changes))
     assert gone.startswith(told)
 
 
-def test_an_addition_is_none() -> None:
+def test_an_addition_is_none(now: Api) -> None:
     more = changed(
+        now,
         settings=lambda names: names.append("new"),
         commands=lambda commands: commands["run"].append("--new"),
         names=lambda names: names["run"].append(["new", "KEYWORD_ONLY", False]),
     )
-    assert missing(NOW, more) == []
+    assert missing(now, more) == []
 
 
 @pytest.mark.parametrize(
@@ -78,8 +82,8 @@ def test_only_a_major_version_drops_what_was_released_and_before_1_a_minor_one(
     assert may_remove(old, new, "## [Unreleased]"), "it was not released"
 
 
-def test_an_old_name_works_with_a_warning_that_names_its_successor() -> None:
+def test_an_old_name_works_with_a_warning_that_names_its_successor(now: Api) -> None:
     with pytest.warns(FutureWarning, match=r"write_dataset is the new name.* until umbel 2\.0"):
         assert umbel.write_federation is umbel.write_dataset
-    assert old_names.SETTINGS.keys().isdisjoint(NOW["settings"])
-    assert {name for name in old_names.SETTINGS.values() if name} <= {*NOW["settings"], *NOW["site policy"]}
+    assert old_names.SETTINGS.keys().isdisjoint(now["settings"])
+    assert {name for name in old_names.SETTINGS.values() if name} <= {*now["settings"], *now["site policy"]}

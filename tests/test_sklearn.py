@@ -23,7 +23,7 @@ FAILS: dict[str, str] = {}
 """Checks of scikit-learn's that may fail, each with its reason; five at most."""
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 @pytest.mark.parametrize("estimator", [FederatedRegressor, FederatedClassifier])
 def test_scikit_learns_own_checks_pass(estimator: Any) -> None:
     assert len(FAILS) <= 5

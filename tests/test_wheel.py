@@ -27,6 +27,8 @@ from tests.helpers.sources import ROOT, packages_imported
 from umbel.client.bundle import Bundle
 from umbel.protocol.flower import build_bundle
 
+pytestmark = pytest.mark.rest
+
 LINKS = ("client", "datasets", "privacy", "server", "strategies")
 OTHERS = ("benchmarks", "configs", "hatch_build", "models", "protocol", "simulation", "tests", "tools")
 """What lies beside ``umbel`` in a checkout, or was installed once."""

@@ -13,6 +13,8 @@ from benchmarks import big
 from tests.benchmarks.conftest import invoked
 from umbel.protocol.plugins import trust
 
+pytestmark = pytest.mark.rest
+
 ROWS = 4
 
 

@@ -11,6 +11,8 @@ from benchmarks import gpu
 from tests.benchmarks.conftest import invoked
 from tests.helpers.fake_gpu import fake_gpu
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.fixture
 def one_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from tests.benchmarks.conftest import invoked
 from tests.benchmarks.test_big import TASK
 from tests.helpers.fake_gpu import fake_gpu
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.fixture
 def one_turn(monkeypatch: pytest.MonkeyPatch) -> None:

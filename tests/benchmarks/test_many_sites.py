@@ -80,7 +80,7 @@ def test_what_failed_is_counted_by_its_words(tmp_path: Path) -> None:
     assert many_sites.failures(tmp_path) == {"ReadTimeout: timed out": 2, "Failed to store object ...: locked": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_a_run_with_light_nodes_is_measured_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     homes: list[str] = []
     end = many_sites.reaper.end

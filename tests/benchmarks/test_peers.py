@@ -20,6 +20,8 @@ from tests.helpers.errors import raises
 from umbel import models
 from umbel.simulation.in_process import play, run_config
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.fixture
 def config(tmp_path: Path) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from benchmarks import scale
 from tests.benchmarks.conftest import invoked
 from umbel.data import open_dataset
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -16,6 +16,8 @@ from tests.helpers.learnt import learnt
 from umbel import models
 from umbel.protocol.errors import ConfigError, DatasetError, ModelError
 
+pytestmark = pytest.mark.rest
+
 ROWS = torch.tensor([[1.0, 2.0], [-3.0, 0.5]])
 
 

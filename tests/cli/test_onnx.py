@@ -23,6 +23,8 @@ from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 
+pytestmark = pytest.mark.rest
+
 # Names that the graph itself would use, and every way in which a column is encoded.
 FEATURES = [
     {"name": "linear", "type": "number", "scale": 20, "offset": 50, "fill": 40},

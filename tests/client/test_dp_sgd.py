@@ -17,6 +17,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from tests.helpers.errors import raises
+from tests.helpers.examples import examples
 from umbel import models
 from umbel.client.batched import BatchedLearner
 from umbel.client.cohort import Cohort, LocalUpdate
@@ -264,7 +265,7 @@ def test_one_step_of_a_linear_model_by_hand() -> None:
     np.testing.assert_allclose(moved["1.bias"].ravel(), [0.5 * (kept - 2) / 8], rtol=1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_a_row_moves_the_sum_by_at_most_the_clip_norm(data: st.DataObject) -> None:
     numbers = st.floats(-1e4, 1e4, width=32) | st.sampled_from([math.inf, -math.inf, math.nan, 3e38])

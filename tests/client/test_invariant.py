@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tests.helpers.cohorts import CLOSE, CPU, Rows, assert_close, cohort_of
 from tests.helpers.datasets import manifest, save_plane
+from tests.helpers.examples import examples
 from tests.helpers.models import TINY_CNN, draw_hypotheses, model_of
 from tests.helpers.strangers import Recurrent, Words
 from umbel import models
@@ -217,7 +218,7 @@ def crowds(draw: st.DrawFn, kind: str) -> tuple[Crowd, list[list[int]]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(st.data())
 def test_a_client_has_the_same_bits_in_any_company(kind: str, data: st.DataObject) -> None:
     crowd, asked = data.draw(crowds(kind))

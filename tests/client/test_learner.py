@@ -33,6 +33,7 @@ from tests.helpers.cohorts import (
     train,
 )
 from tests.helpers.errors import raises
+from tests.helpers.examples import examples
 from tests.helpers.models import TINY_CNN, draw_hypotheses, model_of
 from umbel import models
 from umbel.client.batched import BatchedLearner
@@ -115,7 +116,7 @@ def cohorts(draw: st.DrawFn) -> Case:
     return model, draw_hypotheses(model, k, seed), chosen, clients, update, seed
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(cohorts())
 def test_both_forms_give_the_same_numbers(case: Case) -> None:
     model, hypotheses, chosen, clients, update, seed = case
@@ -129,7 +130,7 @@ def test_both_forms_give_the_same_numbers(case: Case) -> None:
     assert_close(batched, loop)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(cohorts())
 def test_a_client_gets_the_same_result_alone(case: Case) -> None:
     model, hypotheses, chosen, clients, update, seed = case

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tests.helpers.cohorts import ENGINES, InOrder, Rows, cohort_of, draw_client, engines, generators, learner_of, sgd
+from tests.helpers.examples import examples
 from tests.helpers.models import draw_hypotheses, headed
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
@@ -159,7 +160,7 @@ updates = st.builds(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(clients(), updates, st.sampled_from(list(SLOPES)), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_training_is_the_papers_client_update(
     asked: list[Rows], update: LocalUpdate, loss: str, factors: int, seed: int
@@ -178,7 +179,7 @@ def test_training_is_the_papers_client_update(
             np.testing.assert_allclose(local[c], u, **CLOSE)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(clients(), updates, st.booleans())
 def test_a_client_gets_the_same_result_alone(asked: list[Rows], update: LocalUpdate, balanced: bool) -> None:
     users, update = ITEMS[20 : 20 + len(asked)], replace(update, balanced=balanced)
@@ -192,7 +193,7 @@ def test_a_client_gets_the_same_result_alone(asked: list[Rows], update: LocalUpd
             np.testing.assert_allclose(ours[c], theirs[0], **CLOSE)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(clients(), updates)
 def test_an_item_that_a_client_has_not_labelled_stays_as_it_was(asked: list[Rows], update: LocalUpdate) -> None:
     for engine in ENGINES:
@@ -228,7 +229,7 @@ def test_each_client_is_scored_with_its_own_vector(engine: str) -> None:
 # --- minibatches of as many liked items as others
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(clients(), updates, st.integers(0, 2**32 - 1))
 def test_labels_of_a_balanced_minibatch_add_up_to_nothing(asked: list[Rows], update: LocalUpdate, seed: int) -> None:
     labels = np.concatenate([own for _, own in asked]).astype(np.float32)
@@ -311,7 +312,7 @@ def test_a_newcomer_of_few_rows_is_scored_on_its_last(engine: str) -> None:
     assert newcomers(engine, FIVE, ([0], [1])) == ([pytest.approx(np.log(2))], [0])
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(clients())
 def test_newcomers_are_scored_as_if_alone(asked: list[Rows]) -> None:
     together = newcomers("batched", ITEMS[:12], *asked)

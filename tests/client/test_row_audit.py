@@ -26,6 +26,10 @@ from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 from umbel.research.attacks.audit.bounds import best_guesses, count_right, lower_bound
 from umbel.simulation.grid import InProcessGrid
 
+pytestmark = pytest.mark.rest(
+    twin="tests/client/test_dp_sgd.py::test_noise_has_the_deviation_that_it_says_and_an_empty_sample_steps_too"
+)
+
 CLIENTS, DELTA = 4000, 1e-5
 SIGMA, RATE = 1.0, 0.5
 

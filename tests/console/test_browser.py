@@ -22,7 +22,7 @@ from umbel.privacy.gate.runs import Runs, Status
 from umbel.simulation.superlink import free_port
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.rest,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium or Chrome on this machine"),
 ]
 

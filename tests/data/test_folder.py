@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS, assert_same, datasets, manifest
 from tests.helpers.errors import raises
+from tests.helpers.examples import examples
 from umbel.data import Dataset, check_out, open_dataset, read_manifest, write_dataset
 from umbel.protocol.errors import DatasetError, DiskError
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.booleans().flatmap(datasets))
 def test_folder_gives_back_what_was_written(dataset: Dataset) -> None:
     with tempfile.TemporaryDirectory() as home:
@@ -149,7 +150,7 @@ def test_an_array_of_another_format_is_named_and_no_pickle_loaded(folder: Path, 
         open_dataset(folder)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 127), st.integers(0, 255)), max_size=4), st.integers(0, 200))
 def test_a_damaged_header_is_named_or_does_no_harm(folder: Path, changes: list[tuple[int, int]], length: int) -> None:
     """Whatever numpy makes of it: some bytes are no more than white space."""

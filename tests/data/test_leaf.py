@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from tests.helpers.datasets import LEAF, MANIFEST, assert_same, datasets, manifest, save_leaf
 from tests.helpers.errors import raises
+from tests.helpers.examples import examples
 from umbel.data import Dataset, open_dataset, read_manifest, write_leaf
 from umbel.protocol.errors import DatasetError
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.booleans().flatmap(datasets))
 def test_leaf_gives_back_what_was_written(dataset: Dataset) -> None:
     clients = {f"user-{i}": dataset.client(i) for i in range(dataset.manifest.clients)}

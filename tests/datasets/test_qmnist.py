@@ -207,8 +207,8 @@ def test_the_experiment_is_a_run_config(
 # --- the real files
 
 
+@pytest.mark.rest
 @needs(REAL_IMAGES, REAL_LABELS)
-@pytest.mark.slow
 def test_the_real_files_give_539_writers_each_with_all_digits_they_wrote(tmp_path: Path) -> None:
     dataset = made((REAL_IMAGES, REAL_LABELS), tmp_path / "out")
     told = dataset.manifest

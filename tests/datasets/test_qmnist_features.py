@@ -353,8 +353,8 @@ def test_the_experiment_is_a_run_config_at_eight(umbel_home: Path) -> None:
 # --- the real files
 
 
+@pytest.mark.rest
 @needs(*REAL.values())
-@pytest.mark.slow
 def test_the_real_files_give_features_that_tell_digits_apart(tmp_path: Path) -> None:
     dataset = recipe.made(tmp_path / "out", *options_of(REAL))
     manifest = dataset.manifest

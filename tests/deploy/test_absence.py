@@ -15,7 +15,7 @@ from tests.deploy.processes import RUN_S, Deployment, Run, wait_until
 from tests.deploy.tampered.sitecustomize import HOLD
 from tests.helpers.paper import ACCEPTED
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(5400)]
+pytestmark = [pytest.mark.rest, pytest.mark.timeout(5400)]
 
 ROUND_S = 900.0
 ROUNDS = 4

@@ -21,7 +21,7 @@ from umbel.privacy.anonymous.link import RelayLink
 from umbel.protocol.errors import RelayError
 from umbel.simulation.superlink import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(5400)]
+pytestmark = [pytest.mark.rest, pytest.mark.timeout(5400)]
 
 NAMES = ("bern", "kiel", "york")
 ALL = 3 * (CLIENTS - 1)

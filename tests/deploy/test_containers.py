@@ -24,7 +24,10 @@ from umbel.deploy import certs, demo
 from umbel.protocol.errors import DemoError
 from umbel.protocol.flower import build_bundle
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(5400)]
+pytestmark = [
+    pytest.mark.rest(twin="tests/client/test_executor.py::test_all_else_is_refused"),
+    pytest.mark.timeout(5400),
+]
 
 CHARGES = f"""
 import json

@@ -15,7 +15,10 @@ from tests.deploy.processes import RUN_S, Deployment, limit_files, wait_until
 from tests.deploy.tampered.sitecustomize import HOLD
 from tests.helpers.paper import ACCEPTED
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.faults_short, pytest.mark.timeout(5400)]
+pytestmark = [
+    pytest.mark.rest(twin="tests/privacy/gate/test_ledger.py::test_a_full_disk_is_named_and_nothing_is_charged"),
+    pytest.mark.timeout(5400),
+]
 
 CONFIG: dict[str, Any] = SHORT | {"min_nodes": 2, "rounds": 3, "clients_per_round": 2 * CLIENTS, "round_timeout": 900.0}
 

@@ -11,7 +11,12 @@ from tests.deploy.processes import RETURN_S, Deployment, wait_until
 from tests.helpers.paper import ACCEPTED
 from umbel.deploy import certs
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(5400)]
+pytestmark = [
+    pytest.mark.rest(
+        twin="tests/deploy/test_link.py::test_a_certificate_that_expires_while_a_site_is_connected_is_waited_for"
+    ),
+    pytest.mark.timeout(5400),
+]
 
 SITES = ("north", "south")
 ROUNDS = {"rounds": 2, "clients_per_round": 6, "min_nodes": len(SITES)}

@@ -13,7 +13,10 @@ from tests.deploy.processes import RUN_S, Deployment, Run, wait_until
 from tests.deploy.tampered.sitecustomize import HOLD
 from tests.helpers.paper import ACCEPTED
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(5400)]
+pytestmark = [
+    pytest.mark.rest(twin="tests/privacy/gate/test_crash.py::test_a_kill_between_charge_and_release_leaves_the_charge"),
+    pytest.mark.timeout(5400),
+]
 
 ROUNDS = 5
 NOTICE_S = 120.0

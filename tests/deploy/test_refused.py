@@ -11,7 +11,10 @@ from tests.deploy.conftest import write_site
 from tests.deploy.processes import RETURN_S, Deployment, Member, wait_until
 from tests.helpers.paper import ACCEPTED
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.faults_short, pytest.mark.timeout(5400)]
+pytestmark = [
+    pytest.mark.rest(twin="tests/deploy/test_link.py::test_a_node_ends_at_once_where_time_does_not_help"),
+    pytest.mark.timeout(5400),
+]
 
 ENDS_S = 900.0
 

@@ -12,15 +12,14 @@ from tests.deploy.tampered.sitecustomize import HOLD
 from tests.helpers.paper import ACCEPTED
 from tests.strategies.test_secure_average import keys
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
+pytestmark = [
+    pytest.mark.rest(twin="tests/privacy/secure/test_sums.py::test_parties_may_fall_silent_at_any_stage"),
+    pytest.mark.timeout(5400),
+]
 
 STAGES = {"mask": "1", "agree": "secure agree", "open": "secure open"}
 """The messages that a killed site has read, by exchange: those of round 1, and two that ask for no training."""
-SIZES = [
-    pytest.param(4, 1, marks=pytest.mark.faults),
-    pytest.param(10, 3, marks=pytest.mark.soak),
-    pytest.param(20, 6, marks=pytest.mark.soak),
-]
+SIZES = [(4, 1), (10, 3), (20, 6)]
 
 
 @pytest.mark.parametrize("stage", STAGES)

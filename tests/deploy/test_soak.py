@@ -44,7 +44,10 @@ from umbel.protocol.run_config import RunConfig
 from umbel.protocol.signatures import server_of, sign
 from umbel.simulation.grid import InProcessGrid
 
-pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(7200)]
+pytestmark = [
+    pytest.mark.rest(twin="tests/privacy/gate/test_crash.py::test_spent_is_never_less_than_what_was_released"),
+    pytest.mark.timeout(7200),
+]
 
 DAYS, SITES, CLIENTS, SEED = int(os.environ.get("SOAK_DAYS", 400)), 20, 6, 7
 BUDGET = 40.0

@@ -12,7 +12,10 @@ from tests.deploy.processes import RUN_S, Deployment, Run, wait_until
 from tests.deploy.tampered.sitecustomize import GARBAGE, HOLD, UNREADABLE
 from tests.helpers.paper import ACCEPTED
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(5400)]
+pytestmark = [
+    pytest.mark.rest(twin="tests/privacy/gate/test_crash.py::test_a_kill_between_charge_and_release_leaves_the_charge"),
+    pytest.mark.timeout(5400),
+]
 
 EVERYBODY = TRAIN + 2 * CLIENTS
 ROUND_S = 150.0

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.sources import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.rest
 
 
 class Page(HTMLParser):

@@ -17,6 +17,8 @@ import tests.helpers.torchvision_ops  # noqa: F401
 from examples.__main__ import NAMES, PICTURES
 from tests.helpers.sources import ROOT
 
+pytestmark = pytest.mark.rest
+
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "start" / "gallery.md"
 ALONE, POOLED, ONE = "each client alone", "all rows pooled, without privacy", "one model (FedAvg), without noise"

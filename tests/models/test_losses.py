@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.helpers.errors import raises
+from tests.helpers.examples import examples
 from tests.helpers.models import write_module
 from umbel.models.losses import LOSSES, METRICS, SLOPES, Score, load_loss, load_metric
 from umbel.protocol.errors import ModelError
@@ -101,7 +102,7 @@ def classified(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(outputs), torch.from_numpy(targets)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(classified())
 def test_cross_entropy_and_squared_error_of_classes_are_pytorchs(case: tuple[Tensor, Tensor]) -> None:
     outputs, targets = case
@@ -136,7 +137,7 @@ def test_losses_by_hand(loss: str, at_minus_one: float, at_zero: float, at_two: 
 
 
 @losses
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(margin=st.floats(-30, 30).filter(lambda z: abs(z - 1) > 1e-3))
 def test_a_slope_is_the_derivative_of_its_loss(loss: str, margin: float) -> None:
     step = 1e-4  # the hinge has its kink at 1, where it has no derivative

@@ -23,7 +23,7 @@ from umbel.data import offsets_of, open_dataset, write_dataset
 from umbel.protocol.errors import ModelError
 from umbel.simulation.in_process import play, run_config
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.rest
 
 LENGTHS = [3, 2, 4, 3]  # rows of the clients, of which the last reports
 

@@ -37,6 +37,8 @@ from umbel.server.setup import Setup
 from umbel.simulation import in_process
 from umbel.strategies.base import HypothesisStrategy
 
+pytestmark = pytest.mark.rest
+
 # A reply is so long that its memory is the system's again as soon as it is let go.
 N, CLIENTS = 400_000, 100
 RELEASES = 4 * N * CLIENTS  # bytes

@@ -22,6 +22,8 @@ from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 
+pytestmark = pytest.mark.rest
+
 ROUNDS = 80
 NODES = 5
 

@@ -69,7 +69,7 @@ def as_bytes(arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in arrays.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_a_run_of_a_strategy_in_a_package_of_its_own_goes_on_in_ray_as_in_one_process_and_says_why_it_fails(
     simulation: dict[str, str], run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

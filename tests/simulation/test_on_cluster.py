@@ -43,7 +43,7 @@ def umbel(*words: str) -> Path:
     return [Path(line) for line in told.output.splitlines() if line.startswith("/") and Path(line).is_dir()][-1]
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_two_machines_with_a_part_each_learn_what_one_process_learns_and_one_alone_goes_on(
     umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank_figures: None
 ) -> None:

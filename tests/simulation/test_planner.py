@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 import umbel
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
+from tests.helpers.examples import examples
 from umbel.data import Column, Schema, offsets_of, write_dataset
 from umbel.data.importers import from_dataframe
 from umbel.models import load
@@ -100,7 +101,7 @@ def test_a_planned_run_learns(umbel_home: Path) -> None:
     assert run.state.history[-1].loss < 0.4
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     epsilon=st.floats(0.05, 30),
     delta=st.sampled_from([0.0, 1e-5]),
@@ -307,7 +308,7 @@ def test_a_feature_far_from_0_may_be_constant_or_vary_little(umbel_home: Path, b
     scale=st.floats(0.1, 10),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_steps_are_stable_at_each_client(loss: str, scale: float, seed: int) -> None:
     """Gradient descent on a loss whose slope has a Lipschitz constant L falls where the step is below 2 / L."""
     generator = np.random.default_rng(seed)

@@ -83,7 +83,7 @@ def test_a_run_in_process_listens_to_nobody(tmp_path: Path) -> None:
         assert listening(psutil.Process(run.pid)) == set()
 
 
-@pytest.mark.slow
+@pytest.mark.rest(twin="tests/simulation/test_private.py::test_a_run_in_process_listens_to_nobody")
 def test_a_run_of_a_users_own_model_listens_to_nobody_else_and_says_at_once_how_to_go_on_when_it_is_stopped(
     tmp_path: Path, umbel_home: Path
 ) -> None:
@@ -166,7 +166,7 @@ assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} & os.environ.keys(), "another clu
 """
 
 
-@pytest.mark.slow
+@pytest.mark.rest(twin="tests/simulation/test_private.py::test_a_run_in_process_listens_to_nobody")
 def test_nobody_else_is_listened_to_in_a_sweep(tmp_path: Path) -> None:
     settings = os.environ | {"PYTHONPATH": str(ROOT)}
     clean = {name: value for name, value in settings.items() if not name.startswith("RAY_")}

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.errors import raises
+from tests.helpers.examples import examples
 from tests.simulation.test_planner import HIDDEN, save
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.errors import ConfigError
@@ -50,7 +51,7 @@ def test_clients_of_many_rows_train_on_some_of_them(umbel_home: Path) -> None:
     assert (run.row_rate, run.row_batch) == (0.026, 260)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     epsilon=st.floats(0.1, 20),
     rows=st.integers(1, 5000),

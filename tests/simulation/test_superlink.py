@@ -23,7 +23,7 @@ with superlink(Path(sys.argv[1])):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_a_launcher_that_is_killed_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     """`tests/simulation/test_private.py` interrupts one."""
     home = tmp_path / "home"

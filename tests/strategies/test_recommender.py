@@ -80,7 +80,7 @@ def test_items_with_a_prior_decay_by_the_share_of_the_clients_that_took_part() -
     np.testing.assert_allclose(moved, [8 * 0.875 + 1, 4 * 0.975, 0, -8 * 0.975])
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_with_biases_newcomers_are_told_better_what_they_like(factors_config: Config) -> None:
     """What everybody dislikes most of is what a bias is for."""
     epochs = {"local-steps": 0, "local-epochs": 1, "rounds": 40, "validate-every": 39}

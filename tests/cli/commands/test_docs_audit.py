@@ -14,6 +14,8 @@ from umbel.cli.main import app
 from umbel.protocol.project import OWN_PATH
 from umbel.research.attacks.defences.faults import MENDS
 
+pytestmark = pytest.mark.rest
+
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "audit.md").read_text(encoding="utf-8")
 FEW = ("--canaries", "800")
 """Fewer canaries than a reader takes. With half as many, Gaussian noise passes for Laplace noise in 1 of 20 tests."""

@@ -16,6 +16,8 @@ import umbel
 from tests.helpers.learnt import learnt
 from umbel.cli.main import app
 
+pytestmark = pytest.mark.rest
+
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "use.md").read_text(encoding="utf-8")
 
 

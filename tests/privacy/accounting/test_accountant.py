@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from tests.helpers.examples import examples
 from tests.privacy.mechanisms.reference import (
     Masses,
     add,
@@ -200,7 +201,7 @@ def test_figures_known_before() -> None:
 # --- the shape of the result
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     st.sampled_from([1, 2, 11, 6000]),
     st.floats(0.05, 5.0),
@@ -232,7 +233,7 @@ def test_every_release_more_costs_more(loss: Loss) -> None:
     assert (np.diff(spent) > 0).all()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.sampled_from([1, 2, 11, 6000, 1_200_000]), st.floats(1e-6, 1e7), st.integers(1, 10_000), st.floats(-12, -1))
 def test_never_more_than_pure_and_never_nonsense(n: int, shift: float, times: int, log_delta: float) -> None:
     epsilon = compose({LaplaceLoss(n, shift): times}, 10**log_delta)

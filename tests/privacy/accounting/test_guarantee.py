@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.examples import examples
 from tests.helpers.ledgers import proven
 from tests.privacy.mechanisms.reference import Masses, add, delta_of, epsilon_of, laplace_cdf, rounded_down
 from umbel.privacy.accounting.accountant import compose
@@ -285,7 +286,7 @@ accounts = st.lists(
 )
 
 
-@settings(derandomize=True, max_examples=25, deadline=None)
+@settings(derandomize=True, max_examples=examples(25), deadline=None)
 @given(accounts, st.integers(1, 6))
 def test_no_budget_is_less_than_what_was_released_and_the_pure_sum_always_is_one(
     kinds: list[tuple[int, float, float]], times: int

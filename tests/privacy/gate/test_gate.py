@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from tests.helpers.examples import examples
 from tests.helpers.ledgers import all_spent, spent
 from tests.helpers.messages import (
     SIMULATED,
@@ -328,7 +329,7 @@ def with_faults(case: Case, faults: list[Fault]) -> Handler:
 harmless_faults = st.lists(st.sampled_from(sorted(HARMLESS)), unique=True)
 
 
-@settings(derandomize=True, max_examples=40)
+@settings(derandomize=True, max_examples=examples(40))
 @given(cases(), harmless_faults)
 def test_only_noised_parameters_and_who_released_leave(case: Case, faults: list[str]) -> None:
     context = case.context
@@ -347,7 +348,7 @@ def test_only_noised_parameters_and_who_released_leave(case: Case, faults: list[
 
 
 @pytest.mark.parametrize("name", FATAL)
-@settings(derandomize=True, max_examples=3)
+@settings(derandomize=True, max_examples=examples(3))
 @given(case=cases(), around=harmless_faults)
 def test_a_broken_handler_releases_nothing(name: str, case: Case, around: list[str]) -> None:
     context = case.context

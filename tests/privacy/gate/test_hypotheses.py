@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.examples import examples
 from umbel import models
 from umbel.privacy.gate.hypotheses import degenerate, repeated
 from umbel.protocol.arrays import Arrays
@@ -43,7 +44,7 @@ def test_an_array_whose_rows_are_all_alike_in_a_hypothesis_is_degenerate(arrays:
 
 
 @pytest.mark.parametrize("name", [*models.MODELS, "factors items=20 size=4"])
-@settings(max_examples=5)
+@settings(max_examples=examples(5))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_fresh_model_is_never_degenerate(name: str, seed: int) -> None:
     fresh = models.load(name).initial(seed)

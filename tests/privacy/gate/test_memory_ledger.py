@@ -11,6 +11,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.examples import examples
 from tests.helpers.ledgers import participations, spent
 from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.memory_ledger import MemoryLedger
@@ -34,7 +35,7 @@ clients = st.one_of(st.integers(0, 5), st.sampled_from([2**62, 2947]))
 rounds = st.lists(st.tuples(st.lists(clients, unique=True, max_size=5), prices), max_size=12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(rounds)
 def test_each_client_pays_for_itself_alone(rounds: list[tuple[list[int], Fraction | None]]) -> None:
     ledger = MemoryLedger(RecordDict())
@@ -49,7 +50,7 @@ def test_each_client_pays_for_itself_alone(rounds: list[tuple[list[int], Fractio
         assert spent(ledger, client) == (float("inf") if len(finite) < len(paid[client]) else sum(finite))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(rounds)
 def test_the_ledger_survives_the_ways_a_state_travels(rounds: list[tuple[list[int], Fraction | None]]) -> None:
     """Between rounds Ray pickles a node's state, and a SuperNode keeps it as a protobuf message."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
+from tests.helpers.examples import examples
 from tests.helpers.ledgers import proven
 from tests.helpers.messages import SIMULATED, asked, of_node, releases, stacked, task_of, through_gate
 from tests.helpers.sites import simulated
@@ -33,7 +34,7 @@ anything = hnp.arrays(np.float32, (2, 2), elements=st.floats(width=32, allow_nan
 places = hnp.arrays(np.float32, (3, 2), elements=st.floats(-1e6, 1e6, width=32))
 
 
-@settings(derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=examples(100))
 @given(places, anything, st.integers(0, 2), st.floats(1e-3, 1e3))
 def test_whatever_two_clients_train_from_a_hypothesis_lies_within_two_radii(
     hypotheses: NDArray[Any], trained: NDArray[Any], chosen: int, radius: float

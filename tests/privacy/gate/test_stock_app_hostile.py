@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tests.helpers.examples import examples
 from tests.helpers.flower_apps import Node, answered, arrays, asks, left
 from tests.helpers.messages import refused, wire
 from umbel.privacy.gate.ledger import Ledger
@@ -380,7 +381,7 @@ ANY_RECORD = st.one_of(
 )
 
 
-@settings(derandomize=True, max_examples=40)
+@settings(derandomize=True, max_examples=examples(40))
 @given(
     st.fixed_dictionaries({"arrays": ANY_ARRAYS.map(arrays)}, optional={"config": ANY_RECORD, "more": ANY_RECORD}),
     st.sampled_from(["train", "train", "evaluate", "query", "train.steal"]),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.helpers.errors import raises
+from tests.helpers.examples import examples
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.gate.releases import sanitise
 from umbel.privacy.mechanisms import DiscreteGaussian
@@ -133,7 +134,7 @@ def test_draws_have_the_law() -> None:
 # --- added exactly
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50), deadline=None, derandomize=True)
 @given(st.integers(0, 2**32), st.floats(0.01, 30), st.floats(1e-3, 1e3), st.integers(1, 40))
 def test_an_update_is_moved_to_the_grid_within_the_radius(seed: int, nu: float, radius: float, n: int) -> None:
     mechanism = DiscreteGaussian(nu)

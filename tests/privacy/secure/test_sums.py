@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.errors import raises
+from tests.helpers.examples import examples
 from tests.privacy.secure.conftest import TERMS, Federation
 from umbel.privacy.secure import seeds
 from umbel.privacy.secure.party import Opened
@@ -34,7 +35,7 @@ def test_numbers_are_added_modulo_a_power_of_two(bits: int) -> None:
     assert found.tolist() == ((total + half) % (1 << bits) - half).tolist()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.integers(3, 7), st.data())
 def test_parties_may_fall_silent_at_any_stage(size: int, data: st.DataObject) -> None:
     """As long as as many survive, sign and open as the threshold says."""

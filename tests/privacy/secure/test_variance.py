@@ -19,7 +19,7 @@ def some_of(generator: np.random.Generator, names: list[str], most: int) -> set[
     return set(generator.permutation(names)[: generator.integers(0, most + 1)].tolist())
 
 
-@pytest.mark.parametrize("sums", [200, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("sums", [200, pytest.param(10_000, marks=pytest.mark.rest)])
 def test_whoever_falls_silent_the_honest_leave_the_promised_noise(sums: int) -> None:
     """Three to seven parties, of which some collude, and some fall silent at each stage.
 

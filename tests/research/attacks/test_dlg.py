@@ -26,7 +26,7 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_image_and_label_are_found(smooth: Model, image: Tensor) -> None:
     start = start_of(smooth)
     match = deep_leakage(smooth, start, gradient_of(smooth, start, image, 2), SHAPE, generator(), 2, 150)

@@ -135,7 +135,7 @@ def test_an_audit_leaves_a_page_and_a_row_a_client_and_attack(tmp_path: Path) ->
     assert len((tmp_path / "clients.csv").read_text().splitlines()) == 1 + 2 * 3 * 6
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_who_likes_most_items_is_stolen_too(tmp_path: Path) -> None:
     """Against Assumption 1: everybody's labels turned round are the same theft with the other sign."""
     source = open_dataset(find_dataset("preferences"))

@@ -180,7 +180,7 @@ def test_a_randomised_choice_is_told_from_the_clients_own(run_config: Config) ->
     assert {leak.choice for leak in leaks_of(config)} == {True, False}
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_noise_hides_what_an_update_is_like(run_config: Config) -> None:
     """At nu = 1000 what is left of it over 60 rounds is chance, with a mean of 0.
 

@@ -242,8 +242,8 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.rest
 @needs_data
-@pytest.mark.slow
 @pytest.mark.usefixtures("without_rank_one")
 def test_the_papers_sentence_holds_for_plain_dlg(digits: str) -> None:
     """Full at nu = 1e-3, at least partial at 1e-1, none from 1 (Sec. 5.3); and as good as exact without noise.
@@ -259,8 +259,8 @@ def test_the_papers_sentence_holds_for_plain_dlg(digits: str) -> None:
     assert verdicts in (["full", "full", "none"], ["full", "partial", "none"])
 
 
+@pytest.mark.rest
 @needs_data
-@pytest.mark.slow
 @pytest.mark.usefixtures("short_dlg")
 def test_where_plain_dlg_fails_the_rank_one_attack_still_shows_the_image(digits: str) -> None:
     """On the paper's ReLU network, behind the gate, at noise multipliers that stop DLG on a sigmoid one."""

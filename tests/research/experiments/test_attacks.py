@@ -24,6 +24,8 @@ from umbel.research.experiments import attacks
 from umbel.research.experiments.__main__ import app
 from umbel.research.experiments.sweep import Result
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.mark.slow
 def test_the_attacks_command(umbel_home: Path, in_process: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from umbel.research.attacks import sums
 from umbel.research.experiments import attacks_on_sums
 from umbel.research.experiments.sweep import Result
+
+pytestmark = pytest.mark.rest
 
 
 def test_every_size_is_attacked_for_each_seed(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.project import source
 from umbel.research.experiments import audits
 
+pytestmark = pytest.mark.rest
+
 REPORT = {
     "rows": False, "claim": {"delta": 1e-5}, "law": "gaussian",
     "faults": [{"code": "low-bits", "text": "the last bits tell", "mend": "Round."}],

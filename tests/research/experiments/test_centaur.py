@@ -17,6 +17,8 @@ from umbel.research.experiments import centaur
 from umbel.research.experiments.__main__ import app
 from umbel.server.setup import Setup
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.fixture
 def users(umbel_home: Path) -> Path:

@@ -9,6 +9,8 @@ import pytest
 from umbel.research.experiments import chosen_round
 from umbel.research.experiments.chosen_round import EPSILONS, LAST
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.fixture
 def config(run_config: dict[str, Any]) -> dict[str, Any]:

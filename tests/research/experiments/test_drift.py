@@ -18,6 +18,8 @@ from umbel.research.experiments.drift import BEFORE, FRESH, PHASES, ROUNDS, SPAR
 from umbel.research.experiments.sweep import Result
 from umbel.simulation.in_process import run_config
 
+pytestmark = pytest.mark.rest
+
 
 @cache
 def world() -> list[tuple[Manifest, Clients]]:

@@ -23,6 +23,8 @@ from umbel.research.experiments.tables import by_arm
 from umbel.research.output import Section, interval, verdict
 from umbel.simulation import baselines
 
+pytestmark = pytest.mark.rest
+
 OWN: dict[str, Any] = {
     "mean": 0.1, "worst_decile": 0.2, "chosen": [1, 1], "rand_index": 0.5, "to_truth": [0.1, 0.2],
     "held_out": {"mean": 0.3, "worst_decile": 0.4, "clients": 2},

@@ -15,6 +15,8 @@ from umbel.research.experiments.runs import Spec
 from umbel.research.experiments.sweep import Result
 from umbel.simulation.in_process import run_config
 
+pytestmark = pytest.mark.rest
+
 
 def test_losses_between_groups() -> None:
     # Group means 2 and 6; over clients mean 4, and sqrt((9 + 1 + 1 + 9) / 4) around it; 16^2 / (4 * 84) is Jain's.

@@ -22,6 +22,8 @@ from umbel.research.experiments.__main__ import app
 from umbel.research.experiments.sweep import Result, resumable
 from umbel.simulation.in_process import run_config
 
+pytestmark = pytest.mark.rest
+
 
 def entry(number: int, loss: float | None, metric: float = 0.0, asked: int = 10) -> dict[str, Any]:
     return {"number": number, "loss": loss, "metric": metric if loss is not None else None, "asked": asked}

@@ -35,6 +35,8 @@ from umbel.research.experiments.runs import Spec
 from umbel.research.experiments.sweep import Result
 from umbel.simulation.in_process import play, run_config
 
+pytestmark = pytest.mark.rest
+
 
 def release_of(config: dict[str, Any], n: int) -> Release:
     k = config["hypotheses"]

@@ -14,6 +14,8 @@ from umbel.research.experiments.runs import Spec
 from umbel.research.experiments.sweep import Result
 from umbel.server.setup import Setup
 
+pytestmark = pytest.mark.rest
+
 HOSPITALS = methods.TASKS[0].title
 
 

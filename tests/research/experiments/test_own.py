@@ -12,6 +12,8 @@ from umbel.research.experiments import own, page
 from umbel.research.experiments.sweep import Result
 from umbel.simulation import in_process
 
+pytestmark = pytest.mark.rest
+
 
 def test_each_method_is_measured_on_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "ARMS", {"synthetic": ("synthetic", {})})

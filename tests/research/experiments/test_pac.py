@@ -16,6 +16,8 @@ from umbel.research.experiments import pac
 from umbel.research.experiments.__main__ import app
 from umbel.research.experiments.pac import Trials, interactions
 
+pytestmark = pytest.mark.rest
+
 
 def test_theorems_2_and_3_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     clients = Trials.draw(1, 0.1, seed=4)

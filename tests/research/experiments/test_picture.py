@@ -10,6 +10,8 @@ import pytest
 from umbel.research.experiments import page, picture
 from umbel.research.experiments.picture import Bar
 
+pytestmark = pytest.mark.rest
+
 BARS = [Bar("alone <1>", "alone", 1000.0, 2000.0), Bar("together", "kept", 250.0, 500.0)]
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -16,6 +16,8 @@ from umbel.research.experiments.sweep import Result
 from umbel.server.worth import Level, Way
 from umbel.simulation.proxy import feature_spans
 
+pytestmark = pytest.mark.rest
+
 
 def test_a_table_is_imported_with_the_scales_and_ranges_that_a_first_import_prints(
     tmp_path: Path, umbel_home: Path

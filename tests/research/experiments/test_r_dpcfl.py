@@ -14,6 +14,8 @@ from umbel.research.experiments.runs import Spec
 from umbel.research.experiments.sweep import Result
 from umbel.server.setup import Setup
 
+pytestmark = pytest.mark.rest
+
 CLIENTS = sum(r_dpcfl.SIZES)
 CLUSTERS = np.repeat(np.arange(len(r_dpcfl.SIZES)), r_dpcfl.SIZES)
 

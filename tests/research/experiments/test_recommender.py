@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.errors import raises
 from umbel.data import open_dataset
 from umbel.models.factors import baselines
@@ -12,6 +14,8 @@ from umbel.research.experiments import recommender
 from umbel.research.experiments.recommender import ARMS, specs, tables
 from umbel.research.experiments.runs import Spec
 from umbel.research.experiments.sweep import Result
+
+pytestmark = pytest.mark.rest
 
 
 def result(spec: Spec, last: float, best: float) -> Result:

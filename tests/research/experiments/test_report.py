@@ -29,6 +29,8 @@ from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
 
+pytestmark = pytest.mark.rest
+
 
 def report(run: Path | str, *against: str) -> Any:
     return CliRunner().invoke(app, [str(run), *(word for one in against for word in ("--against", one))])

@@ -24,6 +24,8 @@ from umbel.simulation.baselines import personalised
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
 
+pytestmark = pytest.mark.rest
+
 
 def test_a_run_gives_what_the_apps_own_rounds_give() -> None:
     config = run_config("synthetic", rounds=5, seed=4)

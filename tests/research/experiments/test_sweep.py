@@ -43,6 +43,8 @@ from umbel.research.experiments.sweep import (
 from umbel.research.experiments.tables import page
 from umbel.simulation.in_process import run_config
 
+pytestmark = pytest.mark.rest
+
 # As they are before tests put others in their place.
 EACH, SAVE = umbel.research.experiments.sweep._each, umbel.research.experiments.sweep._save
 SPECS = [Spec(f"seed{seed}", run_config("synthetic", rounds=2, seed=seed)) for seed in range(3)]

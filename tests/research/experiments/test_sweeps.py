@@ -13,6 +13,8 @@ from tests.helpers.errors import raises
 from tests.research.experiments.conftest import in_process  # noqa: F401
 from umbel.protocol.errors import ConfigError, DatasetError, SweepError
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.mark.usefixtures("in_process")
 def test_every_combination_is_run_once_and_the_same_call_goes_on(

@@ -8,10 +8,14 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from umbel.research.experiments.runs import Spec
 from umbel.research.experiments.sweep import Result
 from umbel.research.experiments.tables import good, page
 from umbel.research.output import Section
+
+pytestmark = pytest.mark.rest
 
 
 def result(name: str, loss: float = 1.0, error: str = "", **config: Any) -> Result:

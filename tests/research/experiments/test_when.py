@@ -16,6 +16,8 @@ from umbel.research.experiments import page, when
 from umbel.research.experiments.runs import Spec
 from umbel.research.experiments.sweep import Result
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:

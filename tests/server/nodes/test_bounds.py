@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.examples import examples
 from tests.helpers.paper import paper_task
 from umbel.privacy.gate.releases import min_radius, resolution, round_to_grid, sanitise
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
@@ -35,7 +36,7 @@ def honest(
     return noisy.astype(np.float32).astype(np.float64)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     st.sampled_from([1, 2, 3, 11, 500]),
     st.sampled_from([0.0, 0.1, 1.0, 5.0, 100.0]),

@@ -30,7 +30,7 @@ from umbel.server.worth import Level
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.rest,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium or Chrome on this machine"),
 ]
 

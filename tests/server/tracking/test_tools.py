@@ -41,8 +41,8 @@ def with_two_more_rounds(config: dict[str, Any]) -> AppRun:
 # --- MLflow
 
 
+@pytest.mark.rest
 @needs_mlflow
-@pytest.mark.slow
 @pytest.mark.skipif(not URI, reason="MLFLOW_TRACKING_URI names no server")
 def test_a_run_and_what_is_added_to_it_is_one_run_on_the_server(run_config: dict[str, Any]) -> None:
     from mlflow import MlflowClient
@@ -67,8 +67,8 @@ def test_a_run_and_what_is_added_to_it_is_one_run_on_the_server(run_config: dict
         server.delete_run(there.info.run_id)
 
 
+@pytest.mark.rest
 @needs_mlflow
-@pytest.mark.slow
 def test_it_must_be_said_where(run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with raises(ConfigError, "config.track-options", "track-options", "uri="):
@@ -129,7 +129,7 @@ def records(content: bytes, block: int = 32768) -> Iterator[bytes]:
             record = b""
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_a_run_is_kept_in_its_folder(run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     from wandb.proto import wandb_internal_pb2
