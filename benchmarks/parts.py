@@ -55,6 +55,7 @@ PARTS: dict[str, list[str]] = {
     "averages": [f"umbel.strategies.base:{name}" for name in ("mean_of", "distances")],
 }
 """The timed functions, as ``module:attribute``."""
+BETWEEN = "the code between: checks, policy, history"
 
 
 class Stopwatch:
@@ -135,7 +136,7 @@ def main(
 def show(task: str, seconds: dict[str, float], whole: float, rounds: int) -> None:
     """Print what the parts take of a round."""
     table = table_of(f"{task}: a round of {1e3 * whole / rounds:.2f} ms", ("", "ms", "%"))
-    rest = {"the code between: checks, policy, history": whole - sum(seconds.values())}
+    rest = {BETWEEN: whole - sum(seconds.values())}
     for part, took in sorted((seconds | rest).items(), key=lambda item: -item[1]):
         table.add_row(part, f"{1e3 * took / rounds:.3f}", f"{100 * took / whole:.0f}")
     console.print(table)
