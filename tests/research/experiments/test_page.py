@@ -190,3 +190,19 @@ def test_all_that_is_on_the_page_says_its_command_commit_and_seeds() -> None:
         assert said["seeds"]
         assert said["settings"] == page.digest(folder.name), "its settings have changed since: run it again"
         assert f"made('{folder.name}')" in (page.DOCS / "papers" / "reproduce.md.j2").read_text(encoding="utf-8")
+
+
+def test_the_commit_of_each_result_is_part_of_this_history() -> None:
+    if not (ROOT / ".git").exists() or git(ROOT, "rev-parse", "--is-shallow-repository") == "true":
+        pytest.skip("the history is not here")
+    kept = sorted((page.DOCS / "results").glob("*/made.toml"))
+    commits = {file: tomllib.loads(file.read_text(encoding="utf-8"))["commit"].rstrip("+") for file in kept}
+    assert commits
+    unknown = [
+        file.parent.name
+        for file, commit in commits.items()
+        if subprocess.run(
+            ["git", "merge-base", "--is-ancestor", commit, "HEAD"], cwd=ROOT, capture_output=True
+        ).returncode
+    ]
+    assert unknown == [], "these cite commits that are not there: run them again"
