@@ -26,7 +26,7 @@ from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import FLOWER_LOGGER
 from umbel.protocol.home import write_atomically
-from umbel.research.experiments.page import commit
+from umbel.research.experiments.page import commit_of
 
 console = Console(width=120, record=True)
 
@@ -147,5 +147,5 @@ def machine(*packages: str) -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "flwr", *packages))
     return (
         f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores, {torch.get_num_threads()} "
-        f"threads of PyTorch; Python {platform.python_version()}, {versions}; commit {commit()}, {date.today()}"
+        f"threads of PyTorch; Python {platform.python_version()}, {versions}; commit {commit_of(quick=True)}, {date.today()}"
     )

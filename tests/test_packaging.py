@@ -98,7 +98,6 @@ def test_a_run_needs_nothing_that_umbel_is_developed_with() -> None:
         "ipykernel",
         "transformers",
         "onnx",
-        "scikit-learn",
         "pyarrow",
         "mlflow-skinny",
     }

@@ -52,6 +52,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "public": {"clipping": "public", "clip-norm": 1.5, "clip-norm-decay": 0.9, "clip-norm-floor": 0.1, "rounds": 6},
 }  # fmt: skip
 NOT_EXACT = {"recommender"}
+# When it was saved, the round in which patience ran out trained as well; now it only validates.
+PATIENT = "fedavg"
+VALIDATED = ("number", "loss", "metric", "nearest", "best_round", "loss_spread", "metric_spread")
 
 
 def make_data(home: Path) -> None:
@@ -102,6 +105,11 @@ def summary(run: AppRun) -> dict[str, Any]:
     }
 
 
+def releases(ledger: str) -> int:
+    """Return the number of releases in a ledger."""
+    return sum(int(often) for _, often, _ in list(csv.reader(ledger.splitlines()))[1:])
+
+
 @pytest.fixture(scope="module")
 def saved() -> dict[str, Any]:
     runs: dict[str, Any] = json.loads(gzip.decompress(SAVED.read_bytes()))
@@ -119,7 +127,15 @@ def test_a_run_gives_what_it_gave(
     make_data(umbel_home)
     config = run_config | COMMON | RUNS[name]
     found, expected = summary(run_app(config, InProcessGrid(umbel.client.app.app, config, nodes=2))), saved[name]
-    assert found["ledger"] == expected["ledger"]
+    if name == PATIENT:
+        last, kept = expected["history"][-1], [array for array in expected["arrays"] if array.startswith("hypotheses.")]
+        assert releases(expected["ledger"]) - releases(found["ledger"]) == last["releases"] == last["asked"] > 0
+        assert found["history"][-1]["asked"] == found["history"][-1]["releases"] == 0
+        expected["history"][-1] = {key: last[key] for key in VALIDATED if key in last}
+        expected["arrays"] = {array: expected["arrays"][array] for array in kept}
+        found["arrays"] = {array: found["arrays"][array] for array in kept}
+    else:
+        assert found["ledger"] == expected["ledger"]
 
     assert len(found["history"]) == len(expected["history"])
     for ours, theirs in zip(found["history"], expected["history"], strict=True):

@@ -1,6 +1,6 @@
 """Federated learning behind scikit-learn's interface: each group of rows is a client.
 
-It is a simulation, with all rows on this machine, and leaves no file behind. It takes ``pip install 'umbel[sklearn]'``.
+It is a simulation, with all rows on this machine, and leaves no file behind.
 
 >>> from umbel.sklearn import FederatedRegressor
 >>> bounds = {"feature_range": (0, 100), "target_range": (0, 50_000)}

@@ -16,7 +16,6 @@ from umbel.protocol.run_config import RunConfig
 from umbel.server.history import State
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Patience
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies.base import HypothesisStrategy, Outcome
@@ -128,5 +127,4 @@ class After(Observer):
 def run_of(strategy: HypothesisStrategy, *observers: Observer, **changes: Any) -> Run:
     """Return a run that will begin at theta(1) = 0."""
     asked = setup(strategy, **changes)
-    watching = [Patience(asked.config.patience), *observers]
-    return Run(asked, SpyGrid(echo), State(hypotheses=theta(0), best=theta(0)), watching, "mine")
+    return Run(asked, SpyGrid(echo), State(hypotheses=theta(0), best=theta(0)), [*observers], "mine")

@@ -1,4 +1,4 @@
-"""umbel's own observers: patience, the log, and what is saved after each round."""
+"""umbel's own observers: the log, and what is saved after each round."""
 
 from __future__ import annotations
 
@@ -35,28 +35,6 @@ def scripted(losses: list[float | None], *observers: Observer, **changes: Any) -
     run = run_of(Scripted(losses), *observers, **changes)
     run_rounds(run)
     return run.state
-
-
-# --- patience
-
-
-@pytest.mark.parametrize(
-    ("losses", "validations", "rounds", "reason"),
-    [
-        ([9, 5, 6, 5, 7, 1], 3, 5, "no better hypotheses in 3 validations"),
-        ([9, 9, 9, 9, 9, 9], 1, 2, "no better hypotheses in 1 validation"),
-        ([9, 8, 7, 6, 5, 4], 1, 6, "all 5 rounds done"),
-        ([9, 9, 9, 9, 9, 9], 0, 6, "all 5 rounds done"),
-        ([9, 8, 7, 6, 5, 5], 1, 6, "all 5 rounds done"),
-        ([None] * 6, 1, 5, "all 5 rounds done"),
-    ],
-)
-def test_patience_ends_a_run_that_gets_no_better(
-    losses: list[float | None], validations: int, rounds: int, reason: str
-) -> None:
-    state = scripted(losses, patience=validations)
-    assert len(state.history) == rounds
-    assert state.stopped == reason
 
 
 # --- releases

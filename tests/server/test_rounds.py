@@ -208,6 +208,25 @@ def test_until_a_validation_client_answers_the_newest_are_kept() -> None:
 # --- patience
 
 
+@pytest.mark.parametrize(
+    ("losses", "validations", "rounds", "reason"),
+    [
+        ([9, 5, 6, 5, 7, 1], 3, 5, "no better hypotheses in 3 validations"),
+        ([9, 9, 9, 9, 9, 9], 1, 2, "no better hypotheses in 1 validation"),
+        ([9, 8, 7, 6, 5, 4], 1, 6, "all 5 rounds done"),
+        ([9, 9, 9, 9, 9, 9], 0, 6, "all 5 rounds done"),
+        ([9, 8, 7, 6, 5, 5], 1, 6, "all 5 rounds done"),
+        ([None] * 6, 1, 5, "all 5 rounds done"),
+    ],
+)
+def test_patience_ends_a_run_that_gets_no_better(
+    losses: list[float | None], validations: int, rounds: int, reason: str
+) -> None:
+    state, _ = play(Scripted(losses), patience=validations)
+    assert len(state.history) == rounds
+    assert state.stopped == reason
+
+
 def test_patience_counts_validations_not_rounds() -> None:
     # Rounds 1, 4, 7 and 10 validate theta = 0, 3, 6 and 9.
     state, _ = play(Scripted([5] * 20), rounds=20, patience=2, validate_every=3)
@@ -220,6 +239,33 @@ def test_a_validation_that_nobody_answers_is_none(caplog: pytest.LogCaptureFixtu
     assert state.stopped == "all 5 rounds done"
     told = [message for message in caplog.messages if "no validation client reported" in message]
     assert [message.split(":")[0] for message in told] == ["round 2", "round 3", "round 4"]
+
+
+def test_where_patience_may_end_the_run_validation_goes_alone() -> None:
+    """Round 3 might be the last and is better, so that it trains; round 5 is the last, and does not."""
+    run = run_of(strategy := Scripted([5, 6, 4, 7, 8, 9]), patience=2)
+    run_rounds(run)
+    both, alone, training = [["evaluation", "training"]], [["evaluation"]], [["training"]]
+    assert run.grid.exchanges == [both, both, alone, training, both, alone]  # type: ignore[attr-defined]
+    assert [round for round, *_ in strategy.trained] == [1, 2, 3, 4]
+    assert [entry.asked for entry in run.state.history] == [3, 3, 3, 3, 0]
+    assert run.fleet.participations.tolist() == [4, 4, 0], "nobody is charged in the round that ends the run"
+    assert value_of(run.state.hypotheses) == 4, "which have been validated"
+    assert (run.state.best_round, value_of(run.state.best)) == (3, 2)
+    for entry in run.state.history:
+        assert [*entry.stages] == ["pause", "sites", "validation", "aggregation"]
+
+
+def test_a_validation_that_belongs_to_the_training_goes_with_it() -> None:
+    """As where both are in one secure sum, of which a site joins one a round."""
+
+    class Joint(Scripted):
+        validates_alone = False  # type: ignore[assignment]
+
+    state, grid = play(Joint([5, 6, 7, 8]), patience=1)
+    assert grid.exchanges == [[["evaluation", "training"]]] * 2
+    assert state.stopped == "no better hypotheses in 1 validation"
+    assert [entry.asked for entry in state.history] == [3, 3]
 
 
 # --- validating now and then

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from tests.helpers.errors import raises
 from tests.helpers.paper import paper_run
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError
-from umbel.server.run_folder import _digest
+from umbel.server.history import State
+from umbel.server.run_folder import RunFolder, _digest
 from umbel.server.saved import Saved
 from umbel.server.setup import Setup
 from umbel.simulation import in_process
@@ -162,3 +164,24 @@ def test_rounds_are_left(copy: Path) -> None:
     latest(lambda arrays: arrays, rounds="4")(copy)
     assert len(entries) == 5
     assert len(saved(copy, rounds=4).state.history) == 4, "it was killed before the evaluation at the end"
+
+
+def test_a_run_that_patience_ended_continues_with_more_as_if_it_had_had_that_from_the_start(
+    umbel_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_blank(monkeypatch)
+
+    def ended(patience: int, **changes: Any) -> tuple[Path, State]:
+        folder = in_process.run(CONFIG | {"rounds": 60, "patience": patience} | changes)
+        return folder, RunFolder(folder).read(["weight"])[0]
+
+    shorter, short = ended(1)
+    assert (short.stopped, short.stale) == ("no better hypotheses in 1 validation", 1)
+    _, continued = ended(3, resume=str(shorter))
+    _, whole = ended(3)
+    assert len(short.history) < len(whole.history) < 60
+    assert continued.stopped == whole.stopped
+    plain = [[replace(entry, seconds=0, stages={}) for entry in one.history] for one in (continued, whole)]
+    assert plain[0] == plain[1]
+    for mine, theirs in ((continued.hypotheses, whole.hypotheses), (continued.best, whole.best)):
+        np.testing.assert_array_equal(mine["weight"], theirs["weight"])

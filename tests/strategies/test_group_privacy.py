@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from tests.strategies.conftest import one_round
 from umbel.server.nodes.fleet import Fleet
-from umbel.strategies.group_privacy import GroupPrivacy, nearest, seeded_kmeans
+from umbel.strategies.group_privacy import GroupOptions, GroupPrivacy, nearest, relocating_kmeans, seeded_kmeans
 
 
 def column(*numbers: float) -> NDArray[np.float64]:
@@ -43,7 +45,7 @@ def test_a_point_between_two_centroids_goes_to_the_first() -> None:
         ((0, 2, 3, 10), (0, 5), [0, 0, 0, 1]),
         # The border halfway between the means goes from 0.5 to 3.8, 6.3, 8.25 and 11.8.
         ((0, 1, 3, 6, 8, 20), (0, 1), [0, 0, 0, 0, 0, 1]),
-        # Without points a centroid stays. Library implementations would move the second one to the outlier, 49.
+        # Without points a centroid stays. `relocating_kmeans` moves the second one to the outlier, 49.
         ((0, 1, 49), (0, 100), [0, 0, 0]),
         # The middle centroid attracts 4 and 6, but its neighbours move to 3.5 and 6.5, which is nearer.
         ((3.5, 4, 6, 6.5), (2.5, 5, 7.5), [0, 0, 2, 2]),
@@ -53,9 +55,50 @@ def test_labels_on_a_line(points: tuple[float, ...], centroids: tuple[float, ...
     assert seeded_kmeans(column(*points), column(*centroids)).tolist() == labels
 
 
-def test_the_given_centroids_are_left_alone() -> None:
+@pytest.mark.parametrize(
+    ("points", "centroids", "labels"),
+    [
+        ((0, 1, 49), (0, 100), [0, 0, 1]),
+        # No cluster is ever empty: as in `test_labels_on_a_line`.
+        ((0, 2, 3, 10), (0, 5), [0, 0, 0, 1]),
+        # Two centroids without points move to the two outliers.
+        ((0, 1, 49, 80), (0, 200, 300), [0, 0, 2, 1]),
+        # Fewer points than centroids: all without points stay.
+        ((0, 49), (0, 100, 200), [0, 0]),
+        ((0, 1, 49), (0,), [0, 0, 0]),
+    ],
+)
+def test_a_centroid_without_points_may_move(
+    points: tuple[float, ...], centroids: tuple[float, ...], labels: list[int]
+) -> None:
+    assert relocating_kmeans(column(*points), column(*centroids)).tolist() == labels
+
+
+@pytest.mark.filterwarnings("error")
+def test_equal_points_have_fewer_places_than_centroids_and_nobody_is_warned() -> None:
+    labels = relocating_kmeans(np.ones((5, 3), np.float32), column(0, 1, 2) * np.ones(3))
+    assert labels.shape == (5,)
+    assert set(labels.tolist()) <= {0, 1, 2}
+
+
+def test_moving_depends_neither_on_threads_nor_on_where_the_points_lie() -> None:
+    """More points than scikit-learn gives to one thread, in the 32 bits in which they travel."""
+    random = np.random.default_rng(3)
+    points, centroids = random.normal(size=(3000, 4)), random.normal(size=(6, 4))
+    centroids[5] = 1000  # without points
+    one, far = relocating_kmeans(points, centroids), points.astype(np.float32) + np.float32(4096)
+    assert np.bincount(one, minlength=6).all()
+    with threadpool_limits(4):
+        np.testing.assert_array_equal(relocating_kmeans(points, centroids), one)
+    np.testing.assert_array_equal(
+        relocating_kmeans(far, centroids), relocating_kmeans(far.astype(np.float64), centroids)
+    )
+
+
+@pytest.mark.parametrize("cluster", [seeded_kmeans, relocating_kmeans])
+def test_the_given_centroids_are_left_alone(cluster: Any) -> None:
     seeds = column(0, 5)
-    seeded_kmeans(column(0, 2, 3, 10), seeds)
+    cluster(column(0, 2, 3, 10), seeds)
     assert seeds[:, 0].tolist() == [0, 5]
 
 
@@ -106,3 +149,12 @@ def test_a_round_clusters_the_releases_and_averages_each_cluster() -> None:
     following, counts = one_round(strategy, [(0, 1, 3), (5, 1, 3), (-90, 0, 0)], release)
     assert counts["groups"] == [3, 1, 0]
     np.testing.assert_allclose(following, [(5 / 3, 1, 3), (10, 7, 9), (-90, 0, 0)], rtol=1e-6)
+
+
+def test_a_round_may_move_the_hypothesis_that_gets_no_release() -> None:
+    """It goes to (10, 7, 9), the furthest from its cluster's centre, and keeps it; the others share the rest."""
+    release = {0: (0, 1, 1), 1: (2, 1, 3), 2: (3, 1, 5), 3: (10, 7, 9)}
+    strategy = GroupPrivacy(Fleet(clients_per_round=4), hypotheses=2, options=GroupOptions(empty="relocate"))
+    following, counts = one_round(strategy, [(0, 1, 3), (-90, 0, 0)], release)
+    assert counts["groups"] == [3, 1]
+    np.testing.assert_allclose(following, [(5 / 3, 1, 3), (10, 7, 9)], rtol=1e-6)

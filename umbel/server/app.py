@@ -21,7 +21,7 @@ from umbel.protocol.release import Clipping
 from umbel.server.history import State
 from umbel.server.memory import check_memory
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Checkpoints, Log, Patience, Released, Resumed, Sites, Spending, named
+from umbel.server.observers import Checkpoints, Log, Released, Resumed, Sites, Spending, named
 from umbel.server.report import View, render
 from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.run_folder import RunFolder, Section, versions
@@ -62,7 +62,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
         If the nodes that the run needs are missing, or return nothing.
     """
     setup = Setup.parse(run_config)
-    observers = [Patience(setup.config.patience), *named(setup)]
+    observers = [*named(setup)]
     setup.strategy.summary()
     if setup.config.protect.clients and not setup.config.noise_multiplier and setup.config.clipping is Clipping.PUBLIC:
         neither = "clipping=update choice-epsilon=0"

@@ -1,4 +1,4 @@
-"""Observers watch a run: early stopping, checkpoints, the log, and a user's classes.
+"""Observers watch a run: checkpoints, the log, and a user's classes.
 
 An observer is a class on `Observer`, named in the run config: ``observers = "package.module:Class
 name=value; another.module:Class"``. The fields of a dataclass, `Options`, are its options.

@@ -1,4 +1,4 @@
-"""umbel's own observers: early stopping, the log, and the run folder."""
+"""umbel's own observers: the log, and the run folder."""
 
 from __future__ import annotations
 
@@ -52,19 +52,6 @@ def named(setup: Setup) -> tuple[Observer, ...]:
             text = f"observers: {place!r} would track the run elsewhere; set track={tool!r} instead"
             raise ConfigError(text, code="config.track-again")
     return (*observers, *load_tracker(run.track, run.track_options), *observes)
-
-
-class Patience(Observer):
-    """Stops a run after so many validations without a better loss; never where `validations` is 0."""
-
-    def __init__(self, validations: int) -> None:
-        super().__init__()
-        self._validations = validations
-
-    def after_round(self, run: Run) -> None:
-        """Stop the run after too many validations."""
-        if 0 < self._validations <= run.state.stale:
-            run.stop(f"no better hypotheses in {count_of(self._validations, 'validation')}")
 
 
 class Released(Observer):

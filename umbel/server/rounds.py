@@ -22,6 +22,7 @@ from umbel.protocol import logs
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.flower import log
 from umbel.protocol.records import to_array_record
+from umbel.protocol.words import count_of
 from umbel.server.history import Round, State
 from umbel.server.nodes.exchange import Exchange
 from umbel.server.nodes.transport import transport_of
@@ -82,7 +83,8 @@ def run_rounds(run: Run) -> None:
     """Run rounds until they are over or an observer stops the run; `run.state` holds the outcome.
 
     A round sends training from theta(t) and evaluation of theta(t) in one message a node, so that it
-    costs one wait.
+    costs one wait. Where `patience` may end the run, the evaluation goes alone, and training follows if the run
+    continues: clients are not charged for training that has no use.
     """
     rounds, state = run.setup.config.rounds, run.state
     for observer in run.observers:
@@ -127,31 +129,36 @@ def _tell(observers: Iterable[Observer], tell: Callable[[Observer], None]) -> No
 
 
 def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, train: bool) -> ArrayRecord:
-    """Do a round from the hypotheses in `arrays`; return those of the next."""
+    """Do a round from the hypotheses in `arrays`; return those of the next.
+
+    It does not train after a validation that exhausts the run's patience, unless both had to be asked together.
+    """
     clock = _Clock()
-    setup, state, grid, strategy = run.setup, run.state, run.grid, run.strategy
-    fleet, k = run.fleet, len(next(iter(state.hypotheses.values())))
+    setup, state, strategy = run.setup, run.state, run.strategy
+    fleet, k, patience = run.fleet, len(next(iter(state.hypotheses.values()))), run.setup.config.patience
     nearest = distances(flatten(state.hypotheses)) if k > 1 else []
     validates = not train or (number - 1) % setup.config.validate_every == 0
-    while True:
-        fleet.wait(number, grid, partial(_in_pause, run, number))
-        clock.ends("pause")
-        messages = strategy.configure_train(number, arrays, task, grid) if train else []
-        evaluations = strategy.configure_evaluate(number, arrays, task, grid) if validates else []
-        replies = fleet.exchange(number, grid, [*messages, *evaluations], setup.config.round_timeout)
-        clock.ends("sites")
-        # A round that no node answered is repeated, once nodes can be asked again.
-        if not (fleet.unanswered and fleet.waits(grid)):
-            break
+    training = partial(strategy.configure_train, number, arrays, task, run.grid)
+    evaluation = partial(strategy.configure_evaluate, number, arrays, task, run.grid)
+    alone = train and validates and 0 < patience <= state.stale + 1 and strategy.validates_alone
+    first = [training] * (train and not alone) + [evaluation] * validates
+    asked, replies = _exchange(run, number, clock, first)
+    dropped = 0
 
     scores = strategy.validate(number, replies) if validates else None
     if scores is not None:
         _keep_best(state, scores.loss, number)
-    elif evaluations:
+        if train and 0 < patience <= state.stale:
+            state.stopped = f"no better hypotheses in {count_of(patience, 'validation')}"
+            train = not alone
+    elif any(message.metadata.message_type == "evaluate" for message in asked):
         log(
             WARNING, "round %d: no validation client reported; their sites refuse, or their budgets are used up", number
         )
     clock.ends("validation")
+    if train and alone:
+        dropped = fleet.dropped
+        _, replies = _exchange(run, number, clock, [training])
     run.outcome = outcome = strategy.train(number, replies) if train else None
     following = outcome.following if outcome else None
     if following is not None:
@@ -178,7 +185,7 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
             median_participations=_median(spent),
             max_participations=int(spent.max()),
             seconds=round(sum(clock.stages.values()), 3),
-            dropped=fleet.dropped,
+            dropped=dropped + fleet.dropped,
             loss_spread=scores.loss_spread if scores else [],
             metric_spread=scores.metric_spread if scores else [],
             exact_reports=scores.exact if scores else 0,
@@ -187,6 +194,24 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
         )
     )
     return arrays
+
+
+def _exchange(
+    run: Run, number: int, clock: _Clock, parts: Sequence[Callable[[], Iterable[Message]]]
+) -> tuple[list[Message], list[Message]]:
+    """Send the messages that each of `parts` makes, and return them and the replies.
+
+    If no node answers, the messages are made and sent again, once nodes can be asked again.
+    """
+    fleet, grid = run.fleet, run.grid
+    while True:
+        fleet.wait(number, grid, partial(_in_pause, run, number))
+        clock.ends("pause")
+        messages = [message for part in parts for message in part()]
+        replies = fleet.exchange(number, grid, messages, run.setup.config.round_timeout)
+        clock.ends("sites")
+        if not (fleet.unanswered and fleet.waits(grid)):
+            return messages, replies
 
 
 class _Clock:

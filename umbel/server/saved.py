@@ -80,7 +80,8 @@ class Saved:
         # Entries after the last training round only evaluate, and are made again at the end.
         over = not state.history[-1].asked or not state.best_round
         while state.history and not state.history[-1].asked:
-            state.history.pop()
+            again = state.history.pop()
+            state.stale -= state.stale > 0 and again.loss is not None and again.number > state.best_round
         if len(state.history) > setup.config.rounds or (over and len(state.history) == setup.config.rounds):
             raise ConfigError(
                 f"resume: the run has done its {len(state.history)} rounds; raise rounds to continue",

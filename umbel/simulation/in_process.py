@@ -15,7 +15,7 @@ from umbel.protocol.run_config import RunConfig
 from umbel.server.app import conduct
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Checkpoints, Patience, named
+from umbel.server.observers import Checkpoints, named
 from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.saved import Saved
@@ -141,7 +141,7 @@ def play(
     else:
         start = initial_hypotheses(setup, grid)
         state = State(hypotheses=start, best=start)
-    watching = [Patience(setup.config.patience), *named(setup), *observers, *([_NoNodeLost()] if strict else [])]
+    watching = [*named(setup), *observers, *([_NoNodeLost()] if strict else [])]
     folder = None
     if saved_in is not None:
         folder = RunFolder(saved_in)

@@ -192,6 +192,11 @@ class HypothesisStrategy(Strategy):
         """The fewest hypotheses among which clients may have to choose: a random choice among fewer reveals more."""
         return min(2, self.hypotheses) if self.resizes or self.how_many else self.hypotheses
 
+    @property
+    def validates_alone(self) -> bool:
+        """Whether a round may validate before it trains; otherwise one exchange does both."""
+        return True
+
     def check(self, run: RunConfig, model: Model) -> None:
         """Raise `ConfigError` if the strategy cannot carry out the run; called once, before any work."""
 

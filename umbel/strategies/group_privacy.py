@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -35,8 +37,7 @@ def nearest(points: Vectors, centroids: Matrix) -> Labels:
 def seeded_kmeans(points: Vectors, centroids: Matrix) -> Labels:
     """Cluster by Lloyd's iterations from given centroids (Algorithm 1, line 9).
 
-    A centroid without points stays where it is. Library implementations move it into another
-    cluster, which would discard a hypothesis that happened to get no clients.
+    A centroid without points stays where it is.
 
     Parameters
     ----------
@@ -63,17 +64,52 @@ def seeded_kmeans(points: Vectors, centroids: Matrix) -> Labels:
     return labels
 
 
+def relocating_kmeans(points: Vectors, centroids: Matrix) -> Labels:
+    """Cluster as `seeded_kmeans`, but move a centroid without points, as scikit-learn does.
+
+    It moves to the point that is furthest from its own centroid. If there are fewer points than centroids, those
+    without points stay.
+    """
+    if len(centroids) == 1 or len(points) < len(centroids):
+        return seeded_kmeans(points, centroids)
+    # Together they take a second to import, and only this uses them.
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    kmeans = KMeans(len(centroids), init=centroids, n_init=1, max_iter=MAX_ITERATIONS, tol=0)
+    # Threads would add up in any order, and 32 bits round differently wherever the points lie.
+    with _threads().limit(limits=1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # clients without an update release equal points
+        labels: Labels = kmeans.fit(points.astype(np.float64)).labels_.astype(np.int64)
+    return labels
+
+
+@lru_cache
+def _threads() -> Any:
+    """Return the control of the threads of this process's libraries, which takes 10 ms to find them."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+_KMEANS = {"stay": seeded_kmeans, "relocate": relocating_kmeans}
+
+
 @dataclass(frozen=True)
 class GroupOptions:
-    """Options against a collapse into one model.
+    """Options for hypotheses that no client trains.
 
     Attributes
     ----------
+    empty : str
+        In k-means, the centre of an empty cluster stays where it is ("stay"), or moves to a release far from its own
+        centre, as in scikit-learn ("relocate"). The paper does not say which it used.
     respawn : int
         After so many rounds in a row without a release, a hypothesis becomes half of the largest group
         (`umbel.strategies.respawn`); 0 for never, as in the paper.
     """
 
+    empty: Literal["stay", "relocate"] = "stay"
     respawn: Annotated[int, Field(ge=0)] = 0
 
 
@@ -85,12 +121,12 @@ class GroupPrivacy(HypothesisStrategy):
 
     @property
     def _respawn(self) -> int:
-        # The options of a derived strategy may lack it.
+        # The options of a derived strategy may lack it, as they may lack `empty`.
         return int(getattr(self.options, "respawn", 0))
 
     def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:
         """Return the k-means cluster of each release."""
-        return seeded_kmeans(releases, hypotheses)
+        return _KMEANS[getattr(self.options, "empty", "stay")](releases, hypotheses)
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse to drop and to respawn hypotheses in the same run."""

@@ -83,6 +83,11 @@ class SecureAverage(SiteAverage):
         """How validation clients report."""
         return self._with_reports(EvaluationSpec())
 
+    @property
+    def validates_alone(self) -> bool:
+        """Not if reports are in the sum: a site takes part in one sum a round."""
+        return not self.reports.summed
+
     def _with_reports(self, task: EvaluationSpec) -> EvaluationSpec:
         chosen = {"report_noise_multiplier": self.options.report_noise, "report_bound": self.options.report_bound}
         return replace(task, **chosen)

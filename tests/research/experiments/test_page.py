@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
 import tomllib
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.helpers.errors import raises
 from tests.helpers.sources import ROOT
 from umbel.protocol.errors import ConfigError
-from umbel.research.experiments import page
+from umbel.research.experiments import audits, pac, page, synthetic
+from umbel.research.experiments.__main__ import app
 
 TABLE = """\
 # Two linear models
@@ -34,7 +39,7 @@ def docs(tmp_path: Path) -> Path:
     made = tmp_path / "made"
     made.mkdir()
     (made / "table.md").write_text(TABLE)
-    page.stamp("synthetic", made, "umbel experiment synthetic", [2000, 2001, 2002, 7])
+    page.stamp("synthetic", made, "umbel experiment synthetic", [2000, 2001, 2002, 7], "0123456789")
     folder = tmp_path / "docs"
     folder.mkdir()
     (folder / "reproduce.md.j2").write_text(
@@ -50,7 +55,7 @@ def test_the_page_has_the_experiments_tables_and_what_made_them(docs: Path) -> N
     assert path == docs / "reproduce.md"
     written = path.read_text().splitlines()
     assert written[0] == "# Results"
-    assert written[2].startswith("Made by `umbel experiment synthetic` at commit ")
+    assert written[2].startswith("Made by `umbel experiment synthetic` at commit 0123456789, seeds ")
     assert written[2].endswith(", seeds 7, 2000 to 2002.")
     assert written[3:] == ["One line.", "", "| who | error |", "| --- | --- |", "| FedAvg | 3.06 |"]
 
@@ -107,6 +112,56 @@ def test_the_digest_is_of_settings_and_of_what_pins_training(tmp_path: Path, mon
     assert page.digest("synthetic") != before
 
 
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A checkout with a module, a test and a setting."""
+    for file in ("umbel/core.py", "configs/a.toml", "tests/test_core.py"):
+        path = tmp_path / "tree" / file
+        path.parent.mkdir(parents=True)
+        path.write_text("rounds = 3\n")
+    (tmp_path / "tree" / ".gitignore").write_text("__pycache__\n")
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "First"]):
+        git(tmp_path / "tree", "-c", "user.name=A", "-c", "user.email=a@example.org", *words)
+    return tmp_path / "tree"
+
+
+def git(tree: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=tree, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_result_names_the_commit_of_a_tree_without_changes(tree: Path, tmp_path: Path) -> None:
+    commit = git(tree, "rev-parse", "--short=10", "HEAD")
+    assert page.commit_of(tree) == page.commit_of(tree, quick=True) == commit
+    (tree / "tests" / "test_core.py").write_text("")  # makes no result
+    (tree / "umbel" / "__pycache__").mkdir()
+    (tree / "umbel" / "__pycache__" / "core.pyc").write_bytes(b"")
+    assert page.commit_of(tree) == commit
+    assert page.commit_of(tmp_path) == "unknown", "where umbel is installed"
+
+
+@pytest.mark.parametrize("file", ["umbel/core.py", "umbel/new.py", "configs/a.toml"])
+@pytest.mark.parametrize("added", [False, True])
+def test_no_result_comes_from_a_modified_tree(tree: Path, file: str, added: bool) -> None:
+    (tree / file).write_text("rounds = 4\n")
+    if added:
+        git(tree, "add", ".")
+    with raises(ConfigError, "config.modified-tree", file, "--quick"):
+        page.commit_of(tree)
+    assert page.commit_of(tree, quick=True) == git(tree, "rev-parse", "--short=10", "HEAD") + "+"
+
+
+@pytest.mark.parametrize("command", ["synthetic", "pac", "audits"])
+def test_an_experiment_in_a_modified_tree_starts_no_work(command: str, tree: Path, monkeypatch: Any) -> None:
+    (tree / "umbel" / "new.py").write_text("")
+    monkeypatch.setattr(page, "commit_of", partial(page.commit_of, tree))
+    for module in (synthetic, pac, audits):
+        for work in ("specs", "tables"):
+            monkeypatch.setattr(module, work, None, raising=False)
+    done = CliRunner().invoke(app, [command])
+    assert done.exit_code == 2
+    assert "[config.modified-tree]" in done.stderr
+
+
 def test_what_was_not_made_is_named(docs: Path, tmp_path: Path) -> None:
     (docs / "reproduce.md.j2").write_text("{{ table('synthetic', 'Nothing') }}")
     with raises(ConfigError, "config.unknown-table", "Nothing", "What was found, Something else"):
@@ -135,3 +190,19 @@ def test_all_that_is_on_the_page_says_its_command_commit_and_seeds() -> None:
         assert said["seeds"]
         assert said["settings"] == page.digest(folder.name), "its settings have changed since: run it again"
         assert f"made('{folder.name}')" in (page.DOCS / "papers" / "reproduce.md.j2").read_text(encoding="utf-8")
+
+
+def test_the_commit_of_each_result_is_part_of_this_history() -> None:
+    if not (ROOT / ".git").exists() or git(ROOT, "rev-parse", "--is-shallow-repository") == "true":
+        pytest.skip("the history is not here")
+    kept = sorted((page.DOCS / "results").glob("*/made.toml"))
+    commits = {file: tomllib.loads(file.read_text(encoding="utf-8"))["commit"].rstrip("+") for file in kept}
+    assert commits
+    unknown = [
+        file.parent.name
+        for file, commit in commits.items()
+        if subprocess.run(
+            ["git", "merge-base", "--is-ancestor", commit, "HEAD"], cwd=ROOT, capture_output=True
+        ).returncode
+    ]
+    assert unknown == [], "these cite commits that are not there: run them again"

@@ -327,10 +327,10 @@ def test_a_sweep_that_is_stopped_on_a_cluster_goes_on_without_one_and_gives_the_
     command = ["synthetic", "--quick", "--seeds", "1", "--out"]
     alone = CliRunner().invoke(app, [*command, str(tmp_path / "alone")])
     assert alone.exit_code == 0, alone.output
-    assert len(in_process) == 10
+    assert len(in_process) == 11
     assert {"table.md", "table.csv"} <= set(made(tmp_path / "alone"))
     # Two files of hypotheses and a trace for each run that trains together, and neither for the others.
-    assert len(made(tmp_path / "alone")) == 2 + 4 * 3
+    assert len(made(tmp_path / "alone")) == 2 + 5 * 3
 
     folder = tmp_path / "stopped"
     with cluster(tmp_path) as there, monkeypatch.context() as patch, interrupted(patch):
@@ -346,6 +346,6 @@ def test_a_sweep_that_is_stopped_on_a_cluster_goes_on_without_one_and_gives_the_
     done = CliRunner().invoke(app, [*command, str(folder)])
     assert done.exit_code == 0, done.output
     assert done.stdout.strip().endswith("table.md")
-    assert len(in_process) == 10 - 1
+    assert len(in_process) == 11 - 1
     assert (before[0], before[0].stat().st_mtime_ns) == before
     assert made(folder) == made(tmp_path / "alone")

@@ -19,7 +19,7 @@ import umbel.server.nodes.fleet
 import umbel.server.nodes.presence
 import umbel.server.nodes.roster
 from tests.helpers.errors import raises
-from tests.helpers.grids import ListeningGrid, PaperGrid, failing, stack, vectors
+from tests.helpers.grids import ListeningGrid, PaperGrid, error_reply, failing, stack, vectors
 from tests.helpers.paper import paper_task
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import FleetError
@@ -199,6 +199,29 @@ def test_a_site_whose_process_died_is_asked_again_at_once(linear_config: dict[st
     grid.__class__ = Dying
     play_round(grid, fleet)
     assert len(fleet.ask_training(2, RECORD, COMMON, grid)) == asked
+
+
+@pytest.mark.parametrize(("train", "asked"), [(2, [5, 6]), (0, [5])])
+def test_a_site_that_refuses_to_report_still_trains(train: int, asked: list[int]) -> None:
+    """One without training clients is left out of the next rounds' validation."""
+
+    class Silent(Elsewhere):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            sent = list(messages)
+            queries = [*super().push_messages(one for one in sent if one.metadata.message_type == "query")]
+            for message in sent[len(queries) :]:
+                message.metadata.__dict__["_message_id"] = f"report {message.metadata.dst_node_id}"
+                refuses = message.metadata.dst_node_id == 6
+                self._replies += [error_reply(message)] if refuses else self.scores([message], lambda _: 0.5)
+            return [message.metadata.message_id for message in sent]
+
+    grid, fleet = Silent({5: Hosting(2, 2), 6: Hosting(train, 2)}), Fleet(clients_per_round=2 + train)
+    fleet.roster(grid)
+    replies = fleet.exchange(3, grid, fleet.ask_evaluation(3, RECORD, EvaluationSpec(), grid), timeout=60)
+    assert fleet.scores(replies) is not None
+    assert [message.metadata.dst_node_id for message in fleet.ask_training(3, RECORD, COMMON, grid)] == asked
+    validated = fleet.ask_evaluation(4, RECORD, EvaluationSpec(), grid)
+    assert [message.metadata.dst_node_id for message in validated] == asked
 
 
 # --- nodes that come

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -148,8 +148,8 @@ def run_pac(
 ) -> None:
     """PAC identifiability: Theorems 1 to 3, the Laplace release, Proposition 1."""
     folder = _folder(out, "pac", quick)
-    pac.tables(100 if quick else trials, seed, folder)
-    _stamp("pac", folder, [seed])
+    with errors_in_one_line():
+        _write("pac", folder, [seed], quick, lambda: pac.tables(100 if quick else trials, seed, folder))
     typer.echo(folder / "table.md")
 
 
@@ -171,8 +171,8 @@ def run_audits(
     folder = _folder(out, "audits", quick)
     with errors_in_one_line():
         places = environments.expanduser().absolute() if environments else folder / "environments"
-        audits.tables(200 if quick else canaries, seed, folder, places, quick)
-    _stamp("audits", folder, [seed])
+        number = 200 if quick else canaries
+        _write("audits", folder, [seed], quick, lambda: audits.tables(number, seed, folder, places, quick))
     typer.echo(folder / "table.md")
 
 
@@ -228,14 +228,15 @@ def _run(
     seeds = seeds or ((2 if module is recommender else 1) if quick else module.SEEDS)
     try:
         with errors_in_one_line():
+            page.commit_of(quick=quick)  # before hours of work
             specs = module.specs(folder, seeds=seeds, first=first, quick=quick, **options)
             for dataset in {spec.config["dataset"] for spec in specs}:
                 find_dataset(dataset)  # a missing one is named before any work
             task = getattr(module, "play", finish)
             results = done(specs, folder, task, keep) if only_tables else sweep(specs, folder, task, workers, keep)
             if any_good := bool(trained(good(results))):
-                module.tables(results, folder)
-                _stamp(name, folder, (result.spec.config["seed"] for result in results))
+                finished = [result.spec.config["seed"] for result in results]
+                _write(name, folder, finished, quick, lambda: module.tables(results, folder))
     except KeyboardInterrupt:
         typer.echo(f"Stopped. The same command resumes it: {folder}", err=True)
         raise typer.Exit(130) from None
@@ -251,16 +252,18 @@ def _folder(out: Path | None, name: str, quick: bool) -> Path:
     return out.expanduser().absolute() if out else umbel_home() / "experiments" / (f"{name}-quick" if quick else name)
 
 
-def _stamp(name: str, folder: Path, seeds: Iterable[int]) -> None:
-    """Write beside the tables how they were made, and in them that a quick look is not a result."""
-    if click.get_current_context().params["quick"]:
+def _write(name: str, folder: Path, seeds: Iterable[int], quick: bool, tables: Callable[[], object]) -> None:
+    """Write an experiment's tables and how they were made, and in them that a quick look is not a result."""
+    commit = page.commit_of(quick=quick)
+    tables()
+    if quick:
         page.mark_as_quick(folder)
     # The command as typed, without the results' folder and the number of parallel runs.
     words = sys.argv[1:]
     for option in {"--out", "--workers", "--environments"} & {*words}:
         del words[(at := words.index(option)) : at + 2]
     command = shlex.join(["umbel", "experiment", *words[words[:1] == ["experiment"] :]])
-    page.stamp(name, folder, command, seeds)
+    page.stamp(name, folder, command, seeds, commit)
 
 
 if __name__ == "__main__":

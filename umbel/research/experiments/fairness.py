@@ -97,8 +97,8 @@ def of_decisions(decided: NDArray[np.int64], true: NDArray[np.int64], groups: ND
     )
 
 
-def of_run(result: Result, grouping: Grouping) -> tuple[Losses, Decisions]:
-    """Measure the hypotheses of a run's last round on its validation clients.
+def of_run(result: Result, grouping: Grouping, state: str = "last") -> tuple[Losses, Decisions]:
+    """Measure the hypotheses of a run's last round, or of its best, on its validation clients.
 
     Each picks its hypothesis on a random half of its rows, and is measured on the rest.
     """
@@ -106,8 +106,8 @@ def of_run(result: Result, grouping: Grouping) -> tuple[Losses, Decisions]:
     dataset = open_dataset(find_dataset(config.dataset))
     model = models.load_for(config, dataset.manifest)
     learner = try_out(model, dataset)
-    latest = result.latest
-    hypotheses = {name: latest[name] for name in model.shapes}
+    kept = result.latest if state == "last" else result.hypotheses
+    hypotheses = {name: kept[name] for name in model.shapes}
     cohort = validation_cohort(dataset, learner)
     support, query = halves(cohort, config.seed)
     groups = grouping.of(dataset)[dataset.manifest.train :][cohort.lengths > 1]
@@ -122,15 +122,21 @@ def of_run(result: Result, grouping: Grouping) -> tuple[Losses, Decisions]:
 
 
 def group_fairness(
-    arms: Mapping[str, Sequence[Result]], grouping: Grouping, text: str, digits: int, scale: float = 1.0
+    arms: Mapping[str, Sequence[Result]],
+    grouping: Grouping,
+    text: str,
+    digits: int,
+    scale: float = 1.0,
+    state: str = "last",
 ) -> Section:
     """Compare runs, each name with its seeds, by how differently they serve groups of clients.
 
-    `text` says what the groups are and what is decided. Losses times `scale` are shown with so many digits.
+    `text` says what the groups are and what is decided. Losses times `scale` are shown with so many digits. `state` is
+    the last or the best round.
     """
     rows = []
     for name, runs in arms.items():
-        losses, decisions = zip(*(of_run(run, grouping) for run in runs), strict=True)
+        losses, decisions = zip(*(of_run(run, grouping, state) for run in runs), strict=True)
         worst, gap, spread, jain = zip(*map(astuple, losses), strict=True)
         shown = [plus_minus((scale * value for value in values), digits) for values in (worst, gap, spread)]
         parities = [plus_minus(values, 2) for values in zip(*map(astuple, decisions), strict=True)]
@@ -138,7 +144,7 @@ def group_fairness(
     columns = [field.name.replace("_", " ") for kind in (Losses, Decisions) for field in fields(kind)]
     columns[columns.index("jain")] = "Jain's index"
     said = (
-        f"{text} Validation clients pick their hypothesis of the last round on a random half of their rows and are "
+        f"{text} Validation clients pick their hypothesis of the {state} round on a random half of their rows and are "
         "measured on the rest. Told are "
         "differences between the groups that fare best and worst, 0 where all fare alike; but of losses also the mean "
         "of the worst group, the standard deviation over clients, and Jain's index, 1 where all clients fare alike. "

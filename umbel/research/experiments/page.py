@@ -136,9 +136,9 @@ def _is_literal(value: ast.expr) -> bool:
     return True
 
 
-def stamp(name: str, folder: Path, command: str, seeds: Iterable[int]) -> None:
+def stamp(name: str, folder: Path, command: str, seeds: Iterable[int], commit: str) -> None:
     """Write beside an experiment's table its origin: command, commit, seeds, and a digest of the settings."""
-    document = {"command": command, "commit": commit(), "seeds": _ranges(seeds), "settings": digest(name)}
+    document = {"command": command, "commit": commit, "seeds": _ranges(seeds), "settings": digest(name)}
     write_atomically(folder / _MADE, tomli_w.dumps(document).encode())
 
 
@@ -225,7 +225,8 @@ class _Results:
 
     def made(self, name: str) -> str:
         said: dict[str, Any] = tomllib.loads(self._read(name, _MADE))
-        line = f"Made by `{said['command']}` at commit {said['commit']}, seeds {said['seeds']}."
+        commit = said["commit"].replace("+", ", with changes that were not committed")
+        line = f"Made by `{said['command']}` at commit {commit}, seeds {said['seeds']}."
         if said["settings"] != digest(name):
             line += " **Settings, recipes or pinned numbers have changed since.**"
         return line
@@ -246,17 +247,26 @@ class _Results:
         return path.read_text(encoding="utf-8")
 
 
-def commit() -> str:
-    """Return the commit of this checkout, with a plus if files are not as they were committed."""
-    if not (APP / ".git").exists():
+def commit_of(tree: Path = APP, quick: bool = False) -> str:
+    """Return the commit of a checkout, by which a result names the code that made it; "unknown" outside a checkout.
+
+    Raises `ConfigError` if umbel's files or the settings are not as they were committed. A quick look is no result, and
+    then has a plus behind the commit.
+    """
+    if not (tree / ".git").exists():
         return "unknown"
 
     def git(*words: str) -> str:
-        told = subprocess.run(["git", *words], cwd=APP, check=False, capture_output=True, text=True)
-        return told.stdout.strip()
+        done = subprocess.run(["git", *words], cwd=tree, check=False, capture_output=True, text=True)
+        return done.stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
-    return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
+    commit = git("rev-parse", "--short=10", "HEAD")
+    changed = git("status", "--porcelain", "--untracked-files=all", "--", "umbel", "configs").splitlines()
+    if changed and not quick:
+        text = f"{changed[0].split(maxsplit=1)[1]} differs from commit {commit}, which the result would name"
+        text += "; commit all changes in umbel/ and configs/ first, or take a look with --quick"
+        raise ConfigError(text, code="config.modified-tree")
+    return commit + "+" * bool(changed)
 
 
 def _ranges(numbers: Iterable[int]) -> str:

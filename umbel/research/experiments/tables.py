@@ -53,35 +53,40 @@ def what_a_client_gets(
     digits: int,
     scale: float = 1.0,
     note: str = "",
+    states: Sequence[str] = STATES,
 ) -> Section:
     """Compare runs by the measures of `umbel.simulation.baselines` on validation clients.
 
     `metric` is its name and unit, for the text, and `note` ends it. Each arm is a name with its seeds. Numbers are
-    multiplied by `scale`, and shown with `digits` digits after the point.
+    multiplied by `scale`, and shown with `digits` digits after the point. The first of `states` leads.
     """
 
     def shown(runs: Sequence[Result], state: str, name: str) -> str:
-        values = [result.measures[state]["held_out"][name] for result in runs if state in result.measures]
+        led = [result.measures.get(state, result.measures["last"] if state == states[0] else None) for result in runs]
+        values = [one["held_out"][name] for one in led if one]
         return plus_minus((scale * value for value in values), digits) if values else ""
 
     rows = []
     for name, runs in arms:
-        last = [result.measures["last"] for result in runs]
-        rand = [one["rand_index"] for one in last if one.get("rand_index") is not None]
-        same = plus_minus((scale * one["mean"] for one in last), digits) if all("mean" in one for one in last) else ""
-        held_out = [shown(runs, state, what) for state in STATES for what in ("mean", "worst_decile")]
+        # Clients that train alone have no rounds, and so no best one.
+        led = [result.measures.get(states[0], result.measures["last"]) for result in runs]
+        rand = [one["rand_index"] for one in led if one.get("rand_index") is not None]
+        same = plus_minus((scale * one["mean"] for one in led), digits) if all("mean" in one for one in led) else ""
+        held_out = [shown(runs, state, what) for state in states for what in ("mean", "worst_decile")]
         rows.append([name, *held_out, same, plus_minus(rand, 2) if rand else ""])
+    which = "The last round leads, and the best stands beside it." if len(states) > 1 else "All are of the best round."
     text = (
         f"{metric} of the validation clients of more than one row. A client picks its hypothesis, or trains by itself "
         "or further, on a random half of its rows, and is measured on the rest: mean over clients, and mean over the "
-        "tenth that fares worst; mean ± standard deviation over seeds. The last round leads, and the best stands "
-        f"beside it. {BEST_ROUND} Same rows: every client picks on all its rows and is measured on them, as in the "
-        f"paper, with the last round's hypotheses. Clients that train by themselves or further do so for "
-        f"{LOCAL_EPOCHS} epochs with the run's step. The adjusted Rand index compares what clients pick with the "
-        "distribution that their data come from, where that is known: 1 if they agree, 0 if one hypothesis serves all."
+        f"tenth that fares worst; mean ± standard deviation over seeds. {which} {BEST_ROUND} Same rows: every client "
+        f"picks on all its rows and is measured on them, as in the paper, with the {states[0]} round's hypotheses. "
+        f"Clients that train by themselves or further do so for {LOCAL_EPOCHS} epochs with the run's step. The "
+        "adjusted Rand index compares what clients pick with the distribution that their data come from, where that is "
+        "known: 1 if they agree, 0 if one hypothesis serves all."
     )
-    columns = ("who", "mean", "worst decile", "best round: mean", "best round: worst decile", "same rows: mean")
-    return Section("What a client gets", f"{text} {note}".strip(), (*columns, "Rand index"), rows)
+    beside = ("best round: mean", "best round: worst decile") * (len(states) > 1)
+    columns = ("who", "mean", "worst decile", *beside, "same rows: mean", "Rand index")
+    return Section("What a client gets", f"{text} {note}".strip(), columns, rows)
 
 
 def manifest_of(result: Result) -> Manifest:

@@ -383,6 +383,8 @@ class Fleet:
         )
         silent: set[int] = set(exchange.silent)
         refused: dict[int, str] = {}
+        trainers = {node for node, hosting in self._roster.nodes if hosting.train} if self._roster else set()
+        reporting = trainers.difference(one.metadata.dst_node_id for one in messages if asks(one.content)[0])
         for answer in answers:
             if answer.kind == "query":
                 self._welcome(answer, exchange.transport.together)
@@ -391,7 +393,8 @@ class Fleet:
                 log(WARNING, "%s did not reply to the message of round %d: %s", name, round, reason)
                 if answer.gone:
                     silent.add(answer.node)
-                elif answer.reply.error.code != ErrorCode.CLIENT_APP_CRASHED:  # a new process may well reply
+                # A new process may well reply after a crash, and a site that does not report may train.
+                elif answer.reply.error.code != ErrorCode.CLIENT_APP_CRASHED and answer.node not in reporting:
                     refused[answer.node] = code_in(reason)
         asked = [answer for answer in answers if answer.kind != "query"]
         replied = {answer.node for answer in asked} - silent - set(refused)
