@@ -163,7 +163,8 @@ def delivered(message: Message) -> Message:
 def _deep(value: Any) -> Any:
     """Return a copy of a record, or of an entry of one."""
     if isinstance(value, _RECORDS):
-        return filled(value.copy(), {name: _deep(entry) for name, entry in value.items()})
+        record: Any = value.copy()
+        return filled(record, {name: _deep(entry) for name, entry in value.items()})
     if isinstance(value, Array):
         return _shallow(value)
     return value.copy() if type(value) is list else value
