@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 
 from umbel.protocol.flower import ErrorCode, Run, TaskIdentity
 from umbel.protocol.simulated import runs_in_simulation
@@ -139,6 +143,99 @@ def test_the_run_is_the_one_that_was_set(grid: InProcessGrid) -> None:
     run = Run.create_empty(run_id=5)
     grid.set_run(run)
     assert grid.run is run
+
+
+def sharing(change: Callable[[Any], None]) -> list[Any]:
+    """Send one content to three nodes, each of which changes its record; return what each saw before."""
+    app, seen = ClientApp(), []
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        seen.append(deepcopy(dict(message.content)))
+        change(message)
+        return Message(RecordDict(), reply_to=message)
+
+    grid = InProcessGrid(app, {}, nodes=3)
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord({"w": Array(np.zeros(2, np.float32))}),
+            "config": ConfigRecord({"clients": [1, 2], "rate": 0.5}),
+            "metrics": MetricRecord({"sizes": [3, 4]}),
+        }
+    )
+    messages = [Message(content, node, "train", group_id="1") for node in grid.get_node_ids()]
+    assert not any(reply.has_error() for reply in grid.send_and_receive(messages))
+    assert {message.metadata.group_id for message in messages} == {"1"}
+    return [*seen, dict(content)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda message: message.content.update(arrays=ArrayRecord({"w": Array(np.ones(2, np.float32))})),
+        lambda message: message.content["arrays"].update(w=Array(np.ones(2, np.float32))),
+        lambda message: setattr(message.content["arrays"]["w"], "data", Array(np.ones(2, np.float32)).data),
+        lambda message: message.content["config"].update(rate=1.0),
+        lambda message: message.content["config"]["clients"].append(3),
+        lambda message: message.content["metrics"]["sizes"].clear(),
+        lambda message: message.content.pop("metrics"),
+        lambda message: setattr(message.metadata, "group_id", "2"),
+    ],
+)
+def test_a_node_that_changes_its_message_changes_no_other(change: Callable[[Any], None]) -> None:
+    """Neither that of another node, nor the server's."""
+    first, *others = sharing(change)
+    assert others == [first] * 3
+
+
+def test_a_plain_strategy_sends_each_node_the_same_though_the_first_writes_into_it() -> None:
+    app, seen = ClientApp(), []
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        seen.append(message.content["arrays"]["w"].numpy().tolist())
+        message.content["arrays"] = ArrayRecord({"w": Array(np.full(2, 7, np.float32))})
+        content = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 1})}
+        return Message(RecordDict(content), reply_to=message)
+
+    start = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+    result = FedAvg(fraction_evaluate=0.0).start(InProcessGrid(app, {}, 2), start, num_rounds=1)
+    assert seen == [[0, 0]] * 2
+    assert result.arrays["w"].numpy().tolist() == [7, 7]
+
+
+def test_a_node_keeps_what_it_replied_whatever_becomes_of_the_reply() -> None:
+    """A reply may hold a record of the node's state."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        kept = context.state.config_records.setdefault("kept", ConfigRecord({"rounds": []}))
+        kept["rounds"].append(int(message.metadata.group_id))
+        return Message(RecordDict({"said": kept}), reply_to=message)
+
+    grid = InProcessGrid(app, {})
+    (node,) = grid.get_node_ids()
+    (first,) = grid.send_and_receive([to(node, group="1")])
+    (second,) = grid.send_and_receive([to(node, group="2")])
+    assert said(first)["rounds"] == [1]
+    said(second)["rounds"].clear()
+    assert grid.contexts[node].state.config_records["kept"]["rounds"] == [1, 2]
+
+
+def test_large_arrays_are_not_copied_for_each_node() -> None:
+    app, seen = ClientApp(), []
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        seen.append(message.content["arrays"]["w"].data)
+        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(2, np.float32))})})
+    grid = InProcessGrid(app, {}, nodes=2)
+    replies = grid.send_and_receive([Message(content, node, "train") for node in grid.get_node_ids()])
+    data = [content["arrays"]["w"].data, *seen, *(reply.content["arrays"]["w"].data for reply in replies)]
+    assert len({id(one) for one in data}) == 1
 
 
 # --- failures

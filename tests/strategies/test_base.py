@@ -143,13 +143,6 @@ def test_combine_sees_each_group_by_itself() -> None:
     assert seen == [(0, 2, [0, 0, 0]), (1, 2, [10, 10, 10])]
 
 
-def test_a_strategy_that_a_run_would_not_hear_is_an_error() -> None:
-    with pytest.raises(TypeError, match="override train and validate"):
-
-        class Hooked(Halves):
-            def aggregate_train(self, server_round: int, replies: Any) -> Any: ...
-
-
 def test_assign_sees_releases_in_client_order_and_what_was_broadcast() -> None:
     seen: dict[str, Any] = {}
 

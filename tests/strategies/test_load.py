@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from tests.helpers.errors import raises
 from umbel import strategies
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.uncalled import refuse_uncalled
 from umbel.server.nodes.fleet import Fleet
 from umbel.strategies.cfl import ClusteredFL
 from umbel.strategies.fedavg import FedAvg
@@ -103,3 +107,133 @@ class Idle(strategies.HypothesisStrategy):
 def test_a_strategy_that_groups_no_releases_is_refused_before_the_run() -> None:
     with raises(ConfigError, "config.no-assign", f"{__name__}:Idle", "GroupPrivacy"):
         strategies.load(f"{__name__}:Idle")
+
+
+MISNAMED = """
+import numpy as np
+from dataclasses import dataclass
+from functools import cached_property
+from umbel.strategies import FedAvg, GroupPrivacy
+
+
+class Fit(GroupPrivacy):
+    def aggregate_fit(self, server_round, results, failures):
+        return super().aggregate_fit(server_round, results, failures)
+
+
+class Typo(GroupPrivacy):
+    def combines(self, group, hypothesis, index):
+        return group.max(axis=0)
+
+
+class Child(Typo):
+    pass
+
+
+class Flowers(GroupPrivacy):
+    def aggregate_train(self, server_round, replies):
+        return None, None
+
+
+class Property(GroupPrivacy):
+    @property
+    def first_hypothesis(self):
+        return 1
+
+
+class Right(FedAvg):
+    Options = dataclass(frozen=True)(type("Options", (), {}))
+    scale = 2
+
+    @property
+    def first_hypotheses(self):
+        return 1
+
+    def combine(self, group, hypothesis, index):
+        self.longest = self.spread(group) + self.width
+        return self.scale * helped(self, group)
+
+    def spread(self, group):
+        return group.std()
+
+    def centre(self, group):
+        return group.mean(axis=0)
+
+    @cached_property
+    def width(self):
+        return 1
+
+    @staticmethod
+    def largest(group):
+        return max(group)
+
+    def _unused(self):
+        pass
+
+
+def helped(strategy, group):
+    return strategy.centre(group) + Right.largest(group)
+
+"""
+
+DISPATCHING = """
+from umbel.strategies import GroupPrivacy
+
+
+class Dispatching(GroupPrivacy):
+    def combine(self, group, hypothesis, index):
+        return getattr(self, f"combine_{index}")(group)
+
+    def combine_0(self, group):
+        return group.mean(axis=0)
+
+    def combine_1(self, group):
+        return group.max(axis=0)
+"""
+
+
+@pytest.fixture(scope="module")
+def misnamed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name of a module with strategies of a user's."""
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "umbel_test_misnamed.py").write_text(MISNAMED)
+    (folder / "umbel_test_dispatching.py").write_text(DISPATCHING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield "umbel_test_misnamed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "near"),
+    [
+        ("Fit", "aggregate_fit", "train"),
+        ("Typo", "combines", "combine"),
+        ("Child", "combines", "combine"),
+        ("Flowers", "aggregate_train", "train"),
+        ("Property", "first_hypothesis", "first_hypotheses"),
+    ],
+)
+def test_a_method_that_nothing_calls_is_refused_by_name(misnamed: str, kind: str, method: str, near: str) -> None:
+    with raises(ConfigError, "config.uncalled-method", f"{misnamed}:", f" {method},", f"mean {near}?"):
+        strategies.load(f"{misnamed}:{kind}")
+
+
+def test_a_module_may_hold_refused_classes_beside_the_chosen_one(misnamed: str) -> None:
+    """Its helpers are used by itself, by a function of its module, or are private."""
+    assert strategies.load(f"{misnamed}:Right").__name__ == "Right"
+
+
+def test_a_class_that_computes_names_of_methods_may_call_any(misnamed: str) -> None:
+    strategies.load("umbel_test_dispatching:Dispatching")
+
+
+def test_a_class_whose_code_cannot_be_read_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("umbel_test_compiled")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(MISNAMED, "compiled", "exec"), vars(module))
+    strategies.load(f"{module.__name__}:Typo")
+
+
+@pytest.mark.parametrize("kind", strategies.STRATEGIES.values())
+def test_no_strategy_of_umbels_has_a_method_that_nothing_calls(kind: type[strategies.HypothesisStrategy]) -> None:
+    refuse_uncalled("strategy", kind, strategies.HypothesisStrategy)

@@ -53,6 +53,7 @@ __all__ = [
     "TaskIdentity",
     "ask_about_key",
     "build_bundle",
+    "delivered",
     "drop_limit",
     "encoded",
     "filled",
@@ -77,6 +78,8 @@ __all__ = [
 ]
 
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
+T = TypeVar("T")
+_RECORDS = (RecordDict, ArrayRecord, ConfigRecord, MetricRecord)
 
 Answer = Callable[[Message, Context], Message]
 """A ClientApp as a function: from a message and the node's context to the reply."""
@@ -141,8 +144,35 @@ def encoded(dtype: str, shape: tuple[int, ...], data: bytes) -> Array:
 
 def with_content(message: Message, content: RecordDict) -> Message:
     """Return a message with other content, for use within this process."""
-    other = Message.__new__(Message)
-    other.__dict__.update(message.__dict__, _content=content)
+    other = _shallow(message)
+    other.__dict__["_content"] = content
+    return other
+
+
+def delivered(message: Message) -> Message:
+    """Return a message as it arrives over a network: whoever changes it changes no other.
+
+    Only the bytes of arrays are shared, which nobody can change.
+    """
+    other = _shallow(message)
+    content = _deep(message.content) if message.has_content() else None
+    other.__dict__.update(_metadata=_shallow(message.metadata), _content=content)
+    return other
+
+
+def _deep(value: Any) -> Any:
+    """Return a copy of a record, or of an entry of one."""
+    if isinstance(value, _RECORDS):
+        record: Any = value.copy()
+        return filled(record, {name: _deep(entry) for name, entry in value.items()})
+    if isinstance(value, Array):
+        return _shallow(value)
+    return value.copy() if type(value) is list else value
+
+
+def _shallow(value: T) -> T:
+    other = object.__new__(type(value))
+    other.__dict__.update(value.__dict__)
     return other
 
 

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import NoOptions, import_by_name, parse_options
+from umbel.protocol.uncalled import refuse_uncalled
 from umbel.server.history import State
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.run_folder import RunFolder, Section
@@ -110,7 +111,7 @@ def load_observers(text: str) -> tuple[Observer, ...]:
     Raises
     ------
     ConfigError
-        If one cannot be imported, is not an observer, or has other options.
+        If one cannot be imported, is not an observer, has other options, or has a public method that nothing calls.
     """
     observers = []
     for entry in filter(None, map(str.strip, text.split(";"))):
@@ -121,5 +122,6 @@ def load_observers(text: str) -> tuple[Observer, ...]:
                 f"observers: {name!r} is not a class built on umbel.server.observer.Observer",
                 code="config.not-built-on",
             )
+        refuse_uncalled("observer", kind, Observer)
         observers.append(kind(parse_options(kind.Options, options, f"observers, {name}")))
     return tuple(observers)

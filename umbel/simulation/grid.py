@@ -11,7 +11,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from umbel.protocol.flower import ErrorCode, Run, identify
+from umbel.protocol.flower import ErrorCode, Run, delivered, identify
 from umbel.protocol.simulated import in_process
 
 _SERVER = 1
@@ -89,6 +89,8 @@ class SimulatedGrid(Grid):
 class InProcessGrid(SimulatedGrid):
     """Nodes in this process that answer in turn, as soon as messages are pushed.
 
+    Messages and replies arrive as over a network: whoever changes one, changes no other.
+
     Parameters
     ----------
     client_app : ClientApp
@@ -138,6 +140,6 @@ class InProcessGrid(SimulatedGrid):
         return self.pull_messages(list(self.push_messages(messages)))
 
     def _answer(self, message: Message) -> Message:
-        reply = answered(self._app, message, self.contexts[message.metadata.dst_node_id])
+        reply = answered(self._app, delivered(message), self.contexts[message.metadata.dst_node_id])
         self.numbered(reply)
-        return reply
+        return delivered(reply)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import load_class, parse_options
 from umbel.protocol.run_config import AUTO, RunConfig
+from umbel.protocol.uncalled import refuse_uncalled
 from umbel.strategies.base import Clients, HypothesisStrategy
 from umbel.strategies.cfl import ClusteredFL
 from umbel.strategies.fedavg import FedAvg
@@ -59,6 +60,17 @@ STRATEGIES: dict[str, type[HypothesisStrategy]] = {
 }
 
 
+_INSTEAD = {
+    "aggregate_train": "train",
+    "aggregate_fit": "train",
+    "aggregate_evaluate": "validate",
+    "configure_fit": "configure_train",
+    "evaluate": "validate",
+    "start": "train",
+}
+"""Methods of Flower's strategies that a run of umbel never calls, and those that it calls."""
+
+
 def load(name: str) -> type[HypothesisStrategy]:
     """Return the strategy class `name`.
 
@@ -66,7 +78,7 @@ def load(name: str) -> type[HypothesisStrategy]:
     ------
     ConfigError
         If there is none, or it is not a `HypothesisStrategy`, or one that groups no releases; the text lists the
-        choices.
+        choices. Also if it has a public method that nothing calls (`umbel.protocol.uncalled.refuse_uncalled`).
     """
     if name == "fedprox":
         text = 'there is no strategy "fedprox"; set strategy = "fedavg", and proximal above 0'
@@ -78,6 +90,7 @@ def load(name: str) -> type[HypothesisStrategy]:
         text = f"strategy {name!r} does not say which hypothesis each release belongs to"
         fix = "define assign, or derive the class from umbel.strategies.GroupPrivacy"
         raise ConfigError(f"{text}; {fix}", code="config.no-assign")
+    refuse_uncalled("strategy", kind, HypothesisStrategy, _INSTEAD)
     return kind
 
 

@@ -160,8 +160,6 @@ class HypothesisStrategy(Strategy):
         cls.averages = cls.combine is HypothesisStrategy.combine
         if "reshape" in vars(cls) and "resizes" not in vars(cls):
             cls.resizes = True
-        if {"aggregate_train", "aggregate_evaluate"} & vars(cls).keys():
-            raise TypeError(f"{cls.__name__}: override train and validate; only Flower's own loop calls aggregate_*")
 
     def __init__(
         self,

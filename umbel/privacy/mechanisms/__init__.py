@@ -7,6 +7,7 @@ from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.privacy.mechanisms.gaussian import Gaussian
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.protocol.plugins import load_class
+from umbel.protocol.uncalled import refuse_uncalled
 
 __all__ = ["MECHANISMS", "DiscreteGaussian", "Gaussian", "Laplace", "Mechanism", "load"]
 
@@ -19,6 +20,9 @@ def load(name: str) -> type[Mechanism]:
     Raises
     ------
     ConfigError
-        If there is none, or it is not a `Mechanism`; the text lists the choices.
+        If there is none, or it is not a `Mechanism`; the text lists the choices. Also if it has a public method that
+        nothing calls.
     """
-    return load_class("mechanism", name, MECHANISMS, Mechanism)
+    kind = load_class("mechanism", name, MECHANISMS, Mechanism)
+    refuse_uncalled("mechanism", kind, Mechanism)
+    return kind
