@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,41 @@ def test_all_programs_load_at_once_and_a_site_starts_when_its_key_is_known(
     ]  # fmt: skip
     assert done.count("exec") == 3, "a ledger of each site"
     assert done[-1] == "up --detach --no-deps site-1"
+
+
+@pytest.mark.parametrize(
+    ("slow", "status", "code"),
+    [
+        (False, "finished:completed", ""),
+        (False, "finished:failed", "demo.run-failed"),
+        (True, "starting", "demo.too-slow"),
+        (True, "finished:completed", ""),
+    ],
+)
+def test_a_run_ends_within_its_time_or_fails_with_a_reason(
+    slow: bool, status: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float | None] = []
+
+    def flwr(*words: str, capture: bool = False, seconds: float | None = None) -> str:
+        limits.append(seconds)
+        if words[0] == "run" and slow:
+            raise subprocess.TimeoutExpired(["flwr"], demo._RUN_S)
+        return f'{{"runs": [{{"status": "{status}", "status-details": "why"}}]}}'
+
+    monkeypatch.setattr(demo, "started", lambda *_: nullcontext(flwr))
+    monkeypatch.setattr(demo, "_fetch", lambda _: tmp_path)
+    if code:
+        with raises(demo.DemoError, code, "'starting'" if slow else "why"):
+            demo._run(lambda *_, **__: "", tmp_path)
+    else:
+        assert demo._run(lambda *_, **__: "", tmp_path) == tmp_path
+    assert limits == [demo._RUN_S, None]
+
+
+def test_a_step_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        demo._call(["sleep", "inf"], {}, seconds=0.0)
 
 
 def test_a_step_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,10 @@ LOOK = {
         "whether a task of any kind still goes to the executor that `get_executor` returns, and nothing is looked "
         "up on the PATH"
     ),
-    "run_program": "whether a task's program is still started by `subprocess.Popen` with its name as the first word",
+    "Claim": (
+        "whether a claim still lasts 30 s without a heartbeat, and 60 s after one; whether a task that ends as failed "
+        "ends its run"
+    ),
     "run_superlink": (
         "whether all of Flower's interfaces are still served by one `uvicorn.run(app=...)`, behind the guard; "
         "whether a node's messages still pass `push_messages(request=, state=)`; whether dead tasks are still "
@@ -76,7 +79,8 @@ LOOK = {
     ),
     "run_task": (
         "whether the app still comes from `get_load_client_app_fn` alone, and the bundle's bytes go to "
-        "`install_from_fab` alone: nothing of a server's bundle may be unpacked or imported"
+        "`install_from_fab` alone: nothing of a server's bundle may be unpacked or imported; whether the heartbeat "
+        "still begins before the app is loaded"
     ),
     "stay_at_server": "whether all of Flower's requests still go through one `httpx.Client` of `ProtobufClient`",
     "refuse_repeated_parts": "whether an array's list of parts is still `arraychunk_ids` of its body",
@@ -118,6 +122,7 @@ PINNED = {
     "flwr.supercore.grpc_health.health_server:run_health_server_grpc_no_tls": "e5bc76e5ceee",
     "flwr.supercore.inflatable.inflatable_object:get_object_children_ids_from_object_content": "de77457a9d36",
     "flwr.supercore.inflatable.inflatable_object:iterate_object_tree": "34c0fe845619",
+    "flwr.supercore.interceptors:RuntimeTokenHttpInterceptor": "06cbf14d2ea8",
     "flwr.supercore.object_store.in_memory_object_store:InMemoryObjectStore": "f0690484616d",
     "flwr.supercore.object_store.sql_object_store:SqlObjectStore": "4c553d469e5f",
     "flwr.supercore.object_store:NoObjectInStoreError": "dd414d00e383",
@@ -125,10 +130,12 @@ PINNED = {
     "flwr.supercore.sql_mixin:SQLITE_PRAGMAS": "f940cbaa04ab",
     "flwr.supercore.sql_mixin:SqlMixin.initialize": "b3e8155fcf84",
     "flwr.supercore.sql_mixin:_set_sqlite_pragmas": "6cf87a44250e",
-    "flwr.supercore.superexec.executor.subprocess_executor:SubprocessExecutor.launch": "5a7c903289c3",
     "flwr.supercore.superexec.executor.types:LaunchResult": "52068f09cea4",
+    "flwr.supercore.superexec.run_superexec:RuntimeHttpClient.from_server_address": "611bbd7b5bd4",
+    "flwr.supercore.superexec.run_superexec:RuntimeVersionHttpInterceptor": "32dc4f3d763a",
     "flwr.supercore.superexec.run_superexec:get_executor": "891abfc53747",
     "flwr.supercore.superexec.run_superexec:run_superexec": "91e7a33c5b89",
+    "flwr.supercore.superexec.run_superexec:validate_and_resolve_root_certificates": "bc209e39f349",
     "flwr.supercore.tls:validate_and_resolve_root_certificates": "bc209e39f349",
     "flwr.superlink.cli.flower_superlink:FLWR_INTERNAL_GRPC_CONTROL_API": "ab8e559ab0cf",
     "flwr.superlink.cli.flower_superlink:FLWR_INTERNAL_GRPC_FLEET_API": "f4a9673a8944",

@@ -49,6 +49,8 @@ POLICY = (
 LEDGER = "/ledger/umbel.sqlite"
 MAKE_LEDGER = f"test -e {LEDGER} || umbel ledger create {LEDGER}"
 _READY_S, _LOOK_S = 300.0, 0.3
+_RUN_S = 1800.0
+"""Longest time of the run, which takes about two minutes on a machine that has nothing else to do."""
 LOGS = "containers.log"
 
 Run = Callable[..., str]
@@ -97,8 +99,15 @@ def _run(compose: Run, keys: Path) -> Path:
     with started(compose, keys) as flwr, tempfile.TemporaryDirectory() as scratch:
         _title("The run")
         unpack(app := Path(scratch) / "umbel")
-        flwr("run", str(app), "demo", "--stream", "--run-config", str(CONFIG))
+        with suppress(subprocess.TimeoutExpired):
+            flwr("run", str(app), "demo", "--stream", "--run-config", str(CONFIG), seconds=_RUN_S)
         run = json.loads(flwr("list", "demo", "--format", "json", capture=True))["runs"][0]
+        if not run["status"].startswith("finished"):
+            text = (
+                f"the run has not ended within {_RUN_S / 60:.0f} minutes, its status is {run['status']!r}; end other "
+                "programs on this machine, then start the demonstration again"
+            )
+            raise DemoError(text, code="demo.too-slow")
         if run["status"] != "finished:completed":
             text = f"the run ended as {run['status']}: {run.get('status-details') or 'see the log above'}"
             raise DemoError(text, code="demo.run-failed")
@@ -123,8 +132,8 @@ def started(compose: Run, keys: Path) -> Iterator[Run]:
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         environment = os.environ | quiet | {"FLWR_HOME": scratch}
 
-        def flwr(*arguments: str, capture: bool = False) -> str:
-            return _call([_tool("flwr"), *arguments], environment, capture)
+        def flwr(*arguments: str, capture: bool = False, seconds: float | None = None) -> str:
+            return _call([_tool("flwr"), *arguments], environment, capture, seconds)
 
         _title("The sites: make their ledgers, register their keys, start them")
         with ThreadPoolExecutor() as at_once:
@@ -173,10 +182,14 @@ def _fetch(compose: Run) -> Path:
     return runs / newest
 
 
-def _call(command: list[str], environment: Mapping[str, str], capture: bool = False) -> str:
-    """Run a command in the project's folder; raise if it fails."""
-    pipe = subprocess.PIPE if capture else None
-    done = subprocess.run(command, env=dict(environment), cwd=APP, check=False, stdout=pipe, text=True)
+def _call(
+    command: list[str], environment: Mapping[str, str], capture: bool = False, seconds: float | None = None
+) -> str:
+    """Run a command in the project's folder; raise if it fails, and end it if it takes longer than so many seconds."""
+    done = subprocess.run(
+        command, env=dict(environment), cwd=APP, check=False, text=True, timeout=seconds,
+        stdout=subprocess.PIPE if capture else None,
+    )  # fmt: skip
     if done.returncode:
         text = f"`{Path(command[0]).name} {' '.join(command[1:])}` failed; its message is above"
         raise DemoError(text, code="demo.step-failed")

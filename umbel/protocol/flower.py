@@ -10,13 +10,12 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 import time
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, partial
@@ -29,9 +28,10 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.config import parse_config_args
-from flwr.common.constant import ErrorCode, SType
+from flwr.common.constant import ErrorCode, SType, SubStatus
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.runtime_pb2 import PushTaskOutputRequest, SendTaskHeartbeatRequest
 from flwr.supercore import log
 from flwr.supercore.logger import FLOWER_LOGGER, update_console_handler
 from flwr.supercore.run import Run
@@ -44,7 +44,9 @@ __all__ = [
     "CLIENT_TASK",
     "FLOWER_LOGGER",
     "READY",
+    "SUPEREXEC",
     "Answer",
+    "Claim",
     "ErrorCode",
     "Link",
     "Refusal",
@@ -119,7 +121,8 @@ READY = "ready"
 
 CLIENT_TASK = "flwr-clientapp"
 """The task type of a ClientApp."""
-_SUPEREXEC = "flower-superexec"
+SUPEREXEC = "flower-superexec"
+"""Flower's program that looks for tasks and starts a process for each."""
 
 
 def identify(node: int = 1) -> None:
@@ -204,7 +207,10 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def run_superexec(
-    arguments: Sequence[str], launch: Callable[[Any], None], ready: Callable[[], bool] = lambda: True
+    arguments: Sequence[str],
+    launch: Callable[[Any], None],
+    ready: Callable[[], bool] = lambda: True,
+    keep: Callable[[], None] = lambda: None,
 ) -> None:
     """Run Flower's SuperExec with its command-line options.
 
@@ -215,45 +221,70 @@ def run_superexec(
     arguments : sequence of str
         Options of ``flower-superexec``.
     launch : callable
-        Called with a task: ``task_type``, `CLIENT_TASK` or another, ``runtime_api_address``, ``token``,
-        ``insecure``, ``root_certificates_path``.
+        Called with a task: ``task_type``, `CLIENT_TASK` or another, ``task_id``, ``runtime_api_address``, ``token``,
+        ``insecure``, ``root_certificates_path``, ``parent_pid``, ``runtime_dependency_install``, ``suppress_output``.
     ready : callable
         Returns whether tasks can be answered; the health service says so under the name `READY`.
+    keep : callable
+        Called before each look for a task, at most a few seconds apart while the server answers.
     """
     command = import_module("flwr.supercore.cli.flower_superexec")
     health = import_module("flwr.supercore.grpc_health.health_server")
     servicer = _readiness(health.SimpleHealthServicer, ready)
     _replace(health, health.run_health_server_grpc_no_tls, SimpleHealthServicer=servicer)
     superexec = import_module("flwr.supercore.superexec.run_superexec")
-    _replace(superexec, superexec.run_superexec, get_executor=lambda *_, **__: _Executor(launch))
+    _replace(superexec, superexec.run_superexec, get_executor=lambda *_, **__: _Executor(launch, keep))
     stay_at_server()
-    sys.argv = [_SUPEREXEC, *arguments]
+    sys.argv = [SUPEREXEC, *arguments]
     command.flower_superexec()
 
 
-def run_program(name: str, arguments: Sequence[str], through: Sequence[str]) -> None:
-    """Run a program of Flower's, as its command does; a SuperExec runs those of its tasks by another command.
+def run_program(name: str, arguments: Sequence[str]) -> None:
+    """Run a program of Flower's, such as ``flwr-serverapp``, with its options, as its command does."""
+    [program] = distribution("flwr").entry_points.select(group="console_scripts", name=name)
+    sys.argv = [name, *arguments]
+    program.load()()
+
+
+class Claim:
+    """An executor's claim to a task, which its server lets expire unless heartbeats arrive.
+
+    A task whose claim expires before its process has taken it goes to the next executor that looks for one.
 
     Parameters
     ----------
-    name : str
-        Such as ``flwr-serverapp``.
-    arguments : sequence of str
-        Its options.
-    through : sequence of str
-        The beginning of the command for a task's program, before the program's name.
+    task : object
+        As in `run_superexec`.
     """
-    [program] = [one for one in distribution("flwr").entry_points.select(group="console_scripts", name=name)]
-    if name == _SUPEREXEC:
-        executor = import_module("flwr.supercore.superexec.executor.subprocess_executor")
 
-        def start(command: Sequence[str], **how: Any) -> Any:
-            return subprocess.Popen([*through, *command], **how)
+    def __init__(self, task: Any) -> None:
+        superexec = import_module("flwr.supercore.superexec.run_superexec")
+        interceptors = import_module("flwr.supercore.interceptors")
+        self._failure = import_module("httpx").HTTPError
+        self._client = superexec.RuntimeHttpClient.from_server_address(
+            task.runtime_api_address,
+            task.insecure,
+            superexec.validate_and_resolve_root_certificates(task.root_certificates_path, task.insecure),
+            [
+                superexec.RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+                interceptors.RuntimeTokenHttpInterceptor(task.token),
+            ],
+        )
 
-        parts = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
-        _replace(executor, executor.SubprocessExecutor.launch, subprocess=parts)
-    sys.argv = [name, *arguments]
-    program.load()()
+    def beat(self) -> None:
+        """Send a heartbeat. One that fails is not repeated: the next may arrive in time, and a task that has ended
+        takes none."""
+        with suppress(self._failure):
+            self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+    def fail(self, reason: str) -> None:
+        """End the task as failed, for a reason that the server shows; a run ends with its ServerApp's task."""
+        with suppress(self._failure):
+            self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=reason))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
 
 
 def plain_console() -> None:
@@ -298,7 +329,7 @@ def run_superlink(
         Maximum bytes of a site's answer, all parts together, also where the message allows more or names no limit
         (`limit_answer`).
     through : sequence of str
-        The beginning of the command that starts the ServerApps' SuperExec, before its name (`run_program`).
+        The beginning of the command that starts the ServerApps' SuperExec, before its name.
     """
     command = import_module("flwr.superlink.cli.flower_superlink")
     uvicorn = import_module("uvicorn")
@@ -941,8 +972,8 @@ def _more_than(most: int, tree: Any) -> bool:
 class _Executor:
     """Stands in for what Flower's SuperExec uses to find capacity and to run a task."""
 
-    def __init__(self, launch: Callable[[Any], None]) -> None:
-        self._launch = launch
+    def __init__(self, launch: Callable[[Any], None], keep: Callable[[], None] = lambda: None) -> None:
+        self._launch, self._keep = launch, keep
         self._last = time.monotonic()
         self._results = import_module("flwr.supercore.superexec.executor.types").LaunchResult
 
@@ -959,6 +990,7 @@ class _Executor:
 
     def reconcile(self) -> None:
         """Wait before Flower looks for the next task, if none has come for a while."""
+        self._keep()
         time.sleep(pause(time.monotonic() - self._last, 0.0, _IDLE_S))
 
     def close(self) -> None:
