@@ -34,6 +34,8 @@ LIMITS: Mapping[str, str] = {
     "clipping": "clipping",
     "clip-norm": "clip-norm-floor",
     "clip-norm-floor": "clip-norm-floor",
+    "row-noise-multiplier": "min-row-noise-multiplier",
+    "row-rate": "max-row-rate",
 }
 """By a key of the run config: the entry of a site's policy that bounds it."""
 

@@ -6,7 +6,6 @@ import csv
 import io
 import os
 import sqlite3
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,10 @@ from flwr.app import ConfigRecord, RecordDict
 from typer.testing import CliRunner
 
 from tests.helpers.errors import ended, raises
+from tests.helpers.sites import own
+from umbel.cli.commands.run import pairs
 from umbel.cli.main import app
-from umbel.privacy.gate.charges import Charge, Limits
+from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.runs import Runs
@@ -326,16 +327,19 @@ def test_plan_works_out_the_noise_that_hides_rows_and_the_settings_of_the_run() 
 
 
 def test_a_site_with_the_row_budget_of_a_plan_and_its_settings_lets_a_client_take_part_as_planned() -> None:
-    """A site counts to date, which is more than the figure for tasks fixed in advance; a setting is not rounded."""
+    """The site's limits are those that the plan names; a setting is not rounded."""
     code, output = run(f"{ROWS} --row-noise-multiplier 2.000049 --row-rate 0.12345678")
     assert code == 0
     [settings] = [line for line in output.splitlines() if line.startswith("Settings: ")]
     assert "row-noise-multiplier=2.000049 row-rate=0.12345678" in settings
     [[_, budget, _]] = [row for row in cells(output) if row[0] == "a site's row-budget"]
+    [[_, epsilon, _]] = [row for row in cells(output) if row[0] == "epsilon at delta 1e-05"]
+    assert float(epsilon) < float(budget.split()[0]) < 1.02 * float(epsilon)
+    [named] = [line for line in output.splitlines() if line.startswith("A site's policy: ")]
+    site = own(**pairs(named.split()[3:]))
     made = RowPrivacy(1.0, 2.000049, 0.12345678, 61.73, 9)
     release = Release(Kind.TRAIN, 3, 0.0, Clipping.PUBLIC).trained_by(made)
-    limits = Limits(row_budget=Fraction(budget.split()[0]), row_delta=1e-5)
-    assert [limits.allow({release: times}, release) for times in (19, 20)] == [True, False]
+    assert [site.limits.allow({release: times}, release) for times in (19, 20)] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from scipy import stats
 
 from umbel.privacy.accounting.accountant import compose
-from umbel.privacy.accounting.odometer import ORDERS, Curve, clients_to_date, to_date
+from umbel.privacy.accounting.odometer import ORDERS, Curve, clients_to_date, to_date, within
 from umbel.privacy.mechanisms.base import Loss
 from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
@@ -127,3 +128,41 @@ def test_it_holds_for_sampled_steps_at_all_times_at_once() -> None:
         lost += np.log1p(rate * np.expm1((x - 0.5) / sigma**2))
         exceeded |= lost > to_date([(curve, number)], math.inf, DELTA)
     assert exceeded.sum() <= ALARMS
+
+
+def test_a_filter_of_normal_noise_by_hand() -> None:
+    """At budget 3 and delta 1e-5 it tries the orders 8, 6 and 4; the first, with half of delta, accepts the most.
+
+    8 mu^2 / 2 + log(2e5) / 7 + log(7 / 8) - log(8) / 7 is 3 for mu^2 = .4217.
+    """
+    by_hand = (3 - math.log(2e5) / 7 - math.log(7 / 8) + math.log(8) / 7) / 4
+    assert by_hand == pytest.approx(0.4217, abs=1e-4)
+    fits, exceeds = (GaussianLoss(math.sqrt(by_hand * factor)) for factor in (1 - 1e-9, 1 + 1e-9))
+    assert within({fits: 1}, Fraction(3), 1e-5)
+    assert not within({exceeds: 1}, Fraction(3), 1e-5)
+    assert within({GaussianLoss(math.sqrt(by_hand / 10)): 9}, Fraction(3), 1e-5)
+
+
+def test_a_filter_takes_infinite_divergences_for_no_budget() -> None:
+    assert not within({GaussianLoss(1e200): 1}, Fraction(10**400), 1e-5)
+    assert within({GaussianLoss(1.0): 1}, Fraction(10**400), 1e-5)
+
+
+def test_a_budget_holds_against_a_server_that_chooses_as_it_goes_until_the_filter_refuses() -> None:
+    """The mean of (1 - exp(budget - loss))+ over all runs is the delta of that budget."""
+    generator, budget = np.random.default_rng(9), Fraction(2)
+    steps = SampledGaussianLoss(0.9, 0.2), SampledGaussianLoss(2.0, 0.6)
+    lost, times, asking = np.zeros(RUNS), np.zeros((RUNS, 2), int), np.ones(RUNS, bool)
+    for _ in range(RELEASES):
+        asks = (lost > 1.0).astype(int)
+        after = times + np.eye(2, dtype=int)[asks]
+        kinds, which = np.unique(after, axis=0, return_inverse=True)
+        asking &= np.array([within(dict(zip(steps, one.tolist(), strict=True)), budget, DELTA) for one in kinds])[which]
+        sigma, rate = (np.array([getattr(step, name) for step in steps])[asks] for name in ("noise_multiplier", "rate"))
+        x = generator.normal(generator.random(RUNS) < rate, sigma)
+        lost += np.where(asking, np.log1p(rate * np.expm1((x - 0.5) / sigma**2)), 0.0)
+        times = np.where(asking[:, None], after, times)
+    assert not asking.any()
+    assert times.min(axis=0).max() > 0, "runs differ in what they were asked"
+    excess = np.maximum(-np.expm1(float(budget) - lost), 0.0)
+    assert 0 < excess.mean() <= DELTA + 5 * excess.std() / math.sqrt(RUNS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 
@@ -13,7 +14,8 @@ from dp_accounting.rdp import RdpAccountant
 
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.guarantee import guarantee, secure_report, site_release
-from umbel.privacy.accounting.rows import row_gap, row_guarantee, rows_to_date, within_row_budget
+from umbel.privacy.accounting.row_plan import RowTask, row_plan_for
+from umbel.privacy.accounting.rows import needed_budget, row_gap, row_guarantee, rows_to_date, within_row_budget
 from umbel.privacy.mechanisms.gaussian import GaussianLoss, calibrate
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 
@@ -152,7 +154,8 @@ def test_a_budget_for_rows_counts_every_release() -> None:
     assert planned is not None
     assert planned.epsilon < spent < 3 * planned.epsilon
     assert within_row_budget(account, Fraction(spent), 1e-5)
-    assert not within_row_budget({**account, rows(): 6}, Fraction(spent), 1e-5)
+    assert not within_row_budget(account, Fraction(planned.epsilon), 1e-5)
+    assert not within_row_budget({**account, rows(): 15}, Fraction(spent), 1e-5)
     assert not within_row_budget(account, Fraction(10**9), 0.0), "training has no pure epsilon"
     assert not within_row_budget({**account, replace(CLIENT, noise_multiplier=0.0): 1}, Fraction(10**9), 1e-5)
     assert within_row_budget({CLIENT: 3}, Fraction(15), 0.0)
@@ -163,7 +166,83 @@ def test_releases_that_cost_the_same_each_count() -> None:
     """A server may name another mechanism in each task, which changes nothing where a model has no noise."""
     alike = {rows(mechanism=f"package:Mechanism{i}"): 1 for i in range(50)}
     assert rows_to_date(alike, 1e-5) == pytest.approx(rows_to_date({rows(): 50}, 1e-5))
-    assert not within_row_budget(alike, Fraction(rows_to_date({rows(): 49}, 1e-5)), 1e-5)
+    budget = Fraction(least_budget({rows(): 49}))
+    assert within_row_budget({rows(): 49}, budget, 1e-5)
+    assert not within_row_budget(alike, budget, 1e-5)
+
+
+def least_budget(account: Mapping[Release, int], dearest: Release | None = None) -> float:
+    """Return the smallest row budget at delta 1e-5 that covers an account, to a thousandth."""
+    low, high = 1e-3, 1e3
+    while high > 1.001 * low:
+        middle = math.sqrt(low * high)
+        fits = within_row_budget(account, Fraction(middle), 1e-5, dearest)
+        low, high = (low, middle) if fits else (middle, high)
+    return high
+
+
+GRID = [
+    (0.5, 1.0, 5, 4, 1), (0.5, 0.02, 50, 1, 1), (1.0, 0.005, 60, 2, 1), (1.0, 0.1, 1, 1, 1), (3.0, 0.3, 4, 1, 2),
+    (3.0, 0.02, 5, 7, 2), (8.0, 0.1, 10, 10, 1), (8.0, 0.05, 20, 20, 3),
+]  # fmt: skip
+"""Plans: epsilon, rate, steps, participations, hypotheses."""
+
+
+@pytest.mark.parametrize(("epsilon", "rate", "steps", "times", "k"), GRID)
+def test_a_site_whose_limits_are_those_of_a_plan_needs_little_more_budget_than_the_plan_says(
+    epsilon: float, rate: float, steps: int, times: int, k: int
+) -> None:
+    task = RowTask(100, rate, steps, times, k, epsilon / (4 * times) if k > 1 else 0.0)
+    plan = row_plan_for(task, epsilon)
+    release, told = task.release(plan.noise_multiplier), plan.guarantee.epsilon
+    assert told < needed_budget(release, times, 1e-5) <= 1.05 * told
+    assert within_row_budget({release: times}, Fraction(1.05 * told), 1e-5, release)
+    assert not within_row_budget({release: times}, Fraction(0.99 * told), 1e-5, release)
+    assert not within_row_budget({release: 2 * times}, Fraction(1.05 * told), 1e-5, release)
+
+
+def test_a_site_with_wider_limits_needs_more_budget_but_less_than_the_odometer_says() -> None:
+    for sigma, rate, steps, times, most in ((1, 0.02, 100, 2, 1.6), (2, 0.1, 300, 1, 1.2)):
+        release = rows(sigma, rate, steps)
+        told = row_guarantee({release: times})
+        assert told is not None
+        assert told.epsilon < least_budget({release: times}) < most * told.epsilon
+        assert least_budget({release: times}) < rows_to_date({release: times}, 1e-5)
+
+
+DEAREST = rows(1.0, 0.1, 10, hypotheses=2, choice_epsilon=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "counts"),
+    [
+        ({"row_noise_multiplier": 9.0, "row_rate": 0.01, "row_steps": 1, "choice_epsilon": 0.01}, True),
+        ({"hypotheses": 1, "choice_epsilon": 0.0}, True),
+        ({"noise_multiplier": 5.0}, True),
+        ({"row_noise_multiplier": 0.99}, False),
+        ({"row_rate": 0.11}, False),
+        ({"row_steps": 11}, False),
+        ({"choice_epsilon": 0.11}, False),
+    ],
+)
+def test_a_participation_counts_as_the_dearest_only_if_it_reveals_no_more(
+    changes: dict[str, float], counts: bool
+) -> None:
+    """A release that would make the account 1.3 times as dear by Renyi divergences, and not by their number."""
+    budget = Fraction(1.01 * needed_budget(DEAREST, 20, 1e-5))
+    asked = replace(DEAREST, **changes)  # type: ignore[arg-type]
+    assert within_row_budget({DEAREST: 19, asked: 1}, budget, 1e-5, DEAREST) is counts
+    assert not within_row_budget({DEAREST: 20, asked: 1}, budget, 1e-5, DEAREST)
+
+
+def test_reports_have_a_fixed_quarter_of_a_row_budget() -> None:
+    report = Release(Kind.REPORT, 2, 4.0, Clipping.PUBLIC)
+    need = needed_budget(DEAREST, 20, 1e-5)
+    account = {DEAREST: 20, report: 6}
+    assert not within_row_budget(account, Fraction(1.2 * need), 1e-5, DEAREST)
+    assert within_row_budget(account, Fraction(1.34 * need), 1e-5, DEAREST, reports=True)
+    assert not within_row_budget({**account, report: 60}, Fraction(1.34 * need), 1e-5, DEAREST, reports=True)
+    assert not within_row_budget(account, Fraction(1.3 * need), 1e-5, DEAREST, reports=True)
 
 
 @pytest.mark.parametrize(("sigma", "rate"), [(0.5, 1e-9), (1e160, 0.5), (1e308, 1e-9), (1e308, 1.0)])

@@ -53,6 +53,8 @@ LAYOUT = {"weight": (2,)}
         ({"protect": "both"}, replace(BOTH, noise_multiplier=0.5), "refused.noise"),
         (SITE, replace(ALONE, row_noise_multiplier=0.49), "refused.row-noise"),
         (SITE | {"min_row_noise_multiplier": 2}, ALONE, "refused.row-noise"),
+        (SITE | {"max_row_rate": 0.09}, ALONE, "refused.row-rate"),
+        (SITE | {"max_row_rate": 0.1}, ALONE, ""),
         (SITE | {"balanced_batches": True}, ALONE, "refused.rows"),
         (SITE | {"max_local_steps": 9}, ALONE, "refused.work"),
         (SITE | {"max_local_steps": 10}, ALONE, ""),
@@ -211,3 +213,25 @@ def test_a_server_that_knows_the_seed_is_charged_as_if_there_were_no_noise(tmp_p
     }  # fmt: skip
     through_gate(asked(stacked([[0.0, 0.0]], LAYOUT), ALONE), of_node(entries), trained([[1.0, 1.0]]))
     assert list(ledger.account(0)) == [release().without_noise()]  # type: ignore[arg-type]
+
+
+def test_the_dearest_participation_of_a_row_follows_from_the_sites_limits_alone() -> None:
+    limits = {"min_row_noise_multiplier": 2.0, "max_row_rate": 0.1, "max_local_steps": 7, "max_choice_epsilon": 0.5}
+    dearest = own(**SITE, **limits).limits.dearest
+    assert dearest is not None
+    told = dearest.row_noise_multiplier, dearest.row_rate, dearest.row_steps, dearest.hypotheses, dearest.choice_epsilon
+    assert told == (2.0, 0.1, 7, 2, 0.5)
+    single = own(**SITE, **limits, max_hypotheses=1).limits.dearest
+    assert single is not None
+    assert not single.chooses
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_local_steps": "inf"}, {"max_choice_epsilon": "inf"},
+        {"protect": "clients", "row_budget": "inf", "row_delta": 0.0},
+    ],
+)  # fmt: skip
+def test_limits_that_are_infinite_name_no_dearest_participation(changes: dict[str, Any]) -> None:
+    assert own(**SITE | changes).policy.dearest_of_rows is None

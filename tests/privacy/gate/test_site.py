@@ -279,6 +279,7 @@ SET: dict[str, tuple[str, Any]] = {
     "report-bound": ("3", 3.0), "personalise-epochs": ("3", 3), "tripwire": ("true", True),
     "noise-all-items": ("TRUE", True), "balanced-batches": ("True", True), "insecure-seed": ("true", True),
     "row-budget": ("3", 3.0), "row-delta": ("1e-6", 1e-6), "min-row-noise-multiplier": ("1.5", 1.5),
+    "max-row-rate": ("0.5", 0.5),
     "least-parties": ("4", 4), "colluding-parties": ("1", 1), "anonymous-least": ("600", 600),
 }  # fmt: skip
 TEXTS = {

@@ -20,7 +20,7 @@ from umbel.privacy.accounting.anonymous import anonymous as behind_relay
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
 from umbel.privacy.accounting.plan import rounded_up
 from umbel.privacy.accounting.row_plan import RowTask, row_plan, row_plan_for
-from umbel.privacy.accounting.rows import rows_to_date
+from umbel.privacy.accounting.rows import needed_budget
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import ReleaseBy, exact
@@ -201,15 +201,18 @@ def _of_rows(
         add("choice-epsilon", f"{task.choice_epsilon:.4g}", "of the randomised choice, which depends on all rows")
     between = "between two data sets of a client that differ by one row, added or removed"
     add(f"epsilon at delta {delta:g}", amount(planned.guarantee.epsilon), between)
-    spent = rows_to_date({task.release(sigma): task.participations}, delta)
-    allowed = f"{rounded_up(spent):.4g} at delta {delta:g}" if math.isfinite(spent) else "none"
-    add("a site's row-budget", allowed, "at least: as if the server chose each task after the releases so far")
+    allowed = rounded_up(needed_budget(task.release(sigma), task.participations, delta))
+    add("a site's row-budget", f"{allowed:.4g} at delta {delta:g}", "at least, if it has the limits below")
     add("noise against gradient", f"{sigma / batch:.3g}", "in each component of a step's mean gradient, in clip norms")
     console = Console()
     console.print(table)
     settings = f"protect=rows noise-multiplier=0 row-clip-norm=1 row-noise-multiplier={sigma}"
     settings += f" row-rate={task.rate} row-batch={batch:.4g} local-steps={task.steps}"
     console.print(f"Settings: {settings} max-participations={task.participations}", soft_wrap=True)
+    limits = f"row-budget={allowed:.4g} row-delta={delta:g} min-row-noise-multiplier={sigma} max-row-rate={task.rate}"
+    limits += f" max-local-steps={task.steps} max-hypotheses={task.hypotheses}"
+    limits += f" max-choice-epsilon={task.choice_epsilon}" if task.hypotheses > 1 else ""
+    console.print(f'A site\'s policy: protect="rows" budget="inf" {limits}', soft_wrap=True)
     for warning in planned.warnings:
         console.print(f"Warning: {warning}", style="yellow", soft_wrap=True)
 

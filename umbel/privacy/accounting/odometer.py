@@ -12,9 +12,20 @@ differential privacy", whose odometers rest on the same inequality). Each of its
 
     L <= R(a) + log(m / delta) / (a - 1)    for all m orders, at all times at once.
 
-A loss of at most epsilon, except with probability delta, is (epsilon, delta)-differential privacy. A site that lets no
-release exceed its budget by this figure has a privacy filter (Rogers, Roth, Ullman and Vadhan 2016): the figure when it
-stops is within the budget, whenever that is.
+A loss of at most epsilon, except with probability delta, is (epsilon, delta)-differential privacy.
+
+A site that stops in time has a privacy filter (Rogers, Roth, Ullman and Vadhan 2016), which needs less: only the budget
+B has to hold, and the site knows B before the first charge. For each loss (1 - exp(B - L))+ is at most
+
+    exp((a - 1) (L - B)) (1 - 1/a)^(a - 1) / a
+
+(Canonne, Kamath and Steinke 2020, Proposition 7). The supermartingale bounds its mean: releases with
+
+    R(a) + log(1 / delta) / (a - 1) + log(1 - 1/a) - log(a) / (a - 1) <= B
+
+are (B, delta)-differentially private together, however the server chose them. A filter may try several orders, each
+with its fixed share of delta, and accept what one of them accepts: R(a) only rises, so an order that has refused never
+accepts again, and the means of the orders add up to delta at most. Orders and shares follow from B and delta alone.
 """
 
 from __future__ import annotations
@@ -24,6 +35,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from scipy import special
@@ -39,6 +51,10 @@ from umbel.protocol.release import Release
 ORDERS = 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 512
 """The orders, fixed in advance. Each takes its share of delta, so there are few."""
 
+_PARTS = ((1.0, 0.5), (0.7, 0.25), (0.45, 0.25))
+"""The orders of a filter, relative to the one that accepts most normal noise, and their shares of delta. Rarely drawn
+rows lose much at once, which smaller orders count better."""
+_HIGHEST = 4096  # order of a filter
 _POINTS = 2000  # at which delta is computed
 _FAR = 12.0  # deviations above the mean, up to which points are close
 
@@ -52,10 +68,7 @@ class Curve:
     @classmethod
     def of(cls, losses: Mapping[Loss, int]) -> Curve:
         """Return the divergences of losses together, with their numbers."""
-        total = np.zeros(len(ORDERS))
-        for loss, count in losses.items():
-            total += count * np.array(_divergences(loss))
-        return cls(tuple(total.tolist()))
+        return cls(tuple(_together(losses, ORDERS).tolist()))
 
 
 def to_date(curves: Iterable[tuple[Curve, int]], pure: Fraction | float, delta: float) -> float:
@@ -68,6 +81,33 @@ def to_date(curves: Iterable[tuple[Curve, int]], pure: Fraction | float, delta: 
         return least
     total = sum((times * np.array(curve.values) for curve, times in curves), np.zeros(len(ORDERS)))
     return min(least, float(np.min(total + math.log(len(ORDERS) / delta) / (np.array(ORDERS) - 1))))
+
+
+def within(losses: Mapping[Loss, int], budget: Fraction, delta: float) -> bool:
+    """Return whether losses, with their numbers, are within the filter of a budget at `delta`, which is above 0."""
+    orders = _orders_within(as_float(budget), delta)
+    divergences = _together(losses, tuple(order for order, _ in orders))
+    return any(
+        math.isfinite(spent) and spent + _converted(order, delta * share) <= budget
+        for spent, (order, share) in zip(divergences.tolist(), orders, strict=True)
+    )
+
+
+@lru_cache(maxsize=64)
+def _orders_within(budget: float, delta: float) -> tuple[tuple[int, float], ...]:
+    """Return the orders of a filter with their shares of delta, which depend on the budget and delta alone."""
+    every = np.arange(2, _HIGHEST + 1)
+    most_noise = int(every[np.argmax((budget - _converted(every, delta)) / every)])
+    shares: dict[int, float] = {}
+    for part, share in _PARTS:
+        order = max(2, round(part * most_noise))
+        shares[order] = shares.get(order, 0.0) + share
+    return tuple(shares.items())
+
+
+def _converted(order: Any, delta: float) -> Any:
+    """Return how far the epsilon of a filter lies above the divergence of an order."""
+    return (math.log(1 / delta) - np.log(order)) / (order - 1) + np.log1p(-1 / order)
 
 
 def clients_to_date(releases: Mapping[Release, int], delta: float) -> float:
@@ -84,17 +124,25 @@ def _of_client(release: Release) -> Curve:
     return Curve.of(dict.fromkeys(losses(release), 1))
 
 
+def _together(losses: Mapping[Loss, int], orders: tuple[int, ...]) -> Matrix:
+    """Return a bound on the Renyi divergences of losses together, with their numbers."""
+    total = np.zeros(len(orders))
+    for loss, count in losses.items():
+        total += count * np.array(_divergences(loss, orders))
+    return total
+
+
 @lru_cache(maxsize=1024)
-def _divergences(loss: Loss) -> tuple[float, ...]:
-    """Return a bound on the Renyi divergences of a loss at all orders, in both directions."""
-    orders = np.array(ORDERS, np.float64)
+def _divergences(loss: Loss, whole: tuple[int, ...]) -> tuple[float, ...]:
+    """Return a bound on the Renyi divergences of a loss at whole orders, in both directions."""
+    orders = np.array(whole, np.float64)
     match loss:
         case GaussianLoss():
             found = orders * (loss.mu * loss.mu / 2)
         case ConcentratedLoss():
             found = orders * loss.rho
         case SampledGaussianLoss():
-            found = np.array([_sampled(loss, order) for order in ORDERS])
+            found = np.array([_sampled(loss, order) for order in whole])
         case _:
             found = _of_profile(loss, orders)
     return tuple(np.maximum(found, 0.0).tolist())

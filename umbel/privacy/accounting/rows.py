@@ -14,7 +14,7 @@ on a row, and the next, cheap by its steps, could show them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import lru_cache
 
@@ -29,10 +29,13 @@ from umbel.privacy.accounting.guarantee import (
     losses,
     pure_spent,
 )
-from umbel.privacy.accounting.odometer import Curve, to_date
+from umbel.privacy.accounting.odometer import Curve, to_date, within
 from umbel.privacy.mechanisms.base import Loss
 from umbel.privacy.mechanisms.sampled_gaussian import step_losses
 from umbel.protocol.release import Kind, Release
+
+_OF_DEAREST = 0.9
+"""Share of delta for participations that count as the dearest that a site accepts."""
 
 
 def row_guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee | None:
@@ -58,16 +61,74 @@ def row_gap(release: Release) -> str:
     return why
 
 
-def within_row_budget(releases: Mapping[Release, int], budget: Fraction, delta: float) -> bool:
+def within_row_budget(
+    releases: Mapping[Release, int],
+    budget: Fraction,
+    delta: float,
+    dearest: Release | None = None,
+    reports: bool = False,
+) -> bool:
     """Return whether an epsilon of `budget` at `delta` holds for rows, even if a server chose parameters during the
     run.
 
-    Sums of pure epsilons hold then, and so does the odometer (`umbel.privacy.accounting.odometer`), which holds at all
-    times at once. Releases exceed the budget only if both do.
+    Each of three rules is fixed before the first charge, by the site's limits alone, and releases are within the budget
+    while one of them is:
+
+    - The sum of pure epsilons.
+    - The number of participations, as if each were the dearest that the site accepts: another one reveals no more than
+      it, and the composition of so many is fixed in advance. All else counts by pure epsilons, for which a quarter of
+      the budget is reserved if training clients report. Where the budget covers the dearest participation at all, this
+      rule has most of delta.
+    - Renyi divergences at a few orders (`umbel.privacy.accounting.odometer`), with the rest of delta.
+
+    A rule that has refused never accepts again, so their shares of delta add up to delta at most.
+
+    Parameters
+    ----------
+    releases : mapping from Release to int
+    budget : Fraction
+    delta : float
+        0 for a pure epsilon.
+    dearest : Release, optional
+        The participation that reveals most of a row among all that the site accepts; None if its limits name none.
+    reports : bool
+        Whether the site's training clients report.
     """
-    if any(row_gap(release) for release, times in releases.items() if times):
+    some = {release: times for release, times in releases.items() if times}
+    if any(row_gap(release) for release in some):
         return False
-    return pure_spent(releases) <= budget or (delta > 0 and rows_to_date(releases, delta) <= budget)
+    if pure_spent(some) <= budget:
+        return True
+    if not delta > 0:
+        return False
+    reserved = budget / 4 if reports else Fraction(0)
+    share = 1.0
+    if dearest and needed_budget(dearest, 1, delta) <= budget - reserved:
+        share -= _OF_DEAREST
+        rest = {release: times for release, times in some.items() if not _cheaper(release, dearest)}
+        counted = sum(some.values()) - sum(rest.values())
+        # The steps of a dearer one would have to count as well, since only steps hide rows in local parameters.
+        apart = not any(map(by_steps, rest)) and pure_spent(rest) <= reserved
+        if apart and needed_budget(dearest, counted, delta) <= budget - reserved:
+            return True
+    return within(_total(some.items()), budget, share * delta)
+
+
+def needed_budget(dearest: Release, times: int, delta: float) -> float:
+    """Return the row budget at `delta` that covers so many participations, if none is dearer than `dearest`."""
+    found = row_guarantee({dearest: times}, _OF_DEAREST * delta)
+    return found.epsilon if found else math.inf
+
+
+def _cheaper(release: Release, dearest: Release) -> bool:
+    """Return whether a participation reveals no more of a row than the dearest does, by its steps and its choice."""
+    return (
+        by_steps(release)
+        and release.row_noise_multiplier >= dearest.row_noise_multiplier
+        and release.row_rate <= dearest.row_rate
+        and release.row_steps <= dearest.row_steps
+        and (not release.chooses or (dearest.chooses and release.choice_epsilon <= dearest.choice_epsilon))
+    )
 
 
 def rows_to_date(releases: Mapping[Release, int], delta: float) -> float:
@@ -101,11 +162,16 @@ def _losses(release: Release) -> dict[Loss, int]:
 @lru_cache(maxsize=4096)
 def _composed(releases: frozenset[tuple[Release, int]], delta: float) -> float:
     """Return the epsilon at `delta` of releases that have a guarantee for rows, by their steps where they have any."""
+    try:
+        return compose(_total(releases), delta)
+    except NO_GRID:
+        return math.inf
+
+
+def _total(releases: Iterable[tuple[Release, int]]) -> dict[Loss, int]:
+    """Return the losses of releases together, with their numbers."""
     total: dict[Loss, int] = {}
     for release, often in releases:
         for loss, count in _losses(release).items():
             total[loss] = total.get(loss, 0) + often * count
-    try:
-        return compose(total, delta)
-    except NO_GRID:
-        return math.inf
+    return total

@@ -55,6 +55,9 @@ class Limits:
         Whether training clients report.
     row_budget, row_delta : Fraction or infinity, float
         As `budget` and `delta`, between two data sets of a client that differ by one row.
+    dearest : Release, optional
+        The participation that reveals most of a row among all that the site accepts: see
+        `umbel.privacy.accounting.rows.within_row_budget`.
     """
 
     budget: Fraction | float = math.inf
@@ -66,6 +69,7 @@ class Limits:
     reports: bool = False
     row_budget: Fraction | float = math.inf
     row_delta: float = 0.0
+    dearest: Release | None = None
 
     @property
     def any(self) -> bool:
@@ -118,7 +122,9 @@ class Limits:
 
     def covers_rows(self, account: Account, budget: Fraction | float) -> bool:
         """Return whether a row budget of this size, at the site's row delta, covers all releases of an account."""
-        return budget == math.inf or within_row_budget(account, Fraction(budget), self.row_delta)
+        if budget == math.inf:
+            return True
+        return within_row_budget(account, Fraction(budget), self.row_delta, self.dearest, self.reports)
 
 
 _ANY = Fraction(10**400)  # larger than any number in a policy

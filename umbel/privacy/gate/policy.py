@@ -22,7 +22,7 @@ from umbel.privacy.mechanisms import MECHANISMS
 from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.plugins import parse_pairs
-from umbel.protocol.release import LAPLACE, Clipping, ClipSchedule, Protect, ReleaseBy
+from umbel.protocol.release import LAPLACE, Clipping, ClipSchedule, Kind, Protect, Release, ReleaseBy
 from umbel.protocol.rules import Settings
 from umbel.protocol.signatures import public_key, same_key
 from umbel.protocol.tasks import TrainingSpec
@@ -234,6 +234,9 @@ class Policy(Settings):
     min_row_noise_multiplier: Number = Field(
         0.5, ge=0, description="smallest row-noise-multiplier that the site accepts, if a run protects rows; above 0"
     )
+    max_row_rate: Number = Field(
+        1.0, gt=0, le=1, description="largest row-rate that the site accepts; a row-budget then counts less a step"
+    )
     paper_budget: Unlimited = Field(
         math.inf, ge=0, description="maximum of a client's paper budget, the sum of n/nu over its releases: a heuristic"
     )
@@ -413,6 +416,27 @@ class Policy(Settings):
         return bool(limits & self.model_fields_set)
 
     @property
+    def dearest_of_rows(self) -> Release | None:
+        """The participation that reveals most of a row among all that the site accepts; None if there is none, or no
+        row-budget."""
+        if math.inf in (self.row_budget, self.max_local_steps) or not self.min_row_noise_multiplier > 0:
+            return None
+        chooses = self.max_hypotheses > 1
+        if chooses and math.isinf(self.max_choice_epsilon):
+            return None
+        return Release(
+            Kind.TRAIN,
+            1,  # the steps cost the same for any number of parameters
+            0.0,
+            Clipping.PUBLIC,
+            hypotheses=2 if chooses else 1,  # a choice between two reveals most
+            choice_epsilon=self.max_choice_epsilon if chooses else 0.0,
+            row_noise_multiplier=self.min_row_noise_multiplier,
+            row_rate=self.max_row_rate,
+            row_steps=int(self.max_local_steps),
+        )
+
+    @property
     def reports_exactly(self) -> bool:
         """Whether validation clients report exact losses, which no budget covers."""
         return self.exact_losses or (math.isinf(self.budget) and math.isinf(self.row_budget))
@@ -490,6 +514,9 @@ class Policy(Settings):
                 f"this site accepts no less than {self.min_row_noise_multiplier}",
                 code="refused.row-noise",
             )
+        if rows.rate > self.max_row_rate:
+            text = f"the server asks for row-rate {rows.rate}; this site accepts no more than {self.max_row_rate}"
+            raise Refused(text, code="refused.row-rate")
         if self.balanced_batches:
             text = "the server asks for training that hides rows; balanced-batches fills batches by their labels"
             raise Refused(text, code="refused.rows")

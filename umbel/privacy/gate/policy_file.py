@@ -30,7 +30,7 @@ _NARROWER: Mapping[str, Callable[[Any, Any], bool]] = {
         (
             "max-hypotheses", "max-choice-epsilon", "max-local-epochs", "max-local-steps", "max-examples",
             "max-seconds", "budget", "delta", "row-budget", "row-delta", "paper-budget", "max-participations",
-            "max-evaluations", "max-evaluations-in-all", "report-bound",
+            "max-evaluations", "max-evaluations-in-all", "report-bound", "max-row-rate",
         ),
         lambda own, file: own <= file,
     ),

@@ -31,7 +31,7 @@ PUBLIC = frozenset(
         "choice", "clipping", "disclose-choice", "evaluations", "hours",
         "hypotheses", "long-request", "mechanism", "message-type", "min-clients", "no-relay", "no-reports", "noise",
         "noise-out-of-range", "old-run", "old-site", "open-choice", "other-server", "private-radius", "relay-away",
-        "release", "role", "row-noise", "rows",
+        "release", "role", "row-noise", "row-rate", "rows",
         "secure-parties", "secure-round", "secure-shares", "secure-survivors", "secure-terms",
         "signature", "strategy", "told-before", "too-late", "too-many-wait", "tripwire", "unbounded",
         "unbounded-rows", "unknown-result", "unknown-run", "unsanitised", "waits", "work",

@@ -170,7 +170,8 @@ class Site:
             one if math.isinf(one) else exact(one) for one in (policy.budget, policy.paper_budget, policy.row_budget)
         )
         least = policy.min_noise_multiplier, policy.max_choice_epsilon, policy.trainers_report
-        return Limits(budget, policy.delta, paper, policy.max_participations, *least, rows, policy.row_delta)
+        of_rows = rows, policy.row_delta, policy.dearest_of_rows
+        return Limits(budget, policy.delta, paper, policy.max_participations, *least, *of_rows)
 
     def check_priced(self, release: Release) -> None:
         """Raise `Refused` if there is a budget, and the release has no bound that it could count."""
