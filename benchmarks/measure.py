@@ -147,5 +147,6 @@ def machine(*packages: str) -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "flwr", *packages))
     return (
         f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores, {torch.get_num_threads()} "
-        f"threads of PyTorch; Python {platform.python_version()}, {versions}; commit {commit_of(quick=True)}, {date.today()}"
+        f"threads of PyTorch; Python {platform.python_version()}, {versions}; "
+        f"commit {commit_of(quick=True)}, {date.today()}"
     )
