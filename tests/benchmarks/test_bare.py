@@ -21,7 +21,7 @@ from umbel.client.learner import Learner
 from umbel.protocol.errors import ConfigError
 from umbel.simulation.in_process import run_config
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.rest, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from umbel.protocol.records import pack
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.server.nodes.roster import admitted
 
+pytestmark = pytest.mark.rest
+
 HYPOTHESES = pack({"weight": np.ones((2, 1, 3), np.float32), "bias": np.zeros((2, 1), np.float32)})
 TRAINING = TrainingSpec(round=1, clients=(0,), local_epochs=1, step_size=0.1, batch_size=0, noise_multiplier=5.0)
 EVALUATION = EvaluationSpec(round=1, clients=(0,))

@@ -12,6 +12,8 @@ from benchmarks import peak
 from tests.benchmarks.conftest import write_charges
 from umbel.simulation.in_process import run_config
 
+pytestmark = pytest.mark.rest
+
 CONV1 = 2 * peak.BATCH * (26 * 26 * 32) * (9 * 1)
 CONV2 = 2 * peak.BATCH * (24 * 24 * 64) * (9 * 32)
 OPERATIONS = {

@@ -20,6 +20,8 @@ from benchmarks.peers.plain.hospital.server_app import kmeans
 from tests.benchmarks.conftest import write_charges
 from umbel.simulation.grid import InProcessGrid
 
+pytestmark = pytest.mark.rest
+
 
 def test_the_whole_of_it_runs_and_learns(tmp_path: Path) -> None:
     data = Path(write_charges(tmp_path, [2] * 8, 5))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import json
 from typing import Any
 
@@ -14,6 +16,8 @@ from benchmarks import ray_round
 from benchmarks.measure import console
 from umbel.protocol.home import umbel_home
 from umbel.simulation.grid import InProcessGrid
+
+pytestmark = pytest.mark.rest
 
 
 def test_a_clock_notes_the_parts_of_each_round_that_trains(run_config: dict[str, Any]) -> None:

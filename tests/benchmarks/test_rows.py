@@ -8,6 +8,8 @@ import torch
 from benchmarks.peers.play_opacus import CLIP_NORM, NETWORKS
 from benchmarks.rows import _bare, _ours
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.mark.parametrize("name", list(NETWORKS))
 def test_a_step_trains_what_the_network_trains_and_clips_each_row(name: str) -> None:

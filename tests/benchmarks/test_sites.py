@@ -11,6 +11,8 @@ from benchmarks.measure import Reading, console
 from umbel.client.learner import Learner
 from umbel.client.loop import LoopLearner
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.mark.parametrize(
     ("model", "kinds"), [("mlp", ["InvariantLearner", "LoopLearner"]), ("lenet10", ["LoopLearner"])]

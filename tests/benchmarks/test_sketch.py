@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.sketch import sketch
+
+pytestmark = pytest.mark.rest
 
 
 def test_kinds_that_are_well_apart_are_told_from_a_tenth_of_the_columns() -> None:

@@ -91,7 +91,7 @@ def test_one_knob_plans_a_pure_guarantee(umbel_home: Path) -> None:
     assert "offset=100,0 scale=57.7,1" in run.model, "the declared range, in units"
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_a_planned_run_learns(umbel_home: Path) -> None:
     """The constant is .77 off: 200 * .01 / sqrt(12) = .58 by x, and .5 by z."""
     save(umbel_home)
@@ -197,6 +197,7 @@ def test_impossible_figures_are_refused_also_beside_the_users_own_noise(
         values_of("mine", {"noise-multiplier": 100.0}, Wanted(**wanted))
 
 
+@pytest.mark.rest
 def test_where_nothing_would_be_learnt_the_proposals_lead_to_a_plan(umbel_home: Path) -> None:
     save(umbel_home, train=12)
     with raises(ConfigError, "config.in-vain", "12 clients", "site-average", "--epsilon 6", "about 42 clients"):
@@ -393,6 +394,7 @@ def test_the_noise_left_is_that_of_as_many_hypotheses_as_there_may_be(umbel_home
     assert search._left == pytest.approx(length / math.sqrt(best.clients / 4))
 
 
+@pytest.mark.rest
 def test_a_run_of_several_outputs_is_planned(umbel_home: Path) -> None:
     """The best constant for several outputs is their mean."""
     generator = np.random.default_rng(0)

@@ -122,7 +122,7 @@ def heirs(home: Path) -> list[psutil.Process]:
     return [one for one in running if (one.info["environ"] or {}).get("UMBEL_HOME") == str(home)]
 
 
-@pytest.mark.slow
+@pytest.mark.rest(twin="tests/simulation/test_private.py::test_a_run_in_process_listens_to_nobody")
 def test_what_flower_starts_by_itself_listens_as_the_readme_says(tmp_path: Path) -> None:
     """To this machine alone, with the README's variables; its Ray asks for a token, and its SuperLink for nothing."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

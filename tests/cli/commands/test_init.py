@@ -76,7 +76,7 @@ def test_flower_installs_neither_flower_nor_umbel_for_it(project: Path, tmp_path
     assert done.stdout.strip() == ""
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_it_runs_by_umbel_by_flower_and_in_its_own_test(
     project: Path, umbel_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def test_image_and_label_are_found(smooth: Model, image: Tensor) -> None:
     assert psnr(match.image.numpy(), image.numpy()) > 30
 
 
+@pytest.mark.rest
 def test_a_gradient_of_unknown_length_is_matched_by_its_direction(smooth: Model, image: Tensor) -> None:
     """As of an update that was clipped: the squared distance finds nothing, the cosine does."""
     start = start_of(smooth)
