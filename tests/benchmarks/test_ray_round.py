@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 import json
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import Context, RecordDict
 
 import umbel.client.app
