@@ -9,12 +9,16 @@ costs a row at most what it costs the client. But only the steps hide a row in a
 which its next training begins. So releases with both bounds all count by their steps, or all releases by what they cost
 the client, whichever is less. A mixture is no bound: one release, cheap by its noise, could let local parameters depend
 on a row, and the next, cheap by its steps, could show them.
+
+A release whose training hides rows has a least price (`LEAST_PRICE`), however much noise it has. Noise hides what
+leaves, and nothing else: how long a client takes, and whether a fault stopped it, may show outside. So a budget also
+bounds how often a server can look.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
 
@@ -31,8 +35,16 @@ from umbel.privacy.accounting.guarantee import (
 )
 from umbel.privacy.accounting.odometer import Curve, to_date
 from umbel.privacy.mechanisms.base import Loss
-from umbel.privacy.mechanisms.sampled_gaussian import step_losses
-from umbel.protocol.release import Kind, Release
+from umbel.privacy.mechanisms.gaussian import GaussianLoss
+from umbel.privacy.mechanisms.sampled_gaussian import cut_delta, step_losses
+from umbel.protocol.release import Kind, Release, exact
+
+LEAST_PRICE = 0.01
+"""The least mu of Gaussian differential privacy, and the least pure epsilon, of a release whose training hides rows.
+
+That is what one look costs through normal noise of a hundred times a row's effect. A row budget of 1 ends after a few
+hundred of these; a planned run of fewer participations does not notice it.
+"""
 
 
 def row_guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee | None:
@@ -42,10 +54,10 @@ def row_guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guar
         return None
     if not some:
         return Guarantee(0.0, 0.0, delta)
-    pure, of_client = as_float(pure_spent(some)), guarantee(some, delta)
-    least = min(pure, of_client.epsilon if of_client else math.inf)
+    pure, of_client = as_float(_pure_spent(some)), guarantee(some, delta)
+    least = max(of_client.epsilon, as_float(least_price(some))) if of_client else pure
     if any(map(by_steps, some)):
-        least = min(least, _composed(frozenset(some.items()), delta))
+        least = min(least, _uncut(some, delta, lambda delta: _composed(frozenset(some.items()), delta)))
     return Guarantee(pure, least, delta)
 
 
@@ -67,7 +79,7 @@ def within_row_budget(releases: Mapping[Release, int], budget: Fraction, delta: 
     """
     if any(row_gap(release) for release, times in releases.items() if times):
         return False
-    return pure_spent(releases) <= budget or (delta > 0 and rows_to_date(releases, delta) <= budget)
+    return _pure_spent(releases) <= budget or (delta > 0 and rows_to_date(releases, delta) <= budget)
 
 
 def rows_to_date(releases: Mapping[Release, int], delta: float) -> float:
@@ -75,7 +87,36 @@ def rows_to_date(releases: Mapping[Release, int], delta: float) -> float:
     some = {release: times for release, times in releases.items() if times}
     if any(row_gap(release) for release in some):
         return math.inf
-    return to_date(((curves_of(release), times) for release, times in some.items()), pure_spent(some), delta)
+    curves = [(curves_of(release), times) for release, times in some.items()]
+    return _uncut(some, delta, lambda delta: to_date(curves, _pure_spent(some), delta))
+
+
+def least_price(releases: Mapping[Release, int]) -> Fraction:
+    """Return the least pure epsilon of releases for a row."""
+    return exact(LEAST_PRICE) * sum(times for release, times in releases.items() if release.by_rows)
+
+
+def _pure_spent(releases: Mapping[Release, int]) -> Fraction | float:
+    """Return the pure epsilon of all releases together for a row."""
+    return max(pure_spent(releases), least_price(releases))
+
+
+def _uncut(releases: Mapping[Release, int], delta: float, epsilon_at: Callable[[float], float]) -> float:
+    """Return the epsilon at `delta` of releases, given their epsilon at any delta if no sample were cut.
+
+    The samples that are cut take their part of delta, which is far below its last digit unless epsilon says nothing
+    anyway.
+    """
+
+    def cut(epsilon: float) -> float:
+        parts = ((one.row_rate, one.row_steps, times) for one, times in releases.items() if by_steps(one))
+        return sum(times * cut_delta(rate, steps, epsilon) for rate, steps, times in parts)
+
+    epsilon = epsilon_at(delta)
+    if math.isinf(epsilon) or delta - cut(epsilon) == delta:
+        return epsilon
+    epsilon = epsilon_at(delta / 2)
+    return epsilon if cut(epsilon) <= delta / 2 else math.inf
 
 
 @lru_cache(maxsize=1024)
@@ -94,8 +135,11 @@ def _losses(release: Release) -> dict[Loss, int]:
     """Return the losses, with their numbers, that together bound a release for a row: by its steps if possible."""
     if not by_steps(release):
         return dict.fromkeys(losses(release), 1)
-    steps = step_losses(release.row_noise_multiplier, release.row_rate, release.row_steps)
-    return steps | ({choice_loss(release): 1} if release.chooses else {})
+    found = step_losses(release.row_noise_multiplier, release.row_rate, release.row_steps)
+    if release.chooses:
+        found[choice_loss(release)] = 1
+    missing = LEAST_PRICE**2 - sum(count * loss.deviation**2 for loss, count in found.items())
+    return _added(found, {GaussianLoss(math.sqrt(missing)): 1}) if missing > 0 else found
 
 
 @lru_cache(maxsize=4096)
@@ -103,9 +147,13 @@ def _composed(releases: frozenset[tuple[Release, int]], delta: float) -> float:
     """Return the epsilon at `delta` of releases that have a guarantee for rows, by their steps where they have any."""
     total: dict[Loss, int] = {}
     for release, often in releases:
-        for loss, count in _losses(release).items():
-            total[loss] = total.get(loss, 0) + often * count
+        total = _added(total, {loss: often * count for loss, count in _losses(release).items()})
     try:
         return compose(total, delta)
     except NO_GRID:
         return math.inf
+
+
+def _added(one: Mapping[Loss, int], other: Mapping[Loss, int]) -> dict[Loss, int]:
+    """Return losses with their numbers from both."""
+    return {loss: one.get(loss, 0) + other.get(loss, 0) for loss in (*one, *other)}
