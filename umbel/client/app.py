@@ -16,9 +16,9 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from umbel.client import progress
-from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.cohort import Cohort
 from umbel.client.crew import Crew
-from umbel.client.learner import best_hypothesis
+from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
 from umbel.client.noisy_messages import noisy_messages
@@ -119,28 +119,36 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
     clients, policy, k = node.training_clients(task.clients), node.site.policy, len(next(iter(hypotheses.values())))
     kept, hidden = LocalParameters(node.site, state, node.model, task.run, node.seed), task.hides_rows(k)
     before = kept.read(clients, hidden)
-    crew, update, names = Crew(node, clients), _update(task, node), list(node.model.shapes)
+    update, names = node.update(task), list(node.model.shapes)
+    crew = Crew(node, clients, together=update.rows is None)
     # A pass forward for each hypothesis; in training one forward and one backward, which takes two.
     epochs = 3 * update.passes
     choosing = k / (k + epochs) if k > 1 else 0.0
     starts = _copied(hypotheses)
 
-    def compute(some: Some) -> list[NDArray[Any]]:
-        asked = np.asarray(clients)[some].tolist()
-        cohort = Cohort.gather(node.dataset, asked, node.learner.device)
-        local = {name: value[some] for name, value in before.items()}
-        seed, round = node.seed, task.round
+    def trained_from(chosen: NDArray[np.int64], some: Some, cohort: Cohort, learner: Learner) -> list[NDArray[Any]]:
+        asked, seed, round = np.asarray(clients)[some].tolist(), node.seed, task.round
         draws = row_sources(seed, round, asked) if update.rows else streams(seed, "shuffle", round, asked)
+        local = {name: value[some] for name, value in before.items()}
+        shared, own = learner.train(starts, chosen, cohort, update, draws, local)
+        return [chosen, *(shared[name] for name in names), *(own[name] for name in before)]
+
+    def compute(some: Some) -> list[NDArray[Any]]:
+        cohort = Cohort.gather(node.dataset, np.asarray(clients)[some].tolist(), node.learner.device)
+        local = {name: value[some] for name, value in before.items()}
         with crew.learner() as learner:
             with progress.part(0, choosing):
                 chosen = np.where(assigned[some] == OWN, learner.choose(starts, cohort, local), assigned[some])
             with progress.part(choosing, 1):
-                shared, own = learner.train(starts, chosen, cohort, update, draws, local)
-        return [chosen, *(shared[name] for name in names), *(own[name] for name in before)]
+                return trained_from(chosen, some, cohort, learner)
 
     def nothing(some: Some) -> list[NDArray[Any]]:
         # A client whose training fails keeps its hypothesis.
         kept = np.maximum(assigned[some], 0)
+        if update.rows is not None and len(kept):
+            # The noise of training is all that hides a row: without it, the release would tell who failed.
+            rowless = Cohort.without_rows(len(kept), node.dataset.features.shape[1:], node.learner.device)
+            return trained_from(kept, some, rowless, node.learner)
         shapes = [*node.model.shapes.values(), *(value.shape[1:] for value in before.values())]
         return [kept, *(np.full((len(kept), *shape), np.nan, np.float32) for shape in shapes)]
 
@@ -169,12 +177,6 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
 def _copied(hypotheses: Arrays) -> Arrays:
     """Return a message's arrays as ones that PyTorch takes without a copy for each client."""
     return {name: np.array(value) for name, value in hypotheses.items()}
-
-
-def _update(task: TrainingSpec, node: Node) -> LocalUpdate:
-    policy = node.site.policy
-    steps = task.local_epochs, task.step_size, task.batch_size, task.local_steps
-    return LocalUpdate(*steps, policy.max_examples, node.descent, policy.balanced_batches, task.row_privacy)
 
 
 def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: RecordDict) -> RecordDict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -61,6 +62,11 @@ class Cohort:
         targets = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64, copy=False)
         return cls(_send(features, device), _send(targets, device), lengths)
 
+    @classmethod
+    def without_rows(cls, clients: int, shape: tuple[int, ...], device: torch.device) -> Cohort:
+        """Return clients that have no rows, given the shape of a row."""
+        return cls(torch.zeros(0, *shape, device=device), torch.zeros(0, device=device), np.zeros(clients, np.int64))
+
     def part(self, clients: slice) -> Cohort:
         """Return consecutive clients as a cohort, without a copy."""
         if clients.indices(len(self)) == (0, len(self), 1):
@@ -100,8 +106,8 @@ class LocalUpdate:
     `descent` turns a gradient into a step. Each round starts with a new optimizer state.
 
     With `rows`, a client trains with a guarantee for each row (`umbel.client.dp_sgd`). Then `rows` sets the number of
-    steps and their samples, and of the other fields only step size and `descent` count: nothing may depend on the
-    number of rows.
+    steps and their samples, and of the other fields only step size, `descent` and `most_drawn` count: nothing may
+    depend on the number of rows. A step takes at most `most_drawn` rows.
     """
 
     local_epochs: int
@@ -112,6 +118,7 @@ class LocalUpdate:
     descent: LocalOptimizer = PLAIN
     balanced: bool = False
     rows: RowPrivacy | None = None
+    most_drawn: int = sys.maxsize
 
     @property
     def passes(self) -> int:
@@ -135,7 +142,7 @@ class LocalUpdate:
         """Return the number of rows of a full minibatch; for random ones, a number that they hardly ever exceed."""
         if self.rows:
             mean = self.rows.rate * rows
-            return min(math.ceil(mean + _FAR * math.sqrt(mean)), rows)
+            return min(math.ceil(mean + _FAR * math.sqrt(mean)), rows, self.most_drawn)
         return min(self.batch_size or rows, rows)
 
 

@@ -19,7 +19,7 @@ from umbel.client.learner import Learner, one_thread
 from umbel.client.loop import LoopLearner
 from umbel.client.node import Node
 from umbel.models.fit import CPU_CHUNK_BYTES, look, training_bytes
-from umbel.privacy.gate.undisclosed import Apart
+from umbel.privacy.gate.undisclosed import Apart, Some
 from umbel.protocol.clients import ClientInDataset
 
 _CLIENTS = 4  # hosted clients for each core: with fewer, some cores could be idle if a message asks only some clients
@@ -28,16 +28,19 @@ _CLIENTS = 4  # hosted clients for each core: with fewer, some cores could be id
 class Crew:
     """The learners of a node's threads. A network computes for one thread at a time, so each thread has its own.
 
+    Without `together`, each client is computed alone, and no other client's rows take of its time.
+
     Attributes
     ----------
     apart : Apart
         The batches of the asked clients.
     """
 
-    def __init__(self, node: Node, clients: Sequence[ClientInDataset]) -> None:
+    def __init__(self, node: Node, clients: Sequence[ClientInDataset], together: bool = True) -> None:
         offsets, asked = node.dataset.offsets, np.asarray(clients, np.int64)
         lengths = offsets[asked + 1] - offsets[asked]
-        batches, learners = node.learner.batches(lengths), [node.learner]
+        alone: list[Some] = [slice(c, c + 1) for c in range(len(asked))]
+        batches, learners = node.learner.batches(lengths) if together else alone, [node.learner]
         self._single = _one_thread_each(node)
         if self._single:
             size = training_bytes(node.model, node.dataset.features.shape[1:], int(lengths.max(initial=1)))

@@ -60,7 +60,7 @@ def descend(
         steps = Steps(update.descent, update.step_size, own, shared)
     sizes = [start[name][0].numel() for name in names]
     noises = [_blocks(source.noise.standard_normal, sum(sizes), rows.steps) for source in sources]
-    for drawn in _samples(cohort.lengths, rows, sources):
+    for drawn in _samples(cohort.lengths, rows, sources, update.most_drawn):
         check_time()
         sums = _sums(gradients, parameters, cohort, drawn, rows.clip_norm)
         flat = torch.cat([sums[name].reshape(len(cohort), -1) for name in names], 1).double().cpu().numpy()
@@ -112,15 +112,15 @@ def _sums(
 
 
 def _samples(
-    lengths: NDArray[np.int64], rows: RowPrivacy, sources: Sequence[RowSource]
+    lengths: NDArray[np.int64], rows: RowPrivacy, sources: Sequence[RowSource], most: int
 ) -> Iterator[list[NDArray[np.int64]]]:
-    """Yield, for each step, the drawn rows of each client, counted over the cohort."""
+    """Yield, for each step, at most so many drawn rows of each client, counted over the cohort."""
     starts = lengths.cumsum() - lengths
     draws = [
         _blocks(source.sample.random, int(length), rows.steps) for source, length in zip(sources, lengths, strict=True)
     ]
     for _ in range(rows.steps):
-        yield [start + np.flatnonzero(next(draw) < rows.rate) for start, draw in zip(starts, draws, strict=True)]
+        yield [start + np.flatnonzero(next(draw) < rows.rate)[:most] for start, draw in zip(starts, draws, strict=True)]
 
 
 def _blocks(draw: Callable[[int], Matrix], size: int, steps: int) -> Iterator[Matrix]:

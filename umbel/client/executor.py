@@ -37,6 +37,7 @@ from umbel.client.app import app
 from umbel.client.bundle import Bundle, reviewed
 from umbel.client.checks import entries_of
 from umbel.client.readiness import Readiness
+from umbel.client.trial import try_engines
 from umbel.privacy.gate.refusals import refuse
 from umbel.privacy.gate.site import NODE_CONFIG, Site
 from umbel.privacy.gate.site_log import record_refusal
@@ -91,6 +92,7 @@ def _serve(requests: socket.socket) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):
         # A terminal sends these signals to all its processes; this one ends with the process that made it.
         signal.signal(number, signal.SIG_IGN)
+    try_engines()  # before any child: each would load the same, and in the time of its message
     homes: dict[int, str] = {}
     while True:
         ready, _, _ = select.select([requests], [], [], _LOOK_S)

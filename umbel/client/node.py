@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from umbel import models
+from umbel.client.cohort import LocalUpdate
 from umbel.client.engines import SITE
 from umbel.client.learner import Learner
 from umbel.client.personal import check_memory
 from umbel.client.row_gradients import check_rows
-from umbel.client.trial import try_out
+from umbel.client.trial import try_out, try_training
 from umbel.data import Dataset, Manifest, check, find_dataset, open_dataset
 from umbel.data.find import stats_of
 from umbel.data.table import Register
@@ -25,13 +27,16 @@ from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy.gate.policy import Personal, Role
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.store import Names, NamesOnTrial
+from umbel.privacy.mechanisms.sampled_gaussian import most_drawn
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset, ClientOnNode, counted
-from umbel.protocol.errors import DatasetError, ModelError, ProtocolError, SiteError, UmbelError
+from umbel.protocol.errors import DatasetError, ModelError, ProtocolError, Refused, SiteError, UmbelError
 from umbel.protocol.plugins import import_by_name, parse_pairs
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting, TrainingSpec
 
+_TIMES = 2
+"""Times as long as made-up steps take that clients must have: a machine is not always equally busy."""
 _TABLES = (".csv", ".csv.gz", ".csv.zip", ".parquet")
 
 
@@ -128,7 +133,10 @@ class Node:
         if policy.trainers_report:
             validation = training
         # Checked here, since a failure that depends only on the run must come before any charge.
-        return cls(site, dataset, learner, training, validation, run, LocalOptimizer.of(run))
+        node = cls(site, dataset, learner, training, validation, run, LocalOptimizer.of(run))
+        if policy.protect.rows or site.limits.row_budget < math.inf:
+            node._check_largest()
+        return node
 
     @property
     def seed(self) -> int | None:
@@ -164,10 +172,49 @@ class Node:
         self.check(hypotheses, task.frozen_digest)
         self.training_clients(task.clients)
         if task.row_privacy is not None:
+            self._check_largest()
             check_rows(self.model, tuple(self.dataset.features.shape[1:]))
         if task.message_noise and not self.model.local_shapes:
             text = f"noisy messages are for models with local parameters, not {self.model.name!r}"
             raise ProtocolError(text, code="protocol.message-noise")
+        if not self.site.simulated:
+            self._try_training(len(next(iter(hypotheses.values()))), task)
+
+    def update(self, task: TrainingSpec) -> LocalUpdate:
+        """Return how a client trains for a task."""
+        policy, rows, most = self.site.policy, task.row_privacy, sys.maxsize
+        if rows is not None and not self.site.simulated:
+            most = most_drawn(policy.max_rows, rows.rate)
+        steps = task.local_epochs, task.step_size, task.batch_size, task.local_steps
+        return LocalUpdate(*steps, policy.max_examples, self.descent, policy.balanced_batches, rows, most)
+
+    def _try_training(self, hypotheses: int, task: TrainingSpec) -> None:
+        """Raise if a training step of a made-up client fails here, or clients that hide rows might lack time.
+
+        Whether time suffices would depend on the number of rows. So it is asked before the charge, for a client as
+        large as any may be.
+        """
+        policy, clients = self.site.policy, len(task.clients)
+        seconds = try_training(self.learner, self.dataset, hypotheses, self.update(task), policy.max_rows)
+        needed = _TIMES * clients * seconds
+        if needed > policy.max_seconds:
+            raise Refused(
+                f"{clients} clients of {policy.max_rows:,} rows might take {needed:,.3g} seconds on this machine, and "
+                f"max-seconds is {policy.max_seconds:g}; raise max-seconds, or lower max-rows as far as the clients "
+                "allow, or let the run ask for fewer clients or steps, or a smaller row-rate",
+                code="refused.work",
+            )
+
+    def _check_largest(self) -> None:
+        """Raise `SiteError` if a training client has more rows than the site declares."""
+        part, most = self.training, self.site.policy.max_rows
+        largest = int(self.dataset.lengths[part.start : part.stop : part.step].max(initial=0))
+        if largest > most and not self.site.simulated:
+            raise SiteError(
+                f"a client has {largest:,} rows, and max-rows = {most:,} says that none has more; raise it, or serve "
+                "fewer rows",
+                code="site.max-rows",
+            )
 
     def check(self, hypotheses: Arrays, frozen_digest: str | None = None) -> None:
         """Raise unless the hypotheses, and the server's frozen parameters, fit this node's model."""

@@ -6,8 +6,10 @@ something else.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,23 +18,26 @@ import torch
 from torch import Tensor
 
 from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.dp_sgd import AT_ONCE
 from umbel.client.engines import SITE, learner_for
-from umbel.client.learner import Learner
+from umbel.client.learner import Learner, one_thread
 from umbel.data import Dataset
 from umbel.models import load
 from umbel.models.fit import look, misfit, one_line
 from umbel.models.losses import SLOPES, Score
 from umbel.models.model import Kind, Model, Parameters
-from umbel.models.optimizers import LocalOptimizer
-from umbel.privacy.gate.randomness import streams
+from umbel.models.optimizers import Adam, LocalOptimizer
+from umbel.privacy.gate.randomness import row_sources, streams
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import DatasetError, ModelError
+from umbel.protocol.release import RowPrivacy
 from umbel.protocol.run_config import RunConfig
 
 _LENGTHS = (3, 2)  # rows of the artificial clients; unequal, so that one of them is padded
 _MEASURED = 200  # clients whose first updates give a guess of the clip norm
 _SCORES = ("the loss", "the metric")
 _STEP = LocalUpdate(local_epochs=1, step_size=0.01, batch_size=0)
+_LONG_S = 0.05  # seconds whose measurement tells how long more of the same takes
 _SAME, _ROUNDING = 1e-3, 1e-6  # relative to a step, and to the numbers: far below the effect of another computation
 
 
@@ -94,6 +99,91 @@ def _tried(
     if reason and engine == "batched":
         raise ModelError(f'model {model.name!r} {reason}; set engine = "auto"', code="model.batches")
     return loop if reason else picked
+
+
+def try_training(learner: Learner, dataset: Dataset, hypotheses: int, update: LocalUpdate, rows: int) -> float:
+    """Try a learner's training step on made-up rows; return how long a client of `rows` rows needs to hide them.
+
+    That is 0 for an update that hides no rows. A first step also loads much of PyTorch, which takes seconds, so it must
+    not be in the time of a client.
+
+    Raises
+    ------
+    ModelError
+        If the step fails.
+    """
+    targets, step = dataset.targets, replace(_STEP, descent=update.descent)
+    if update.rows is None:
+        hypotheses = 1  # which takes least memory
+    else:
+        alike = RowPrivacy(1.0, 1.0, update.rows.rate, 1.0, 1)  # whose other settings take the same time
+        step = replace(step, rows=alike, most_drawn=update.most_drawn)
+    data = dataset.features.shape[1:], targets.dtype.kind, targets.shape[1:]
+    choosing, training = _seconds(learner, *data, hypotheses, step, rows)
+    return choosing + training * (update.rows.steps if update.rows else 0)
+
+
+def try_engines() -> None:
+    """Try a step of each engine of a site on a made-up model, so that a process and its children have loaded all."""
+    model = load("linear inputs=2 outputs=1")
+    hides_rows = replace(_STEP, rows=RowPrivacy(1.0, 1.0, 1.0, 1.0, 1), most_drawn=2)
+    with one_thread():
+        for engine in ("loop", SITE):
+            for update in (hides_rows, replace(_STEP, descent=LocalOptimizer(Adam()))):
+                _seconds(learner_for(model, "cpu", engine), (2,), "f", (), 1, update, 2)
+
+
+@lru_cache(maxsize=64)
+def _seconds(
+    learner: Learner,
+    shape: tuple[int, ...],
+    kind: str,
+    target: tuple[int, ...],
+    hypotheses: int,
+    update: LocalUpdate,
+    rows: int,
+) -> tuple[float, float]:
+    """Return the seconds for a choice and for a step of a made-up client of so many rows; 0 if it hides none."""
+    model, device = learner.model, learner.device
+    few = _made_up(shape, kind, target, model)
+    starts = {name: np.stack([value] * hypotheses) for name, value in model.initial(0).items()}
+    local = model.initial_local([np.random.default_rng(0)])
+    features, targets = few.features[:1].to(device), few.targets[:1].to(device)
+
+    def client_of(length: int) -> Cohort:
+        """Return a client that has the same row many times, which takes the memory of one."""
+        repeated = (one.expand(length, *one.shape[1:]) for one in (features, targets))
+        return Cohort(next(repeated), next(repeated), np.array([length]))
+
+    def train(size: int) -> float:
+        """Return the seconds of a step on so many rows."""
+        begin, chosen = time.thread_time(), np.zeros(1, np.int64)
+        if update.rows is None:
+            learner.train(starts, chosen, client_of(2), update, streams(0, "shuffle", 0, [0]), local)
+        else:
+            how = replace(update, rows=replace(update.rows, rate=size / rows))
+            learner.train(starts, chosen, client_of(rows), how, row_sources(None, 0, [0]), local)
+        return time.thread_time() - begin
+
+    def choose() -> float:
+        begin = time.thread_time()
+        learner.choose(starts, client_of(min(rows, AT_ONCE)), local)
+        return time.thread_time() - begin
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            most = update.most_drawn
+            size = min(AT_ONCE, most)
+            train(size), choose()  # the first call loads what later calls have
+            if update.rows is None:
+                return 0.0, 0.0
+            seconds = train(size)
+            while size < most and seconds < _LONG_S:
+                size = min(2 * size, most)
+                seconds = train(size)
+            return choose() * max(1.0, rows / AT_ONCE), seconds * most / size
+    except Exception as error:
+        raise ModelError(f"model {model.name!r} fails when tried: {one_line(error)}", code="model.trial") from error
 
 
 def check_fit(data: Dataset) -> None:

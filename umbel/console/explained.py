@@ -61,7 +61,8 @@ def _what(policy: Policy) -> Iterator[str]:
         )
         if policy.protect.rows:
             must = "must hide" if policy.protect is Protect.BOTH else "may hide just"
-            yield f"Training {must} each row, with noise of at least {policy.min_row_noise_multiplier:g} clip norms."
+            least = f"noise of at least {policy.min_row_noise_multiplier:g} clip norms"
+            yield f"Training {must} each row, with {least}. No client has more than {policy.max_rows:,} rows."
         if math.isfinite(policy.max_choice_epsilon):
             most = f"{policy.max_choice_epsilon:g}"
             yield f"A client's choice of a hypothesis is random, with an epsilon of at most {most}."

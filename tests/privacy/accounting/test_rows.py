@@ -14,9 +14,17 @@ from dp_accounting.rdp import RdpAccountant
 
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.guarantee import guarantee, secure_report, site_release
-from umbel.privacy.accounting.row_plan import RowTask, row_plan_for
-from umbel.privacy.accounting.rows import needed_budget, row_gap, row_guarantee, rows_to_date, within_row_budget
+from umbel.privacy.accounting.row_plan import RowTask, row_plan, row_plan_for
+from umbel.privacy.accounting.rows import (
+    LEAST_PRICE,
+    needed_budget,
+    row_gap,
+    row_guarantee,
+    rows_to_date,
+    within_row_budget,
+)
 from umbel.privacy.mechanisms.gaussian import GaussianLoss, calibrate
+from umbel.privacy.mechanisms.sampled_gaussian import cut_delta, step_losses
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 
 CLIENT = Release(Kind.TRAIN, 10, 4.0, Clipping.PUBLIC)
@@ -81,15 +89,15 @@ def test_noise_that_hides_a_client_hides_its_rows() -> None:
 
 def test_with_both_a_release_costs_a_row_the_smaller_of_both() -> None:
     alone = row_guarantee({rows(): 1})
-    both = {noise: row_guarantee({rows(noise_multiplier=noise): 1}) for noise in (4.0, 4000.0)}
-    client = guarantee({replace(CLIENT, noise_multiplier=4000.0): 1})
+    both = {noise: row_guarantee({rows(noise_multiplier=noise): 1}) for noise in (4.0, 400.0)}
+    client = guarantee({replace(CLIENT, noise_multiplier=400.0): 1})
     assert alone is not None
     assert client is not None
     assert both[4.0] is not None
-    assert both[4000.0] is not None
+    assert both[400.0] is not None
     assert client.epsilon < alone.epsilon < 5
     assert both[4.0].epsilon == alone.epsilon
-    assert both[4000.0].epsilon == client.epsilon
+    assert both[400.0].epsilon == client.epsilon
     assert both[4.0].pure == 5, "which noise in training has none of"
 
 
@@ -103,7 +111,7 @@ def test_cheap_noise_for_the_client_pays_for_no_steps_beside_releases_that_count
     assert alone is not None
     assert client is not None
     assert mixed is not None
-    assert client.epsilon < 1e-4
+    assert client.epsilon == 2 * LEAST_PRICE
     assert mixed == steps
     assert mixed.epsilon > alone.epsilon > 100
     assert rows_to_date({both: 1, cheap: 1}, 1e-5) == rows_to_date({near: 1, cheap: 1}, 1e-5) > 100
@@ -250,16 +258,15 @@ def test_extreme_steps_that_a_server_may_ask_for_have_an_account(sigma: float, r
     """A ledger that no one could read would tell nothing about other releases. The first would need 20 GB."""
     found = row_guarantee({rows(sigma, rate, 1000): 3}, 1e-5)
     assert found is not None
-    assert 0 <= found.epsilon < 1e-3
+    assert found.epsilon == pytest.approx(compose({GaussianLoss(LEAST_PRICE): 3}, 1e-5), rel=1e-2)
     assert 0 < rows_to_date({rows(sigma, rate, 1000): 3}, 1e-5) < 3
 
 
 def test_a_million_rare_steps_cost_nearly_what_their_normal_limit_costs() -> None:
     """The chi-squared divergence of a step is q^2 (e - 1). On too fine a grid, rounding errors would add far more."""
-    found = row_guarantee({rows(1.0, 1e-6, 1000): 1000}, 1e-5)
-    assert found is not None
+    found = compose({loss: 10**6 * count for loss, count in step_losses(1.0, 1e-6, 1).items()}, 1e-5)
     limit = compose({GaussianLoss(1e3 * 1e-6 * math.sqrt(math.e - 1)): 1}, 1e-5)
-    assert limit < found.epsilon < 1.2 * limit
+    assert limit < found < 1.2 * limit
 
 
 def test_steps_that_no_memory_holds_have_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,3 +277,55 @@ def test_steps_that_no_memory_holds_have_no_figure(monkeypatch: pytest.MonkeyPat
     found = row_guarantee({rows(1.0, 0.5, 7): 3}, 3e-5)
     assert found is not None
     assert math.isinf(found.epsilon)
+
+
+# --- the least price, and what a cut sample costs
+
+
+@pytest.mark.parametrize("cheap", [{"sigma": 1e5}, {"sigma": 1e300}, {"rate": 1e-9}, {"sigma": 1e5, "rate": 1.0}])
+@pytest.mark.parametrize("client", [0.0, 1e12])
+def test_a_release_that_hides_rows_has_a_least_price_and_a_budget_ends_any_search(
+    cheap: dict[str, float], client: float
+) -> None:
+    release = rows(**cheap, noise_multiplier=client)  # type: ignore[arg-type]
+    one, hundred = row_guarantee({release: 1}), row_guarantee({release: 100})
+    assert one is not None
+    assert hundred is not None
+    # Normal noise of a mu of .01 a time, which is .1 for a hundred; a pure epsilon of .01 is less for a single one.
+    normal, tenfold = (compose({GaussianLoss(mu): 1}, 1e-5) for mu in (0.01, 0.1))
+    assert [one.epsilon, hundred.epsilon] == pytest.approx([0.01 if client else normal, tenfold], rel=1e-2)
+    assert within_row_budget({release: 10}, Fraction(1), 1e-5)
+    assert not within_row_budget({release: 1000}, Fraction(1), 1e-5)
+
+
+def test_the_least_price_is_the_same_for_planner_and_odometer_and_grows_with_no_noise() -> None:
+    planned = [row_plan(RowTask(1000, 0.1, 10, 50), sigma).guarantee.epsilon for sigma in (1e3, 1e4, 1e5)]
+    assert planned[0] == pytest.approx(planned[2], rel=1e-2)
+    assert planned[1] == pytest.approx(planned[2], rel=1e-2)
+    to_date = {rows_to_date({rows(sigma, 0.1, 10): 50}, 1e-5) for sigma in (1e4, 1e5)}
+    assert max(to_date) == pytest.approx(min(to_date), rel=1e-2)
+    assert planned[2] < min(to_date) < 2 * planned[2]
+
+
+def test_a_usual_release_costs_what_its_steps_cost() -> None:
+    usual = step_losses(1.0, 0.02, 100)
+    found = row_guarantee({rows(): 3}, 1e-5)
+    assert found is not None
+    assert found.epsilon == compose({loss: 3 * count for loss, count in usual.items()}, 1e-5)
+
+
+def test_a_sample_that_is_cut_costs_its_part_of_delta() -> None:
+    """(1 + e^epsilon) T / 1e60; nothing without sampling, where no sample is cut."""
+    assert cut_delta(0.5, 100, 0.0) == pytest.approx(2e-58)
+    assert cut_delta(0.5, 100, 3.0) == pytest.approx((1 + math.exp(3)) * 1e-58)
+    assert cut_delta(1.0, 100, 3.0) == 0
+    assert cut_delta(0.5, 100, 5000.0) > 1
+
+
+def test_an_epsilon_so_large_that_cut_samples_take_all_of_delta_is_none() -> None:
+    steps = rows(0.05, 0.9, 1)
+    found = row_guarantee({steps: 1}, 1e-5)
+    assert found is not None
+    assert compose(step_losses(0.05, 0.9, 1), 1e-5) > 200
+    assert found.epsilon == math.inf
+    assert rows_to_date({steps: 1}, 1e-5) == math.inf

@@ -14,9 +14,9 @@ from umbel.privacy.gate.undisclosed import check_time, time_limit
 from umbel.protocol.errors import OutOfTime
 
 
-def compute(seconds: float, step: Callable[[], None]) -> None:
+def compute(seconds: float, step: Callable[[], None], interrupts: bool = False) -> None:
     """Go on for ever, within a limit."""
-    with time_limit(seconds):
+    with time_limit(seconds, interrupts):
         while True:
             step()
 
@@ -34,14 +34,22 @@ def test_time_that_is_over_ends_what_runs_inside() -> None:
     check_time()
 
 
-def test_what_asks_for_no_time_ends_too() -> None:
+def test_foreign_code_that_asks_for_no_time_ends_too() -> None:
     with pytest.raises(OutOfTime):
-        compute(1e-9, lambda: None)
+        compute(1e-9, lambda: None, interrupts=True)
+
+
+def test_nothing_else_is_interrupted() -> None:
+    """An import that ended halfway would stay so in its process."""
+    with time_limit(1e-9):
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+        with pytest.raises(OutOfTime):
+            check_time()
 
 
 def test_nothing_is_left_of_a_limit() -> None:
     before = signal.getsignal(signal.SIGALRM)
-    with time_limit(3600):
+    with time_limit(3600, interrupts=True):
         assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 3600
         check_time()
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
@@ -52,7 +60,7 @@ def test_a_timer_of_somebody_elses_is_left_alone() -> None:
     signal.setitimer(signal.ITIMER_REAL, 3600)
     try:
         with pytest.raises(OutOfTime):
-            compute(1e-9, check_time)
+            compute(1e-9, check_time, interrupts=True)
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

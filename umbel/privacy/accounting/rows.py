@@ -9,12 +9,16 @@ costs a row at most what it costs the client. But only the steps hide a row in a
 which its next training begins. So releases with both bounds all count by their steps, or all releases by what they cost
 the client, whichever is less. A mixture is no bound: one release, cheap by its noise, could let local parameters depend
 on a row, and the next, cheap by its steps, could show them.
+
+A release whose training hides rows has a least price (`LEAST_PRICE`), however much noise it has. Noise hides what
+leaves, and nothing else: how long a client takes, and whether a fault stopped it, may show outside. So a budget also
+bounds how often a server can look.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from functools import lru_cache
 
@@ -31,8 +35,16 @@ from umbel.privacy.accounting.guarantee import (
 )
 from umbel.privacy.accounting.odometer import Curve, to_date, within
 from umbel.privacy.mechanisms.base import Loss
-from umbel.privacy.mechanisms.sampled_gaussian import step_losses
-from umbel.protocol.release import Kind, Release
+from umbel.privacy.mechanisms.gaussian import GaussianLoss
+from umbel.privacy.mechanisms.sampled_gaussian import cut_delta, step_losses
+from umbel.protocol.release import Kind, Release, exact
+
+LEAST_PRICE = 0.01
+"""The least mu of Gaussian differential privacy, and the least pure epsilon, of a release whose training hides rows.
+
+That is what one look costs through normal noise of a hundred times a row's effect. A row budget of 1 ends after a few
+hundred of these; a planned run of fewer participations does not notice it.
+"""
 
 _OF_DEAREST = 0.9
 """Share of delta for participations that count as the dearest that a site accepts."""
@@ -45,10 +57,10 @@ def row_guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guar
         return None
     if not some:
         return Guarantee(0.0, 0.0, delta)
-    pure, of_client = as_float(pure_spent(some)), guarantee(some, delta)
-    least = min(pure, of_client.epsilon if of_client else math.inf)
+    pure, of_client = as_float(_pure_spent(some)), guarantee(some, delta)
+    least = max(of_client.epsilon, as_float(least_price(some))) if of_client else pure
     if any(map(by_steps, some)):
-        least = min(least, _composed(frozenset(some.items()), delta))
+        least = min(least, _uncut(some, delta, lambda delta: _composed(frozenset(some.items()), delta)))
     return Guarantee(pure, least, delta)
 
 
@@ -97,7 +109,7 @@ def within_row_budget(
     some = {release: times for release, times in releases.items() if times}
     if any(row_gap(release) for release in some):
         return False
-    if pure_spent(some) <= budget:
+    if _pure_spent(some) <= budget:
         return True
     if not delta > 0:
         return False
@@ -108,10 +120,11 @@ def within_row_budget(
         rest = {release: times for release, times in some.items() if not _cheaper(release, dearest)}
         counted = sum(some.values()) - sum(rest.values())
         # The steps of a dearer one would have to count as well, since only steps hide rows in local parameters.
-        apart = not any(map(by_steps, rest)) and pure_spent(rest) <= reserved
+        apart = not any(map(by_steps, rest)) and _pure_spent(rest) <= reserved
         if apart and needed_budget(dearest, counted, delta) <= budget - reserved:
             return True
-    return within(_total(some.items()), budget, share * delta)
+    uncut = _beside_cuts(some, as_float(budget), share * delta)
+    return uncut > 0 and within(_total(some.items()), budget, uncut)
 
 
 def needed_budget(dearest: Release, times: int, delta: float) -> float:
@@ -136,7 +149,39 @@ def rows_to_date(releases: Mapping[Release, int], delta: float) -> float:
     some = {release: times for release, times in releases.items() if times}
     if any(row_gap(release) for release in some):
         return math.inf
-    return to_date(((curves_of(release), times) for release, times in some.items()), pure_spent(some), delta)
+    curves = [(curves_of(release), times) for release, times in some.items()]
+    return _uncut(some, delta, lambda delta: to_date(curves, _pure_spent(some), delta))
+
+
+def least_price(releases: Mapping[Release, int]) -> Fraction:
+    """Return the least pure epsilon of releases for a row."""
+    return exact(LEAST_PRICE) * sum(times for release, times in releases.items() if release.by_rows)
+
+
+def _pure_spent(releases: Mapping[Release, int]) -> Fraction | float:
+    """Return the pure epsilon of all releases together for a row."""
+    return max(pure_spent(releases), least_price(releases))
+
+
+def _uncut(releases: Mapping[Release, int], delta: float, epsilon_at: Callable[[float], float]) -> float:
+    """Return the epsilon at `delta` of releases, given their epsilon at any delta if no sample were cut."""
+    for share in (delta, delta / 2):
+        epsilon = epsilon_at(share)
+        if math.isinf(epsilon) or _beside_cuts(releases, epsilon, delta) >= share:
+            return epsilon
+    return math.inf
+
+
+def _beside_cuts(releases: Mapping[Release, int], epsilon: float, delta: float) -> float:
+    """Return what the samples that are cut leave of delta at an epsilon: all, half or nothing.
+
+    Their part is far below the last digit of delta unless epsilon says nothing anyway.
+    """
+    steps = ((one.row_rate, one.row_steps, times) for one, times in releases.items() if by_steps(one))
+    cut = sum(times * cut_delta(rate, count, epsilon) for rate, count, times in steps)
+    if delta - cut == delta:
+        return delta
+    return delta / 2 if cut <= delta / 2 else 0.0
 
 
 @lru_cache(maxsize=1024)
@@ -155,8 +200,14 @@ def _losses(release: Release) -> dict[Loss, int]:
     """Return the losses, with their numbers, that together bound a release for a row: by its steps if possible."""
     if not by_steps(release):
         return dict.fromkeys(losses(release), 1)
-    steps = step_losses(release.row_noise_multiplier, release.row_rate, release.row_steps)
-    return steps | ({choice_loss(release): 1} if release.chooses else {})
+    found = step_losses(release.row_noise_multiplier, release.row_rate, release.row_steps)
+    if release.chooses:
+        found[choice_loss(release)] = 1
+    missing = LEAST_PRICE**2 - sum(count * loss.deviation**2 for loss, count in found.items())
+    if missing > 0:
+        rest = GaussianLoss(math.sqrt(missing))
+        found[rest] = found.get(rest, 0) + 1
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -214,6 +214,12 @@ class Policy(Settings):
         description="maximum rows that a client computes in a round, each pass counted; further passes are left out; "
         "training that hides rows has no such limit, since its steps may not depend on the number of rows",
     )
+    max_rows: Whole = Field(
+        2000,
+        ge=1,
+        description="largest number of rows of a client, where rows are protected: everybody may know it, a site with "
+        "a larger client refuses everything, and each message must leave time for clients of this size",
+    )
     max_seconds: Unlimited = Field(
         3600.0, gt=0, description="maximum seconds of computation for a message, shared equally among its clients"
     )

@@ -28,7 +28,7 @@ _KEYS = ("researchers", "parties")
 _NARROWER: Mapping[str, Callable[[Any, Any], bool]] = {
     **dict.fromkeys(
         (
-            "max-hypotheses", "max-choice-epsilon", "max-local-epochs", "max-local-steps", "max-examples",
+            "max-hypotheses", "max-choice-epsilon", "max-local-epochs", "max-local-steps", "max-examples", "max-rows",
             "max-seconds", "budget", "delta", "row-budget", "row-delta", "paper-budget", "max-participations",
             "max-evaluations", "max-evaluations-in-all", "report-bound", "max-row-rate",
         ),

@@ -196,6 +196,8 @@ class Sanitiser:
         See `resolution`.
     parts : sequence of slice, optional
         The columns that get separate noise; None for the whole vector.
+    by_rows : bool
+        Whether the noise of training is all that hides what leaves.
     """
 
     task: TrainingSpec
@@ -204,10 +206,12 @@ class Sanitiser:
     radius: float
     finest: float
     parts: Sequence[slice] | None
+    by_rows: bool
 
     @classmethod
     def of(cls, site: Site, hypotheses: Arrays, task: TrainingSpec) -> Sanitiser:
         """Return a site's sanitiser for a task; raise `Refused` if the task permits no release."""
+        check_hidden(site, task)
         everything = flatten(hypotheses)
         finest, n = resolution(everything), everything.shape[1]
         parts = None if task.noise_per is NoisePer.VECTOR else _PARTS[task.noise_per](hypotheses)
@@ -221,7 +225,8 @@ class Sanitiser:
                 raise Refused(
                     f"mechanism {mechanism.name!r} works only with clipping = 'public'", code="refused.private-radius"
                 )
-        return cls(task, everything, mechanism, radius, finest, parts)
+        by_rows = mechanism is None and not site.simulated
+        return cls(task, everything, mechanism, radius, finest, parts, by_rows)
 
     @property
     def step(self) -> float:
@@ -248,6 +253,9 @@ class Sanitiser:
 
         `sources` has one for each client. With several threads, each must stay valid when the next is taken.
         """
+        if self.by_rows and not all(map(all_finite, trained.values())):
+            # It would leave as the bare hypothesis.
+            raise Refused("what was trained to hide rows is not finite, so it has no noise", code="refused.result")
         n = self.hypotheses.shape[1]
         shapes = {name: value.shape[1:] for name, value in trained.items()}
         releases = Packed(np.empty((len(chosen), n), np.float32), shapes)
@@ -279,6 +287,13 @@ class Sanitiser:
             deviation = self.mechanism.deviation(self.hypotheses.shape[1])
             round_in_place(noisy, deviation * self.radius, self.finest)
         return np.clip(noisy, -LARGEST, LARGEST, out=noisy)
+
+
+def check_hidden(site: Site, task: TrainingSpec) -> None:
+    """Raise `Refused` if a task's releases would leave a site with noise neither of the release nor of training."""
+    hidden = task.noise_multiplier > 0 or (task.row_privacy is not None and task.release_by.single)
+    if not (hidden or site.simulated):
+        raise Refused("nothing leaves without noise", code="refused.unsanitised")
 
 
 def train_release(task: TrainingSpec, hypotheses: Matrix, radius: float) -> Release:

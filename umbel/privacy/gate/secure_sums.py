@@ -50,6 +50,7 @@ class SecureSanitiser:
     @classmethod
     def of(cls, site: Site, hypotheses: Arrays, task: TrainingSpec, terms: Terms) -> SecureSanitiser:
         """Return a site's sanitiser for a task; raise `Refused` if the terms do not fit the task."""
+        releases.check_hidden(site, task)
         everything = flatten(hypotheses)
         if task.release_by is not ReleaseBy.SECURE:
             raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import site_release
 from umbel.privacy.gate import releases
-from umbel.privacy.gate.releases import check_noise, resolution, round_to_grid
+from umbel.privacy.gate.releases import check_hidden, check_noise, resolution, round_to_grid
 from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
 from umbel.protocol.arrays import Arrays, flatten, unflatten
@@ -42,6 +42,7 @@ class SiteSanitiser:
     @classmethod
     def of(cls, site: Site, hypotheses: Arrays, task: TrainingSpec) -> SiteSanitiser:
         """Return a site's sanitiser for a task; raise `Refused` if the task permits no release."""
+        check_hidden(site, task)
         everything = flatten(hypotheses)
         (k, n), radius = everything.shape, max(task.clip_norm, site.policy.clip_norm_floor)
         mechanism, count_radius = None, 0.0

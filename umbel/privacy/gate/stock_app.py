@@ -46,7 +46,7 @@ _told: dict[str, int] = {}  # by run: the largest number of participations that 
 # Entries of a site that only umbel's own app uses: whoever sets one would believe that it has an effect.
 _NOT_HERE = (
     "anonymous_least", "approve", "balanced_batches", "colluding_parties", "hours", "insecure_seed", "keep_model",
-    "least_parties", "max_examples", "max_local_epochs", "max_local_steps", "min_row_noise_multiplier",
+    "least_parties", "max_examples", "max_local_epochs", "max_local_steps", "max_rows", "min_row_noise_multiplier",
     "noise_all_items", "parties", "party_key", "personalise", "personalise_epochs", "place", "reader", "reader_options",
     "relay", "relay_ca", "researchers", "strategies",
 )  # fmt: skip
@@ -310,7 +310,7 @@ class _App:
         def nothing(_: Some) -> list[NDArray[Any]]:
             return [np.full((1, *self.sent[name].shape), np.nan, np.float32) for name in self.released]
 
-        found = undisclosed(self.site, 1, lambda _: self._trained(), nothing)
+        found = undisclosed(self.site, 1, lambda _: self._trained(), nothing, interrupts=True)
         return LocalResult(dict(zip(self.released, found, strict=True)), np.zeros(1, np.int64))
 
     def report(self, task: EvaluationSpec) -> LocalReport:
@@ -324,7 +324,10 @@ class _App:
                 code="refused.no-reports",
             )
         noisy = policy.report_noise > 0
-        (scores,) = undisclosed(self.site, 1, lambda _: [self._scores()], lambda _: [np.full((1, 2), np.nan)], noisy)
+        missing = np.full((1, 2), np.nan)
+        (scores,) = undisclosed(
+            self.site, 1, lambda _: [self._scores()], lambda _: [missing], needed=noisy, interrupts=True
+        )
         return LocalReport(np.ascontiguousarray(scores.T), _ONLY, trains)
 
     def _reply(self) -> RecordDict:

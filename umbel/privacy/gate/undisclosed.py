@@ -59,6 +59,7 @@ def undisclosed(
     nothing: Callable[[Some], Found],
     needed: bool = True,
     apart: Apart | None = None,
+    interrupts: bool = False,
 ) -> Found:
     """Compute on clients' data within the site's time limit; only the site learns of failures.
 
@@ -66,7 +67,8 @@ def undisclosed(
     would count it. So clients are charged, and reply as if nothing had failed; the gate treats missing numbers like
     those of diverged training.
 
-    `compute` returns arrays of some of the clients, and `nothing` those of clients that failed.
+    `compute` returns arrays of some of the clients, and `nothing` those of clients that failed: of training that hides
+    rows, what clients without rows would send. The end of the time interrupts `compute` only if it `interrupts`.
 
     A client's rows must not change even the last digits of another client's update: a server can make training so
     chaotic that last digits decide first ones. So at a site `compute` is called for one batch at a time, by default a
@@ -79,19 +81,29 @@ def undisclosed(
     """
     seconds = site.policy.max_seconds
     if site.simulated:
-        with time_limit(seconds):
+        with time_limit(seconds, interrupts):
             return compute(slice(0, clients))
     apart = apart or Apart([slice(c, c + 1) for c in range(clients)])
     share, missing = seconds / math.ceil(clients / apart.threads), np.ones(clients, bool)
     found = [np.empty((clients, *one.shape[1:]), one.dtype) for one in nothing(slice(0, 0))]
 
+    def attempt(some: Some, limit: float) -> Found | BaseException:
+        """Compute some clients within a time limit; return the error if that fails."""
+        try:
+            with time_limit(limit, interrupts):
+                return compute(some)
+        except (KeyboardInterrupt, SystemExit):  # a user ends the node
+            raise
+        except BaseException as error:  # a Rust library raises this when it panics
+            return error
+
     def answers(batch: Some) -> list[tuple[Some, Found | BaseException]]:
         if not isinstance(batch, list):
-            return [(batch, _attempt(compute, batch, share))]
-        together = _attempt(compute, batch, len(batch) * share / 2)
+            return [(batch, attempt(batch, share))]
+        together = attempt(batch, len(batch) * share / 2)
         if not isinstance(together, BaseException):
             return [(batch, together)]
-        return [(one, _attempt(compute, one, share / 2)) for one in (slice(c, c + 1) for c in batch)]
+        return [(one, attempt(one, share / 2)) for one in (slice(c, c + 1) for c in batch)]
 
     for batch, answer in chain.from_iterable(_each(answers, apart, seconds)):
         if not isinstance(answer, BaseException):
@@ -110,17 +122,6 @@ def undisclosed(
 def _put(found: Found, batch: Some, answer: Found) -> None:
     for rows, own in zip(found, answer, strict=True):
         rows[batch] = own
-
-
-def _attempt(compute: Callable[[Some], Found], some: Some, limit: float) -> Found | BaseException:
-    """Compute some clients within a time limit; return the error if that fails."""
-    try:
-        with time_limit(limit):
-            return compute(some)
-    except (KeyboardInterrupt, SystemExit):  # a user ends the node
-        raise
-    except BaseException as error:  # a Rust library raises this when it panics
-        return error
 
 
 def _each(function: Callable[[Some], T], apart: Apart, seconds: float) -> Iterator[T]:
@@ -147,18 +148,22 @@ def log_failure(what: str, error: BaseException) -> None:
 
 
 @contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTime` inside after so many seconds; infinite means no limit.
+def time_limit(seconds: float, interrupts: bool = False) -> Iterator[None]:
+    """Let `check_time` raise `OutOfTime` inside after so many seconds of computation; infinite means no limit.
 
-    `check_time` raises it, and in a process's main thread also a timer, at any point in Python. So the code inside must
-    leave nothing half done: write results afterwards.
+    The seconds are the thread's own, so that a busy machine cuts nobody off.
+
+    If it `interrupts`, a timer also raises it, at any point in Python, an import included. That is for foreign code
+    alone, which does not look at the clock: Flower answers each message of a site in a process of its own, and what is
+    half done ends with it.
     """
     if math.isinf(seconds):
         yield
         return
-    token = _until.set(time.monotonic() + seconds)
+    token = _until.set(time.thread_time() + seconds)
     # Python runs handlers only in the main thread. A timer that is already set belongs to other code.
-    timed = threading.current_thread() is threading.main_thread() and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    in_main = threading.current_thread() is threading.main_thread()
+    timed = interrupts and in_main and signal.getitimer(signal.ITIMER_REAL)[0] == 0
     before = signal.signal(signal.SIGALRM, _raise) if timed else None
     try:
         if timed:
@@ -173,7 +178,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 def check_time() -> None:
     """Raise `OutOfTime` if no time is left."""
-    if time.monotonic() > _until.get():
+    if time.thread_time() > _until.get():
         _raise()
 
 

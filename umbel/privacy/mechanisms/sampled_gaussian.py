@@ -21,6 +21,7 @@ from umbel.privacy.mechanisms.gaussian import GaussianLoss
 _BIGGEST = 700.0  # exponents below it do not overflow
 _FAR = 10.0  # deviations of noise
 _MOST_NOISE = 1e100  # its square does not overflow, and more noise hides no less
+_RARE = math.log(1e60)  # of a sample that is cut, the negative logarithm of the probability
 
 
 @dataclass(frozen=True)
@@ -95,3 +96,24 @@ def step_losses(noise_multiplier: float, rate: float, steps: int) -> dict[Loss, 
     if rate >= 1:
         return {GaussianLoss(1 / noise_multiplier): steps}
     return {SampledGaussianLoss(noise_multiplier, rate): steps}
+
+
+def most_drawn(rows: int, rate: float) -> int:
+    """Return how many rows a step takes at most, of a client with at most so many: all others are left out.
+
+    The work of a step then has a bound that everybody knows. By Bernstein's inequality, at most one sample in 1e60 is
+    larger.
+    """
+    third, variance = _RARE / 3, rows * rate * (1 - rate)
+    return min(rows, math.floor(rows * rate + third + math.sqrt(third**2 + 2 * _RARE * variance)) + 1)
+
+
+def cut_delta(rate: float, steps: int, epsilon: float) -> float:
+    """Return the delta that the samples cost that `most_drawn` cuts.
+
+    Training whose samples are not cut differs from this with a probability of at most P = steps / 1e60. So if the one
+    has a guarantee of epsilon and delta, the other has one of epsilon and delta + (1 + exp(epsilon)) P.
+    """
+    if rate >= 1:
+        return 0.0
+    return steps * math.exp(min(np.logaddexp(0.0, epsilon) - _RARE, _BIGGEST))
