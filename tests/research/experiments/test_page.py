@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tests.helpers.errors import raises
 from tests.helpers.sources import ROOT
 from umbel.protocol.errors import ConfigError
-from umbel.research.experiments import audits, pac, page, synthetic
+from umbel.research.experiments import audits, dlg, pac, page, synthetic
 from umbel.research.experiments.__main__ import app
 
 TABLE = """\
@@ -150,11 +150,11 @@ def test_no_result_comes_from_a_modified_tree(tree: Path, file: str, added: bool
     assert page.commit_of(tree, quick=True) == git(tree, "rev-parse", "--short=10", "HEAD") + "+"
 
 
-@pytest.mark.parametrize("command", ["synthetic", "pac", "audits"])
+@pytest.mark.parametrize("command", ["synthetic", "pac", "audits", "dlg"])
 def test_an_experiment_in_a_modified_tree_starts_no_work(command: str, tree: Path, monkeypatch: Any) -> None:
     (tree / "umbel" / "new.py").write_text("")
     monkeypatch.setattr(page, "commit_of", partial(page.commit_of, tree))
-    for module in (synthetic, pac, audits):
+    for module in (synthetic, pac, audits, dlg):
         for work in ("specs", "tables"):
             monkeypatch.setattr(module, work, None, raising=False)
     done = CliRunner().invoke(app, [command])
@@ -173,6 +173,48 @@ def test_what_was_not_made_is_named(docs: Path, tmp_path: Path) -> None:
         page.take("hospital", tmp_path / "nowhere", docs)
     with raises(ConfigError, "config.unknown-experiment", "cifar"):
         page.take("cifar", tmp_path, docs)
+
+
+def test_numbers_in_sentences_come_from_the_tables(docs: Path) -> None:
+    (docs / "results" / "synthetic" / "table.md").write_text(
+        "# T\n\n## Claims\n\nTwo of 3 (1 to 2 %) do. Not 0.5 of them. The rest: none.\n\n"
+        "| who | where | last | so here? | best | so here? |\n| --- | --- | --- | --- | --- | --- |\n"
+        "| A | x | 1 | yes | 9 | no |\n| A | y | 2 | no | 9 | no |\n| B | x | 3 | no | 9 | no |\n"
+    )
+
+    def said(text: str) -> str:
+        (docs / "reproduce.md.j2").write_text(text)
+        return page.render(docs)[docs / "reproduce.md"]
+
+    assert said("{{ cell('synthetic', 'Claims', ('A', 'y'), 'last') }}") == "2"
+    assert said("{{ sentence('synthetic', 'Claims', 'Not') }}") == "Not 0.5 of them."
+    assert said("{{ answers('synthetic', 'Claims') }}") == "1 hold, 2 do not, and 0 are open"
+    for wrong in (
+        "cell('synthetic', 'Claims', ('A',), 'last')", "cell('synthetic', 'Claims', ('C',), 'last')",
+        "cell('synthetic', 'Claims', ('B',), 'first')", "sentence('synthetic', 'Claims', 'nowhere')",
+    ):  # fmt: skip
+        with raises(ConfigError, "config.unknown-table", "Claims"):
+            said(f"{{{{ {wrong} }}}}")
+
+
+def test_the_papers_figures_stand_beside_the_tables(docs: Path, tmp_path: Path) -> None:
+    """Figures with a number are taken over, those of an earlier time removed, and a missing one is named."""
+    made, kept = tmp_path / "made", docs / "results" / "synthetic"
+    (kept / "figure-9.svg").write_text("<svg>old</svg>")
+    for name in ("figure-1.svg", "figure-1.png", "curve.svg"):
+        (made / name).write_text("<svg/>")
+    page.take("synthetic", made, docs)
+    assert sorted(file.name for file in kept.iterdir()) == ["figure-1.svg", "made.toml", "table.md"]
+    (docs / "reproduce.md.j2").write_text("{{ picture('synthetic', 'figure-1', 'Releases') }}")
+    assert page.render(docs)[docs / "reproduce.md"] == "![Releases](../results/synthetic/figure-1.svg)"
+    (docs / "reproduce.md.j2").write_text("{{ picture('synthetic', 'figure-2', 'Releases') }}")
+    with raises(ConfigError, "config.not-done", "figure-2.svg"):
+        page.render(docs)
+
+
+def test_figures_in_docs_are_small() -> None:
+    large = [file for file in (page.DOCS / "results").rglob("*.svg") if file.stat().st_size > 150_000]
+    assert large == []
 
 
 def test_the_pages_in_docs_are_what_their_text_and_the_kept_tables_make() -> None:

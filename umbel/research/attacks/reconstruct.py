@@ -331,23 +331,23 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return said
 
 
-def draw(audit: Audit, folder: Path, image: int = 0) -> None:
+def draw(audit: Audit, folder: Path, image: int = 0, name: str = "reconstructions") -> None:
     """Draw a picture like the paper's Figure 3: originals above, one row for each attack, one column for each
     multiplier."""
     nus = audit.setting.noise_multipliers
     attacks = [name for name in (DLG, RANK_ONE) if any(one.attack == name for one in audit.attempts)]
     columns = max(len(nus), 2)
     size = (1.2 * columns + 0.4, 1.3 * (len(attacks) + 1) + 0.2)
-    with figure(folder, "reconstructions", len(attacks) + 1, columns, size) as axes:
+    with figure(folder, name, len(attacks) + 1, columns, size) as axes:
         for place in axes.flat:
             place.set(xticks=[], yticks=[])
             place.set_frame_on(False)
         _show(axes[0, 0], audit.secret.images[image], "original")
         _show(axes[0, 1], audit.secret.average, AVERAGE)
-        for row, name in zip(axes[1:], attacks, strict=True):
-            row[0].set_ylabel(name)
+        for row, attack in zip(axes[1:], attacks, strict=True):
+            row[0].set_ylabel(attack)
             for place, nu in zip(row, nus, strict=False):
-                (attempt,) = [one for one in audit.attempts if (one.attack, one.noise_multiplier) == (name, nu)]
+                (attempt,) = [one for one in audit.attempts if (one.attack, one.noise_multiplier) == (attack, nu)]
                 if attempt.images is None:
                     place.set_title(f"ν = {nu:g}")
                     place.text(0.5, 0.5, "n/a", ha="center", va="center", transform=place.transAxes)

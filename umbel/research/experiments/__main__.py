@@ -25,6 +25,7 @@ from umbel.research.experiments import (
     audits,
     centaur,
     chosen_round,
+    dlg,
     drift,
     femnist_full,
     frontier,
@@ -150,6 +151,21 @@ def run_pac(
     folder = _folder(out, "pac", quick)
     with errors_in_one_line():
         _write("pac", folder, [seed], quick, lambda: pac.tables(100 if quick else trials, seed, folder))
+    typer.echo(folder / "table.md")
+
+
+@app.command("dlg")
+def run_dlg(
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the image, the network, the noise and the attack.")
+    ] = FIRST_SEED,
+    quick: Quick = False,
+    out: Out = None,
+) -> None:
+    """One image of FEMNIST, read from releases by deep leakage from gradients: figure 5."""
+    folder = _folder(out, "dlg", quick)
+    with errors_in_one_line():
+        _write("dlg", folder, [seed], quick, lambda: dlg.tables(seed, folder, quick))
     typer.echo(folder / "table.md")
 
 

@@ -146,7 +146,8 @@ def _accuracy(rows: Sequence[Mapping[str, Any]]) -> Section:
         "over clients, then mean ± standard deviation over seeds. Without a stop that is the best of all rounds; with "
         f"patience the best until {PATIENCE} validations in a row had no lower loss. The difference is that of the "
         "runs without a stop. The adjusted Rand index tells whether the hypotheses tell turned images from upright "
-        "ones: 1 if they do, 0 if one hypothesis serves both."
+        "ones: 1 if they do, 0 if one hypothesis serves both. A hypothesis that no client trains starts again "
+        "(`respawn=3`), which is umbel's remedy and not the paper's."
     )
     return Section.of("Accuracy", text, COLUMNS, rows)
 

@@ -14,7 +14,8 @@ import hashlib
 import re
 import subprocess
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from umbel.research.experiments import picture
 
 DOCS = APP / "docs"
 _TEMPLATE, _RESULTS = ".md.j2", "results"
-_TABLE, _MADE = "table.md", "made.toml"
+_TABLE, _MADE, _FIGURES = "table.md", "made.toml", "figure-*.svg"  # the figures that are numbered as in the papers
 _PICTURE, _PICTURED = Path("pictures", "hospital.svg"), "frontier-hospital-services"
 _TITLE = "Error in predicting the cost of a hospital stay (RMSE, dollars)"
 _BELOW = "Solid: mean over hospitals. Pale: the tenth that fares worst. Ten splits of the hospitals; lower is better."
@@ -86,6 +87,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         f"{_HERE}/attacks_on_sums.py", f"{_ATTACKS}/sums.py", f"{_ATTACKS}/mixture.py", f"{_ATTACKS}/bins.py",
         f"{_ATTACKS}/victims.py", f"{_DATA}/femnist.py", f"{_DATA}/preferences.py", f"{_DATA}/writers.py",
     ),
+    "dlg": (f"{_HERE}/dlg.py", f"{_ATTACKS}/reconstruct.py", f"{_DATA}/femnist.py", f"{_DATA}/writers.py"),
     "audits": (f"{_HERE}/audits.py",),
     "pac": (f"{_HERE}/pac.py",),
     "when": (f"{_HERE}/when.py", "configs/synthetic.toml"),
@@ -150,7 +152,7 @@ def mark_as_quick(folder: Path) -> None:
 
 
 def take(name: str, folder: Path, docs: Path = DOCS) -> None:
-    """Copy an experiment's tables and their origin to the place where the page finds them.
+    """Copy an experiment's tables, their origin and the papers' figures to the place where the page finds them.
 
     Raises `ConfigError` if the experiment has no place on the page, or has not been done in this folder.
     """
@@ -162,8 +164,10 @@ def take(name: str, folder: Path, docs: Path = DOCS) -> None:
         raise ConfigError(text, code="config.not-done")
     target = docs / _RESULTS / name
     target.mkdir(parents=True, exist_ok=True)
-    for file in (_TABLE, _MADE):
-        write_atomically(target / file, (folder / file).read_bytes())
+    for old in target.glob(_FIGURES):
+        old.unlink()
+    for file in (folder / _TABLE, folder / _MADE, *folder.glob(_FIGURES)):
+        write_atomically(target / file.name, file.read_bytes())
 
 
 def write(docs: Path = DOCS) -> list[Path]:
@@ -180,10 +184,16 @@ def render(docs: Path = DOCS) -> dict[Path, str]:
     In its text, ``{{ table(experiment, heading) }}`` is the table under a heading. With more arguments it has only the
     rows that begin with these words, and ``without=(...)`` leaves columns out. ``{{ text(experiment, heading) }}`` is
     what else stands there, and ``{{ made(experiment) }}`` says in a line what made them.
+
+    So that no number in a sentence is older than its table, ``{{ cell(experiment, heading, words, column) }}`` is what
+    the row that begins with these words has in a column, ``{{ sentence(experiment, heading, words) }}`` is the sentence
+    with these words, and ``{{ answers(experiment, heading) }}`` counts the verdicts.
+    ``{{ picture(experiment, figure, text) }}`` shows a figure.
     """
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     results = _Results(docs / _RESULTS)
-    given = {"table": results.table, "text": results.text, "made": results.made}
+    names = ("table", "text", "made", "cell", "sentence", "answers", "picture")
+    given = {name: getattr(results, name) for name in names}
     pages = {
         source.with_suffix(""): environment.from_string(source.read_text(encoding="utf-8")).render(given)
         for source in sorted(docs.rglob(f"*{_TEMPLATE}"))
@@ -222,6 +232,31 @@ class _Results:
     def text(self, name: str, heading: str) -> str:
         lines = self._section(name, heading).splitlines()
         return "\n".join(line for line in lines if not line.startswith("|")).strip()
+
+    def cell(self, name: str, heading: str, words: Sequence[str], column: str) -> str:
+        head, _, *rows = map(_cells, self.table(name, heading).splitlines())
+        found = [row for row in rows if row[: len(words)] == [*words]]
+        if len(found) != 1 or column not in head:
+            text = f"results/{name} has {len(found)} rows {' | '.join(words)} under {heading!r}, and columns {head}"
+            raise ConfigError(text, code="config.unknown-table")
+        return found[0][head.index(column)]
+
+    def sentence(self, name: str, heading: str, words: str) -> str:
+        found = [one for one in re.split(r"(?<=\.) (?=[A-Z0-9])", self.text(name, heading)) if words in one]
+        if not found:
+            text = f"results/{name} has no sentence with {words!r} under {heading!r}"
+            raise ConfigError(text, code="config.unknown-table")
+        return found[0]
+
+    def answers(self, name: str, heading: str) -> str:
+        """Return how many claims hold, by the first column of verdicts."""
+        head, _, *rows = map(_cells, self.table(name, heading).splitlines())
+        counts = Counter(row[head.index("so here?")] for row in rows)
+        return f"{counts['yes']} hold, {counts['no']} do not, and {counts['open']} are open"
+
+    def picture(self, name: str, file: str, text: str) -> str:
+        self._read(name, f"{file}.svg")
+        return f"![{text}](../{_RESULTS}/{name}/{file}.svg)"
 
     def made(self, name: str) -> str:
         said: dict[str, Any] = tomllib.loads(self._read(name, _MADE))
