@@ -102,6 +102,15 @@ def test_the_first_heartbeat_leaves_before_the_process_starts(monkeypatch: pytes
     assert heard.calls == ["beat", "start"]
 
 
+def test_the_executor_keeps_the_claims_of_what_it_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(programs.logs, "configure", lambda: None)
+    monkeypatch.setattr(programs, "run_superexec", lambda _, launch, keep: given.update(launch=launch, keep=keep))
+    programs._run("flower-superexec", [])
+    assert given["launch"].__func__ is Programs.launch
+    assert given["keep"] == given["launch"].__self__.keep
+
+
 def test_a_task_has_one_process_and_fails_after_five_expired_claims(held: Path, lines: Any) -> None:
     heard, processes = Heard(), []
     executor = Programs(importing(held), heard.claim)

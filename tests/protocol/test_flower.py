@@ -360,14 +360,14 @@ def test_a_node_goes_on_saying_that_it_is_there_when_the_superlink_had_no_time(s
 
 def test_an_executor_without_a_task_looks_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     door = importlib.import_module("umbel.protocol.flower")
-    now, waited = [0.0], list[float]()
+    now, waited = [0.0], list[float | str]()
     monkeypatch.setattr(door, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=waited.append))
-    executor = door._Executor(lambda _: None)
+    executor = door._Executor(lambda _: None, lambda: waited.append("kept"))
     for now[0] in (0.0, 4.0, 3600.0):
         executor.reconcile()
     executor.launch("a task")
     executor.reconcile()
-    assert waited == [0.0, pytest.approx(0.2), 1.0, 0.0]
+    assert waited == ["kept", 0.0, "kept", pytest.approx(0.2), "kept", 1.0, "kept", 0.0]
 
 
 BOMB = """

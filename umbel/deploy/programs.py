@@ -82,8 +82,8 @@ class Programs:
         if process := self._processes.pop(task.task_id, None):
             process.end()  # it can do nothing: it has the claim that expired
         if expired:
-            log(WARNING, "The claim to task %d (%s) has expired, %d of %d times that may happen; its process did not "
-                "take the task in time", task.task_id, task.task_type, expired, _CLAIMS)  # fmt: skip
+            text = "Task %d comes back, %d of at most %d times: no process of %s took it before the claim expired"
+            log(WARNING, text, task.task_id, expired, _CLAIMS, task.task_type)
         claim = self._claim(task)
         if expired < _CLAIMS:
             how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} if task.suppress_output else {}
