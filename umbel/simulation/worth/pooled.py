@@ -20,6 +20,7 @@ from torch import Tensor
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner
+from umbel.client.personal.bayes import closed_form
 from umbel.models.optimizers import Adam, LocalOptimizer
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays, flatten
@@ -83,14 +84,15 @@ def fit_pooled(learner: Learner, rows: Cohort, run: RunConfig, plan: Plan, other
     if plan.newton:
         fits, least = _by_newton(learner, rows, run, plan, others)
         remark = "fitted by L-BFGS"
-        if not _agree(fits) and not (learner.model.linear and _best(fits).converged):
-            doubt = f"since no two of {count_of(len(fits), 'fit')} reached the same lowest loss"
+        one_minimum = learner.model.linear or closed_form(learner.model)
+        if not _agree(fits) and not (one_minimum and _best(fits).converged):
+            doubt = f"since {count_of(len(fits), 'fit')} did not show which loss is the lowest"
     else:
         fits, least = _by_epochs(learner, rows, run, plan, others)
         remark = count_of(plan.passes // 2, "epoch")
         if not _best(fits).converged:
             doubt = f"since its loss was still falling after {remark}"
-    if not doubt and not _beats(_best(fits), least):
+    if not doubt and not _reaches(_best(fits), least):
         doubt = "since a hypothesis of the run fits the same rows better"
     return Pooled(_best(fits).model, remark, doubt)
 
@@ -100,15 +102,13 @@ def _best(fits: Iterable[Fit]) -> Fit:
 
 
 def _agree(fits: list[Fit]) -> bool:
-    """Return whether two fits reach the lowest loss."""
-    best = _best(fits)
-    least = best.loss + _SAME * abs(best.start - best.loss)
-    return sum(fit.loss <= least for fit in fits) > 1
+    """Return whether there are enough fits, and two reach the lowest loss."""
+    least = _best(fits).loss
+    return len(fits) >= _FEWEST and sum(_reaches(fit, least) for fit in fits) > 1
 
 
-def _beats(fit: Fit, least: float) -> bool:
-    """Return whether a fit reaches a loss."""
-    return fit.loss <= least + _SAME * abs(fit.start - fit.loss)
+def _reaches(fit: Fit, loss: float) -> bool:
+    return fit.loss <= loss + _SAME * abs(fit.start - fit.loss)
 
 
 def _by_newton(learner: Learner, rows: Cohort, run: RunConfig, plan: Plan, others: Arrays) -> tuple[list[Fit], float]:
@@ -126,7 +126,7 @@ def _by_newton(learner: Learner, rows: Cohort, run: RunConfig, plan: Plan, other
         end = minimize(objective, start, jac=True, method="L-BFGS-B", options=most)
         fits.append(Fit(model_of(end.x), objective(start)[0], float(end.fun), bool(end.success)))
         left -= end.nfev + 1
-        if left <= 0 or (len(fits) >= _FEWEST and _agree(fits) and _beats(_best(fits), least)):
+        if left <= 0 or (_agree(fits) and _reaches(_best(fits), least)):
             break
     return fits, least
 
