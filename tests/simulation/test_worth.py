@@ -23,11 +23,12 @@ from umbel.privacy.gate.policy import Personal
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
 from umbel.server.setup import Setup
-from umbel.server.worth import FILE, LABELS, Level, Way, Worth
+from umbel.server.worth import FILE, LABELS, LeftOut, Level, Way, Worth
 from umbel.simulation import in_process
 from umbel.simulation.baselines import halves, validation_cohort
 from umbel.simulation.worth import Appraisal, _measured, appraise
 from umbel.simulation.worth.plan import SHARE, Plan
+from umbel.simulation.worth.pooled import Pooled, fit_pooled
 from umbel.simulation.worth.verdict import as_it_is, by_another, judge, too_unlike, tries, within_chance
 from umbel.simulation.worth.ways import Ways
 
@@ -116,7 +117,24 @@ def test_pooled_rows_are_fitted_by_least_squares(tmp_path: Path) -> None:
     plan = _plan(setup, state)
     assert (plan.newton, plan.passes > 0) == (True, True)
     best = np.linalg.lstsq(x[:40], y[:40], rcond=None)[0]
-    np.testing.assert_allclose(one.pooled(plan)["weight"].ravel(), best, atol=1e-3)
+    fitted = fit_pooled(one.learner, one.rows, setup.config, plan, state.hypotheses)
+    np.testing.assert_allclose(fitted.model["weight"].ravel(), best, atol=1e-3)
+    assert (fitted.remark, fitted.doubt) == ("fitted by L-BFGS", "")
+
+
+def test_a_pooled_model_that_may_be_a_bad_fit_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is concluded from it, as that clients differ."""
+    parts = [(ONES, [value] * 4) for value in (0.0, 1.0, 2.0, 3.0)]
+    setup, state = a_run(write(tmp_path / "d", *parts, train=2, loss="mse"))
+    assert Way.POOLED in {arm.way for arm in appraise(setup, state, np.ones(2, int), {}).arms}
+    fitted = Pooled({name: value + 1e6 for name, value in state.hypotheses.items()}, "fitted", "since it is bad")
+    monkeypatch.setattr("umbel.simulation.worth.ways.fit_pooled", lambda *_: fitted)
+    worth = appraise(setup, state, np.ones(2, int), {})
+    assert Way.POOLED not in {arm.way for arm in worth.arms}
+    assert LeftOut(LABELS[Way.POOLED], "since it is bad") in worth.left_out
+    assert "pooled" not in worth.verdict
 
 
 def _plan(setup: Setup, state: State) -> Plan:

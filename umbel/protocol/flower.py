@@ -155,7 +155,7 @@ def with_content(message: Message, content: RecordDict) -> Message:
 def delivered(message: Message) -> Message:
     """Return a message as it arrives over a network: whoever changes it changes no other.
 
-    Only the bytes of arrays are shared, which nobody can change.
+    Only the bytes of arrays are shared, which are read-only.
     """
     other = _shallow(message)
     content = _deep(message.content) if message.has_content() else None

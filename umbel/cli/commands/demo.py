@@ -60,7 +60,7 @@ def table(found: Mapping[str, Worth]) -> list[str]:
     from umbel.server.worth import STAYS, Way, rows_of
 
     first = found[OPEN]
-    rows = [(first.arm(way).label, first.arm(way)) for way in (Way.CONSTANT, Way.ALONE, Way.POOLED)]
+    rows = [(arm.label, arm) for arm in first.arms if arm.way in (Way.CONSTANT, Way.ALONE, Way.POOLED)]
     for what, worth in found.items():
         rows += [(what, worth.arm(Way.LAST)), ("  made each hospital's own", worth.arm(Way.OWN))]
     as_it_is, own = ({what: worth.arm(way).mean for what, worth in found.items()} for way in (Way.LAST, Way.OWN))

@@ -74,7 +74,8 @@ def appraise(setup: Setup, state: State, participations: NDArray[np.int64], kept
         whose = f"of {there:,} {whose}"
     prior = prior_of(kept, len(next(iter(state.hypotheses.values()))))
     ways = Ways(setup, learner, dataset, state, training, support, query, prior)
-    return table(setup, state, ways.measure(plan), plan, ways.remarks, whose)
+    found = ways.measure(plan)
+    return table(setup, state, found, plan, ways.remarks, {**plan.left_out, **ways.left_out}, whose)
 
 
 def _measured(

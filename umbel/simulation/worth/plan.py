@@ -35,7 +35,10 @@ BATCH = 32
 # a command and its report (4 s), a round's messages (10 ms), a step of training (150 us), a row (.25 us).
 _START, _ROUND, _STEP, _ROW = 8e9, 2e7, 3e5, 500.0
 _NEWTON_PARAMETERS, _NEWTON_NUMBERS = 10_000, 2**28  # above, L-BFGS takes too long or too much memory
-_NEWTON_STEPS, _NEWTON_STARTS = 100, 3
+NEWTON_STEPS = 100
+"""Maximum number of steps of a fit by L-BFGS."""
+_NEWTON_STARTS = 8
+_NEWTON_PASSES = 3 * NEWTON_STEPS
 _EPOCHS, _MIN_PASSES, _MIN_ROUNDS = 50, 3, 5
 _BY_CLIENTS = 0.6  # share of the budget for the measured clients' own work
 _TOO_MUCH = "which would take more than a quarter of the run's work"
@@ -69,7 +72,8 @@ class Plan:
     newton : bool
         Whether pooled rows are fitted by L-BFGS, and otherwise by epochs of gradient descent.
     starts, passes : int
-        Models that are fitted to pooled rows, and steps of L-BFGS or epochs of each; 0 for none.
+        Maximum number of models that are fitted to pooled rows, and of steps of L-BFGS or epochs of all these; 0 for
+        none.
     rounds : int
         Of one model; 0 for none.
     left_out : mapping
@@ -124,12 +128,14 @@ class Plan:
                 meter.round(run, rows[training]),
             )
             wanted, left = sum(1 for entry in state.history if entry.asked), budget - work
-            most = int(max(left / 2, left - wanted * a_round) / a_pass)
-            starts = max(1, min(_NEWTON_STARTS, most // _NEWTON_STEPS)) if newton else 1
-            passes = min(_NEWTON_STEPS if newton else _EPOCHS, most // starts)
-            if passes < _MIN_PASSES:
-                passes, left_out[Way.POOLED] = 0, _TOO_MUCH
-            work += passes * starts * a_pass
+            enough = min(_MIN_ROUNDS, wanted) * a_round
+            most = max(left / 2, left - wanted * a_round) if left >= 2 * enough else left
+            # Epochs of two fits, whose loss is looked at three times each, as that of the hypotheses is once.
+            starts, looks = (_NEWTON_STARTS, 0) if newton else (2, (6 + k) / 3)
+            passes = min(_NEWTON_PASSES if newton else 2 * _EPOCHS, int(most / a_pass - looks))
+            if passes < _MIN_PASSES * (1 if newton else 2):
+                starts, passes, looks, left_out[Way.POOLED] = 0, 0, 0, _TOO_MUCH
+            work += (passes + looks) * a_pass
             rounds = min(wanted, int((budget - work) / a_round))
             if rounds < min(_MIN_ROUNDS, wanted):
                 rounds, left_out[Way.ONE_MODEL] = 0, _TOO_MUCH

@@ -33,6 +33,7 @@ def table(
     found: Mapping[tuple[Way, str], NDArray[np.float64]],
     plan: Plan,
     remarks: Mapping[Way, str],
+    left_out: Mapping[Way, str],
     whose: str,
 ) -> Worth:
     """Return the table of each way's metric (clients,), by the way and its label, with the verdict."""
@@ -60,7 +61,7 @@ def table(
         clients=len(next(iter(found.values()))),
         whose=whose,
         arms=arms,
-        left_out=[LeftOut(LABELS[way], why) for way, why in plan.left_out.items()],
+        left_out=[LeftOut(LABELS[way], why) for way, why in left_out.items()],
         level=level,
         verdict=f"{verdict} Means: {'; '.join(beside)}.",
         tries=tries(level, setup, state.history, gains),

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor
 
 from umbel.client.cohort import Cohort, LocalUpdate
@@ -22,14 +20,15 @@ from umbel.models.optimizers import LocalOptimizer
 from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
-from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.arrays import Arrays
 from umbel.protocol.words import count_of
 from umbel.server.history import State
 from umbel.server.rounds import draw_hypotheses
 from umbel.server.setup import Setup
 from umbel.server.worth import LABELS, Way
 from umbel.simulation.baselines import alone, own, ridge, serve
-from umbel.simulation.worth.plan import BATCH, Plan
+from umbel.simulation.worth.plan import Plan
+from umbel.simulation.worth.pooled import fit_pooled
 
 SMALLER = (1, 4, 16, 64)
 """Divisors of the run's step size for clients that train alone; the table has the best of them."""
@@ -49,6 +48,7 @@ class Ways:
     query: Cohort
     prior: Prior | None = None
     remarks: dict[Way, str] = field(default_factory=dict)
+    left_out: dict[Way, str] = field(default_factory=dict)
 
     def measure(self, plan: Plan) -> dict[tuple[Way, str], NDArray[np.float64]]:
         """Return the metric (clients,) of each planned way, by the way and its label."""
@@ -57,7 +57,11 @@ class Ways:
         if plan.sizes:
             found[Way.ALONE] = self.alone(plan)
         if plan.passes:
-            found[Way.POOLED] = self._of(self.pooled(plan))
+            pooled = fit_pooled(self.learner, self.rows, run, plan, last)
+            if pooled.doubt:
+                self.left_out[Way.POOLED] = pooled.doubt
+            else:
+                found[Way.POOLED], self.remarks[Way.POOLED] = self._of(pooled.model), pooled.remark
         if plan.rounds:
             wanted = sum(1 for entry in self.state.history if entry.asked)
             self.remarks[Way.ONE_MODEL] = f"after {count_of(plan.rounds, 'round')}" + (
@@ -170,18 +174,6 @@ class Ways:
             metrics.append(learner.score(one, self.query, local)[1][0])
         return np.stack(metrics)[chosen, np.arange(len(chosen))]
 
-    def pooled(self, plan: Plan) -> Arrays:
-        """Return one model of all training clients' rows, trained as by a single client."""
-        run, model, learner = self.setup.config, self.setup.model, self.learner
-        together = Cohort(self.rows.features, self.rows.targets, self.rows.lengths.sum()[None])
-        starts = draw_hypotheses(model, plan.starts, run.seed, 0)
-        if plan.newton:
-            self.remarks[Way.POOLED] = "fitted by L-BFGS"
-            return _newton(learner, together, starts, plan.passes)
-        self.remarks[Way.POOLED] = count_of(plan.passes, "epoch")
-        update = LocalUpdate(plan.passes, run.step_size, run.batch_size or BATCH, descent=LocalOptimizer.of(run))
-        return learner.train(starts, np.zeros(1, np.int64), together, update, streams(run.seed, "pooled", 0, [0]))[0]
-
     def one_model(self, rounds: int) -> Arrays:
         """Return the result of federated averaging without noise: with as many clients a round as the run, each
         once."""
@@ -199,28 +191,6 @@ class Ways:
             model = {name: value.mean(0, dtype=np.float64, keepdims=True).astype(np.float32)
                      for name, value in trained.items()}  # fmt: skip
         return model
-
-
-def _newton(learner: Learner, cohort: Cohort, starts: Arrays, steps: int) -> Arrays:
-    """Return the best of some models that L-BFGS fits to all rows, each array (1, \\*shape)."""
-    shapes = {name: value.shape[1:] for name, value in starts.items()}
-    ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
-
-    def parameters(vector: NDArray[np.float64]) -> dict[str, Tensor]:
-        parts = zip(shapes.items(), np.split(vector.astype(np.float32), ends), strict=True)
-        return {name: torch.from_numpy(part.reshape(shape)).to(learner.device) for (name, shape), part in parts}
-
-    def objective(vector: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        own = {name: value.requires_grad_() for name, value in parameters(vector).items()}
-        loss = learner.objective(own, cohort)
-        slopes = torch.autograd.grad(loss, list(own.values()))
-        return float(loss.detach()), np.concatenate([one.double().cpu().numpy().ravel() for one in slopes])
-
-    descend: Any = objective
-    most: Any = {"maxiter": steps, "maxfun": steps * 5 // 4}
-    found = [minimize(descend, start, jac=True, method="L-BFGS-B", options=most) for start in flatten(starts)]
-    best = min(found, key=lambda one: float(one.fun) if math.isfinite(one.fun) else math.inf)
-    return {name: value.detach().cpu().numpy()[None] for name, value in parameters(best.x).items()}
 
 
 def _same(one: Arrays, other: Arrays) -> bool:

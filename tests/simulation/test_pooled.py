@@ -1,0 +1,139 @@
+"""The model of all rows is believed only if it is likely to be the best: on curves that are worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from umbel import models
+from umbel.client.cohort import Cohort
+from umbel.client.loop import LoopLearner
+from umbel.privacy.gate.policy import Personal
+from umbel.protocol.run_config import RunConfig
+from umbel.server.rounds import draw_hypotheses
+from umbel.simulation.worth import pooled
+from umbel.simulation.worth.plan import Plan
+from umbel.simulation.worth.pooled import Pooled, fit_pooled
+
+CPU = torch.device("cpu")
+PLAN = Plan(1.0, 1, 0, 0, Personal.NO, True, 8, 300, 0, {}, 0.0, 0.0)
+ROWS = Cohort(torch.zeros(2, 1), torch.zeros(2), np.array([1, 1]))
+HIGH, LOW = 0.9456, -1.0467
+"""The two minima of `valleys`, at losses of 0.098 and -0.102."""
+
+
+def valleys(w: Tensor) -> Tensor:
+    return (w**2 - 1) ** 2 / 4 + 0.1 * w
+
+
+def bowl(w: Tensor) -> Tensor:
+    return (w - 3) ** 2
+
+
+def fitted(
+    patch: pytest.MonkeyPatch, starts: list[float], curve: Any = valleys, other: float = 2.0, **plan: Any
+) -> tuple[float, str]:
+    """Return the parameter that is fitted to a curve from some starts, and the doubt."""
+    drawn = {"w": np.array(starts, np.float32)[:, None]}
+    patch.setattr(pooled, "draw_hypotheses", lambda _model, k, *_: {"w": drawn["w"][:k]})
+    model = SimpleNamespace(linear=curve is bowl, module=nn.Sequential())
+    learner: Any = SimpleNamespace(device="cpu", model=model, objective=lambda own, _: curve(own["w"]).sum())
+    found = fit_pooled(learner, ROWS, RunConfig(), replace(PLAN, **plan), {"w": np.array([[other]], np.float32)})
+    return float(found.model["w"].item()), found.doubt
+
+
+def test_where_the_first_fits_end_high_others_find_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two fits that agree are too few: the first two end at the same bad place."""
+    where, doubt = fitted(monkeypatch, [0.5, 0.7, -0.5, -0.7])
+    assert (pytest.approx(LOW, abs=1e-3), "") == (where, doubt)
+
+
+def test_a_lowest_loss_that_one_fit_reaches_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "4 fits" in fitted(monkeypatch, [0.5, 0.7, -0.5])[1], "the fourth starts from the run's hypothesis"
+    assert fitted(monkeypatch, [0.5, 0.7, -0.5], other=-2.0) == (pytest.approx(LOW, abs=1e-3), "")
+
+
+def test_a_model_behind_the_runs_own_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    where, doubt = fitted(monkeypatch, [0.5, 0.6, 0.7], other=LOW)
+    assert where == pytest.approx(LOW, abs=1e-3)
+    assert "4 fits" in doubt
+
+
+def test_a_fit_that_is_cut_short_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fitted(monkeypatch, [40.0, 50.0, 60.0, 70.0], passes=4)[1]
+    assert not fitted(monkeypatch, [40.0, 50.0, 60.0, 70.0], other=50.0)[1]
+
+
+def test_a_linear_model_has_one_minimum_so_one_fit_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fitted(monkeypatch, [0.0], bowl) == (pytest.approx(3, abs=1e-3), "")
+    assert fitted(monkeypatch, [0.0], bowl, passes=3)[1], "which did not end"
+
+
+# --- by epochs
+
+
+def by_epochs(epochs: int, step: float, other: float) -> Pooled:
+    """Fit y = 2 a - b, where the run's hypothesis is `other` times the truth."""
+    features = torch.from_numpy(np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32))
+    truth = np.array([[[2.0, -1.0]]], np.float32)
+    rows = Cohort(features, features @ torch.from_numpy(truth[0, 0]), np.array([32, 32]))
+    learner = LoopLearner(models.load("linear", "mse"), CPU)
+    plan = replace(PLAN, newton=False, starts=2, passes=2 * epochs)
+    run = RunConfig(step_size=step, batch_size=8, proximal=1.0)
+    return fit_pooled(learner, rows, run, plan, {"weight": other * truth})
+
+
+def test_epochs_that_end_at_rest_are_believed() -> None:
+    found = by_epochs(10, 0.1, other=0.0)
+    np.testing.assert_allclose(found.model["weight"].ravel(), [2, -1], atol=1e-3, err_msg="without a proximal term")
+    assert (found.remark, found.doubt) == ("10 epochs", "")
+
+
+def test_epochs_that_end_while_the_loss_falls_are_doubted() -> None:
+    assert "3 epochs" in by_epochs(3, 1e-6, other=0.0).doubt
+
+
+def test_a_step_size_that_diverges_leaves_adam() -> None:
+    assert "falling" in by_epochs(3, 1e3, other=0.0).doubt
+    found = by_epochs(3, 1e3, other=0.0).model["weight"]
+    assert np.isfinite(found).all()
+
+
+def test_epochs_behind_the_runs_own_are_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooled, "_FLAT", 1.0)
+    assert by_epochs(3, 1e-6, other=-1.0).doubt == ""
+    assert "hypothesis" in by_epochs(3, 1e-6, other=1.0).doubt
+
+
+# --- images of two kinds of clients, at which a start in four leaves a network without a slope
+
+
+def network(classes: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 7 * 7, classes))
+
+
+def images(clients: int, seed: int) -> Cohort:
+    """Return 40 images of each client: one corner is bright, and for every other client dark."""
+    draw = np.random.default_rng(seed)
+    labels, pixels = draw.integers(0, 4, 40 * clients), draw.normal(60, 25, (40 * clients, 16, 16))
+    for i, label in enumerate(labels):
+        corner = np.s_[(label // 2) * 8 : (label // 2) * 8 + 8, (label % 2) * 8 : (label % 2) * 8 + 8]
+        pixels[i][corner] += 90 if i // 40 % 2 else -50
+    scaled = pixels.clip(0, 255).astype(np.float32)[:, None] / 255
+    return Cohort(torch.from_numpy(scaled), torch.from_numpy(labels), np.full(clients, 40))
+
+
+def test_images_that_one_model_tells_apart_are_told_apart() -> None:
+    """From this seed, the first two fits end at a loss of 0.68."""
+    learner = LoopLearner(models.load(f"{__name__}:network", "cross-entropy"), CPU)
+    rows, run = images(8, 0), RunConfig(seed=7)
+    first = draw_hypotheses(learner.model, 8, run.seed, 0)
+    found = fit_pooled(learner, rows, run, PLAN, {name: value[:1] for name, value in first.items()})
+    assert found.doubt == ""
+    assert learner.score(found.model, images(4, 1))[1].min() > 0.95
