@@ -46,6 +46,8 @@ That is what one look costs through normal noise of a hundred times a row's effe
 hundred of these; a planned run of fewer participations does not notice it.
 """
 
+_MOST_BESIDE_CUTS = Fraction(100)
+"""Largest epsilon of Renyi divergences: far above it, the samples that are cut have no delta."""
 _OF_DEAREST = 0.9
 """Share of delta for participations that count as the dearest that a site accepts."""
 
@@ -123,8 +125,9 @@ def within_row_budget(
         apart = not any(map(by_steps, rest)) and _pure_spent(rest) <= reserved
         if apart and needed_budget(dearest, counted, delta) <= budget - reserved:
             return True
-    uncut = _beside_cuts(some, as_float(budget), share * delta)
-    return uncut > 0 and within(_total(some.items()), budget, uncut)
+    covered = min(budget, _MOST_BESIDE_CUTS)
+    uncut = _beside_cuts(some, as_float(covered), share * delta)
+    return uncut > 0 and within(_total(some.items()), covered, uncut)
 
 
 def needed_budget(dearest: Release, times: int, delta: float) -> float:
