@@ -476,7 +476,7 @@ def test_rows_are_drawn_each_by_itself_at_the_rate() -> None:
 
     lengths, rate = np.array([400, 0, 30]), 0.2
     rows, sources = RowPrivacy(C, 1.0, rate, 1.0, 200), row_sources(5, 2, [4, 5, 6])
-    drawn = list(_samples(lengths, rows, sources))
+    drawn = list(_samples(lengths, rows, sources, most=400))
     counts = np.array([[len(own) for own in step] for step in drawn])
     assert (counts[:, 1] == 0).all()
     # Counts are binomial: mean and variance, each within 5 standard errors.

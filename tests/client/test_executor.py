@@ -210,7 +210,8 @@ from umbel.client import executor
 
 def run_task(*task):
     home = os.environ["FLWR_HOME"]
-    found = {"task": task[:5], "kind": task[5].args[0], "left": os.listdir(home), "pid": os.getpid()}
+    found = {"task": task[:5], "kind": task[5].args[0], "left": os.listdir(home), "pid": os.getpid(),
+             "loaded": "torch._dynamo" in sys.modules}
     open(os.path.join(home, "left.txt"), "w").close()
     os.write(int(sys.argv[1]), json.dumps(found | {"home": home}).encode() + b"\\n")
     if task[1] == "raises":
@@ -239,6 +240,7 @@ def test_each_task_has_a_process_and_an_empty_home_of_its_own_and_leaves_nothing
     assert {one["kind"] for one in found} == {"flwr-clientapp"}
     assert len({one["pid"] for one in found} | {maker.pid}) == 4
     assert [one["left"] for one in found] == [[]] * 3
+    assert all(one["loaded"] for one in found), "what training would otherwise load in its time"
     assert not any(Path(one["home"]).exists() for one in found)
 
 

@@ -23,6 +23,7 @@ from umbel import models
 from umbel.client import trial
 from umbel.client.batched import BatchedLearner
 from umbel.client.cohort import LocalUpdate
+from umbel.client.invariant import InvariantLearner
 from umbel.client.learner import Learner
 from umbel.client.loop import LoopLearner
 from umbel.client.trial import try_out
@@ -485,3 +486,14 @@ def test_a_large_model_is_tried_once_for_rows_of_the_same_shapes(monkeypatch: py
     first, second = (try_out(model, data(), "cpu") for _ in range(2))
     assert first is second
     assert len(tried) == 1
+
+
+def test_each_engine_of_a_site_is_tried_with_all_that_training_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = set()
+    monkeypatch.setattr(
+        trial, "_seconds", lambda learner, *rest: tried.add((type(learner), bool(rest[4].rows), rest[4].descent.plain))
+    )
+    trial.try_engines()
+    assert tried == {
+        (engine, *how) for engine in (LoopLearner, InvariantLearner) for how in ((True, True), (False, False))
+    }

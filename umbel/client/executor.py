@@ -60,7 +60,7 @@ _LOOK_S = 1.0  # seconds between looks for children that have ended
 _LEDGER = "UMBEL_LEDGER_PATH"
 _POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 # Modules that the first message would otherwise import.
-_LATER = ("flwr.supernode.runtime.run_clientapp", "flwr.supercore.tls", "umbel.client.loop", "umbel.client.batched")
+_LATER = ("flwr.supernode.runtime.run_clientapp", "flwr.supercore.tls")
 
 
 class WarmProcess:

@@ -28,7 +28,7 @@ from umbel.models.losses import SLOPES, Score
 from umbel.models.model import Kind, Model, Parameters
 from umbel.models.optimizers import Adam, LocalOptimizer
 from umbel.privacy.gate.randomness import row_sources, streams
-from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.arrays import Arrays, all_finite, flatten
 from umbel.protocol.errors import DatasetError, ModelError
 from umbel.protocol.release import RowPrivacy
 from umbel.protocol.run_config import RunConfig
@@ -110,14 +110,13 @@ def try_training(learner: Learner, dataset: Dataset, hypotheses: int, update: Lo
     Raises
     ------
     ModelError
-        If the step fails.
+        If the step fails, or leaves numbers without noise.
     """
-    targets, step = dataset.targets, replace(_STEP, descent=update.descent)
+    targets, step = dataset.targets, replace(_STEP, step_size=update.step_size, descent=update.descent)
     if update.rows is None:
         hypotheses = 1  # which takes least memory
     else:
-        alike = RowPrivacy(1.0, 1.0, update.rows.rate, 1.0, 1)  # whose other settings take the same time
-        step = replace(step, rows=alike, most_drawn=update.most_drawn)
+        step = replace(step, rows=replace(update.rows, steps=1), most_drawn=update.most_drawn)
     data = dataset.features.shape[1:], targets.dtype.kind, targets.shape[1:]
     choosing, training = _seconds(learner, *data, hypotheses, step, rows)
     return choosing + training * (update.rows.steps if update.rows else 0)
@@ -162,7 +161,9 @@ def _seconds(
             learner.train(starts, chosen, client_of(2), update, streams(0, "shuffle", 0, [0]), local)
         else:
             how = replace(update, rows=replace(update.rows, rate=size / rows))
-            learner.train(starts, chosen, client_of(rows), how, row_sources(None, 0, [0]), local)
+            trained, own = learner.train(starts, chosen, client_of(rows), how, row_sources(None, 0, [0]), local)
+            if not all(map(all_finite, (trained | own).values())):
+                raise ArithmeticError("its numbers overflow")
         return time.thread_time() - begin
 
     def choose() -> float:

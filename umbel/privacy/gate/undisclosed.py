@@ -151,10 +151,10 @@ def log_failure(what: str, error: BaseException) -> None:
 def time_limit(seconds: float, interrupts: bool = False) -> Iterator[None]:
     """Let `check_time` raise `OutOfTime` inside after so many seconds of computation; infinite means no limit.
 
-    The seconds are the thread's own, so that a busy machine cuts nobody off.
+    The seconds are the thread's own, so that a busy machine ends no computation.
 
     If it `interrupts`, a timer also raises it, at any point in Python, an import included. That is for foreign code
-    alone, which does not look at the clock: Flower answers each message of a site in a process of its own, and what is
+    alone, which does not look at the clock: Flower answers each message of a site in a separate process, and what is
     half done ends with it.
     """
     if math.isinf(seconds):
