@@ -77,6 +77,22 @@ def test_a_dataset_that_cannot_get_its_name_leaves_the_old_one(
     assert list(folder.parent.iterdir()) == [folder]
 
 
+@pytest.mark.parametrize("mask", [0, 0o077])
+def test_a_dataset_is_its_owners_alone_at_any_umask_and_in_any_home(umbel_home: Path, mask: int) -> None:
+    umbel_home.mkdir(mode=0o755, exist_ok=True)
+    umbel_home.chmod(0o755)
+    os.umask(mask)
+    rows = np.ones((2, 3), np.float32), np.ones(2, np.float32), np.array([0, 1, 2])
+    folder = umbel_home / "data" / "stays"
+    write_dataset(folder, manifest(1, 1), *rows, ["a", "b"], Dataset(manifest(1, 1), *rows))
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (folder, *folder.rglob("*"))}
+    assert {name for name, mode in modes.items() if mode == 0o700} == {"stays", "test"}
+    assert {name for name, mode in modes.items() if mode == 0o600} == {
+        "features.npy", "targets.npy", "offsets.npy", "manifest.json", "clients.json",
+    }  # fmt: skip
+    assert len(set(modes.values())) == 2
+
+
 def test_a_dataset_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

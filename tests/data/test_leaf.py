@@ -38,6 +38,7 @@ def test_leaf_lists_users_counts_and_rows(tmp_path: Path) -> None:
     path = tmp_path / "new" / "two.json"
     own = manifest(1, 1, name="two")
     write_leaf(path, own, {"a": ([[1.0, 2.0]], [0]), "b": (np.eye(2), np.array([1, 0]))})
+    assert path.stat().st_mode & 0o777 == 0o600
     document = json.loads(path.read_text())
     assert document["users"] == ["a", "b"]
     assert document["num_samples"] == [1, 2]

@@ -48,6 +48,9 @@ from umbel.simulation.superlink import free_port, tool
 APP = Path(__file__).resolve().parent.parent.parent
 CONNECTION = "deployment"
 SERVER = ["-m", "umbel", "server", "start"]
+LONG_RUNNING = ["-c", "from umbel.cli.main import app\nfrom umbel.deploy import server\n"
+                "server.check_validity = lambda *_: None\napp()", "server", "start"]  # fmt: skip
+"""A server as it is after its certificate has expired, with which none starts."""
 NODE = ["-m", "umbel", "site", "start"]
 TAMPERED = Path(__file__).resolve().parent / "tampered"
 """What a tampered node has on its PYTHONPATH."""
@@ -286,7 +289,14 @@ class Deployment:
         folder = self.folder / "superlink"
         # What lies in its working directory would be imported ahead of the app.
         (folder / "empty").mkdir(parents=True, exist_ok=True)
-        command = [str(self._python), *SERVER, "--host", self._host, "--port", str(self._port)]
+        command = [
+            str(self._python),
+            *(SERVER if verified else LONG_RUNNING),
+            "--host",
+            self._host,
+            "--port",
+            str(self._port),
+        ]
         command += ["--control-secret", str(self._secret)]
         command += ["--database", str(folder / "state.db")] if self._database else []
         command += ["--enable-supernode-auth"]

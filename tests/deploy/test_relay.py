@@ -239,6 +239,12 @@ def test_a_key_that_does_not_fit_the_certificate_is_refused(tmp_path: Path) -> N
     ended(done.exit_code, done.output, "relay.certificate")
 
 
+def test_an_expired_certificate_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certs, "SERVER_DAYS", -0.01)
+    done = started(**files(tmp_path))
+    ended(done.exit_code, done.output, "certificate.expired", tmp_path / "server.crt")
+
+
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

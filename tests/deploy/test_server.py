@@ -39,7 +39,7 @@ from typer.testing import CliRunner
 
 from tests.helpers.errors import ended
 from umbel.cli.main import app as umbel
-from umbel.deploy import guard
+from umbel.deploy import certs, guard
 from umbel.deploy.database import Database
 from umbel.deploy.programs import THROUGH
 from umbel.protocol.flower import FLOWER_LOGGER, Refusal, refusal_in
@@ -404,6 +404,17 @@ def test_what_the_server_lacks_is_told_in_one_line(
     (tmp_path / "other.db").write_text("not a database, and longer than a header of SQLite would be" * 10)
     done = start(*(option.format(tmp=tmp_path) for option in options))
     ended(done.exit_code, done.output.splitlines(keepends=True)[-1], code, part)
+    assert not served
+
+
+@pytest.mark.parametrize("name", ["--ssl-certfile", "--ssl-ca-certfile"])
+def test_a_server_with_an_expired_certificate_does_not_start(
+    served: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(certs, "SERVER_DAYS", -0.01)
+    certs.make(tmp_path, [], [])
+    done = start(name, str(tmp_path / "server.crt"))
+    ended(done.exit_code, done.output.splitlines(keepends=True)[-1], "certificate.expired", tmp_path / "server.crt")
     assert not served
 
 

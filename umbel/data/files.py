@@ -160,7 +160,8 @@ def _put(new: Path, folder: Path, old: Path) -> None:
 
 
 def _save(folder: Path, dataset: Dataset) -> None:
-    folder.mkdir()
+    """Write the files of a dataset, which are for their owner alone at any umask: they hold rows of persons."""
+    folder.mkdir(mode=0o700)
     np.save(folder / "features.npy", dataset.features)
     np.save(folder / "targets.npy", dataset.targets)
     np.save(folder / "offsets.npy", dataset.offsets.astype(np.int64))
@@ -170,8 +171,10 @@ def _save(folder: Path, dataset: Dataset) -> None:
     for name, text in texts.items():
         (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     # Before the folder gets its name, and the old one goes.
-    for path in (*folder.iterdir(), folder):
+    for path in folder.iterdir():
+        path.chmod(0o600)
         sync(path)
+    sync(folder)
 
 
 # --- LEAF's JSON, for small datasets
@@ -191,7 +194,7 @@ def write_leaf(path: Path, manifest: Manifest, clients: Mapping[str, tuple[Any, 
     document = {"manifest": manifest.entries(), "users": list(data), "num_samples": counts, "user_data": data}
     check(_parse_leaf(document, path), path)
     make_folder(path.parent)
-    write_atomically(path, (json.dumps(document, separators=(",", ":")) + "\n").encode())
+    write_atomically(path, (json.dumps(document, separators=(",", ":")) + "\n").encode(), private=True)
 
 
 def _listed(rows: Any) -> list[Any]:

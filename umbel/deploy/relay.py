@@ -20,6 +20,7 @@ from umbel.deploy.connections import LOOP, BoundedConnection
 from umbel.deploy.guard import Bodies
 from umbel.deploy.listening import check_port
 from umbel.deploy.ready import Ready, Receive, Scope, Send
+from umbel.deploy.validity import check_validity
 from umbel.privacy.anonymous.batches import Batches
 from umbel.privacy.anonymous.link import CLOSE, SUBMIT
 from umbel.privacy.anonymous.submission import LONGEST_HEAD, Submission, closing_in
@@ -90,12 +91,14 @@ async def _reply(send: Send, status: int, body: bytes) -> None:
 
 
 def server_of(batches: Batches, largest: int, host: str, port: int, certificate: Path, key: Path) -> uvicorn.Server:
-    """Return a relay's server; raise `RelayError` if it cannot have these certificate and key."""
+    """Return a relay's server; raise `RelayError` if it cannot have these certificate and key, and `CertificateError`
+    if the certificate has expired."""
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         text = f"{certificate} and {key} are no certificate and its key: {error}; umbel certs makes them"
         raise RelayError(text, code="relay.certificate") from None
+    check_validity(certificate)
     config = uvicorn.Config(
         Ready(Service(batches, largest), lambda: None), host, port, http=BoundedConnection, loop=LOOP, ws="none",
         lifespan="off", proxy_headers=False, server_header=False, access_log=False, log_level="warning",

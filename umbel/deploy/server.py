@@ -31,6 +31,7 @@ from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secre
 from umbel.deploy.listening import check_port, option
 from umbel.deploy.programs import THROUGH
 from umbel.deploy.ready import Asgi, Ready
+from umbel.deploy.validity import check_validity
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import GuardError, ServerError
@@ -81,6 +82,10 @@ def _start(
         database = Database.of(context.args)
         _check(context.args, database)
     logs.configure()
+    with errors_in_one_line():
+        for name in ("--ssl-ca-certfile", "--ssl-certfile"):
+            if file := option(context.args, name):
+                check_validity(Path(file).expanduser())
     os.umask(0o077)  # messages in the database, the app's code, runs
     log(INFO, "Runs and registration are allowed for %s", _who(rules))
     database.watch()

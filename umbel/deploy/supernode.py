@@ -24,6 +24,7 @@ from umbel.client.checks import entries_of, file_checks
 from umbel.deploy.link import Link
 from umbel.deploy.listening import check_port, option
 from umbel.deploy.ready import Fault, Ready
+from umbel.deploy.validity import check_validity
 from umbel.privacy.gate.policy_file import POLICY_FILE
 from umbel.privacy.gate.site import Site
 from umbel.protocol import logs
@@ -48,6 +49,8 @@ def check(arguments: Sequence[str]) -> None:
             if fault.code != "site.permissions":  # where others are on the machine; not in a container
                 raise
             log(WARNING, "%s", fault)
+    if ca:
+        check_validity(ca, "get another from the operator")
     check_port(SiteError, option(arguments, "--host", HOST), option(arguments, "--port", PORT))
 
 

@@ -1,8 +1,8 @@
 """One model of all training clients' rows, and whether its fit may be believed.
 
 A fit may stop early, or end where no small step helps, such as at a network whose units are all off. So there are
-several, from different starts. What they reach is believed if two of them reach it, and if no hypothesis of the run
-fits the same rows better.
+several, from different starts. The lowest loss is believed if two fits reach it, and if no hypothesis of the run fits
+the same rows better.
 """
 
 from __future__ import annotations
