@@ -211,22 +211,39 @@ def alternating(k: int, nu: float, seed: int, patience: int) -> list[float]:
     return losses
 
 
-def test_no_verdict_depends_on_whether_patience_is_even(hospitals: Path) -> None:
-    """A single last round would say that noise harms, or that it helps."""
+def test_no_verdict_changes_with_one_more_or_less_of_patience(hospitals: Path, unfair: None, tmp_path: Path) -> None:
+    """The last round alone, which the tables do not show, would say that noise harms, or that it helps."""
     cells = list(product(hospital.HYPOTHESES, hospital.MULTIPLIERS, range(10)))
     shape = len(hospital.HYPOTHESES), len(hospital.MULTIPLIERS), 10
 
-    def answers(patience: int, measure: Any) -> list[str]:
-        losses = [measure(alternating(*cell, patience)) for cell in cells]
-        return [answer for *_, answer in hospital.judged(10_000 * np.reshape(losses, shape))]
+    def judged(patience: int) -> list[list[str]]:
+        def measures(config: dict[str, Any]) -> dict[str, Any]:
+            config["patience"] = patience
+            cell = config["hypotheses"], config["noise-multiplier"], config["seed"]
+            return {"losses": alternating(*cell, patience), "median_budget": 1.0, "max_budget": 1.0}
 
-    for state in ("best", "last_ten"):
-        usual = answers(30, lambda losses, state=state: hospital._loss(losses, state))
-        assert usual[3] != "open", "there is something to turn"
-        for patience in (29, 31):
-            assert answers(patience, lambda losses, state=state: hospital._loss(losses, state)) == usual
-    single = [answers(patience, lambda losses: losses[-1]) for patience in (29, 30)]
-    assert single[0] != single[1], "the last round alone would turn"
+        specs = [spec for spec in hospital.specs(tmp_path, seeds=10, first=0) if spec.arm[0] == "rmse"]
+        results = [one for one in made_up(specs, tmp_path, measures) if one.spec.config["strategy"] == "group-privacy"]
+        arms = by_arm(results)
+        runs = {
+            (k, nu): arms["rmse", hospital._name(k, nu)] for k in hospital.HYPOTHESES for nu in hospital.MULTIPLIERS
+        }
+        (section,) = hospital._claims("", runs, 10_000)
+        return [[row[2], row[4]] for row in section.rows]
+
+    usual = judged(30)
+    assert usual[3] == ["yes", "yes"], "there is something to turn"
+    assert judged(29) == judged(31) == usual
+    single = []
+    for patience in (29, 30):
+        last = [alternating(*cell, patience)[-1] for cell in cells]
+        single.append([answer for *_, answer in hospital.judged(10_000 * np.reshape(last, shape))])
+    assert {one[3] for one in single} == {"yes", "no"}
+
+
+def test_an_answer_that_others_do_not_share_is_open() -> None:
+    tables = [[("a", "1", "yes"), ("b", "2", "no")], [("a", "3", "yes"), ("b", "4", "open")]]
+    assert hospital.agreed(tables) == [("a", "1", "yes"), ("b", "2", "open")]
 
 
 def test_a_shorter_patience_cuts_a_run_where_it_would_have_ended() -> None:

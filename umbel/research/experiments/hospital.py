@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -153,7 +153,7 @@ def _row(loss: str, empty: str, k: int, nu: float, runs: Sequence[Result], dolla
     }
     for name, printed in zip(_BUDGETS, PRINTED.get((k, nu), (None, None)), strict=True):
         measured = mean(run.measures[name] for run in runs) if nu else None
-        apart = measured / printed - 1 if measured and printed else None
+        apart = measured / printed - 1 if measured is not None and printed else None
         row |= {name: measured, f"{name}_printed": printed, f"{name}_difference": apart}
     return row
 
@@ -213,30 +213,34 @@ def _claims(said: str, runs: Mapping[tuple[int, float], Sequence[Result]], dolla
     seeds = sorted(set.intersection(*map(set, by_seed)))
     if len(seeds) < 2:
         return []
-    told = [losses_of(found[seed]) for found in by_seed for seed in seeds]
+    histories = [losses_of(found[seed]) for found in by_seed for seed in seeds]
     shape, patience = (len(HYPOTHESES), len(MULTIPLIERS), len(seeds)), by_seed[0][seeds[0]].spec.config["patience"]
-
-    def answers(histories: Sequence[Sequence[float]], state: str) -> list[tuple[str, str, str]]:
-        return judged(np.reshape([dollars * _loss(one, state) for one in histories], shape))
-
-    found = {state: answers(told, state) for state in _SHOWN}
-    cut = [until(one, patience - 1) for one in told]
-    other = [
-        f"{claim}, in {_SHOWN[state]}: {after}"
+    found = {
+        state: agreed(
+            judged(np.reshape([dollars * _loss(until(one, patience - less), state) for one in histories], shape))
+            for less in range(3)
+        )
         for state in _SHOWN
-        for (claim, _, answer), (*_, after) in zip(found[state], answers(cut, state), strict=True)
-        if after != answer
-    ]
+    }
     text = (
         "The paper's claims about figure 3, in dollars by k, averaged over the noise multipliers. A claim is that some "
         "differences are above 0. The answer is yes if the 95 % interval of each lies above 0, no if that of one lies "
-        f"below, and open otherwise ({RESAMPLES:,} bootstrap samples of {len(seeds)} seeds). {SAME_CLIENTS} Runs that "
-        f"are cut off where a patience of {patience - 1} in place of {patience} would have ended them give "
-        f"{'other answers: ' + '; '.join(other) if other else 'the same answers'}."
+        f"below, and open otherwise ({RESAMPLES:,} bootstrap samples of {len(seeds)} seeds). {SAME_CLIENTS} Runs end "
+        f"after {patience} validations without a lower loss. An answer is open as well if it would be another after "
+        "one or two validations fewer."
     )
     columns = [column for what in _SHOWN.values() for column in (what, "so here?")]
     rows = [[claim, *(cell for state in _SHOWN for cell in found[state][at][1:])] for at, claim in enumerate(CLAIMS)]
     return [Section(f"The paper's claims: {said}", text, ("the paper says that the RMSE", *columns), rows)]
+
+
+def agreed(tables: Iterable[list[tuple[str, str, str]]]) -> list[tuple[str, str, str]]:
+    """Return the first of several tables of `judged`, but open where the others have another answer."""
+    rows = zip(*tables, strict=True)
+    return [
+        (claim, shown, answer if all(other[2] == answer for other in others) else "open")
+        for (claim, shown, answer), *others in rows
+    ]
 
 
 def judged(losses: Losses) -> list[tuple[str, str, str]]:
