@@ -76,7 +76,7 @@ def test_what_users_subclass_or_name_is_at_hand() -> None:
     assert told.stdout.strip() in ("True", "False")
 
 
-@pytest.mark.parametrize("columns", [60, 200])
+@pytest.mark.parametrize("columns", [60, pytest.param(200, marks=pytest.mark.rest)])
 def test_no_help_has_raw_markup(columns: int) -> None:
     """Code between backticks, roles and stars are for documentation; a terminal prints them as they are."""
     runner = CliRunner(env={"COLUMNS": str(columns), "TERMINAL_WIDTH": str(columns)})

@@ -300,7 +300,9 @@ def test_providers_that_cannot_be_located_are_refused_together(csv: Path, geonam
 
 
 @needs(REAL_CSV, REAL_GEONAMES)
-@pytest.mark.parametrize(("name", "services"), [("hospital", "index"), ("hospital-services", "one-hot")])
+@pytest.mark.parametrize(
+    ("name", "services"), [("hospital", "index"), pytest.param("hospital-services", "one-hot", marks=pytest.mark.rest)]
+)
 def test_what_ships_is_what_the_recipe_makes(tmp_path: Path, name: str, services: str) -> None:
     file, folder = tmp_path / f"{name}.json", tmp_path / name
     for out in (file, folder):

@@ -133,7 +133,7 @@ class Site:
         return sorted(missing)
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", pytest.param("memory", marks=pytest.mark.rest)])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Server:
     flower.identify()
     database = str(tmp_path / "state.db") if request.param == "file" else ":flwr-in-memory:"

@@ -85,7 +85,7 @@ def test_a_deployed_site_answers_by_its_executor_with_a_ledger_and_noise_without
         (JOINT, 400),
         (Setting("update and report", training(2, 4.0, 2, 1.0), 2.0), 400),
         (Setting("report", None, 1.0), 400),
-        (Setting("site", site_release(training(2, 4.0, 2, 1.0))), 400),
+        pytest.param(Setting("site", site_release(training(2, 4.0, 2, 1.0))), 400, marks=pytest.mark.rest),
     ],
     ids=lambda value: value.name if isinstance(value, Setting) else "",
 )
@@ -125,7 +125,11 @@ def lengths_a_fifth_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("as_site", [True, False], ids=["site", "simulation"])
 @pytest.mark.parametrize(
-    ("fault", "canaries"), [(noise_that_all_clients_of_a_message_share, 400), (lengths_a_fifth_too_small, 8000)]
+    ("fault", "canaries"),
+    [
+        (noise_that_all_clients_of_a_message_share, 400),
+        pytest.param(lengths_a_fifth_too_small, 8000, marks=pytest.mark.rest),
+    ],
 )
 def test_faults_of_a_sites_noise_are_found_at_a_site_and_not_in_simulation(
     fault: Fault, canaries: int, as_site: bool, monkeypatch: pytest.MonkeyPatch

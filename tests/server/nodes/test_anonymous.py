@@ -338,6 +338,9 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield found
 
 
+@pytest.mark.rest(
+    twin="tests/server/nodes/test_anonymous.py::test_what_is_left_at_the_server_does_not_depend_on_which_client_is_which"
+)
 def test_order_size_and_bytes_do_not_tell_who_sent_which(other: Served) -> None:
     """At a level of .0003 for each of three: a false alarm in 1,000 runs. They come together, at the same time."""
     seen, generator = views(other, 60), np.random.default_rng(1)

@@ -94,6 +94,7 @@ def test_formulas_are_the_accountants() -> None:
     assert formula(norm, VECTOR, 4.0, 2.0, 8, 3) == compose({LaplaceLoss(8, 0.5): 3}, 1e-5)
 
 
+@pytest.mark.rest
 def test_flowers_own_mod_has_the_epsilon_of_its_noise() -> None:
     """sigma = sqrt(2 ln(1.25 / delta)) / epsilon = .4845; any two updates are 2 apart, and an update and 0 are 1."""
     np.random.seed(31)  # noqa: NPY002

@@ -33,6 +33,7 @@ def test_a_pure_mechanism_is_seldom_proved_worse_than_it_is(epsilon: float) -> N
     assert exceeded <= AT_MOST
 
 
+@pytest.mark.rest
 def test_a_gaussian_mechanism_is_seldom_proved_worse_than_it_is() -> None:
     """At a delta of 1e-2, where the epsilon of mu = 1 is 2.2."""
     grid = np.linspace(0, 5, 5001)
