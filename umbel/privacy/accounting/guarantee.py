@@ -299,6 +299,14 @@ def in_words(found: Guarantee | None) -> tuple[str, str]:
     return ("none", "none") if found is None else (amount(found.pure), amount(found.epsilon))
 
 
+def stated(found: Guarantee) -> str:
+    """Return the one number by which a guarantee is stated: its pure epsilon, or that at its delta if less."""
+    if math.isinf(found.epsilon):
+        return f"no epsilon at delta {found.delta:g}"
+    pure = found.epsilon == found.pure
+    return f"pure epsilon {amount(found.pure)}" if pure else f"epsilon {amount(found.epsilon)} at delta {found.delta:g}"
+
+
 def amount(epsilon: Fraction | float) -> str:
     """Return an epsilon with four digits, or "none" if it is infinite."""
     value = as_float(epsilon)

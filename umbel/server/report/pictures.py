@@ -111,10 +111,8 @@ def spending(view: View) -> Picture | None:
     clients = len(view.participations)
     if not clients:
         return None
-    told = ["" if view.gap else f", epsilon {epsilon}" for epsilon in view.epsilons]
     marks = [
-        (f"{who} {number(often)}{epsilon}", float(often))
-        for who, often, epsilon in zip(("median", "maximum"), view.often, told, strict=True)
+        (f"{who} {number(often)}", float(often)) for who, often in zip(("median", "maximum"), view.often, strict=True)
     ]
     caption = f"{count_of(clients, 'training client')}, by number of participations"
     none = clients - view.took_part

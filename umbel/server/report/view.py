@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from umbel import strategies
 from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee, in_words
-from umbel.privacy.accounting.rows import row_gap, row_guarantee
+from umbel.privacy.accounting.rows import row_gap
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Kind
 from umbel.protocol.words import count_of
@@ -122,16 +122,20 @@ class View:
         median = float(np.median(self.participations)) if len(self.participations) else 0.0
         self.often = median, int(self.participations.max(initial=0))
         """Number of releases of the median client and of the busiest one."""
-        self.once, middle, most = (guarantee({release: math.ceil(times)}) for times in (1, *self.often))
-        self.epsilons = in_words(middle)[1], in_words(most)[1]
-        """The guarantee of the median client, and of the busiest; "none" where there is none."""
-        self.early = self.summary.early_line(self.often[1], self.summary.left(state.history))
-        """The epsilons that hold if results decided when the run ended; empty if those above do."""
-        self.weak = most is None or most.epsilon > MEANINGFUL
+        ended = self.often[1], self.summary.left(state.history)
+        self.once, self.of_client = guarantee({release: 1}, self.summary.delta), self.summary.of_client(*ended)
+        """The guarantee to a client of one participation, and of the run; None where there is none."""
+        self.why_counted = self.summary.why_counted(*ended)
+        """Why the guarantee counts more releases than there were; empty if it does not."""
+        self.epsilon = in_words(self.of_client)[1]
+        pure = self.of_client is not None and self.of_client.epsilon == self.of_client.pure
+        self.plus = "" if pure else f", plus {self.summary.delta:g}"
+        """The delta of the guarantee to a client, in words; empty for a pure epsilon."""
+        self.weak = self.of_client is None or self.of_client.epsilon > MEANINGFUL
         self.row_gap = row_gap(release) if release.by_rows else ""
         """Why rows have no guarantee though noise in training hides them; empty if they have one."""
-        self.of_rows = [in_words(row_guarantee({release: math.ceil(times)}))[1] for times in self.often]
-        """The guarantee for a row of the median client, and of the busiest."""
+        self.of_row = self.summary.of_row(*ended)
+        """The guarantee for a row of a client; None where there is none."""
         self.paper = [amount(release.paper_spend(times)) for times in self.often]
         """The paper's budget of the median client, and of the busiest; "none" if it gives no bound."""
 
