@@ -361,3 +361,46 @@ def test_behind_a_relay_the_guarantee_against_the_server_alone_is_beside_the_oth
 def test_a_mechanism_without_an_account_of_batches_has_no_such_line() -> None:
     discrete = {"mode": Clipping.PUBLIC, "noise_multiplier": 20.0, "hypotheses": 1, "mechanism": "discrete-gaussian"}
     assert replace(summary(**discrete), batch=1000).guarantee_lines(1) == summary(**discrete).guarantee_lines(1)
+
+
+# --- noisy reports
+
+
+def noisy(number: int, loss: float, noise: float = 0.02, bound: float = 0.25, **changes: Any) -> Round:
+    return entry(number=number, loss=loss, metric=loss, report_noise=noise, report_bound=bound, **changes)
+
+
+def test_a_noisy_report_has_its_noise_and_bound_beside_it_and_no_round_is_the_best() -> None:
+    line = summary().round_line(noisy(3, 0.09), rounds=3)
+    assert line == "round 3/3  validation RMSE 900.0 dollars (± 200, clipped at 2,500)  releases 98/100 (60+38)"
+    assert (
+        summary("linear", None)
+        .round_line(noisy(3, 0.475, 0.2, 1.0), rounds=3)
+        .startswith("round 3/3  validation RMSE 0.4750 (± 0.2, clipped at 1)  releases")
+    )
+
+
+@pytest.mark.parametrize(("other", "alike"), [(0.09 + 0.056, 1), (0.09 + 0.057, 0)])
+def test_a_round_is_the_lowest_only_if_noise_tells(other: float, alike: int) -> None:
+    """Noise of .02 in each is .028 in a difference, and two deviations are .0566."""
+    ended = state(history=[noisy(1, other), noisy(2, 0.09)], best_round=2, best_loss=0.09)
+    (_, told, *_) = summary().outcome_lines(ended)
+    assert ("the lowest of all rounds" in told) is not bool(alike)
+    assert ("does not tell the kept round, after 1 round, from 1 other" in told) is bool(alike)
+    assert "± 200" in told
+
+
+def test_reports_at_their_bound_are_warned_of() -> None:
+    at, below = ([noisy(i, loss) for i in (1, 2)] for loss in (0.22, 0.15))
+    lines = [summary().outcome_lines(state(history=history)) for history in (at, below)]
+    warned = [any("lie at 2,500, where sites clip them" in line for line in told) for told in lines]
+    assert warned == [True, False]
+
+
+def test_a_strategy_whose_result_is_not_finite_is_named_and_not_the_clients_training() -> None:
+    bad = [entry(number=i, loss=0.5, metric=0.5, moved=False) for i in (1, 2)]
+    lines = summary().outcome_lines(state(history=bad, best_round=1))
+    assert any("in 2 rounds of 2, the releases were finite" in line and "combine" in line for line in lines)
+    assert not any("at every client" in line for line in lines)
+    still = [entry(number=i, loss=0.5, metric=0.5) for i in (1, 2)]
+    assert any("at every client" in line for line in summary().outcome_lines(state(history=still, best_round=1)))

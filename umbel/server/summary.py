@@ -20,7 +20,7 @@ from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Release
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, State, diverged, stuck
+from umbel.server.history import Round, State, at_bound, diverged, stuck, undecided
 
 if TYPE_CHECKING:
     from umbel.server.setup import Setup
@@ -31,6 +31,11 @@ _FEW_TIMES = 10
 _SQUARES = ("mse", "rmse")
 DIVERGED = "Ask more clients a round, or try fewer hypotheses, less noise or a smaller step-size."
 """Advice for rounds that diverged."""
+UNDEFINED = (
+    "the releases were finite, and the strategy's combine made hypotheses of them that are not, so these stayed "
+    "unchanged. Look at the strategy's combine and its options."
+)
+"""Explanation of rounds whose result was not finite, and advice."""
 STUCK = (
     "no round changed the hypotheses, so training may have diverged at every client. Try a smaller step-size, or "
     "features and targets near 1."
@@ -85,7 +90,9 @@ class Summary:
             line += f"  validation {self.loss(entry.loss)}"
             if self.model.metric.name != "rmse":
                 line += f"  {self.model.metric.name} {decimals(entry.metric)}"
-            line += f"  best after {count_of(entry.best_round - 1, 'round')}"
+            line += self.noise_of(entry)
+            if not entry.report_noise:  # otherwise a single round may be the lowest by chance
+                line += f"  best after {count_of(entry.best_round - 1, 'round')}"
         if entry.asked:
             groups = "+".join(map(str, entry.groups))
             line += f"  releases {entry.releases}/{entry.asked} ({groups})"
@@ -99,9 +106,16 @@ class Summary:
         """Return the outcome of a run: the last round's hypotheses first, then the best round's."""
         trained = sum(1 for entry in state.history if entry.asked)
         lines = [f"The run is over after {count_of(trained, 'round')}: {state.stopped}.", *self._validated(state)]
+        if bound := at_bound(state.history):
+            lines.append(
+                f"Warning: the validation reports lie at {bound * self.factor:,g}, where sites clip them, so they do "
+                "not tell which round is better. Ask the sites for a larger report-bound."
+            )
         if diverged(state.history):
             lines.append(f"Warning: the rounds diverged. {DIVERGED}")
-        if stuck(state.history):
+        if bad := sum(entry.undefined for entry in state.history):
+            lines.append(f"Warning: in {count_of(bad, 'round')} of {trained}, {UNDEFINED}")
+        elif stuck(state.history):
             lines.append(f"Warning: {STUCK}")
         if _size(state.hypotheses) <= _SHOWN_PARAMETERS:
             vectors = flatten(state.hypotheses)
@@ -118,7 +132,13 @@ class Summary:
             return
         last = scored[-1]
         when = "the last round" if not last.asked else f"{count_of(last.number - 1, 'round')}, at the last validation"
-        line = f"After {when}: validation {self.loss(last.loss or 0.0)}"
+        line = f"After {when}: validation {self.loss(last.loss or 0.0)}{self.noise_of(last)}"
+        if alike := undecided(scored, state.best_round):
+            yield (
+                f"{line}. The noise in the reports does not tell the kept round, after "
+                f"{count_of(state.best_round - 1, 'round')}, from {count_of(alike, 'other', 'others')}."
+            )
+            return
         if last.number == state.best_round:
             yield f"{line}, the lowest of all rounds."
             return
@@ -257,6 +277,13 @@ class Summary:
             return decimals(value)
         value *= factor
         return f"{value:{',.1f' if abs(value) >= 10 else '.3g'}}"
+
+    def noise_of(self, entry: Round) -> str:
+        """Return the noise and the bound of a round's reports in brackets, in the loss's unit; empty for exact ones."""
+        if not entry.report_noise:
+            return ""
+        clipped = f", clipped at {entry.report_bound * self.factor:,g}" if entry.report_bound else ""
+        return f" (± {float(f'{entry.report_noise * self.factor:.2g}'):,g}{clipped})"
 
     @property
     def loss_name(self) -> str:

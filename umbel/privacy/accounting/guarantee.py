@@ -27,7 +27,7 @@ from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, DiscreteGaussian
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy, exact
+from umbel.protocol.release import LAPLACE, Clipping, Kind, Release, ReleaseBy, exact
 
 DELTA = 1e-5
 """Delta of printed figures, by default."""
@@ -121,6 +121,11 @@ def secure_report(noise_multiplier: float, bound: float = 1.0) -> Release:
     """Return the release with which a secure sum charges a client for its loss and metric, each from 0 to `bound`."""
     radius, mechanism = math.sqrt(2) * bound, DiscreteGaussian.name
     return Release(Kind.REPORT, 2, noise_multiplier, Clipping.PUBLIC, radius, mechanism)
+
+
+def report_deviation(noise_multiplier: float, bound: float, mechanism: str = LAPLACE) -> float:
+    """Return the standard deviation of the noise on a loss, or on a sum of losses, each clipped from 0 to `bound`."""
+    return load(mechanism)(noise_multiplier).deviation(2) * math.sqrt(2) * bound
 
 
 def pure_cost(release: Release) -> Fraction | float:

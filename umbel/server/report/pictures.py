@@ -56,6 +56,9 @@ def learning(view: View, runs: Sequence[Runs]) -> Iterator[Picture]:
         if any(len(one.views) > 1 for one in runs):
             best = None
             caption += " For several seeds, the line is the mean and the band the range."
+    if view.noise:
+        best = None if view.undecided else best
+        caption += f" Each point is a noisy report{view.noise}."
     caption += " The best round is marked." if best else ""
     yield Picture("Validation loss", figures.curve("loss", alt, line, label, best, others), caption)
     if view.metric_differs:

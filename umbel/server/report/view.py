@@ -19,7 +19,7 @@ from umbel.privacy.accounting.rows import row_gap
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Kind
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, State
+from umbel.server.history import Round, State, undecided
 from umbel.server.report.style import STYLED
 from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
@@ -104,6 +104,13 @@ class View:
         """The round that started from the best hypotheses; None without validation."""
         self.last_validated = self.validated[-1] if self.validated else None
         """The last round with validation; None without validation."""
+        last, name = self.last_validated, self.summary.model.metric.name
+        self.noise = self.summary.noise_of(last) if last else ""
+        """Noise and clipping of the reports at the last validation, in words; empty for exact ones."""
+        noisy = last is not None and last.report_noise > 0 and name != "rmse"
+        self.noise_in_metric = f" (± {last.report_noise:.2g})" if last and noisy else ""
+        self.undecided = undecided(self.history, state.best_round)
+        """Number of other rounds that noise does not tell from the best."""
         self.groups = np.array([entry.groups for entry in self.trained], np.int64).reshape(len(self.trained), k)
         busiest = np.argsort(-self.groups.sum(axis=0), kind="stable")[:STYLED]
         self.shown: list[int] = list(range(k)) if k <= STYLED else sorted(int(j) for j in busiest)
