@@ -56,6 +56,11 @@ class Guarantee:
     epsilon: float
     delta: float
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether the pure epsilon is the number by which to state the guarantee: no delta makes it smaller."""
+        return self.delta == 0 or self.epsilon == self.pure
+
 
 def guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee | None:
     """Return the guarantee to a client that made these numbers of releases; None if there is none."""
@@ -308,8 +313,11 @@ def stated(found: Guarantee) -> str:
     """Return the one number by which a guarantee is stated: its pure epsilon, or that at its delta if less."""
     if math.isinf(found.epsilon):
         return f"no epsilon at delta {found.delta:g}"
-    pure = found.epsilon == found.pure
-    return f"pure epsilon {amount(found.pure)}" if pure else f"epsilon {amount(found.epsilon)} at delta {found.delta:g}"
+    return (
+        f"pure epsilon {amount(found.pure)}"
+        if found.is_pure
+        else f"epsilon {amount(found.epsilon)} at delta {found.delta:g}"
+    )
 
 
 def amount(epsilon: Fraction | float) -> str:

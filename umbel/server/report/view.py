@@ -135,8 +135,7 @@ class View:
         self.why_counted = self.summary.why_counted(*ended)
         """Why the guarantee counts more releases than there were; empty if it does not."""
         self.epsilon = in_words(self.of_client)[1]
-        pure = self.of_client is not None and self.of_client.epsilon == self.of_client.pure
-        self.plus = "" if pure else f", plus {self.summary.delta:g}"
+        self.plus = "" if self.of_client and self.of_client.is_pure else f", plus {self.summary.delta:g}"
         """The delta of the guarantee to a client, in words; empty for a pure epsilon."""
         self.weak = self.of_client is None or self.of_client.epsilon > MEANINGFUL
         self.row_gap = row_gap(release) if release.by_rows else ""
