@@ -114,7 +114,7 @@ class _Federated(BaseEstimator):
         self.history_ = pd.DataFrame([vars(entry) for entry in state.history]).set_index("number")
         summary = Summary.of(setup)
         left = summary.left(state.history)
-        self.guarantee_ = summary.guarantee_lines(float(np.median(spent)), int(spent.max()), left=left)
+        self.guarantee_ = summary.guarantee_lines(int(spent.max()), left=left)
         self._learnt = Learnt(setup.model, state.best, setup.config, prior_of(run.strategy.state, k))
         dataset = open_dataset(path)
         outputs = look(setup.model, dataset.features.shape[1:]).outputs[-1]

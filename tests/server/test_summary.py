@@ -15,6 +15,7 @@ from umbel import models
 from umbel.data import Manifest
 from umbel.privacy.accounting.guarantee import DELTA, Guarantee, amount, guarantee
 from umbel.privacy.accounting.odometer import clients_to_date
+from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.server.history import Round, State
@@ -160,7 +161,7 @@ def test_where_the_truth_is_known_its_distance_is_told() -> None:
 
 
 def test_clients_that_no_guarantee_covers_are_named() -> None:
-    exact = summary().guarantee_lines(1, 1, 40)
+    exact = summary().guarantee_lines(1, 40)
     assert exact[-1] == "Outside the guarantee: 40 validation clients, which reported exact losses."
 
 
@@ -189,44 +190,54 @@ def test_where_nothing_is_guaranteed_the_reason_is_told_and_a_heuristic_is_calle
     ]
 
 
+GAUSSIAN: dict[str, Any] = {"mode": Clipping.PUBLIC, "mechanism": "gaussian", "noise_multiplier": 20.0, "hypotheses": 1}
+ROWS = {"row_noise_multiplier": 1.0, "row_rate": 0.02, "row_steps": 50}
 REPORTS = "Reports of training clients, if a site allows them, come on top."
-GUARANTEED = r"Guarantee, between any two data sets of a client: (.*)\. The median client has (.*)\."
-AT_DELTA = r"epsilon (\S+) at delta 1e-05"
+GUARANTEED = "Guarantee, between any two data sets of a client: "
+PAPER = "Paper's budget, a heuristic: n/nu a participation, 0.0375 (median), 0.075 (maximum)."
 
 
-@pytest.mark.parametrize(("hypotheses", "choice", "pure"), [(2, 1.0, ("3.15", "2.1")), (1, 0.0, ("0.15", "0.1"))])
-def test_a_guarantee_is_between_any_two_data_sets_of_a_client(
-    hypotheses: int, choice: float, pure: tuple[str, str]
+@pytest.mark.parametrize(("hypotheses", "choice", "pure"), [(2, 1.0, "3.15"), (1, 0.0, "0.15")])
+def test_a_guarantee_is_one_number_between_any_two_data_sets_of_a_client(
+    hypotheses: int, choice: float, pure: str
 ) -> None:
     """2 n / nu = .05 a participation at most, and choice-epsilon on top where there is a choice."""
-    lines = told(noise_multiplier=440.0, mode=Clipping.PUBLIC, hypotheses=hypotheses, choice_epsilon=choice)
-    both = re.fullmatch(GUARANTEED, lines[0])
-    assert both, lines[0]
-    for words, expected in zip(both.groups(), pure, strict=True):
-        found = re.fullmatch(rf"pure epsilon (\S+), or {AT_DELTA}", words)
-        assert found, words
-        assert found[1] == expected
-        assert 0 < float(found[2]) <= float(expected)
-    paper = "Paper's budget, a heuristic: n/nu a participation, 0.0375 (median), 0.075 (maximum)."
-    assert lines[1:] == [REPORTS, paper]
-
-
-def test_where_all_clients_released_equally_often_the_guarantee_is_said_once() -> None:
-    formal: dict[str, Any] = {"noise_multiplier": 440.0, "mode": Clipping.PUBLIC, "hypotheses": 1}
-    (line,) = summary(**formal).guarantee_lines(3, 3)
-    assert re.fullmatch(rf"Guarantee, between any two data sets of a client: pure epsilon 0\.15, or {AT_DELTA}\.", line)
-    assert summary().guarantee_lines(3, 3) == [
-        "Guarantee: none, because each update is clipped to its own norm, which proves nothing."
+    formal = summary(noise_multiplier=440.0, mode=Clipping.PUBLIC, hypotheses=hypotheses, choice_epsilon=choice)
+    lines = replace(formal, delta=0.0).privacy_lines(1.5, 3)
+    assert lines == [f"{GUARANTEED}pure epsilon {pure}.", REPORTS, PAPER]
+    at_delta = guarantee({formal.release: 3}, 1e-3)
+    assert at_delta is not None
+    assert at_delta.epsilon < at_delta.pure
+    assert replace(formal, delta=1e-3).guarantee_lines(3) == [
+        f"{GUARANTEED}epsilon {amount(at_delta.epsilon)} at delta 0.001."
     ]
 
 
-def test_a_mechanism_without_a_pure_epsilon_says_none() -> None:
+def test_while_a_run_keeps_its_maximum_its_guarantee_is_the_planned_one() -> None:
+    """However often the busiest client took part, and however many rounds were left undone for any reason."""
+    planned = replace(summary(**GAUSSIAN), most=12, capped=True)
+    known = guarantee({planned.release: 12})
+    assert known is not None
+    told = f"epsilon {amount(known.epsilon)} at delta 1e-05."
+    assert {tuple(planned.guarantee_lines(often, left=left)) for often in (1, 12) for left in (0, 40)} == {
+        (f"{GUARANTEED}{told}",)
+    }
+    assert planned.spent_lines(3) == [f"As planned, over the whole run, a client has {told}"]
+    rows = replace(summary(noise_multiplier=0.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS), most=12, capped=True)
+    of_row = row_guarantee({rows.release: 12})
+    assert of_row is not None
+    told = f"epsilon {amount(of_row.epsilon)} at delta 1e-05."
+    assert rows.guarantee_lines(2)[0] == f"Guarantee for a row of a client, added or removed: {told}"
+    assert rows.spent_lines(2) == [f"As planned, over the whole run, a row of a client has {told}"]
+
+
+def test_a_mechanism_without_a_pure_epsilon_has_none_at_delta_0() -> None:
     first, *others = told(mode=Clipping.PUBLIC, mechanism="gaussian", choice_epsilon=1.0)
-    both = re.fullmatch(GUARANTEED, first)
-    assert both, first
-    maximum, median = (float(re.fullmatch(AT_DELTA, words)[1]) for words in both.groups())  # type: ignore[index]
-    assert 2 < median < maximum < 20
+    found = re.fullmatch(rf"{GUARANTEED}epsilon (\S+) at delta 1e-05\.", first)
+    assert found, first
+    assert 2 < float(found[1]) < 20
     assert others == [REPORTS, "Paper's budget, a heuristic: none; it covers only vector Laplace noise."]
+    assert replace(summary(**GAUSSIAN), delta=0.0).guarantee_lines(1) == [f"{GUARANTEED}no epsilon at delta 0."]
 
 
 @pytest.mark.parametrize("mode", Clipping)
@@ -245,25 +256,24 @@ def test_rounds_that_led_away_from_the_best_are_told() -> None:
     assert any(line.startswith("Warning: the rounds diverged") for line in ended(0.31))
 
 
-ROWS = {"row_noise_multiplier": 1.0, "row_rate": 0.02, "row_steps": 50}
-OF_A_ROW = rf"Guarantee for a row of a client, added or removed: .*{AT_DELTA}\. A row of the median client has .*\."
-
-
 @pytest.mark.parametrize("noise", [0.0, 440.0])
-def test_guarantees_for_a_row_and_for_its_client_are_told_apart_with_what_each_hides(noise: float) -> None:
-    first, *others = summary(noise_multiplier=noise, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).guarantee_lines(1.5, 3)
+def test_guarantees_for_a_row_and_for_its_client_are_told_apart_and_the_one_that_exists_first(noise: float) -> None:
+    lines = summary(noise_multiplier=noise, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).guarantee_lines(3)
+    of_row = next(i for i, line in enumerate(lines) if line.startswith("Guarantee for a row of a client"))
+    assert lines[of_row + 1].startswith("That guarantee hides each single row, and not")
     if noise:
-        assert re.fullmatch(GUARANTEED, first)
-        assert others.pop(0) == "That guarantee hides a client's whole data."
+        assert lines[0].startswith(GUARANTEED)
+        assert lines[1] == "That guarantee hides a client's whole data."
+        assert of_row == 2
     else:
-        assert first == "Guarantee: none, because the noise hides single rows, and not the client."
-    of_row, meaning = others
-    assert re.fullmatch(OF_A_ROW, of_row), of_row
-    assert meaning.startswith("That guarantee hides each single row, and not")
+        assert of_row == 0
+        assert lines[2:] == [
+            "No guarantee for a client as a whole, because the noise hides single rows, and not the client."
+        ]
 
 
 def test_rows_have_no_guarantee_where_the_choice_is_open() -> None:
-    *_, last = summary(noise_multiplier=0.0, mode=Clipping.PUBLIC, **ROWS).guarantee_lines(1, 1)
+    *_, last = summary(noise_multiplier=0.0, mode=Clipping.PUBLIC, **ROWS).guarantee_lines(1)
     assert last == "Guarantee for a row: none, because the choice among 2 hypotheses is open."
 
 
@@ -273,42 +283,34 @@ def test_reports_come_on_top_of_a_rows_guarantee_too(hypotheses: int, told_of: b
     assert (REPORTS in lines) is told_of
 
 
-GAUSSIAN: dict[str, Any] = {"mode": Clipping.PUBLIC, "mechanism": "gaussian", "noise_multiplier": 20.0, "hypotheses": 1}
-EARLY = re.compile(r"40 rounds of the run were not done\. .* epsilon at delta 1e-05 is (\S+) for a client\.")
-
-
 @pytest.mark.parametrize(("rounds", "left"), [(3, 0), (7, 4), (0, 0)])
 def test_rounds_that_a_run_has_not_done_are_counted_without_validations(rounds: int, left: int) -> None:
     assert replace(summary(), rounds=rounds).left(state().history) == left
 
 
 @pytest.mark.parametrize(("most", "fixed"), [(12, 12), (30, 30), (np.inf, 50)])
-def test_where_results_may_have_decided_the_end_the_epsilon_does_not_count_on_the_number_of_rounds(
+def test_without_a_maximum_results_may_have_decided_the_end_and_the_epsilon_does_not_count_on_the_number_of_rounds(
     most: float, fixed: int
 ) -> None:
     """Composition is for a number of releases that is fixed in advance, and a figure to date for any."""
     early = replace(summary(**GAUSSIAN), most=most)
-    *lines, last = early.guarantee_lines(10, 10, left=40)
-    assert lines == early.guarantee_lines(10, 10)
-    found = EARLY.fullmatch(last)
-    assert found, last
-    release = {early.release: fixed}
-    planned = guarantee(release)
+    first, reason = early.guarantee_lines(10, left=40)
+    assert "40 rounds of the run were not done" in reason
+    planned = guarantee({early.release: fixed})
     assert planned is not None
-    assert found[1] == amount(min(planned.epsilon, clients_to_date({early.release: 10}, DELTA)))
+    epsilon = min(planned.epsilon, clients_to_date({early.release: 10}, DELTA))
+    assert first == f"{GUARANTEED}epsilon {amount(epsilon)} at delta 1e-05."
+    counted = guarantee({early.release: 10})
+    assert counted is not None
+    assert early.guarantee_lines(10) == [f"{GUARANTEED}epsilon {amount(counted.epsilon)} at delta 1e-05."]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        GAUSSIAN,  # no client may release more often than the busiest did
-        {"mode": Clipping.PUBLIC, "noise_multiplier": 0.5, "hypotheses": 1},  # the pure epsilon is the smallest
-        {},  # no guarantee
-    ],
-)
-def test_an_early_end_is_not_told_where_the_epsilon_holds_without_it(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changes", [GAUSSIAN, {}])
+def test_an_early_end_is_not_told_where_no_client_could_have_released_more_or_nothing_is_guaranteed(
+    changes: dict[str, Any],
+) -> None:
     early = replace(summary(**changes), most=10)
-    assert early.guarantee_lines(10, 10, left=40) == early.guarantee_lines(10, 10)
+    assert early.guarantee_lines(10, left=40) == early.guarantee_lines(10)
 
 
 def test_a_run_planned_for_a_billion_rounds_has_an_epsilon_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,32 +322,37 @@ def test_a_run_planned_for_a_billion_rounds_has_an_epsilon_at_once(monkeypatch: 
         return guarantee(releases, delta)
 
     monkeypatch.setattr("umbel.server.summary.guarantee", counted)
-    early.guarantee_lines(10, 10, left=10**9)
+    early.guarantee_lines(10, left=10**9)
     assert max(asked) == 10
 
 
 def test_a_row_has_an_epsilon_for_an_early_end_too() -> None:
-    *_, last = summary(noise_multiplier=0.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).guarantee_lines(3, 3, left=1)
-    assert re.fullmatch(r"1 round of the run was not done\. .* is \S+ for a row\.", last), last
+    rows = summary(noise_multiplier=0.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS)
+    planned = row_guarantee({rows.release: 4})
+    assert planned is not None
+    first, *_ = rows.guarantee_lines(3, left=1)
+    assert (
+        first == f"Guarantee for a row of a client, added or removed: epsilon {amount(planned.epsilon)} at delta 1e-05."
+    )
 
 
-def test_what_was_spent_to_date_is_told_of_clients_and_of_rows() -> None:
+def test_without_a_maximum_what_was_spent_to_date_is_told_with_the_reason() -> None:
     """Reports of training clients are not in it: only the sites know of them."""
     (line,) = summary(noise_multiplier=4400.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).spent_lines(4)
     # 2 n / nu = .005 a release.
-    assert line.startswith(
-        "Spent to date by models, at delta 1e-05, for any later tasks: a client epsilon 0.02 at most; "
+    assert line == (
+        "The run sets no max-participations. For any later tasks, at delta 1e-05, a client has spent epsilon 0.02 at "
+        "most and a row of a client has spent epsilon 0.02 at most to date."
     )
-    assert line.endswith("a row of a client epsilon 0.02 at most.")
     (line,) = summary(noise_multiplier=0.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).spent_lines(4)
-    assert ": a client epsilon" not in line
+    assert "a client has" not in line.replace("a row of a client has", "")
     assert summary().spent_lines(4) == []
 
 
 def test_behind_a_relay_the_guarantee_against_the_server_alone_is_beside_the_other() -> None:
     noisy = {"mode": Clipping.PUBLIC, "noise_multiplier": 200.0, "hypotheses": 1}
-    alone = summary(**noisy).guarantee_lines(median=1, maximum=1)
-    behind = replace(summary(**noisy), batch=1000).guarantee_lines(median=1, maximum=1)
+    alone = summary(**noisy).guarantee_lines(maximum=1)
+    behind = replace(summary(**noisy), batch=1000).guarantee_lines(maximum=1)
     assert behind[0] == alone[0], "against relay and server together"
     own, hidden = (float(line.split("epsilon ")[-1].split()[0]) for line in behind[:2])
     assert 0 < hidden < own / 2
@@ -353,4 +360,47 @@ def test_behind_a_relay_the_guarantee_against_the_server_alone_is_beside_the_oth
 
 def test_a_mechanism_without_an_account_of_batches_has_no_such_line() -> None:
     discrete = {"mode": Clipping.PUBLIC, "noise_multiplier": 20.0, "hypotheses": 1, "mechanism": "discrete-gaussian"}
-    assert replace(summary(**discrete), batch=1000).guarantee_lines(1, 1) == summary(**discrete).guarantee_lines(1, 1)
+    assert replace(summary(**discrete), batch=1000).guarantee_lines(1) == summary(**discrete).guarantee_lines(1)
+
+
+# --- noisy reports
+
+
+def noisy(number: int, loss: float, noise: float = 0.02, bound: float = 0.25, **changes: Any) -> Round:
+    return entry(number=number, loss=loss, metric=loss, report_noise=noise, report_bound=bound, **changes)
+
+
+def test_a_noisy_report_has_its_noise_and_bound_beside_it_and_no_round_is_the_best() -> None:
+    line = summary().round_line(noisy(3, 0.09), rounds=3)
+    assert line == "round 3/3  validation RMSE 900.0 dollars (± 200, clipped at 2,500)  releases 98/100 (60+38)"
+    assert (
+        summary("linear", None)
+        .round_line(noisy(3, 0.475, 0.2, 1.0), rounds=3)
+        .startswith("round 3/3  validation RMSE 0.4750 (± 0.2, clipped at 1)  releases")
+    )
+
+
+@pytest.mark.parametrize(("other", "alike"), [(0.09 + 0.056, 1), (0.09 + 0.057, 0)])
+def test_a_round_is_the_lowest_only_if_noise_tells(other: float, alike: int) -> None:
+    """Noise of .02 in each is .028 in a difference, and two deviations are .0566."""
+    ended = state(history=[noisy(1, other), noisy(2, 0.09)], best_round=2, best_loss=0.09)
+    (_, told, *_) = summary().outcome_lines(ended)
+    assert ("the lowest of all rounds" in told) is not bool(alike)
+    assert ("does not tell the kept round, after 1 round, from 1 other" in told) is bool(alike)
+    assert "± 200" in told
+
+
+def test_reports_at_their_bound_are_warned_of() -> None:
+    at, below = ([noisy(i, loss) for i in (1, 2)] for loss in (0.22, 0.15))
+    lines = [summary().outcome_lines(state(history=history)) for history in (at, below)]
+    warned = [any("lie at 2,500, where sites clip them" in line for line in told) for told in lines]
+    assert warned == [True, False]
+
+
+def test_a_strategy_whose_result_is_not_finite_is_named_and_not_the_clients_training() -> None:
+    bad = [entry(number=i, loss=0.5, metric=0.5, moved=False) for i in (1, 2)]
+    lines = summary().outcome_lines(state(history=bad, best_round=1))
+    assert any("in 2 rounds of 2, the releases were finite" in line and "combine" in line for line in lines)
+    assert not any("at every client" in line for line in lines)
+    still = [entry(number=i, loss=0.5, metric=0.5) for i in (1, 2)]
+    assert any("at every client" in line for line in summary().outcome_lines(state(history=still, best_round=1)))

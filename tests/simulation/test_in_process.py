@@ -130,7 +130,7 @@ def test_a_run_that_hides_rows_learns_and_says_its_guarantee(changes: dict[str, 
     assert found is not None
     # Ten steps, each of a tenth of the rows, with noise of 1.2 clip norms.
     assert 1.9 < found.epsilon < 2.0
-    said = "\n".join(Summary.of(run.setup).guarantee_lines(1, 1))
+    said = "\n".join(Summary.of(run.setup).guarantee_lines(1))
     assert f"{found.epsilon:.4g} at delta" in said
     assert ("Guarantee: none" in said) is (changes["protect"] == "rows")
 

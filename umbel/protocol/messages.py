@@ -55,7 +55,7 @@ _ARRAYS = "arrays"
 _RELEASED = "released"
 _STEP = "step"
 _SCORES = "scores"
-_NOISE = "noise-multiplier"
+_NOISE, _BOUND = "noise-multiplier", "bound"
 _HOSTING = "hosting"
 _RUN = "run"
 SECURE = "secure"
@@ -274,11 +274,16 @@ def acknowledgement(submissions: Sequence[bytes] = ()) -> RecordDict:
     return RecordDict({ANONYMOUS: ConfigRecord({_SUBMISSIONS: list(submissions)} if submissions else {})})
 
 
-def evaluation_reply(losses: NDArray[Any], metrics: NDArray[Any], noise_multiplier: float = 0.0) -> RecordDict:
-    """Return the part of a round's reply that holds loss and metric of each asked client, in order, and their nu."""
+def evaluation_reply(
+    losses: NDArray[Any], metrics: NDArray[Any], noise_multiplier: float = 0.0, bound: float = 0.0
+) -> RecordDict:
+    """Return the part of a round's reply that holds loss and metric of each asked client, in order.
+
+    With noise it also holds their nu, and the bound to which they were clipped before.
+    """
     both = {"loss": np.asarray(losses, float).tolist(), "metric": np.asarray(metrics, float).tolist()}
     if noise_multiplier:
-        both[_NOISE] = noise_multiplier
+        both |= {_NOISE: noise_multiplier, _BOUND: bound}
     return filled(RecordDict(), {_SCORES: filled(MetricRecord(), both)})
 
 
@@ -389,3 +394,11 @@ def scores_in(content: RecordDict, asked: int) -> NDArray[np.float64] | None:
 def reports_exactly(content: RecordDict) -> bool:
     """Return whether loss and metric in a reply came without noise, according to the reply."""
     return not record_in(content, _SCORES, MetricRecord).get(_NOISE)
+
+
+def noise_of_reports(content: RecordDict) -> tuple[float, float]:
+    """Return nu of loss and metric in a reply, and their bound, according to the reply; 0 for none or another value."""
+    record = record_in(content, _SCORES, MetricRecord)
+    found = [record.get(name, 0.0) for name in (_NOISE, _BOUND)]
+    nu, bound = (float(one) if isinstance(one, int | float) and 0 <= one < math.inf else 0.0 for one in found)
+    return nu, bound

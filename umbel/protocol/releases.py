@@ -79,6 +79,10 @@ class Scores:
         The quantiles `SPREAD` over the clients that reported without noise; empty where there are none.
     exact : int
         Number of clients that reported without noise. No guarantee covers these.
+    noise : float
+        Standard deviation of the noise in loss and metric; 0 without.
+    bound : float
+        The smallest bound to which reports with noise were clipped; 0 where none was.
     """
 
     loss: float
@@ -87,6 +91,8 @@ class Scores:
     loss_spread: list[float] = field(default_factory=list, compare=False)
     metric_spread: list[float] = field(default_factory=list, compare=False)
     exact: int = field(default=0, compare=False)
+    noise: float = field(default=0.0, compare=False)
+    bound: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)

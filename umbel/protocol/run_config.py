@@ -35,7 +35,8 @@ MAX_ROW_STEPS = 1_000_000
 AUTO = 0
 """Placeholder for a number of hypotheses that the strategy chooses (`umbel.strategies.how_many`)."""
 _AUTO_MOST, _RELEASES_EACH = 8, 4
-_LATER = frozenset(("anonymous-least", "relay", "relay-ca", "protect", *(name.replace("_", "-") for name in ROWS)))
+_OF_ROWS = (name.replace("_", "-") for name in ROWS)
+_LATER = frozenset(("anonymous-least", "relay", "relay-ca", "protect", "delta", *_OF_ROWS))
 """Settings that runs had no need to name before there were relays, or guarantees for rows."""
 
 
@@ -186,6 +187,12 @@ class RunConfig(Settings):
         ge=0,
         le=MAX_CHOICE_EPSILON,
         description="epsilon of the randomised choice of a hypothesis; 0 for no randomisation, as in the paper",
+    )
+    delta: Number = Field(
+        1e-5,
+        ge=0,
+        lt=1,
+        description="delta at which the run states its guarantee; 0 for a pure epsilon",
     )
     noise_per: Noised = Field(
         TrainingSpec.noise_per,

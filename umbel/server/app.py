@@ -128,8 +128,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
         prior = prior_of(setup.strategy.state, len(next(iter(state.best.values()))))
         setup.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name, prior)
         last, exact = state.history[-1], max(entry.exact_reports for entry in state.history)
-        often, left = (last.median_participations, last.max_participations), summary.left(state.history)
-        for line in summary.guarantee_lines(*often, exact, left):
+        for line in summary.guarantee_lines(last.max_participations, exact, summary.left(state.history)):
             log(INFO, line)
         log(INFO, "The results are in this folder; open report.html first:")
         log(INFO, "%s", folder.path)

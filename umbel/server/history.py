@@ -20,6 +20,8 @@ _ALL = 0.95  # share of releases that counts as all: a few may stray
 _STRAYS = 0.5  # Eq. 9's ratio from which releases can stray
 _MADE_IN = 10  # last rounds that show how many clients a hypothesis suits; a single round varies by chance
 _DIVERGED = 3.0  # times the lowest loss; if only noise moves hypotheses, losses vary by less
+_TELLING = 2.0  # deviations of the noise in a difference of losses, within which it tells nothing
+_AT_BOUND = 0.9  # of a bound: losses above it are mostly clipped
 _ROUNDING = 1e-5  # of the highest loss; below it, losses differ by rounding errors
 
 
@@ -56,6 +58,8 @@ class Round:
         releases; empty for k = 1, and if releases were not assigned.
     exact_reports : int
         Number of validation clients that reported without noise. No guarantee covers these.
+    report_noise, report_bound : float
+        Standard deviation of the noise in loss and metric, and the bound to which reports were clipped; 0 for neither.
     stages : dict of str to float
         Seconds of each stage: ``pause`` for lack of sites, ``sites`` from the first message to the last reply,
         ``validation`` and ``aggregation``.
@@ -79,6 +83,8 @@ class Round:
     metric_spread: list[float] = field(default_factory=list)
     ratio: list[float] = field(default_factory=list)
     exact_reports: int = 0
+    report_noise: float = 0.0
+    report_bound: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -125,6 +131,32 @@ def diverged(history: Sequence[Round]) -> bool:
     losses = [entry.loss for entry in history if entry.loss is not None]
     rounding = _ROUNDING * max((one for one in losses if math.isfinite(one)), default=0.0)
     return bool(losses) and losses[-1] > max(_DIVERGED * abs(min(losses)), rounding)
+
+
+def undecided(history: Sequence[Round], best_round: int) -> int:
+    """Return how many other rounds have a loss that noise does not tell from that of the best round."""
+    scored = {entry.number: entry for entry in history if entry.loss is not None}
+    if (best := scored.get(best_round)) is None:
+        return 0
+    return sum(
+        abs((entry.loss or 0.0) - (best.loss or 0.0)) <= _TELLING * math.hypot(entry.report_noise, best.report_noise)
+        for number, entry in scored.items()
+        if number != best_round and entry.report_noise + best.report_noise > 0
+    )
+
+
+def at_bound(history: Sequence[Round]) -> float:
+    """Return the bound at which the reports of validation clients lie, as far as their noise tells; 0 if they do not.
+
+    Beyond the bound all losses look alike.
+    """
+    clipped = [entry for entry in history if entry.loss is not None and entry.report_bound]
+    if not clipped:
+        return 0.0
+    mean = statistics.fmean(entry.loss or 0.0 for entry in clipped)
+    noise = math.hypot(*(entry.report_noise for entry in clipped)) / len(clipped)
+    bound = clipped[-1].report_bound
+    return bound if mean + noise >= _AT_BOUND * bound else 0.0
 
 
 def stuck(history: Sequence[Round]) -> bool:

@@ -191,23 +191,27 @@ class Log(Observer):
 
 
 class Spending(Observer):
-    """Logs what the busiest client has spent to date, after each quarter of a run's rounds except the last.
+    """Logs the guarantee after the first quarter of a run's rounds, and after later ones if it has changed.
 
-    The figure holds at all times at once (`umbel.privacy.accounting.odometer`), so a run may be stopped because of it.
-    It counts the releases that the server knows; a site's ledger counts all.
+    It is the planned one. A run without a maximum of participations has spent some epsilon to date, which holds at all
+    times at once (`umbel.privacy.accounting.odometer`), so such a run may be stopped because of it. It counts the
+    releases that the server knows; a site's ledger counts all.
     """
 
     def __init__(self, summary: Summary) -> None:
         super().__init__()
         self._summary = summary
+        self._told: list[str] = []
 
     def after_round(self, run: Run) -> None:
         """Log it, if a quarter has ended and there is a guarantee."""
         entry, rounds = run.state.history[-1], run.setup.config.rounds
         quarters = [entry.number * _QUARTERS // rounds, (entry.number - 1) * _QUARTERS // rounds]
         if entry.asked and quarters[0] != quarters[1] and entry.number < rounds:
-            for line in self._summary.spent_lines(entry.max_participations):
+            lines = self._summary.spent_lines(entry.max_participations)
+            for line in lines if lines != self._told else []:
                 log(INFO, "%s", line)
+            self._told = lines
 
 
 def _size(state: State, kept: Arrays) -> int:

@@ -142,7 +142,7 @@ class Result:
     @property
     def guarantee(self) -> list[str]:
         """The run's guarantee to a client, in words, and the clients outside it."""
-        return self._summary.guarantee_lines(*self._often)
+        return self._summary.guarantee_lines(*self._often[1:])
 
     @property
     def privacy(self) -> list[str]:

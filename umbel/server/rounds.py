@@ -189,6 +189,8 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
             loss_spread=scores.loss_spread if scores else [],
             metric_spread=scores.metric_spread if scores else [],
             exact_reports=scores.exact if scores else 0,
+            report_noise=scores.noise if scores else 0.0,
+            report_bound=scores.bound if scores else 0.0,
             ratio=ratios(outcome.longest, nearest) if outcome and outcome.longest is not None else [],
             stages={stage: round(seconds, 3) for stage, seconds in clock.stages.items()},
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from umbel.data import Manifest
 from umbel.models.model import Model
 from umbel.privacy.accounting.anonymous import anonymous
-from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
+from umbel.privacy.accounting.guarantee import DELTA, Guarantee, amount, gap, guarantee, in_words, stated
 from umbel.privacy.accounting.odometer import clients_to_date
 from umbel.privacy.accounting.rows import row_gap, row_guarantee, rows_to_date
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Release
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, State, diverged, stuck
+from umbel.server.history import Round, State, at_bound, diverged, stuck, undecided
 
 if TYPE_CHECKING:
     from umbel.server.setup import Setup
@@ -31,6 +31,11 @@ _FEW_TIMES = 10
 _SQUARES = ("mse", "rmse")
 DIVERGED = "Ask more clients a round, or try fewer hypotheses, less noise or a smaller step-size."
 """Advice for rounds that diverged."""
+UNDEFINED = (
+    "the releases were finite, and the strategy's combine made hypotheses of them that are not, so these stayed "
+    "unchanged. Look at the strategy's combine and its options."
+)
+"""Explanation of rounds whose result was not finite, and advice."""
 STUCK = (
     "no round changed the hypotheses, so training may have diverged at every client. Try a smaller step-size, or "
     "features and targets near 1."
@@ -55,6 +60,11 @@ class Summary:
         Number of rounds that were planned; 0 if that is not known.
     most : float
         Maximum number of a client's releases, fixed before the run.
+    capped : bool
+        Whether the run sets that maximum, which is then what its guarantee counts; otherwise clients are drawn at
+        random, and a maximum of all rounds says little.
+    delta : float
+        Of the stated guarantee; 0 for a pure epsilon.
     """
 
     model: Model
@@ -63,13 +73,15 @@ class Summary:
     batch: int = 0
     rounds: int = 0
     most: float = math.inf
+    capped: bool = False
+    delta: float = DELTA
 
     @classmethod
     def of(cls, setup: Setup) -> Self:
         """Return the summary of a run's setup."""
         run = setup.config
-        limits = run.rounds, run.most_participations
-        return cls(setup.model, setup.manifest, setup.release, run.anonymous_least, *limits)
+        limits = run.rounds, run.most_participations, run.max_participations > 0
+        return cls(setup.model, setup.manifest, setup.release, run.anonymous_least, *limits, run.delta)
 
     def round_line(self, entry: Round, rounds: int) -> str:
         """Return the log's line for a round."""
@@ -78,7 +90,9 @@ class Summary:
             line += f"  validation {self.loss(entry.loss)}"
             if self.model.metric.name != "rmse":
                 line += f"  {self.model.metric.name} {decimals(entry.metric)}"
-            line += f"  best after {count_of(entry.best_round - 1, 'round')}"
+            line += self.noise_of(entry)
+            if not entry.report_noise:  # otherwise a single round may be the lowest by chance
+                line += f"  best after {count_of(entry.best_round - 1, 'round')}"
         if entry.asked:
             groups = "+".join(map(str, entry.groups))
             line += f"  releases {entry.releases}/{entry.asked} ({groups})"
@@ -92,9 +106,16 @@ class Summary:
         """Return the outcome of a run: the last round's hypotheses first, then the best round's."""
         trained = sum(1 for entry in state.history if entry.asked)
         lines = [f"The run is over after {count_of(trained, 'round')}: {state.stopped}.", *self._validated(state)]
+        if bound := at_bound(state.history):
+            lines.append(
+                f"Warning: the validation reports lie at {bound * self.factor:,g}, where sites clip them, so they do "
+                "not tell which round is better. Ask the sites for a larger report-bound."
+            )
         if diverged(state.history):
             lines.append(f"Warning: the rounds diverged. {DIVERGED}")
-        if stuck(state.history):
+        if bad := sum(entry.undefined for entry in state.history):
+            lines.append(f"Warning: in {count_of(bad, 'round')} of {trained}, {UNDEFINED}")
+        elif stuck(state.history):
             lines.append(f"Warning: {STUCK}")
         if _size(state.hypotheses) <= _SHOWN_PARAMETERS:
             vectors = flatten(state.hypotheses)
@@ -111,7 +132,13 @@ class Summary:
             return
         last = scored[-1]
         when = "the last round" if not last.asked else f"{count_of(last.number - 1, 'round')}, at the last validation"
-        line = f"After {when}: validation {self.loss(last.loss or 0.0)}"
+        line = f"After {when}: validation {self.loss(last.loss or 0.0)}{self.noise_of(last)}"
+        if alike := undecided(scored, state.best_round):
+            yield (
+                f"{line}. The noise in the reports does not tell the kept round, after "
+                f"{count_of(state.best_round - 1, 'round')}, from {count_of(alike, 'other', 'others')}."
+            )
+            return
         if last.number == state.best_round:
             yield f"{line}, the lowest of all rounds."
             return
@@ -123,24 +150,28 @@ class Summary:
         """Return how many of the planned rounds a run has not done."""
         return max(0, self.rounds - max((entry.number for entry in history if entry.asked), default=0))
 
-    def guarantee_lines(self, median: float, maximum: int, exact: int = 0, left: int = 0) -> list[str]:
+    def guarantee_lines(self, maximum: int, exact: int = 0, left: int = 0) -> list[str]:
         """Return a run's guarantee to a client, and the clients outside it.
 
-        `median` and `maximum` are the numbers of releases of the median and the busiest client, and `exact` is the
-        number of validation clients that reported without noise. The run ended with `left` rounds not done.
+        `maximum` is the number of releases of the busiest client, and `exact` is the number of validation clients that
+        reported without noise. The run ended with `left` rounds not done.
         """
-        if why := gap(self.release):
-            lines = [f"Guarantee: none, because {why}."]
-        else:
-            usual, most = (_epsilons(in_words(guarantee({self.release: math.ceil(n)}))) for n in (median, maximum))
-            lines = [f"Guarantee, between any two data sets of a client: {most}."]
-            if usual != most:
-                lines[0] += f" The median client has {usual}."
+        of_client, of_row = self.of_client(maximum, left), self.of_row(maximum, left)
+        lines = []
+        if of_client:
+            lines = [f"Guarantee, between any two data sets of a client: {stated(of_client)}."]
             lines += self._anonymous_lines(maximum, self._planned(maximum, left))
-        if self.release.by_rows:
-            lines += self._row_lines(median, maximum)
-        if early := self.early_line(maximum, left):
-            lines.append(early)
+            lines += ["That guarantee hides a client's whole data."] * self.release.by_rows
+        if of_row:
+            lines.append(f"Guarantee for a row of a client, added or removed: {stated(of_row)}.")
+            lines.append("That guarantee hides each single row, and not what the rows of a client have in common.")
+        if (of_client or of_row) and (why := self.why_counted(maximum, left)):
+            lines.append(why)
+        # The guarantee that exists comes first.
+        if why := gap(self.release):
+            lines.append(f"{'No guarantee for a client as a whole' if of_row else 'Guarantee: none'}, because {why}.")
+        if self.release.by_rows and (why := row_gap(self.release)):
+            lines.append(f"Guarantee for a row: none, because {why}.")
         if exact:
             reported = count_of(exact, "validation client")
             lines.append(f"Outside the guarantee: {reported}, which reported exact losses.")
@@ -148,75 +179,87 @@ class Summary:
             lines.append(f"Outside the guarantee: the scales of the data, estimated with epsilon {spent} a client.")
         return lines
 
-    def _anonymous_lines(self, maximum: int, planned: int) -> Iterator[str]:
-        """Yield what the relay adds to the guarantee, if there is one, and not far fewer releases than `planned`."""
-        if not self.batch or planned > _FEW_TIMES * max(maximum, 1):
-            return
-        try:
-            found = anonymous(self.release, planned, self.batch, DELTA)
-        except ConfigError:  # there is no account for this mechanism
-            return
-        yield (
-            f"Against a server that reads {self.batch:,} releases or more in each batch, and no sender: "
-            f"epsilon {in_words(found)[1]} at delta {DELTA:g}. Ledgers do not count on that."
-        )
+    def of_client(self, maximum: int, left: int = 0) -> Guarantee | None:
+        """Return the guarantee to a client at the end of a run, for the arguments of `guarantee_lines`; None if there
+        is none."""
+        return self._held(guarantee, clients_to_date, maximum, left)
 
-    def _row_lines(self, median: float, maximum: int) -> Iterator[str]:
-        """Yield the guarantee for a row of the busiest client, and the meaning of both guarantees."""
-        if not gap(self.release):
-            yield "That guarantee hides a client's whole data."
-        if why := row_gap(self.release):
-            yield f"Guarantee for a row: none, because {why}."
-            return
-        usual, most = (_epsilons(in_words(row_guarantee({self.release: math.ceil(n)}))) for n in (median, maximum))
-        found = f"Guarantee for a row of a client, added or removed: {most}."
-        yield found if usual == most else f"{found} A row of the median client has {usual}."
-        yield "That guarantee hides each single row, and not what the rows of a client have in common."
+    def of_row(self, maximum: int, left: int = 0) -> Guarantee | None:
+        """Return the guarantee to a row of a client; None without one, or without noise in training."""
+        return self._held(row_guarantee, rows_to_date, maximum, left) if self.release.by_rows else None
 
-    def early_line(self, maximum: int, left: int) -> str:
-        """Return the epsilons that hold if results decided when a run ends; empty if those of `guarantee_lines` do.
+    def _held(
+        self,
+        composed: Callable[[Mapping[Release, int], float], Guarantee | None],
+        to_date: Callable[[Mapping[Release, int], float], float],
+        maximum: int,
+        left: int,
+    ) -> Guarantee | None:
+        """Return the guarantee that the run states.
 
-        Numerical composition is proven for a number of releases that is fixed in advance. The odometer holds at any
-        time.
+        Numerical composition is proven for a number of releases that is fixed in advance: the maximum that the run
+        sets, however many of its rounds were done. Without one the busiest client counts. If results may then have
+        decided when the run ended, what counts is all the releases that could have followed, or the odometer, which
+        holds at any time.
         """
-        planned = self._planned(maximum, left)
-        if planned <= maximum:
-            return ""
+        if self.capped:
+            return composed({self.release: int(self.most)}, self.delta)
         made = {self.release: maximum}
+        found, planned = composed(made, self.delta), self._planned(maximum, left)
+        if found is None or planned <= maximum:
+            return found
         # For far more releases the odometer's figure is the smaller, and composition takes long.
-        most = {self.release: planned} if planned <= _FEW_TIMES * maximum else None
-        figures = [("for a client", guarantee(made), most and guarantee(most), clients_to_date(made, DELTA))]
-        if self.release.by_rows:
-            of_rows = row_guarantee(made), most and row_guarantee(most), rows_to_date(made, DELTA)
-            figures.append(("for a row", *of_rows))
-        held = [
-            f"{amount(epsilon)} {whose}"
-            for whose, counted, fixed, to_date in figures
-            if counted and (epsilon := min(fixed.epsilon if fixed else math.inf, to_date)) > counted.epsilon
-        ]
-        if not held:
+        fixed = composed({self.release: planned}, self.delta) if planned <= _FEW_TIMES * maximum else None
+        least = min(fixed.epsilon if fixed else math.inf, to_date(made, self.delta))
+        return replace(found, epsilon=max(found.epsilon, least))
+
+    def why_counted(self, maximum: int, left: int) -> str:
+        """Return why a guarantee counts more than the releases of the busiest client; empty if it does not."""
+        if self.capped or self._planned(maximum, left) <= maximum:
             return ""
         undone = f"{count_of(left, 'round')} of the run {'was' if left == 1 else 'were'} not done"
-        return f"{undone}. If results decided that, epsilon at delta {DELTA:g} is {', and '.join(held)}."
+        return f"It also holds if results decided that {undone}, because the run sets no max-participations."
 
     def _planned(self, maximum: int, left: int) -> int:
         """Return a number of releases that no client exceeds, whichever of the `left` rounds are done."""
         return int(min(self.most, maximum + left))
 
+    def _anonymous_lines(self, maximum: int, planned: int) -> Iterator[str]:
+        """Yield what the relay adds to the guarantee, if there is one, and not far fewer releases than `planned`."""
+        if not self.batch or planned > _FEW_TIMES * max(maximum, 1):
+            return
+        delta = self.delta or DELTA
+        try:
+            found = anonymous(self.release, int(self.most) if self.capped else planned, self.batch, delta)
+        except ConfigError:  # there is no account for this mechanism
+            return
+        yield (
+            f"Against a server that reads {self.batch:,} releases or more in each batch, and no sender: "
+            f"epsilon {in_words(found)[1]} at delta {delta:g}. Ledgers do not count on that."
+        )
+
     def spent_lines(self, times: int) -> list[str]:
-        """Return what a client with so many releases of models has spent to date; empty without a guarantee."""
-        made, spent = {self.release: times}, []
-        if math.isfinite(of_client := clients_to_date(made, DELTA)):
-            spent.append(f"a client epsilon {amount(of_client)} at most")
-        if self.release.by_rows and math.isfinite(of_row := rows_to_date(made, DELTA)):
-            spent.append(f"a row of a client epsilon {amount(of_row)} at most")
-        if not spent:
-            return []
-        return [f"Spent to date by models, at delta {DELTA:g}, for any later tasks: {'; '.join(spent)}."]
+        """Return the guarantee during a run in which the busiest client has made so many releases; empty without one.
+
+        It is the run's own, if the run sets a maximum. Otherwise it is what was spent to date, for any later tasks.
+        """
+        if self.capped:
+            known = [("a client", self.of_client(times)), ("a row of a client", self.of_row(times))]
+            told = [f"{whose} has {stated(one)}" for whose, one in known if one]
+            return [f"As planned, over the whole run, {' and '.join(told)}."] if told else []
+        made, rows = {self.release: times}, self.release.by_rows
+        spent = [("a client", clients_to_date(made, self.delta))]
+        spent += [("a row of a client", rows_to_date(made, self.delta))] if rows else []
+        told = [f"{whose} has spent epsilon {amount(one)} at most" for whose, one in spent if math.isfinite(one)]
+        text = f"The run sets no max-participations. For any later tasks, at delta {self.delta:g}"
+        return [f"{text}, {' and '.join(told)} to date."] if told else []
 
     def privacy_lines(self, median: float, maximum: int, exact: int = 0, left: int = 0) -> list[str]:
-        """Return the cost to the clients, with the paper's heuristic; for the arguments see above."""
-        lines = self.guarantee_lines(median, maximum, exact, left)
+        """Return the cost to the clients, with the paper's heuristic; for the arguments see above.
+
+        `median` is the number of releases of the median client.
+        """
+        lines = self.guarantee_lines(maximum, exact, left)
         if not gap(self.release) or (self.release.by_rows and not row_gap(self.release)):
             lines.append("Reports of training clients, if a site allows them, come on top.")
         if self.release.paper_cost is None:
@@ -234,6 +277,13 @@ class Summary:
             return decimals(value)
         value *= factor
         return f"{value:{',.1f' if abs(value) >= 10 else '.3g'}}"
+
+    def noise_of(self, entry: Round) -> str:
+        """Return the noise and the bound of a round's reports in brackets, in the loss's unit; empty for exact ones."""
+        if not entry.report_noise:
+            return ""
+        clipped = f", clipped at {entry.report_bound * self.factor:,g}" if entry.report_bound else ""
+        return f" (± {float(f'{entry.report_noise * self.factor:.2g}'):,g}{clipped})"
 
     @property
     def loss_name(self) -> str:
@@ -292,8 +342,3 @@ def scale_of(model: Model, manifest: Manifest | None) -> tuple[float, str]:
 def decimals(value: float) -> str:
     """Return a number with four decimals; a smaller one, of which these show nothing, with three digits."""
     return f"{value:.4f}" if value == 0 or abs(value) >= _SMALLEST else f"{value:.3g}"
-
-
-def _epsilons(words: tuple[str, str]) -> str:
-    pure, at_delta = words
-    return (f"pure epsilon {pure}, or " if pure != "none" else "") + f"epsilon {at_delta} at delta {DELTA:g}"

@@ -24,7 +24,7 @@ from umbel.client.loop import LoopLearner
 from umbel.data import Dataset
 from umbel.models.model import Model
 from umbel.models.optimizers import LocalOptimizer
-from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee, released_by
+from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee, pure_spent, released_by, stated
 from umbel.privacy.accounting.plan import Task, plan_for
 from umbel.privacy.mechanisms import load as load_mechanism
 from umbel.protocol.errors import ConfigError
@@ -347,6 +347,8 @@ class _Search:
         entries = self._entries(best, participations, noise)
         found = self.values | {key: value for key, value in entries.items() if key not in self.kept}
         self._check_guarantee(found)
+        if "delta" not in self.kept:
+            found["delta"] = self._stated_delta(found)
         if "noise-multiplier" not in self.kept and self._in_vain:
             self._refuse()
         return PlannedRun(found, self._words(found, best, participations, self._left, learnt))
@@ -557,6 +559,11 @@ class _Search:
                 code="config.breaks-epsilon",
             )
 
+    def _stated_delta(self, found: Mapping[str, Any]) -> float:
+        """Return the delta at which the run states its guarantee: 0 if its pure epsilon is what was wanted."""
+        release, times = self._released(RunConfig.parse(found))
+        return 0.0 if pure_spent({release: times}) <= self.epsilon * (1 + 1e-9) else self.delta
+
     # --- the refusal
 
     def _refuse(self) -> None:
@@ -628,16 +635,12 @@ class _Search:
     ) -> list[str]:
         run = RunConfig.parse(found)
         release, times = self._released(run)
-        have = guarantee({release: times}, self.delta)
+        have = guarantee({release: times}, run.delta)
         assert have is not None, "it was checked"
-        pure = have.pure <= self.epsilon * (1 + 1e-9)
-        worth = (
-            f"pure epsilon {amount(have.pure)}" if pure else f"epsilon {amount(have.epsilon)} at delta {self.delta:g}"
-        )
         times_in_words = "once" if participations == 1 else f"up to {participations} times"
         who = _WHO[self.setup.strategy.release_by]
         lines = [
-            f"Planned: {worth} for a client over the whole run, with {count_of(run.rounds, 'round')} of "
+            f"Planned: {stated(have)} for a client over the whole run, with {count_of(run.rounds, 'round')} of "
             f"{count_of(run.clients_per_round, 'client')}. A client takes part {times_in_words}, and {who}.",
             f"Noise multiplier {run.noise_multiplier:.4g} ({run.mechanism}), clip norm {run.clip_norm:.3g} times "
             f"{run.clip_norm_decay:.3g} a round: noise of {left:.2g} clip norms in a hypothesis.",

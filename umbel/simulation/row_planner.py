@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from umbel.privacy.accounting.guarantee import amount
+from umbel.privacy.accounting.guarantee import stated
 from umbel.privacy.accounting.plan import usual_choice
 from umbel.privacy.accounting.row_plan import RowPlan, RowTask, row_plan_for
 from umbel.privacy.accounting.rows import row_guarantee
@@ -65,6 +65,7 @@ def with_noise(
     task = RowTask(typical, rows.rate, rows.steps, times, fewest, found["choice-epsilon"])
     planned = row_plan_for(task, epsilon, wanted.at_delta)
     found["row-noise-multiplier"] = planned.noise_multiplier
+    found.setdefault("delta", wanted.at_delta)
     n = setup.model.num_parameters
     have = row_guarantee({RunConfig.parse(found).release(n, fewest): times}, wanted.at_delta)
     assert have is not None, "the choice is hidden"
@@ -90,7 +91,7 @@ def _words(planned: RowPlan, run: RunConfig, numbers: int, clients: int) -> list
     often = "once" if task.participations == 1 else f"up to {task.participations} times"
     noise = sigma / run.row_batch * math.sqrt(numbers / clients)
     return [
-        f"Planned: epsilon {amount(have.epsilon)} at delta {have.delta:g} for each row of a client over the whole run, "
+        f"Planned: {stated(have)} for each row of a client over the whole run, "
         f"with {count_of(run.rounds, 'round')} of {count_of(clients, 'client')}. A client takes part {often}, with "
         f"{count_of(task.steps, 'training step')} each time.",
         f"Noise multiplier {sigma:.4g} in training, row clip norm {run.row_clip_norm:g}: in a round's mean gradient, "

@@ -370,5 +370,5 @@ def moved_to(moved: Matrix, sent: Arrays, round: int) -> Arrays | None:
     following = unflatten(moved, sent)
     if all_finite(as_matrix(following)):
         return following
-    log(WARNING, "round %d would make hypotheses that are not finite; they stay unchanged", round)
+    log(WARNING, "round %d: the strategy's combine makes hypotheses that are not finite; they stay unchanged", round)
     return None

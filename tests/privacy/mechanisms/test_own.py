@@ -58,7 +58,7 @@ def test_a_mechanism_without_a_known_bound_guarantees_nothing_and_says_so(
     assert guarantee({run.setup.release: 3}) is None
     assert "has no known bound" in gap(run.setup.release)
     summary = Summary.of(run.setup)
-    assert "none" in next(iter(summary.guarantee_lines(1, 1, 0)))
+    assert "none" in next(iter(summary.guarantee_lines(1)))
     assert not Limits(budget=Fraction(8)).bounds(run.setup.release)
 
 

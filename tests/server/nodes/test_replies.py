@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -405,6 +406,28 @@ def test_how_clients_differ_is_told_by_what_they_reported() -> None:
     assert found is not None
     assert found.loss_spread == [1, 2, 5, 8, 9]
     assert found.metric_spread == [10, 20, 50, 80, 90]
+
+
+def test_the_noise_of_reports_is_that_of_a_sites_mean_once_and_of_clients_each() -> None:
+    """Vector Laplace noise of 2 components at nu = 2 and radius sqrt(2) / 2 has deviation sqrt(3) / sqrt(2) each."""
+    asked = Asked(np.arange(10), {7: np.arange(6), 8: np.arange(6, 10)})
+    mean = Message(evaluation_reply(np.full(6, 0.4), np.full(6, 0.5), 2.0, 0.5), 7, "evaluate")
+    each = Message(evaluation_reply(np.array([0.1, 0.2, 0.3, 0.4]), np.full(4, 0.5), 2.0, 0.5), 8, "evaluate")
+    found = read_scores({7: mean, 8: each}, asked)
+    assert found is not None
+    assert found.bound == 0.5
+    assert found.noise == pytest.approx(math.sqrt((1 + 4) * 3 / 2) / 10)
+    exact = read_scores({7: Message(evaluation_reply(np.full(6, 0.4), np.full(6, 0.5)), 7, "evaluate")}, asked)
+    assert exact is not None
+    assert (exact.noise, exact.bound) == (0, 0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+def test_a_noise_or_a_bound_that_no_site_has_counts_as_none(bad: float) -> None:
+    asked = Asked(np.arange(2), {7: np.arange(2)})
+    found = read_scores({7: Message(evaluation_reply(np.ones(2), np.ones(2), 2.0, bad), 7, "evaluate")}, asked)
+    assert found is not None
+    assert (found.noise, found.bound) == (0, 0)
 
 
 def test_a_reply_may_hold_releases_and_scores() -> None:

@@ -27,7 +27,7 @@ from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, DiscreteGaussian
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy, exact
+from umbel.protocol.release import LAPLACE, Clipping, Kind, Release, ReleaseBy, exact
 
 DELTA = 1e-5
 """Delta of printed figures, by default."""
@@ -55,6 +55,11 @@ class Guarantee:
     pure: float
     epsilon: float
     delta: float
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether the pure epsilon is the number by which to state the guarantee: no delta makes it smaller."""
+        return self.delta == 0 or self.epsilon == self.pure
 
 
 def guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee | None:
@@ -121,6 +126,11 @@ def secure_report(noise_multiplier: float, bound: float = 1.0) -> Release:
     """Return the release with which a secure sum charges a client for its loss and metric, each from 0 to `bound`."""
     radius, mechanism = math.sqrt(2) * bound, DiscreteGaussian.name
     return Release(Kind.REPORT, 2, noise_multiplier, Clipping.PUBLIC, radius, mechanism)
+
+
+def report_deviation(noise_multiplier: float, bound: float, mechanism: str = LAPLACE) -> float:
+    """Return the standard deviation of the noise on a loss, or on a sum of losses, each clipped from 0 to `bound`."""
+    return load(mechanism)(noise_multiplier).deviation(2) * math.sqrt(2) * bound
 
 
 def pure_cost(release: Release) -> Fraction | float:
@@ -297,6 +307,17 @@ def as_float(cost: Fraction | float) -> float:
 def in_words(found: Guarantee | None) -> tuple[str, str]:
     """Return the pure epsilon and the epsilon at delta as text: "none" if there is none."""
     return ("none", "none") if found is None else (amount(found.pure), amount(found.epsilon))
+
+
+def stated(found: Guarantee) -> str:
+    """Return the one number by which a guarantee is stated: its pure epsilon, or that at its delta if less."""
+    if math.isinf(found.epsilon):
+        return f"no epsilon at delta {found.delta:g}"
+    return (
+        f"pure epsilon {amount(found.pure)}"
+        if found.is_pure
+        else f"epsilon {amount(found.epsilon)} at delta {found.delta:g}"
+    )
 
 
 def amount(epsilon: Fraction | float) -> str:

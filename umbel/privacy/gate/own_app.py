@@ -207,7 +207,8 @@ def _evaluate(passage: Passage, content: RecordDict, share: Share | None) -> Rec
         share.report(task)
         return RecordDict()
     losses, metrics = passage.evaluate(task)
-    return evaluation_reply(losses, metrics, passage.site.policy.report_noise)
+    policy = passage.site.policy
+    return evaluation_reply(losses, metrics, policy.report_noise, policy.report_bound)
 
 
 @dataclass

@@ -12,10 +12,11 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
+from umbel.privacy.accounting.guarantee import report_deviation
 from umbel.protocol.arrays import Arrays, Matrix, Vectors, all_finite, as_matrix, distances, flatten
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import log
-from umbel.protocol.messages import let_go, released_in, reports_exactly, scores_in, site_sums_in
+from umbel.protocol.messages import let_go, noise_of_reports, released_in, reports_exactly, scores_in, site_sums_in
 from umbel.protocol.releases import SPREAD, Releases, Scores, Sums
 from umbel.server.nodes.bounds import near, pulled_in
 from umbel.server.nodes.words import Names, told
@@ -118,6 +119,7 @@ def read_scores(
     A metric that is a share, such as an accuracy, is clipped to 0 to 1.
     """
     scores, exact = np.full((2, len(asked.clients)), np.nan), np.zeros(len(asked.clients), bool)
+    variance, bounds = 0.0, [0.0]
     for node, reply in answers.items():
         positions = asked.positions[node]
         try:
@@ -127,6 +129,13 @@ def read_scores(
             continue
         if values is not None:
             scores[:, positions], exact[positions] = values, reports_exactly(reply.content)
+            nu, bound = noise_of_reports(reply.content)
+            there = values[:, ~np.isnan(values).any(axis=0)]
+            # A site's mean has noise once, and stands for each of its clients.
+            separate = 1 if (there == there[:, :1]).all() else there.shape[1]
+            if nu and there.size:
+                variance += separate * (report_deviation(nu, bound) ** 2)
+                bounds.append(bound)
     answered = ~np.isnan(scores).any(axis=0)
     # An infinite loss counts as the largest finite one: if it were left out, a model that diverged for most clients
     # would be the best for the rest. A loss that no model has would make the mean infinite.
@@ -146,7 +155,8 @@ def read_scores(
     # Noise, or a mean over many clients, shows nothing about their differences.
     alone = np.sort(there[:, told_exactly])
     spread = [alone[i, [round(q * (most - 1)) for q in SPREAD]].tolist() if most else [] for i in range(2)]
-    return Scores(float(loss), float(metric), m, spread[0], spread[1], most)
+    clipped = min(filter(None, bounds), default=0.0)
+    return Scores(float(loss), float(metric), m, spread[0], spread[1], most, math.sqrt(variance) / m, clipped)
 
 
 def _in_order(taken: list[_Taken], order: NDArray[np.int64], n: int) -> Vectors:

@@ -13,7 +13,8 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
-from umbel.privacy.mechanisms.discrete_gaussian import FINE, check_fine
+from umbel.privacy.accounting.guarantee import report_deviation
+from umbel.privacy.mechanisms.discrete_gaussian import FINE, DiscreteGaussian, check_fine
 from umbel.privacy.secure import seeds
 from umbel.privacy.secure.layout import REPORTS, Layout
 from umbel.privacy.secure.party import Announcement, Masked, key_text
@@ -272,7 +273,9 @@ def summed(
                 * Grid.of_reports(reports.report_bound, reports.report_noise_multiplier, together.terms.deviation).step
                 / there
             )
-            scores = Scores(float(loss), float(metric), there)
+            bound = reports.report_bound
+            noise = report_deviation(reports.report_noise_multiplier, bound, DiscreteGaussian.name) / there
+            scores = Scores(float(loss), float(metric), there, noise=noise, bound=bound)
     except ProtocolError as error:
         log(WARNING, "the secure sum of round %d fails, and its clients are charged: %s", round, told(error))
         inside = []

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.protocol.words import count_of
-from umbel.server.history import MIN_ROUNDS, Round, collapsed, diverged, last_rounds, middle_ratio, stuck
-from umbel.server.summary import DIVERGED, STUCK
+from umbel.server.history import MIN_ROUNDS, Round, at_bound, collapsed, diverged, last_rounds, middle_ratio, stuck
+from umbel.server.summary import DIVERGED, STUCK, UNDEFINED
 
 # Hypotheses have drifted together if their distance is below this share of its maximum.
 DRIFTED = 0.1
@@ -51,7 +51,7 @@ def alarms(history: Sequence[Round], hypotheses: int, validate_every: int, valid
     validators : int or None
         Number of validation clients, if it is known.
     """
-    found = [*_not_finite(history), *_validation(history, validate_every, validators)]
+    found = [*_not_finite(history), *_validation(history, validate_every, validators), *_clipped(history)]
     if hypotheses > 1:
         found += [*_empty(history, hypotheses), *_close(history)]
     return [*found, *_diverged(history), *_undefined(history), *_too_few(history), *_lost(history)]
@@ -69,6 +69,15 @@ def _not_finite(history: Sequence[Round]) -> Iterator[Alarm]:
     if bad := [entry.number for entry in history if not np.isfinite(entry.nearest).all()]:
         text = f"Some of their numbers were infinite or undefined from round {bad[0]} on. A smaller step-size may help."
         yield Alarm("Hypotheses diverged", text)
+
+
+def _clipped(history: Sequence[Round]) -> Iterator[Alarm]:
+    if bound := at_bound(history):
+        text = (
+            f"Sites clip each client's loss at {bound:g}, and the mean of the reports lies there. So they do not tell "
+            "which round is better. Ask the sites for a larger report-bound."
+        )
+        yield Alarm("Validation reports lie at their bound", text)
 
 
 def _validation(history: Sequence[Round], validate_every: int, validators: int | None) -> Iterator[Alarm]:
@@ -128,10 +137,7 @@ def _close(history: Sequence[Round]) -> Iterator[Alarm]:
 def _undefined(history: Sequence[Round]) -> Iterator[Alarm]:
     trained = [entry for entry in history if entry.asked]
     if bad := [entry.number for entry in trained if entry.undefined]:
-        text = (
-            f"The strategy's result of {count_of(len(bad), 'round')} of {len(trained)} (the first was round {bad[0]}) "
-            "was infinite or undefined, so the hypotheses stayed unchanged. Look at the strategy and its options."
-        )
+        text = f"In {count_of(len(bad), 'round')} of {len(trained)} (the first was round {bad[0]}), {UNDEFINED}"
         yield Alarm("Rounds without a finite result", text)
 
 

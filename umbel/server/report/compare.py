@@ -108,7 +108,7 @@ def table(runs: Sequence[Runs], local_only: HeldOut | None) -> Table:
             held = [view.measured.held_out for view in one.views if view.measured and view.measured.held_out]
             for numbers in ([each.mean for each in held], [each.worst_decile for each in held]):
                 row.append(_among([value * summary.metric_factor for value in numbers]))
-        for most in ({view.epsilons[1] for view in one.views}, {view.paper[1] for view in one.views}):
+        for most in ({view.epsilon for view in one.views}, {view.paper[1] for view in one.views}):
             ends = sorted(most, key=lambda text: np.inf if text == "none" else float(text))
             row.append(ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}")
         rows.append(row)

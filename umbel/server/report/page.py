@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, amount
+from umbel.privacy.accounting.guarantee import MEANINGFUL, stated
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 from umbel.server.history import MIN_ROUNDS, RELEASES_EACH, last_rounds
@@ -80,8 +80,8 @@ def _page() -> Template:
     text = tomllib.loads((files(__package__) / "page.toml").read_text(encoding="utf-8"))
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page.filters["drawing"] = drawing
-    page.globals |= {"number": number, "count_of": count_of, "amount": amount, "style": text["style"]}
-    page.globals |= {"delta": f"{DELTA:g}", "meaningful": MEANINGFUL, "pictures": pictures, "tables": tables}
+    page.globals |= {"number": number, "count_of": count_of, "stated": stated, "style": text["style"]}
+    page.globals |= {"meaningful": MEANINGFUL, "pictures": pictures, "tables": tables}
     page.globals["rules"] = {"rounds": MIN_ROUNDS, "each": RELEASES_EACH, "drifted": f"{DRIFTED:.0%}"}
     return page.from_string(text["page"])
 

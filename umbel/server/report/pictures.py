@@ -56,6 +56,9 @@ def learning(view: View, runs: Sequence[Runs]) -> Iterator[Picture]:
         if any(len(one.views) > 1 for one in runs):
             best = None
             caption += " For several seeds, the line is the mean and the band the range."
+    if view.noise:
+        best = None if view.undecided else best
+        caption += f" Each point is a noisy report{view.noise}."
     caption += " The best round is marked." if best else ""
     yield Picture("Validation loss", figures.curve("loss", alt, line, label, best, others), caption)
     if view.metric_differs:
@@ -111,10 +114,8 @@ def spending(view: View) -> Picture | None:
     clients = len(view.participations)
     if not clients:
         return None
-    told = ["" if view.gap else f", epsilon {epsilon}" for epsilon in view.epsilons]
     marks = [
-        (f"{who} {number(often)}{epsilon}", float(often))
-        for who, often, epsilon in zip(("median", "maximum"), view.often, told, strict=True)
+        (f"{who} {number(often)}", float(often)) for who, often in zip(("median", "maximum"), view.often, strict=True)
     ]
     caption = f"{count_of(clients, 'training client')}, by number of participations"
     none = clients - view.took_part

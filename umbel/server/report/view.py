@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from umbel import strategies
 from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee, in_words
-from umbel.privacy.accounting.rows import row_gap, row_guarantee
+from umbel.privacy.accounting.rows import row_gap
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Kind
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, State
+from umbel.server.history import Round, State, undecided
 from umbel.server.report.style import STYLED
 from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
@@ -104,6 +104,13 @@ class View:
         """The round that started from the best hypotheses; None without validation."""
         self.last_validated = self.validated[-1] if self.validated else None
         """The last round with validation; None without validation."""
+        last, name = self.last_validated, self.summary.model.metric.name
+        self.noise = self.summary.noise_of(last) if last else ""
+        """Noise and clipping of the reports at the last validation, in words; empty for exact ones."""
+        noisy = last is not None and last.report_noise > 0 and name != "rmse"
+        self.noise_in_metric = f" (± {last.report_noise:.2g})" if last and noisy else ""
+        self.undecided = undecided(self.history, state.best_round)
+        """Number of other rounds that noise does not tell from the best."""
         self.groups = np.array([entry.groups for entry in self.trained], np.int64).reshape(len(self.trained), k)
         busiest = np.argsort(-self.groups.sum(axis=0), kind="stable")[:STYLED]
         self.shown: list[int] = list(range(k)) if k <= STYLED else sorted(int(j) for j in busiest)
@@ -122,16 +129,19 @@ class View:
         median = float(np.median(self.participations)) if len(self.participations) else 0.0
         self.often = median, int(self.participations.max(initial=0))
         """Number of releases of the median client and of the busiest one."""
-        self.once, middle, most = (guarantee({release: math.ceil(times)}) for times in (1, *self.often))
-        self.epsilons = in_words(middle)[1], in_words(most)[1]
-        """The guarantee of the median client, and of the busiest; "none" where there is none."""
-        self.early = self.summary.early_line(self.often[1], self.summary.left(state.history))
-        """The epsilons that hold if results decided when the run ended; empty if those above do."""
-        self.weak = most is None or most.epsilon > MEANINGFUL
+        ended = self.often[1], self.summary.left(state.history)
+        self.once, self.of_client = guarantee({release: 1}, self.summary.delta), self.summary.of_client(*ended)
+        """The guarantee to a client of one participation, and of the run; None where there is none."""
+        self.why_counted = self.summary.why_counted(*ended)
+        """Why the guarantee counts more releases than there were; empty if it does not."""
+        self.epsilon = in_words(self.of_client)[1]
+        self.plus = "" if self.of_client and self.of_client.is_pure else f", plus {self.summary.delta:g}"
+        """The delta of the guarantee to a client, in words; empty for a pure epsilon."""
+        self.weak = self.of_client is None or self.of_client.epsilon > MEANINGFUL
         self.row_gap = row_gap(release) if release.by_rows else ""
         """Why rows have no guarantee though noise in training hides them; empty if they have one."""
-        self.of_rows = [in_words(row_guarantee({release: math.ceil(times)}))[1] for times in self.often]
-        """The guarantee for a row of the median client, and of the busiest."""
+        self.of_row = self.summary.of_row(*ended)
+        """The guarantee for a row of a client; None where there is none."""
         self.paper = [amount(release.paper_spend(times)) for times in self.often]
         """The paper's budget of the median client, and of the busiest; "none" if it gives no bound."""
 

@@ -27,7 +27,7 @@ class Tracker(Observer):
     For a round these are ``validation_loss`` (in the target's unit if it has one) with ``_p10`` and
     ``_p90`` over clients, ``validation_`` and the metric's name, ``best_validation_loss``, ``asked``,
     ``releases``, ``lost_nodes``, ``seconds``, and for the client with the most participations
-    ``max_participations``, ``epsilon`` at `umbel.privacy.accounting.guarantee.DELTA` if there is a guarantee,
+    ``max_participations``, ``epsilon`` of its releases so far at the run's delta if there is a guarantee,
     ``row_epsilon`` if noise in training hides rows, and ``paper_budget``, the heuristic, if it gives a bound.
 
     If a tracker fails after the start, umbel warns once and stops using it.
@@ -101,10 +101,10 @@ class Tracker(Observer):
     def _spent(self, entry: Round) -> dict[str, float]:
         """Return the busiest client's spending; composing it may take longer than a round."""
         release, times = self._summary.release, int(entry.max_participations)
-        found = guarantee({release: times})
-        values = {} if found is None else {"epsilon": float(found.epsilon)}
-        if release.by_rows and (of_row := row_guarantee({release: times})):
-            values["row_epsilon"] = float(of_row.epsilon)
+        delta, made = self._summary.delta, {release: times}
+        of_row = row_guarantee(made, delta) if release.by_rows else None
+        known = {"epsilon": guarantee(made, delta), "row_epsilon": of_row}
+        values = {name: float(one.epsilon) for name, one in known.items() if one and math.isfinite(one.epsilon)}
         return values | ({} if release.paper_cost is None else {"paper_budget": float(release.paper_spend(times))})
 
     def _flush(self, newest: Round | None) -> None:
