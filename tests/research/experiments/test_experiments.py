@@ -100,7 +100,7 @@ def test_a_budget_is_compared_with_the_printed_one(hospitals: Path, unfair: None
     assert float(rows["7", "0"]["rmse_best"]) == pytest.approx(1000)
     page = (tmp_path / "table.md").read_text()
     # Medians of one seed alone are 10 % away from the printed ones, and so are close as well.
-    assert "19 of 38 are within 25 % of the printed ones; other seeds would give 19 to 19 (95 %" in page
+    assert "19 of the 38 budgets are within 25 % of the printed ones; other seeds would give 19 to 19 (95 %" in page
     assert "In the last round of 1 of the 34 runs with several hypotheses" in page
     assert "serves 99 % of the validation clients: 1 of 2 for k = 3, ν = 1." in page
     assert [key for key, row in rows.items() if row["collapsed"] != "0"] == [("3", "1")]

@@ -188,7 +188,7 @@ def test_numbers_in_sentences_come_from_the_tables(docs: Path) -> None:
 
     assert said("{{ cell('synthetic', 'Claims', ('A', 'y'), 'last') }}") == "2"
     assert said("{{ sentence('synthetic', 'Claims', 'Not') }}") == "Not 0.5 of them."
-    assert said("{{ answers('synthetic', 'Claims') }}") == "1 hold, 2 do not, and 0 are open"
+    assert said("{{ answers('synthetic', 'Claims') }}") == "1 yes, 2 no, 0 open"
     for wrong in (
         "cell('synthetic', 'Claims', ('A',), 'last')", "cell('synthetic', 'Claims', ('C',), 'last')",
         "cell('synthetic', 'Claims', ('B',), 'first')", "sentence('synthetic', 'Claims', 'nowhere')",

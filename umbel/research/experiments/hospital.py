@@ -321,7 +321,7 @@ def _budgets(grid: Grid, runs: Mapping[tuple[int, float], Sequence[Result]]) -> 
     text = (
         "Median and maximum over the training clients of participations × n/ν, averaged over seeds: Table 1. The "
         "paper's budget is a heuristic that guarantees nothing; it tells the number of rounds before the early stop. "
-        f"{close} of {len(apart)} are within {100 * CLOSE:.0f} % of the printed ones"
+        f"{close} of the {len(apart)} budgets are within {100 * CLOSE:.0f} % of the printed ones"
     )
     if likely := _likely([runs[key] for key in PRINTED if key in grid]):
         text += f"; other seeds would give {likely[0]} to {likely[1]} (95 % of {RESAMPLES:,} bootstrap samples)"

@@ -252,7 +252,7 @@ class _Results:
         """Return how many claims hold, by the first column of verdicts."""
         head, _, *rows = map(_cells, self.table(name, heading).splitlines())
         counts = Counter(row[head.index("so here?")] for row in rows)
-        return f"{counts['yes']} hold, {counts['no']} do not, and {counts['open']} are open"
+        return f"{counts['yes']} yes, {counts['no']} no, {counts['open']} open"
 
     def picture(self, name: str, file: str, text: str) -> str:
         self._read(name, f"{file}.svg")
