@@ -61,6 +61,7 @@ def test_a_workflow_may_write_only_where_it_says_so(file: Path) -> None:
         assert "${{" not in step.get("run", "")
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("file", "right", "wrong", "found"),
     [

@@ -72,6 +72,7 @@ def test_classes_keep_their_names() -> None:
     assert model.predict_proba(X).sum(axis=1) == pytest.approx(np.ones(len(X)))
 
 
+@pytest.mark.rest
 def test_the_same_random_state_gives_the_same_and_another_another() -> None:
     X, y, client = line()
     bounds: dict[str, Any] = {"feature_range": (-1, 1), "target_range": (-6, 6)}
@@ -153,6 +154,7 @@ def test_it_leaves_no_file_behind_and_is_pickled(tmp_path: Path, monkeypatch: py
     assert np.array_equal(again.predict(X, groups=client), model.predict(X, groups=client))
 
 
+@pytest.mark.rest
 def test_a_pipeline_and_cross_validation_pass_groups_on() -> None:
     X, y, client = line()
     with sklearn.config_context(enable_metadata_routing=True):

@@ -78,6 +78,7 @@ def spent(values: dict[str, Any], delta: float) -> tuple[float, float]:
     return found.pure, found.epsilon
 
 
+@pytest.mark.rest
 def test_one_knob_plans_a_pure_guarantee(umbel_home: Path) -> None:
     """n = 3, each client once, epsilon 6: nu = 2 * 3 / 6."""
     save(umbel_home)
@@ -213,6 +214,7 @@ def test_where_nothing_would_be_learnt_the_proposals_lead_to_a_plan(umbel_home: 
     assert "site-average" not in caught.value.text
 
 
+@pytest.mark.rest
 def test_an_epsilon_that_says_nothing_is_not_proposed(umbel_home: Path) -> None:
     """20 parameters of 4 clients: noise of 1 clip norm in the mean at epsilon 20."""
     rows = np.random.default_rng(0).normal(size=(100, 1))

@@ -51,7 +51,7 @@ def test_clients_of_many_rows_train_on_some_of_them(umbel_home: Path) -> None:
     assert (run.row_rate, run.row_batch) == (0.026, 260)
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(10))
 @given(
     epsilon=st.floats(0.1, 20),
     rows=st.integers(1, 5000),

@@ -12,6 +12,8 @@ from umbel.research.attacks.quality import psnr
 
 from .conftest import SHAPE, chain, drawn, gradient_of, noisy
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.fixture
 def smooth() -> Model:

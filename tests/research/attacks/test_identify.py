@@ -17,6 +17,8 @@ from umbel.research.attacks.__main__ import app
 from umbel.research.attacks.identify import ATTACKS, PAPER, Attacked, Audit, Stolen, attack, audit, defences, strongest
 from umbel.research.attacks.pac_attack import theorem_1
 
+pytestmark = pytest.mark.rest
+
 FEW: dict[str, Any] = {"victims": 6, "after": 5, "interactions": 48}
 
 

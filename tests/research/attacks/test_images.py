@@ -40,6 +40,8 @@ from umbel.research.attacks.victims import (
 
 from .conftest import gradient_of, write_strokes
 
+pytestmark = pytest.mark.rest
+
 NETWORKS = """
 from torch import nn
 

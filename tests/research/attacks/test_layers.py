@@ -14,6 +14,8 @@ from umbel.research.attacks.layers import bias_label, dense_layers, inputs_of_la
 
 from .conftest import SHAPE, chain, drawn, gradient_of, noisy
 
+pytestmark = pytest.mark.rest
+
 
 class Backwards(nn.Module):
     """Runs its layers in another order than it names them."""

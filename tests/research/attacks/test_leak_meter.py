@@ -34,6 +34,8 @@ from umbel.simulation.in_process import play
 
 from .conftest import Config, RelayGrid, prepared
 
+pytestmark = pytest.mark.rest
+
 
 def metered(every: int = 1) -> Config:
     """Return the entry of the run config that has a run carry the meter."""

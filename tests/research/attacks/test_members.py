@@ -29,6 +29,8 @@ from umbel.research.attacks.members import (
 )
 from umbel.research.attacks.victims import NO_NOISE
 
+pytestmark = pytest.mark.rest
+
 CLIENTS = 40
 
 

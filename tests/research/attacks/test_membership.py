@@ -15,6 +15,8 @@ from umbel.research.attacks.membership import score, shadows, trap
 
 from .conftest import SHAPE, chain, drawn
 
+pytestmark = pytest.mark.rest
+
 LABELS = torch.tensor([0, 1] * 5)
 MODEL = chain(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 4))
 

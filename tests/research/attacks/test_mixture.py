@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.research.attacks.mixture import lines, parts
+
+pytestmark = pytest.mark.rest
 
 
 def generator(seed: int = 0) -> np.random.Generator:

@@ -44,6 +44,8 @@ from umbel.simulation.in_process import run_config
 
 from .conftest import Config, RelayGrid, prepared
 
+pytestmark = pytest.mark.rest
+
 COLUMNS = ["attack", "noise_multiplier", "client", "interactions", "error", "by_rate", "by_items", "spent"]
 ERRORS = COLUMNS[4:7]
 N = 800  # parameters of 100 items of 8 factors

@@ -9,6 +9,8 @@ import pytest
 
 from umbel.research.attacks.quality import correlation, psnr, ssim, verdict
 
+pytestmark = pytest.mark.rest
+
 rng = np.random.default_rng(0)
 PICTURE = rng.random((28, 28))
 

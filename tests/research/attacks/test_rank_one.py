@@ -12,6 +12,8 @@ from umbel.research.attacks.rank_one import invert_first_layer, leading_input, t
 
 from .conftest import SHAPE, chain, drawn, gradient_of, noisy
 
+pytestmark = pytest.mark.rest
+
 PICTURE = torch.zeros(28, 28)
 PICTURE[6:22, 12:16] = PICTURE[18:22, 12:22] = 1.0
 

@@ -28,6 +28,8 @@ from umbel.research.attacks.reconstruct import DLG, LAST_BIAS, RANK_ONE, Attempt
 
 from .conftest import gradient_of
 
+pytestmark = pytest.mark.rest
+
 PROJECT = Path(__file__).parents[3]
 DATA = PROJECT.parent / "shared" / "data"
 REAL = DATA / "train-images-idx3-ubyte.gz", DATA / "qmnist-train-labels-idx2-int.gz"

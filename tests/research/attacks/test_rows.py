@@ -24,6 +24,8 @@ from umbel.research.attacks.rows.posterior import Law, log_likelihood, site_log_
 from umbel.research.attacks.rows.probes import N, feature_probe, payment_probe, tail_probe, train, whole_probe
 from umbel.research.attacks.victims import SITE, Mode, Victims
 
+pytestmark = pytest.mark.rest
+
 SERVICES = 3
 UNITS = {
     "features": [{"scale": 4.0, "unit": "index"}, {"scale": 50.0, "unit": "degrees"}, {"scale": 50.0}],

@@ -13,6 +13,8 @@ from umbel.research.attacks.small_batch import SURE, poised, rectified, rows_in
 
 from .conftest import chain, drawn, noisy
 
+pytestmark = pytest.mark.rest
+
 SHAPE = (8, 8)
 
 

@@ -29,6 +29,8 @@ from umbel.strategies.secure_average import SecureAverage
 
 from .conftest import write_strokes
 
+pytestmark = pytest.mark.rest
+
 # --- local vectors
 
 

@@ -9,6 +9,8 @@ from umbel.models.model import Parameters
 from umbel.protocol.errors import FleetError
 from umbel.research.attacks.victims import averaged
 
+pytestmark = pytest.mark.rest
+
 
 class Answers:
     """Answers 1, 2, 3, ... and refuses from some number on."""
