@@ -152,5 +152,5 @@ def releases(reply: Message) -> Arrays:
 def scores(reply: Message) -> tuple[list[float], list[float]]:
     """Return loss and metric of each client that reported."""
     record: Any = reply.content.metric_records["scores"]
-    assert {"loss", "metric"} <= set(record) <= {"loss", "metric", "noise-multiplier"}
+    assert {"loss", "metric"} <= set(record) <= {"loss", "metric", "noise-multiplier", "bound"}
     return list(record["loss"]), list(record["metric"])
