@@ -100,7 +100,8 @@ def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool, stuck: s
     has_diverged : bool
         Whether the run's rounds moved away from its best hypotheses.
     stuck : str
-        Why they changed nothing; empty if they did. Predictors that clients make of such hypotheses are not the run's merit.
+        Why they changed nothing; empty if they did. Predictors that clients make of such hypotheses are not the run's
+        merit.
     """
     run = gains[judged(gains)]
     if stuck:
@@ -190,6 +191,8 @@ def tries(level: Level, setup: Setup, history: Sequence[Round], gains: Mapping[W
     spent = run.max_participations and run.rounds * run.clients_per_round > train * run.max_participations * 3 // 4
     larger = [f"clients-per-round={most}"] if most > run.clients_per_round and not spent else []
     noisy, smaller = run.noise_multiplier > 0, f"step-size={run.step_size / 4:g}"
+    if any(entry.undefined for entry in history):
+        return []  # no setting mends a strategy whose result is not finite
     if level is Level.DIVERGED:
         return [smaller, *(larger if noisy else [])]
     if level in (Level.NOT_MEASURED, Level.BETTER_THAN_CONSTANT, Level.CLOSE_TO_POOLED):
