@@ -461,6 +461,7 @@ TWO = {"strategy": "ifca", "hypotheses": 2}
     ("level", "history", "changes", "found"),
     [
         (Level.DIVERGED, FLAT, {}, ["step-size=0.025"]),
+        (Level.DIVERGED, [replace(one, moved=False, groups=[3]) for one in FLAT], {}, []),
         (Level.DIVERGED, FLAT, NOISY, ["step-size=0.025", "clients-per-round=80"]),
         (Level.NOT_BETTER_THAN_CONSTANT, FLAT, {}, ["step-size=0.025"]),
         (Level.NOT_BETTER_THAN_CONSTANT, FALLING, {}, ["rounds=400"]),
@@ -468,7 +469,7 @@ TWO = {"strategy": "ifca", "hypotheses": 2}
         # 2 n / nu = 1 a participation, of which the busiest client has 3.
         (Level.NOT_BETTER_THAN_CONSTANT, FLAT, FORMAL, ["clients-per-round=80", "--epsilon 5.9"]),
         # Each of 100 clients once, in 5 rounds of 20: none is left for larger rounds.
-        (Level.NOT_BETTER_THAN_ALONE, FLAT, FORMAL | {"max-participations": 1, "rounds": 5}, ["--epsilon 5.9"]),
+        (Level.NOT_BETTER_THAN_ALONE, FLAT, FORMAL | {"max-participations": 1, "rounds": 5}, ["--epsilon 2"]),
         (Level.NOT_BETTER_THAN_ALONE, FLAT, NOISY | {"clients-per-round": 100}, ["noise-multiplier=2"]),
         (Level.NOT_BETTER_THAN_ALONE, FALLING, {}, ["rounds=400"]),
         (Level.NOT_BETTER_THAN_ALONE, FLAT, {}, ["hypotheses=2"]),

@@ -115,8 +115,8 @@ class Summary:
             lines.append(f"Warning: the rounds diverged. {DIVERGED}")
         if bad := sum(entry.undefined for entry in state.history):
             lines.append(f"Warning: in {count_of(bad, 'round')} of {trained}, {UNDEFINED}")
-        elif stuck(state.history):
-            lines.append(f"Warning: {STUCK}")
+        elif why := why_stuck(state.history):
+            lines.append(f"Warning: {why}")
         if _size(state.hypotheses) <= _SHOWN_PARAMETERS:
             vectors = flatten(state.hypotheses)
             lines += [f"  hypothesis {j}: ({', '.join(f'{x:.3f}' for x in row)})" for j, row in enumerate(vectors)]
@@ -325,6 +325,13 @@ class Summary:
             distances = np.linalg.norm(vectors - row, axis=1)
             found.append((f"({', '.join(f'{x:g}' for x in row)})", int(distances.argmin()), float(distances.min())))
         return found
+
+
+def why_stuck(history: Sequence[Round]) -> str:
+    """Return why no round changed the loss, with advice; empty if one did."""
+    if not stuck(history):
+        return ""
+    return UNDEFINED if any(entry.undefined for entry in history) else STUCK
 
 
 def _size(hypotheses: Arrays) -> int:

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, stdtrit
 
 from umbel.client.prediction import DEFAULT
-from umbel.privacy.accounting.guarantee import MEANINGFUL, guarantee
+from umbel.privacy.accounting.guarantee import MEANINGFUL
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, State, diverged, stuck
+from umbel.server.history import Round, State, diverged
 from umbel.server.setup import Setup
-from umbel.server.summary import STUCK, Summary
+from umbel.server.summary import Summary, why_stuck
 from umbel.server.worth import LABELS, Arm, LeftOut, Level, Way, Worth, figure
 from umbel.simulation.baselines import worst_decile
 from umbel.simulation.worth.plan import Plan
@@ -45,7 +45,7 @@ def table(
         for (way, label), values in found.items()
     ]  # fmt: skip
     gains = {way: values if metric.higher_is_better else -values for (way, _), values in found.items()}
-    level, verdict = judge(gains, diverged(state.history), stuck(state.history))
+    level, verdict = judge(gains, diverged(state.history), why_stuck(state.history))
     verdict += within_chance(level, gains) + as_it_is(level, gains) + by_another(gains, plan.how)
     if level is Level.NOT_BETTER_THAN_ALONE and too_unlike(gains):
         verdict += " Even all rows pooled are behind each client alone: clients differ too much for one model."
@@ -87,7 +87,7 @@ def not_measured(setup: Setup, state: State) -> Worth:
     return Worth(name, "", higher, 0, "clients", [], [], Level.NOT_MEASURED, verdict, [], 0.0, len(state.history))
 
 
-def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool, is_stuck: bool = False) -> tuple[Level, str]:
+def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool, stuck: str = "") -> tuple[Level, str]:
     """Return the level of a run's worth, and its description.
 
     This judges the predictors that clients would use: the personalised hypotheses, or the plain ones if those were not
@@ -100,12 +100,13 @@ def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool, is_stuck
         The metric of each client, negated if lower is better.
     has_diverged : bool
         Whether the run's rounds moved away from its best hypotheses.
-    is_stuck : bool
-        Whether they changed nothing. Predictors that clients make of such hypotheses are not the run's merit.
+    stuck : str
+        Why they changed nothing; empty if they did. Predictors that clients make of such hypotheses are not the run's
+        merit.
     """
     run = gains[judged(gains)]
-    if is_stuck:
-        return Level.DIVERGED, f"No: {STUCK.partition('.')[0]}."
+    if stuck:
+        return Level.DIVERGED, f"No: {stuck.partition('.')[0]}."
     if has_diverged or not np.isfinite(gains[Way.LAST]).all():
         return Level.DIVERGED, "No: it diverged. The last loss is several times the lowest, or not finite."
     for way, level, what in (
@@ -191,6 +192,8 @@ def tries(level: Level, setup: Setup, history: Sequence[Round], gains: Mapping[W
     spent = run.max_participations and run.rounds * run.clients_per_round > train * run.max_participations * 3 // 4
     larger = [f"clients-per-round={most}"] if most > run.clients_per_round and not spent else []
     noisy, smaller = run.noise_multiplier > 0, f"step-size={run.step_size / 4:g}"
+    if any(entry.undefined for entry in history):
+        return []  # no setting mends a strategy whose result is not finite
     if level is Level.DIVERGED:
         return [smaller, *(larger if noisy else [])]
     if level in (Level.NOT_MEASURED, Level.BETTER_THAN_CONSTANT, Level.CLOSE_TO_POOLED):
@@ -213,11 +216,11 @@ def tries(level: Level, setup: Setup, history: Sequence[Round], gains: Mapping[W
 
 
 def _less_noise(setup: Setup, history: Sequence[Round]) -> list[str]:
-    """Return the setting that doubles a client's spending: epsilon at `DELTA` if there is one, otherwise 1/nu.
+    """Return the setting that doubles a client's spending: the epsilon that the run states, otherwise 1/nu.
 
     There is none where the doubled epsilon would rule out nothing.
     """
-    found = guarantee({setup.release: history[-1].max_participations})
+    found = Summary.of(setup).of_client(history[-1].max_participations)
     if found is None:
         return [f"noise-multiplier={setup.config.noise_multiplier / 2:g}"]
     return [f"--epsilon {2 * found.epsilon:.2g}"] if 2 * found.epsilon <= MEANINGFUL else []
