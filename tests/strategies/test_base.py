@@ -197,7 +197,7 @@ def test_scores_are_flowers_metrics() -> None:
     spread = [1.0, 2.0, 4.0, 4.0, 9.0]
     assert strategy.aggregate_evaluate(1, replies) == {
         "loss": 4.0, "metric": 40.0, "clients": 4, "exact": 4,
-        "loss_spread": spread, "metric_spread": [10 * value for value in spread],
+        "loss_spread": spread, "metric_spread": [10 * value for value in spread], "noise": 0.0, "bound": 0.0,
     }  # fmt: skip
     assert strategy.aggregate_evaluate(1, []) is None
 

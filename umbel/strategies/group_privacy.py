@@ -92,9 +92,6 @@ def _threads() -> Any:
     return ThreadpoolController()
 
 
-_KMEANS = {"stay": seeded_kmeans, "relocate": relocating_kmeans}
-
-
 @dataclass(frozen=True)
 class GroupOptions:
     """Options for hypotheses that no client trains.
@@ -126,7 +123,9 @@ class GroupPrivacy(HypothesisStrategy):
 
     def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:
         """Return the k-means cluster of each release."""
-        return _KMEANS[getattr(self.options, "empty", "stay")](releases, hypotheses)
+        if getattr(self.options, "empty", "stay") == "relocate":
+            return relocating_kmeans(releases, hypotheses)
+        return seeded_kmeans(releases, hypotheses)
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse to drop and to respawn hypotheses in the same run."""

@@ -53,7 +53,7 @@ def test_hospitals_are_better_off_with_a_pure_epsilon_of_4(umbel_home: Path) -> 
     assert {run.path.parent for run in runs.values()} == {umbel_home / "runs"}
     assert runs[OPEN].guarantee[0].startswith("Guarantee: none")
     for private in (ONE, SEVERAL):
-        found = re.search(r"pure epsilon (\S+), ", runs[private].guarantee[0])
+        found = re.search(r"pure epsilon (\S+)\.$", runs[private].guarantee[0])
         assert found
         assert 3.9 < float(found[1]) <= 4
         assert runs[private].history["max_participations"].max() == 1

@@ -193,7 +193,7 @@ class Watched:
         self, message: Message, scores: MetricRecord, noised: list[tuple[int, float, float, Clipping]]
     ) -> None:
         asked_of: Any = message.content["evaluation"]["clients"]  # type: ignore[index, call-overload]
-        assert set(scores) == {"loss", "metric", *(["noise-multiplier"] if self.name == "reports" else [])}
+        assert set(scores) == {"loss", "metric", *(["noise-multiplier", "bound"] if self.name == "reports" else [])}
         values = np.array([scores["loss"], scores["metric"]], np.float64)
         assert values.shape == (2, len(asked_of))
         if self.name == "reports":
