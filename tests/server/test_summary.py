@@ -339,10 +339,10 @@ def test_a_row_has_an_epsilon_for_an_early_end_too() -> None:
 def test_without_a_maximum_what_was_spent_to_date_is_told_with_the_reason() -> None:
     """Reports of training clients are not in it: only the sites know of them."""
     (line,) = summary(noise_multiplier=4400.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).spent_lines(4)
-    # 2 n / nu = .005 a release.
+    # 2 n / nu = .005 a release for a client. For a row a release whose training hides rows costs .01 at least.
     assert line == (
         "The run sets no max-participations. For any later tasks, at delta 1e-05, a client has spent epsilon 0.02 at "
-        "most and a row of a client has spent epsilon 0.02 at most to date."
+        "most and a row of a client has spent epsilon 0.04 at most to date."
     )
     (line,) = summary(noise_multiplier=0.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).spent_lines(4)
     assert "a client has" not in line.replace("a row of a client has", "")

@@ -53,7 +53,8 @@ def test_clients_of_many_rows_train_on_some_of_them(umbel_home: Path) -> None:
 
 @settings(max_examples=examples(10))
 @given(
-    epsilon=st.floats(0.1, 20),
+    # 30 participations have a least price of .177; see below.
+    epsilon=st.floats(0.2, 20),
     rows=st.integers(1, 5000),
     hypotheses=st.integers(1, 3),
     changes=st.fixed_dictionaries(
@@ -81,6 +82,18 @@ def test_no_plan_costs_more_than_was_wanted(
         patch.setenv("UMBEL_HOME", str(home))
         assert spent(planned.values) <= epsilon
     assert {key: planned.values[key] for key in changes} == changes, "what the user gave stays"
+
+
+def test_no_plan_costs_less_than_the_least_price(umbel_home: Path) -> None:
+    """20 participations of mu = .01 are one of mu = .01 sqrt(20), whose delta is 1e-5 at epsilon .14169:
+
+    Phi(mu / 2 - epsilon / mu) - exp(epsilon) Phi(-mu / 2 - epsilon / mu).
+    """
+    save(umbel_home, train=30, validation=2)
+    with raises(ConfigError, "config.unreachable-epsilon"):
+        values_of("mine", {"max-participations": 20}, Wanted(row_epsilon=0.1416, rows=1))
+    planned = values_of("mine", {"max-participations": 20}, Wanted(row_epsilon=0.1418, rows=1))
+    assert 0.1416 < spent(planned.values) <= 0.1418
 
 
 def test_a_plan_holds_however_many_hypotheses_a_strategy_sends(umbel_home: Path) -> None:
