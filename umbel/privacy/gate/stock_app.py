@@ -47,8 +47,8 @@ _told: dict[str, int] = {}  # by run: the largest number of participations that 
 _NOT_HERE = (
     "anonymous_least", "approve", "balanced_batches", "colluding_parties", "hours", "insecure_seed", "keep_model",
     "least_parties", "max_examples", "max_local_epochs", "max_local_steps", "max_row_rate", "max_rows",
-    "min_row_noise_multiplier", "noise_all_items", "parties", "party_key", "personalise", "personalise_epochs", "place", "reader",
-    "reader_options", "relay", "relay_ca", "researchers", "strategies",
+    "min_row_noise_multiplier", "noise_all_items", "parties", "party_key", "personalise", "personalise_epochs",
+    "place", "reader", "reader_options", "relay", "relay_ca", "researchers", "strategies",
 )  # fmt: skip
 
 
