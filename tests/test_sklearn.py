@@ -39,6 +39,7 @@ def line(clients: int = 8, rows: int = 6) -> tuple[np.ndarray, np.ndarray, np.nd
     return x[:, None], 3 * x + np.where(client % 2, 2.0, -2.0), client
 
 
+@pytest.mark.rest
 def test_each_row_by_itself_gives_the_line_of_least_squares() -> None:
     """Half of the rows lie 2 above y = 3x, and half 2 below."""
     X, y, _ = line()

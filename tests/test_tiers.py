@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TWINS = {
     (str(file.relative_to(ROOT)), twin)
     for file in (ROOT / "tests").rglob("test_*.py")
-    for twin in re.findall(r'mark\.rest\(twin="([^"]+)"\)', file.read_text(encoding="utf-8"))
+    for twin in re.findall(r'mark\.rest\(\s*twin="([^"]+)"\s*\)', file.read_text(encoding="utf-8"))
 }
 
 

@@ -8,6 +8,7 @@ from tests.helpers import words
 from tests.helpers.words import Text
 
 
+@pytest.mark.rest
 def test_clean_paths_have_no_habits() -> None:
     wrong = [str(one) for text in words.texts() if words.is_clean(text.path) for one in words.found(text)]
     assert not wrong, "\n".join(wrong)

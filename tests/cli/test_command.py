@@ -68,6 +68,7 @@ def test_what_python_imports_comes_when_it_is_asked_for() -> None:
         assert umbel.write_federation is umbel.write_dataset, "the name of umbel 0.1"
 
 
+@pytest.mark.rest
 def test_what_users_subclass_or_name_is_at_hand() -> None:
     for name in ("GroupPrivacy", "Mechanism", "Model", "Observer"):
         assert getattr(umbel, name).__doc__, name

@@ -38,6 +38,8 @@ from umbel.privacy.gate.randomness import streams
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation.in_process import play, run_config
 
+pytestmark = pytest.mark.rest
+
 CUDA = torch.device("cuda")
 LENGTHS = (4, 1, 5)
 BOTH = (LoopLearner, BatchedLearner)

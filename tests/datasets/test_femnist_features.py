@@ -11,6 +11,8 @@ import pytest
 from tests.datasets.conftest import Recipe, assert_same_rows
 from tests.datasets.test_qmnist_features import strokes
 
+pytestmark = pytest.mark.rest
+
 recipe = Recipe("femnist_features")
 module = recipe.module
 

@@ -324,6 +324,7 @@ def test_the_papers_rows_ship_to_the_bit_and_the_others_hold_the_same() -> None:
     assert columns.names == paper.names
 
 
+@pytest.mark.rest
 @needs(REAL_CSV, REAL_GEONAMES)
 @pytest.mark.parametrize(
     ("form", "clients", "rows", "train", "validation"),

@@ -18,6 +18,8 @@ from umbel.data import Dataset, DatasetError, Manifest
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.mechanisms import Laplace
 
+pytestmark = pytest.mark.rest
+
 REAL = {
     "--images": DATA / "train-images-idx3-ubyte.gz",
     "--labels": DATA / "qmnist-train-labels-idx2-int.gz",

@@ -17,7 +17,7 @@ from umbel.cli.main import app
 from umbel.cli.runs import Run, load
 from umbel.server.run_folder import RunFolder
 
-pytestmark = pytest.mark.usefixtures("blank_figures")
+pytestmark = [pytest.mark.rest, pytest.mark.usefixtures("blank_figures")]
 
 SAVED = Path(__file__).parents[1] / "saved_state"
 EXPECTED: dict[str, Any] = json.loads((SAVED / "expected.json").read_text(encoding="utf-8"))

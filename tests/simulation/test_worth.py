@@ -499,6 +499,7 @@ def test_no_setting_is_proposed_where_more_clients_would_show_the_gain() -> None
 # --- whole runs
 
 
+@pytest.mark.rest
 @pytest.mark.usefixtures("blank_figures", "umbel_home")
 def test_the_same_seed_has_the_same_worth_on_one_node_and_on_three() -> None:
     config = paper_run() | {"rounds": 4, "restarts": 1, "engine": "loop"}

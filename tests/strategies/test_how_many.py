@@ -24,6 +24,8 @@ from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play
 from umbel.strategies.how_many import HowMany, merged
 
+pytestmark = pytest.mark.rest
+
 # --- by hand
 
 

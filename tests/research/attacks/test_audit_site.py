@@ -26,6 +26,8 @@ from umbel.research.attacks.audit.findings import Verdict, affordable, audit, de
 from umbel.research.attacks.audit.site import SiteHerd
 from umbel.simulation.grid import InProcessGrid
 
+pytestmark = pytest.mark.rest(twin="tests/research/attacks/test_audit.py::test_what_is_at_fault_is_found")
+
 LINE = Setting("n = 1", training(1, 1.0))
 JOINT = Setting("update and choice", training(2, 4.0, 2, 1.0), times=2)
 

@@ -35,6 +35,8 @@ from umbel.simulation import in_process
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play, run_config
 
+pytestmark = pytest.mark.rest(twin="tests/privacy/anonymous/test_batches.py::test_the_order_says_nothing")
+
 CONFIG: dict[str, Any] = {
     "clipping": "public", "choice_epsilon": 1.0, "noise_multiplier": 2.0, "restarts": 1, "rounds": 3,
     "clients_per_round": 60, "clip_norm": 2.0,
@@ -338,9 +340,6 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield found
 
 
-@pytest.mark.rest(
-    twin="tests/server/nodes/test_anonymous.py::test_what_is_left_at_the_server_does_not_depend_on_which_client_is_which"
-)
 def test_order_size_and_bytes_do_not_tell_who_sent_which(other: Served) -> None:
     """At a level of .0003 for each of three: a false alarm in 1,000 runs. They come together, at the same time."""
     seen, generator = views(other, 60), np.random.default_rng(1)

@@ -15,6 +15,8 @@ from umbel.protocol.errors import ConfigError, NotApplicableError
 from umbel.protocol.project import OWN_PATH
 from umbel.research.attacks.defences.process import Target, Worker
 
+pytestmark = pytest.mark.rest
+
 WORKER = ROOT / "umbel" / "research" / "attacks" / "defences" / "worker"
 UPDATE = np.eye(8)[:1]
 

@@ -27,6 +27,8 @@ from umbel.research.attacks.defences.laws import GAUSSIAN, LAPLACE, VECTOR
 from umbel.research.attacks.defences.process import Target
 from umbel.research.attacks.defences.report import Options, Report, audit
 
+pytestmark = pytest.mark.rest
+
 FEW = Options(rounds=2, canaries=300)
 RIGHT = "tests.helpers.defences.right"
 TOLD = {"epsilon": None, "delta": None, "clip_norm": None, "box": None, "order": None}

@@ -12,6 +12,8 @@ from umbel.research.attacks.audit.bounds import most
 from umbel.research.attacks.audit.findings import ALARM, Verdict
 from umbel.research.attacks.defences.trials import bound, directions, judged
 
+pytestmark = pytest.mark.rest
+
 RUNS, AT_MOST = 200, 18
 """In 200 audits at 95 % confidence, more than 18 too large bounds have a probability of half a per cent."""
 
