@@ -17,7 +17,7 @@ from tests.helpers.examples import examples
 # How long an example takes says how busy the machine is. Elsewhere than in CI each run draws other examples.
 settings.register_profile(
     "umbel",
-    max_examples=examples(100),
+    max_examples=examples(50),
     deadline=None,
     derandomize="CI" in os.environ,
     suppress_health_check=[HealthCheck.too_slow],

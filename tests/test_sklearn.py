@@ -95,6 +95,7 @@ def test_a_grid_of_parameters_may_be_numpys() -> None:
     assert isinstance(arrays.hypotheses, np.int64), "a parameter stays what it was given as"
 
 
+@pytest.mark.rest
 def test_a_guarantee_takes_public_bounds_and_is_told() -> None:
     X, y, client = line(clients=400)
     with raises(ConfigError, "config.no-range", "target_range"):

@@ -33,6 +33,8 @@ from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 from umbel.protocol.run_config import RunConfig
 
+pytestmark = pytest.mark.rest
+
 
 def test_a_client_is_shown_with_what_it_spent_and_what_is_left(site: Site) -> None:
     first, second = books(site).clients

@@ -18,6 +18,8 @@ from PIL import Image
 from tests.datasets.conftest import Recipe, assert_same_rows, image, rows_of
 from umbel.data import open_dataset
 
+pytestmark = pytest.mark.rest
+
 recipe = Recipe("femnist")
 femnist, run, made, assert_refused = recipe.module, recipe.run, recipe.made, recipe.assert_refused
 

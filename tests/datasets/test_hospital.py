@@ -19,6 +19,8 @@ from umbel.data.table import encode
 from umbel.models import load
 from umbel.protocol.errors import DatasetError
 
+pytestmark = pytest.mark.rest
+
 REAL_CSV, REAL_GEONAMES = DATA / "IPPS_FY2011.csv.gz", DATA / "geonames_US.txt.gz"
 
 recipe = Recipe("hospital")

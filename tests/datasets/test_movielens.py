@@ -16,6 +16,8 @@ import pytest
 from tests.datasets.conftest import Recipe, assert_same, assert_same_rows
 from umbel.data import Dataset
 
+pytestmark = pytest.mark.rest
+
 recipe = Recipe("movielens")
 movielens, run, made, assert_refused = recipe.module, recipe.run, recipe.made, recipe.assert_refused
 

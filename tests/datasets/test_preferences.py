@@ -14,6 +14,8 @@ from tests.helpers.errors import raises
 from umbel.data import find_dataset, open_dataset
 from umbel.protocol.errors import DatasetError
 
+pytestmark = pytest.mark.rest
+
 recipe = Recipe("preferences")
 draw, run, made, assert_refused = recipe.module.draw, recipe.run, recipe.made, recipe.assert_refused
 COMMITTED = RECIPES / "preferences.json"

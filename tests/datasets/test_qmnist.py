@@ -14,6 +14,8 @@ from tests.datasets.conftest import DATA, Recipe, assert_same, experiment, image
 from tests.helpers.datasets import manifest
 from umbel.data import Dataset, open_dataset
 
+pytestmark = pytest.mark.rest
+
 REAL_IMAGES, REAL_LABELS = DATA / "train-images-idx3-ubyte.gz", DATA / "qmnist-train-labels-idx2-int.gz"
 
 recipe = Recipe("qmnist")

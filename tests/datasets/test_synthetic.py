@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from tests.datasets.conftest import RECIPES, Recipe
 from umbel.data import open_dataset
+
+pytestmark = pytest.mark.rest
 
 COMMITTED = RECIPES / "synthetic.json"
 

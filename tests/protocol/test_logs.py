@@ -120,6 +120,7 @@ def test_what_no_one_expected_is_a_line_too() -> None:
     assert all("ValueError: bro\nken" in one["trace"] for one in found[2:])
 
 
+@pytest.mark.rest
 def test_flowers_own_programs_at_the_server_write_lines_too() -> None:
     """The second is what a SuperExec starts for a run; without a server it would try again and again."""
     options = ["--insecure", "--runtime-api-address", "127.0.0.1:1"]

@@ -88,7 +88,7 @@ def test_two_choices_by_hand() -> None:
     assert hockey_stick(cells(None, 1, 2, math.log(3)), 1, 0.0) == pytest.approx(0.5, rel=1e-6)
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(
     st.lists(st.just(0.0) | st.floats(1e-3, 1), min_size=4, max_size=12).filter(lambda weights: sum(weights) > 0.1),
     st.integers(0, 11),
@@ -197,7 +197,7 @@ def test_rounds_compose_like_the_losses_of_a_simulated_server() -> None:
 # --- the extreme pair
 
 
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(st.sampled_from(["laplace", "gaussian"]), st.floats(0, 1), st.floats(0, 1), st.floats(0, math.pi), st.data())
 def test_opposite_updates_are_extreme(kind: str, r: float, s: float, angle: float, data: st.DataObject) -> None:
     """In the plane, no pair of updates has a larger integral of (alpha p - beta p' - t omega)+ than e and -e."""

@@ -387,6 +387,7 @@ def test_a_site_whose_people_have_not_approved_yet_is_asked_again(
     assert "approve" in told[0]
 
 
+@pytest.mark.rest
 def test_a_site_is_asked_the_more_rarely_the_longer_it_waits(clock: Clock) -> None:
     day = 86_400
     grid = PaperGrid({5: [WAITS] * day})

@@ -14,6 +14,8 @@ from umbel.server.report import figures
 from umbel.server.report.figures import Line, number, tally
 from umbel.server.snapshots import Snapshot
 
+pytestmark = pytest.mark.rest
+
 SHOWN = [0, 1]
 SQUARE = ((-1.0, 1.0), (-1.0, 1.0))
 
