@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,17 @@ settings.load_profile("umbel")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 HOMES = itertools.count()
+
+
+REST = re.compile(r"^pytestmark = (?:\[\s*)?pytest\.mark\.rest\b", re.MULTILINE)
+"""What a module begins with whose tests are all of the rest."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no module whose tests would all be deselected."""
+    if config.option.markexpr != "not rest" or collection_path.suffix != ".py":
+        return None
+    return bool(REST.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
