@@ -46,7 +46,7 @@ That is what one look costs through normal noise of a hundred times a row's effe
 hundred of these; a planned run of fewer participations does not notice it.
 """
 
-_MOST_BESIDE_CUTS = Fraction(100)
+_MOST_BESIDE_CUTS = Fraction(110)
 """Largest epsilon of Renyi divergences: far above it, the samples that are cut have no delta."""
 _OF_DEAREST = 0.9
 """Share of delta for participations that count as the dearest that a site accepts."""
