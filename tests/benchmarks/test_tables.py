@@ -1,0 +1,39 @@
+"""The saved tables have the rows that their commands print."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import parts, peak
+from benchmarks.peers.__main__ import OURS
+from benchmarks.peers.rivals import PEERS
+from benchmarks.peers.tasks import TASKS
+
+TABLES = Path(__file__).resolve().parents[2] / "benchmarks" / "tables"
+
+
+def rows(name: str, title: str) -> list[str]:
+    """Return the names of the rows in the table of that title, in order."""
+    text = (TABLES / f"{name}.txt").read_text(encoding="utf-8")
+    _, _, rest = text.partition(f"\n{title}")
+    return re.findall(r"^│ (.*?) +│", rest.partition("└")[0], re.MULTILINE)
+
+
+PEER_ROWS = [*OURS, *(title for peer in PEERS.values() for title, _ in peer.contestants.values())]
+EXPECTED: dict[tuple[str, str], Iterable[str]] = {
+    ("bench", "hospital:"): [f"{name}, {noise}" for name in ("bare loop", "umbel") for noise in ("nu = 3", "no noise")],
+    **{("parts", f"{task}:"): {*parts.PARTS, parts.BETWEEN} for task in TASKS},
+    **{("peers", f"{task}:"): PEER_ROWS for task in TASKS},
+    ("peak", "One thing again and again"): peak.steps(),
+}
+
+
+@pytest.mark.parametrize(("name", "title"), EXPECTED)
+def test_a_saved_table_has_the_rows_that_its_command_prints(name: str, title: str) -> None:
+    names = rows(name, title)
+    assert len(names) == len({*names})
+    assert {*names} == {*EXPECTED[name, title]}
