@@ -47,7 +47,7 @@ hundred of these; a planned run of fewer participations does not notice it.
 """
 
 _MOST_BESIDE_CUTS = Fraction(110)
-"""Largest epsilon of Renyi divergences: far above it, the samples that are cut have no delta."""
+"""Largest epsilon that Renyi divergences count up to: far above it, the samples that are cut use up delta."""
 _OF_DEAREST = 0.9
 """Share of delta for participations that count as the dearest that a site accepts."""
 
@@ -132,8 +132,8 @@ def within_row_budget(
 
 def needed_budget(dearest: Release, times: int, delta: float) -> float:
     """Return the row budget at `delta` that covers so many participations, if none is dearer than `dearest`."""
-    found = row_guarantee({dearest: times}, _OF_DEAREST * delta)
-    return found.epsilon if found else math.inf
+    covered = row_guarantee({dearest: times}, _OF_DEAREST * delta)
+    return covered.epsilon if covered else math.inf
 
 
 def _cheaper(release: Release, dearest: Release) -> bool:
@@ -203,14 +203,14 @@ def _losses(release: Release) -> dict[Loss, int]:
     """Return the losses, with their numbers, that together bound a release for a row: by its steps if possible."""
     if not by_steps(release):
         return dict.fromkeys(losses(release), 1)
-    found = step_losses(release.row_noise_multiplier, release.row_rate, release.row_steps)
+    parts = step_losses(release.row_noise_multiplier, release.row_rate, release.row_steps)
     if release.chooses:
-        found[choice_loss(release)] = 1
-    missing = LEAST_PRICE**2 - sum(count * loss.deviation**2 for loss, count in found.items())
+        parts[choice_loss(release)] = 1
+    missing = LEAST_PRICE**2 - sum(count * loss.deviation**2 for loss, count in parts.items())
     if missing > 0:
         rest = GaussianLoss(math.sqrt(missing))
-        found[rest] = found.get(rest, 0) + 1
-    return found
+        parts[rest] = parts.get(rest, 0) + 1
+    return parts
 
 
 @lru_cache(maxsize=4096)
