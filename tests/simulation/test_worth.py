@@ -159,8 +159,38 @@ def test_clients_alone_have_the_step_size_that_serves_them_best(tmp_path: Path) 
     folder = write(tmp_path / "d", (rows, targets), (rows, targets), train=1, loss="mse")
     setup, state = a_run(folder, **{"step-size": 3.2, "batch-size": 0})
     one = ways(setup, state)
-    np.testing.assert_allclose(one.alone(_plan(setup, state)), [0.0], atol=1e-4)
+    np.testing.assert_allclose(one.alone(_plan(setup, state), one.constant())[0], [0.0], atol=1e-4)
     assert one.remarks[Way.ALONE] == "50 epochs of step size 0.2, the best of 7 ways"
+
+
+@pytest.mark.parametrize(
+    ("step_size", "error", "remark", "doubt"),
+    [
+        (0.15, 0.0, "100 epochs of step size 0.15", ""),
+        (0.03, 4.2, "", "since they still improved after 200 epochs"),
+    ],
+)
+def test_clients_alone_train_until_more_epochs_add_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_size: float, error: float, remark: str, doubt: str
+) -> None:
+    """y = 9 x at x = 1 and -1: an epoch adds the step size to the weight, as the slope of the RMSE is 1."""
+    rows, targets = [[1.0, 0.0], [-1.0, 0.0]] * 4, [9.0, -9.0] * 4
+    folder = write(tmp_path / "d", (rows, targets), (rows, targets), train=1, loss="rmse")
+    setup, state = a_run(folder, **{"step-size": step_size, "batch-size": 0, "rounds": 1})
+    one, plan = ways(setup, state), replace(_plan(setup, state), sizes=1, epochs=50, how=Personal.NO)
+    monkeypatch.setattr("umbel.simulation.worth.ways.ridge", lambda *_: None)
+    metrics, why = one.alone(plan, one.constant())
+    assert (metrics.item(), why) == (pytest.approx(error, abs=0.2), doubt)
+    assert one.remarks[Way.ALONE].startswith(remark)
+
+
+def test_clients_alone_that_have_not_settled_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [(ONES, [value] * 4) for value in (0.0, 1.0, 2.0, 3.0)]
+    setup, state = a_run(write(tmp_path / "d", *parts, train=2, loss="mse"))
+    monkeypatch.setattr(Ways, "alone", lambda self, _plan, constant: (constant - 1, "since they still improved"))
+    worth = appraise(setup, state, np.ones(2, int), {})
+    assert LeftOut(LABELS[Way.ALONE], "since they still improved") in worth.left_out
+    assert Way.ALONE not in {arm.way for arm in worth.arms}
 
 
 def test_a_client_alone_may_do_best_with_the_mean_of_its_own_rows(tmp_path: Path) -> None:
@@ -169,7 +199,7 @@ def test_a_client_alone_may_do_best_with_the_mean_of_its_own_rows(tmp_path: Path
     folder = write(tmp_path / "d", (nothing, [9.0] * 40), (nothing, [3.0] * 40), train=1, loss="mse")
     setup, state = a_run(folder, **{"step-size": 0.1})
     one = ways(setup, state)
-    np.testing.assert_allclose(one.alone(_plan(setup, state)), [0.0], atol=1e-5)
+    np.testing.assert_allclose(one.alone(_plan(setup, state), one.constant())[0], [0.0], atol=1e-5)
     assert one.remarks[Way.ALONE] == "the mean of the client's rows, the best of 7 ways"
 
 

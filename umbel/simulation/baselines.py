@@ -7,8 +7,9 @@ single row. A seed draws the halves: rows are often sorted, so taking every othe
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -83,28 +84,28 @@ def measure(model: Model, dataset: Dataset, hypotheses: Arrays, run: RunConfig) 
 def local_only(model: Model, dataset: Dataset, run: RunConfig) -> dict[str, float]:
     """Return the held-out metric of validation clients that train alone, from a run's first hypothesis."""
     learner, support, query = _split(model, dataset, run.seed)
-    return _summary(model, alone(learner, support, query, run))
+    return _summary(model, next(train_alone(learner, support, query, run)))
 
 
-def alone(
-    learner: Learner, support: Cohort, query: Cohort, run: RunConfig, smaller: float = 1.0, epochs: int = 0
-) -> NDArray[np.float64]:
-    """Return the metric (clients,) on one cohort's rows for clients that train alone on the other's.
+def train_alone(
+    learner: Learner, support: Cohort, query: Cohort, run: RunConfig, smaller: float = 1.0, epochs: int = LOCAL_EPOCHS
+) -> Iterator[NDArray[np.float64]]:
+    """Yield the metric (clients,) on one cohort's rows of clients that train alone on the other's, again and again.
 
-    They begin with a run's first hypothesis, and train, by default for `LOCAL_EPOCHS`, with its step size divided by
-    `smaller`.
+    They begin with a run's first hypothesis, and train with its step size divided by `smaller`. Before each metric they
+    train for some more `epochs`.
     """
-    start, chosen = draw_hypotheses(learner.model, 1, run.seed, 0), np.zeros(len(support), np.int64)
-    update = LocalUpdate(
-        epochs or LOCAL_EPOCHS, run.step_size / smaller, run.batch_size, descent=LocalOptimizer.of(run)
-    )
     clients = range(len(support))
-    fresh = learner.model.initial_local(streams(run.seed, "local", 0, clients))
-    shuffles = streams(run.seed, "shuffle", 0, clients)
-    trained, local = learner.train(start, chosen, support, update, shuffles, fresh)
+    update = LocalUpdate(epochs, run.step_size / smaller, run.batch_size, descent=LocalOptimizer.of(run))
     outputs = look(learner.model, tuple(query.features.shape[1:])).outputs[-1]
-    networks = {name: value[:, None] for name, value in (trained | local).items()}
-    return Own.plain(networks, outputs).score(learner, query)[1]
+    models, chosen = draw_hypotheses(learner.model, 1, run.seed, 0), np.zeros(len(support), np.int64)
+    local = learner.model.initial_local(streams(run.seed, "local", 0, clients))
+    for number in itertools.count():
+        shuffles = streams(run.seed, "shuffle", number, clients)
+        models, local = learner.train(models, chosen, support, update, shuffles, local)
+        chosen = np.arange(len(support))
+        networks = {name: value[:, None] for name, value in (models | local).items()}
+        yield Own.plain(networks, outputs).score(learner, query)[1]
 
 
 def ridge(learner: Learner, support: Cohort, query: Cohort) -> NDArray[np.float64] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -26,12 +28,14 @@ from umbel.server.history import State
 from umbel.server.rounds import draw_hypotheses
 from umbel.server.setup import Setup
 from umbel.server.worth import LABELS, Way
-from umbel.simulation.baselines import alone, own, ridge, serve
+from umbel.simulation.baselines import own, ridge, serve, train_alone
 from umbel.simulation.worth.plan import Plan
 from umbel.simulation.worth.pooled import fit_pooled
 
 SMALLER = (1, 4, 16, 64)
 """Divisors of the run's step size for clients that train alone; the table has the best of them."""
+_LONGEST = 4  # trainings on end of clients alone, before they count as never settled
+_RISES = 0.02  # share of their gain over a constant that one more training may add, if they have settled
 _FRESH_SEED = 0  # of measured clients' initial local parameters
 
 
@@ -55,7 +59,11 @@ class Ways:
         run, last = self.setup.config, self.state.hypotheses
         found = {Way.CONSTANT: self.constant()}
         if plan.sizes:
-            found[Way.ALONE] = self.alone(plan)
+            alone, doubt = self.alone(plan, found[Way.CONSTANT])
+            if doubt:
+                self.left_out[Way.ALONE] = doubt
+            else:
+                found[Way.ALONE] = alone
         if plan.passes:
             pooled = fit_pooled(self.learner, self.rows, run, plan, last)
             if pooled.doubt:
@@ -92,20 +100,18 @@ class Ways:
         output, self.remarks[Way.CONSTANT] = self._constants(everybody)
         return self._of_constants(output.expand(len(self.query), *output.shape[1:]))
 
-    def alone(self, plan: Plan) -> NDArray[np.float64]:
-        """Return the metric of clients outside the run, by the way that serves them best.
+    def alone(self, plan: Plan, constant: NDArray[np.float64]) -> tuple[NDArray[np.float64], str]:
+        """Return the metric of clients outside the run, by the way that serves them best, and the reason to doubt it.
 
         They predict a constant, train alone with one of some step sizes, fit a ridge regression if the model is linear,
-        or personalise an untrained hypothesis as they would personalise the run's.
+        or personalise an untrained hypothesis as they would personalise the run's. If the best way is a training, it
+        goes on until more epochs hardly add to what it gains over the constant of all clients.
         """
-        run, tried, model = self.setup.config, SMALLER[: plan.sizes], self.setup.model
+        run, model = self.setup.config, self.setup.model
         constants, what = self._constants(self.support)
-        found = {f"{what} of the client's rows": self._of_constants(constants)} | {
-            f"{count_of(plan.epochs, 'epoch')} of step size {run.step_size / one:g}": alone(
-                self.learner, self.support, self.query, run, one, plan.epochs
-            )
-            for one in tried
-        }
+        found = {f"{what} of the client's rows": self._of_constants(constants)}
+        trained = {f"step size {run.step_size / smaller:g}": smaller for smaller in SMALLER[: plan.sizes]}
+        found |= {name: next(self._train_alone(smaller, plan)) for name, smaller in trained.items()}
         if (fitted := ridge(self.learner, self.support, self.query)) is not None:
             found["ridge regression, its penalty by leave-one-out"] = fitted
         if plan.how is not Personal.NO:
@@ -114,9 +120,26 @@ class Ways:
                 self.learner, self.support, self.query, first, run, plan.how
             )
         sign = 1 if model.metric.higher_is_better else -1
-        best = max(found, key=lambda name: np.nan_to_num(sign * found[name].mean(), nan=-math.inf))
-        self.remarks[Way.ALONE] = f"{best}, the best of {len(found)} ways"
-        return found[best]
+        gains = {name: float(np.nan_to_num(sign * metrics.mean(), nan=-math.inf)) for name, metrics in found.items()}
+        best = max(gains, key=gains.__getitem__)
+        metrics, remark, doubt = found[best], best, ""
+        if best in trained:
+            rest = itertools.islice(self._train_alone(trained[best], plan), 1, _LONGEST)
+            for times, longer in enumerate(rest, 1):
+                remark = f"{count_of(times * plan.epochs, 'epoch')} of {best}"
+                gain, more = (
+                    sign * float((after - before).mean()) for after, before in ((metrics, constant), (longer, metrics))
+                )
+                if not more > _RISES * abs(gain):
+                    break
+                metrics = longer
+            else:
+                doubt = f"since they still improved after {count_of(_LONGEST * plan.epochs, 'epoch')}"
+        self.remarks[Way.ALONE] = f"{remark}, the best of {len(found)} ways"
+        return metrics, doubt
+
+    def _train_alone(self, smaller: float, plan: Plan) -> Iterator[NDArray[np.float64]]:
+        return train_alone(self.learner, self.support, self.query, self.setup.config, smaller, plan.epochs)
 
     def _constants(self, cohort: Cohort) -> tuple[Tensor, str]:
         """Return the best constant outputs for the rows of each client (clients, outputs), and their description."""
