@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
@@ -16,16 +19,39 @@ Table = Mapping[str, tuple[str, str]]
 """By name: the place of a command's `typer.Typer`, as module:name, and a one-sentence description."""
 
 
+LAB = dict.fromkeys(("attack", "audit", "experiment"), "umbel-lab")
+"""Commands of another package, by which a hint names it."""
+
+
+@cache
+def installed() -> Table:
+    """Return the commands that other packages add: each names a table of its own as an entry point."""
+    found: dict[str, tuple[str, str]] = {}
+    for point in entry_points(group="umbel.commands"):
+        with suppress(ModuleNotFoundError):  # a package of which only the metadata are left
+            found |= point.load()
+    return found
+
+
 def _group(commands: Table, callback: Callable[..., None], whole: bool = False) -> typer.Typer:
-    """Return a command with a table's subcommands; the callback's docstring describes them."""
+    """Return a command with a table's subcommands; the callback's docstring describes them.
+
+    The `whole` command also has those that other packages add.
+    """
+
+    def table() -> Table:
+        return {**commands, **installed(), **commands} if whole else commands  # umbel's come first, and stay
+
+    def known() -> dict[str, str]:
+        return {name: told for name, (_, told) in table().items()}
 
     def load(name: str) -> typer.Typer:
-        module, _, attribute = commands[name][0].partition(":")
+        module, _, attribute = table()[name][0].partition(":")
         found: typer.Typer = getattr(import_module(module), attribute)
         return found
 
     group = typer.Typer(
-        cls=lazy(lambda: {name: told for name, (_, told) in commands.items()}, load, "research"),
+        cls=lazy(known, load, elsewhere=LAB if whole else None),
         add_completion=whole,
         suggest_commands=False,
         no_args_is_help=True,
@@ -90,7 +116,7 @@ COMMANDS: Table = {
     "runs": ("umbel.cli.commands.runs:app", "List, show, compare and remove runs."),
     "predict": ("umbel.cli.commands.predict:app", "Predict with a run, for clients old and new."),
     "export": ("umbel.cli.commands.export:app", "Write a run's hypotheses as files for other programs."),
-    "report": ("umbel.research.experiments.report:app", "Write a run's report, alone or beside other runs."),
+    "report": ("umbel.simulation.report:app", "Write a run's report, alone or beside other runs."),
     "keys": (
         "umbel.cli.commands.keys:app",
         "Explain the keys of the run config, or the entries of a site's policy.",
@@ -108,18 +134,6 @@ COMMANDS: Table = {
     "certs": ("umbel.deploy.certs:app", "Make the certificates, secrets and keys of a server and its sites."),
     "bundle": ("umbel.client.bundle:app", "Print the hash that identifies this umbel, and write its bundle."),
     "data": ("umbel.cli.commands.data:app", "List and describe datasets, and make more from recipes and tables."),
-    "audit": (
-        "umbel.cli.commands.audit:app",
-        "Audit a Mod, filter or strategy wrapper of any package: is its claim true?",
-    ),
-    "experiment": (
-        "umbel.research.experiments.__main__:app",
-        "Reproduce the papers' tables and figures, and measure the cost of a guarantee.",
-    ),
-    "attack": (
-        "umbel.research.attacks.__main__:app",
-        "Run attacks by a curious or malicious server, and audit the claimed epsilon.",
-    ),
 }
 SERVER: Table = {
     "start": ("umbel.deploy.server:start", "Start Flower's SuperLink behind umbel's guard."),

@@ -211,7 +211,7 @@ def run(
         return Run(in_this_process(planned.values, nodes, baselines))
     path = launched(planned.values, nodes, Relay(), baselines)
     if baselines and not on_cluster():
-        from umbel.research.experiments.report import write_report
+        from umbel.simulation.report import write_report
 
         write_report(path)
     return Run(path)

@@ -20,11 +20,11 @@ SETTINGS: Mapping[str, str] = {
 """Entries of the run config and of a site's configuration."""
 
 PACKAGES: Mapping[str, str] = {
-    "attacks": "umbel.research.attacks",
+    "attacks": "umbel_lab.attacks",
     "client": "umbel.client",
     "deployment": "umbel.deploy",
     "deployment.hospital_table": "umbel.data.hospital_table",
-    "experiments": "umbel.research.experiments",
+    "experiments": "umbel_lab.experiments",
     "federation": "umbel.data",
     "mechanisms": "umbel.privacy.mechanisms",
     "models": "umbel.models",
