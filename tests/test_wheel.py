@@ -23,7 +23,7 @@ from tests.deploy.conftest import SHORT, write_site
 from tests.deploy.processes import Deployment
 from tests.helpers.environments import build, environment, install
 from tests.helpers.paper import ACCEPTED, PAPER
-from tests.helpers.sources import ROOT, packages_imported
+from tests.helpers.sources import LAB, ROOT, packages_imported
 from umbel.client.bundle import Bundle
 from umbel.protocol.flower import build_bundle
 
@@ -179,12 +179,12 @@ def test_what_umbel_imports_comes_with_it() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras, homes = project["optional-dependencies"], metadata.packages_distributions()
     optional = {"mlflow", "nvflare", "onnx", "onnxruntime", "wandb"}
-    for room in (ROOT / "umbel").iterdir():
+    for room in [*(ROOT / "umbel").iterdir(), ROOT / LAB]:
         more = {"datasets": extras["recipes"]}.get(room.name, [])
         there = installed_with(*project["dependencies"], *more)
         own = {file.stem for file in room.glob("*.py")} if room.name == "datasets" else {"."}
         for file in room.rglob("*.py") if room.is_dir() else [room]:
-            for name in packages_imported(file) - sys.stdlib_module_names - {"umbel", *optional, *own}:
+            for name in packages_imported(file) - sys.stdlib_module_names - {"umbel", "umbel_lab", *optional, *own}:
                 assert there & {canonicalize_name(home) for home in homes[name]}, f"{file} imports {name}"
 
 

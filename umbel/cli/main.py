@@ -25,7 +25,7 @@ LAB = dict.fromkeys(("attack", "audit", "experiment"), "umbel-lab")
 
 @cache
 def installed() -> Table:
-    """Return the commands that other packages add: each names a table of its own as an entry point."""
+    """Return the commands that other packages add: each names a table as an entry point."""
     found: dict[str, tuple[str, str]] = {}
     for point in entry_points(group="umbel.commands"):
         with suppress(ModuleNotFoundError):  # a package of which only the metadata are left
