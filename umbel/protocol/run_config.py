@@ -77,7 +77,7 @@ class RunConfig(Settings):
     strategy: str = Field(
         "group-privacy",
         description="group-privacy, site-average, secure-average, trimmed-mean, geometric-median, fedavg, fedavgm, "
-        "fedadam, fedyogi, fedadagrad, ifca, cfl, r-dpcfl, recommender, flower:Class for a strategy of Flower, or "
+        "fedadam, fedyogi, fedadagrad, ifca, recommender, flower:Class for a strategy of Flower, or "
         "package.module:Class",
     )
     strategy_options: str = Field("", description='options of the strategy, as "name=value name=value"')

@@ -107,7 +107,7 @@ def finish(config: Mapping[str, Any], nodes: int = 1, saved_in: Path | None = No
         return Finished({"last": {"held_out": local_only(setup.model, dataset_of(setup), setup.config)}})
     if config["strategy"] in HELD_OUT_ALONE:
         run = play({**config, "strategy": "group-privacy"}, nodes=nodes)
-        own = made_own(run.setup, run.state, Personal(config["strategy"]))
+        own = made_own(run.setup, run.state, config["strategy"])
         return Finished({state: {"held_out": found} for state, found in own.items()})
     trace = Trace()
     run = play(config, nodes=nodes, observers=[trace], saved_in=saved_in)
@@ -132,7 +132,7 @@ def finish(config: Mapping[str, Any], nodes: int = 1, saved_in: Path | None = No
     return Finished(measures, state, spent, release, run.strategy.state, trace.arrays, sections, saved_in)
 
 
-def made_own(setup: Setup, state: State, how: Personal, kept: Arrays | None = None) -> dict[str, dict[str, float]]:
+def made_own(setup: Setup, state: State, how: str, kept: Arrays | None = None) -> dict[str, dict[str, float]]:
     """Return the held-out metric of validation clients that personalise a run's hypotheses, by `STATES`.
 
     `kept` is the strategy's state, from which the server estimates how clients differ.

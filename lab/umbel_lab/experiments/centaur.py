@@ -116,7 +116,7 @@ def play(config: Mapping[str, Any]) -> Finished:
     assert dataset is not None, "its training read it"
     model, run, last = setup.model, setup.config, done.state.hypotheses
     if not model.local_shapes:
-        ways = {"own": Personal.FINE_TUNE, "ditto": Personal.DITTO}
+        ways = {"own": Personal.FINE_TUNE, "ditto": "umbel_lab.personal:ditto"}
         own = {name: personalised(model, dataset, last, run, way)["mean"] for name, way in ways.items()}
     else:
         learner = try_out(model, dataset)

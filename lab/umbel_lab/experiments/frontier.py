@@ -50,7 +50,7 @@ _SQUARED = {"loss": "mse", "step-size": 0.4}
 _WITHOUT: Mapping[str, Mapping[str, Any]] = {
     ALONE: {"strategy": LOCAL_ONLY, **_SQUARED, "step-size": 0.8},
     TUNED: {"strategy": FINE_TUNE, "hypotheses": 1, "noise-multiplier": 0.0, **_SQUARED},
-    CFL: {"strategy": "cfl", "hypotheses": 7, "noise-multiplier": 0.0, **_SQUARED},
+    CFL: {"strategy": "umbel_lab.strategies:ClusteredFL", "hypotheses": 7, "noise-multiplier": 0.0, **_SQUARED},
     ALGORITHM: {"hypotheses": 5, "noise-multiplier": 3.0, **_SQUARED},
 }
 """Runs for hospitals without a guarantee, as changes of ``configs/hospital.toml``."""

@@ -30,7 +30,7 @@ STAY, RELOCATE = "stay", "relocate"
 GRIDS = (("rmse", STAY), ("rmse", RELOCATE), ("mse", STAY))
 # What else there is for every client to have a model that fits it.
 OTHERS: Mapping[str, dict[str, Any]] = {
-    "CFL, k ≤ 7": {"strategy": "cfl", "hypotheses": 7, "noise-multiplier": 0.0},
+    "CFL, k ≤ 7": {"strategy": "umbel_lab.strategies:ClusteredFL", "hypotheses": 7, "noise-multiplier": 0.0},
     "by itself": {"strategy": LOCAL_ONLY},
     "FedAvg, fine-tuned": {"strategy": FINE_TUNE, "hypotheses": 1, "noise-multiplier": 0.0},
     "FedAvg, interpolated": {"strategy": INTERPOLATE, "hypotheses": 1, "noise-multiplier": 0.0},

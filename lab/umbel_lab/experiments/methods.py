@@ -46,9 +46,10 @@ NONE, CLIENT, SITE, SECURE, ROWS = "no noise", "client", "site", "secure", "rows
 RELEASES = (NONE, CLIENT, SITE, SECURE, ROWS)
 ONE, MR_MTL, ALGORITHM, IFCA, CFL = "one model", "MR-MTL", "Algorithm 1", "IFCA", "CFL"
 ALONE = "alone"
+SPLITTING = "umbel_lab.strategies:ClusteredFL"
 AT_HOME = {
-    "Ditto": Personal.DITTO, "APFL": Personal.APFL, "FedRep": Personal.FEDREP,
-    "kNN-Per": Personal.KNN_PER, "auto": Personal.AUTO,
+    "Ditto": "umbel_lab.personal:ditto", "APFL": "umbel_lab.personal:apfl", "FedRep": "umbel_lab.personal:fedrep",
+    "kNN-Per": "umbel_lab.personal:knn_per", "auto": Personal.AUTO,
 }  # fmt: skip
 COLUMNS = (ALONE, ONE, *AT_HOME, MR_MTL, ALGORITHM, f"{ALGORITHM}, auto", IFCA, CFL)
 MISSING = (
@@ -156,7 +157,7 @@ def _programs(task: Compared, release: str) -> dict[str, dict[str, Any]]:
     if release == NONE:
         found[IFCA] = {"hypotheses": GROUPS, "strategy": "ifca"}
     if release not in (SITE, SECURE):
-        found[CFL] = {"hypotheses": GROUPS, "strategy": "cfl"}
+        found[CFL] = {"hypotheses": GROUPS, "strategy": SPLITTING}
     return found
 
 
@@ -198,7 +199,7 @@ def play(config: Mapping[str, Any]) -> Finished:
     scale = dataset.manifest.error_scale if setup.model.metric.name == "rmse" else 1
     measured = dict[str, Any]()
 
-    def measure(column: str, how: Personal | None) -> None:
+    def measure(column: str, how: str | None) -> None:
         start = process_time()
         if how is None:
             one = local_only(setup.model, dataset, run)
@@ -207,13 +208,13 @@ def play(config: Mapping[str, Any]) -> Finished:
         seconds = process_time() - start + (trained if how else 0.0)
         measured[column] = {what: scale * one[what] for what in ("mean", "worst_decile")} | {"seconds": seconds}
 
-    if run.strategy in ("ifca", "cfl"):
+    if run.strategy in ("ifca", SPLITTING):
         measure(IFCA if run.strategy == "ifca" else CFL, Personal.NO)
     elif run.hypotheses != 1:
         measure(ALGORITHM, Personal.NO)
         measure(f"{ALGORITHM}, auto", Personal.AUTO)
     elif run.proximal:
-        measure(MR_MTL, Personal.MR_MTL)
+        measure(MR_MTL, "umbel_lab.personal:mr_mtl")
     else:
         measure(ALONE, None)
         measure(ONE, Personal.NO)

@@ -31,9 +31,9 @@ from umbel.simulation import in_process
 from umbel.simulation.baselines import rand_index, serve, validation_cohort
 from umbel.simulation.measured import Finished, Spec
 from umbel.simulation.sweep import FIRST_SEED, Result
-from umbel.strategies.r_dpcfl import CLUSTERS
 from umbel_lab.experiments.tables import by_arm, page
 from umbel_lab.output import Columns, Section, numbers, spread
+from umbel_lab.strategies.r_dpcfl import CLUSTERS
 
 SEEDS = 4
 SOURCE = "qmnist"
@@ -95,7 +95,7 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
                 trained = rows == sizes[0] and (how, batches) in MODELS
                 config = base | by_batch(rows) | {"strategy": "fedavg"} | ({"hypotheses": 1} if how == ONE else {})
                 if how in _BY:
-                    config |= {"strategy": "r-dpcfl", "strategy-options": _BY[how]}
+                    config |= {"strategy": "umbel_lab.strategies:RDPCFL", "strategy-options": _BY[how]}
                 if batches == ALL:
                     config |= {"row-rate": 1.0, "row-batch": float(rows), "local-steps": 1}
                 config["rounds"] = config["validate-every"] = rounds if trained else 1
@@ -166,7 +166,7 @@ def play(config: Mapping[str, Any]) -> Finished:
     data = open_dataset(find_dataset(config["dataset"]))
     true, rounds = np.array(data.manifest.groups[: data.manifest.train]), config["rounds"]
     clusters = true if config["hypotheses"] > 1 else np.zeros_like(true)
-    if config["strategy"] == "r-dpcfl":
+    if config["strategy"] == "umbel_lab.strategies:RDPCFL":
         clusters = in_process.play({**config, "rounds": 1, "validate-every": 1}).strategy.state[CLUSTERS]
         rounds -= 1
     small = clusters == clusters[0]

@@ -66,7 +66,7 @@ OWN: Mapping[str, dict[str, Any]] = {
 }
 # What else there is for every client to have a model that fits it; each with the setting `LONG`.
 OTHERS: Mapping[str, dict[str, Any]] = {
-    CFL: {"strategy": "cfl", "hypotheses": 2, "noise_multiplier": 0.0},
+    CFL: {"strategy": "umbel_lab.strategies:ClusteredFL", "hypotheses": 2, "noise_multiplier": 0.0},
     "by itself": {"strategy": LOCAL_ONLY},
     **OWN,
 }

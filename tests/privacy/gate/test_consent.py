@@ -346,10 +346,10 @@ def test_a_site_answers_in_its_hours(
 
 
 def test_a_site_answers_the_strategies_that_it_accepts(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    site = Site(tmp_path, run_config, approve="policy", strategies="fedavg cfl")
+    site = Site(tmp_path, run_config, approve="policy", strategies="fedavg ifca")
     assert not answers(site)
     assert {*codes(site)} == {"refused.strategy"}
-    assert answers(of(site, run_config | {"strategy": "cfl"}, 2))
+    assert answers(of(site, run_config | {"strategy": "ifca"}, 2))
 
 
 def test_a_run_is_signed_from_the_command_line(

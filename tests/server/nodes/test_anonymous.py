@@ -55,7 +55,9 @@ def moved(found: Run) -> Any:
 # --- in simulation
 
 
-@pytest.mark.parametrize("strategy", ["group-privacy", "geometric-median", "cfl", "flower:FedAvg"])
+@pytest.mark.parametrize(
+    "strategy", ["group-privacy", "geometric-median", "umbel_lab.strategies:ClusteredFL", "flower:FedAvg"]
+)
 def test_a_strategy_learns_the_same_from_releases_without_senders(strategy: str) -> None:
     """Up to the order in which numbers are added."""
     options = {"strategy": strategy, "strategy_options": "", "hypotheses": 2}

@@ -22,8 +22,10 @@ from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.baselines import rand_index
 from umbel.simulation.in_process import play
-from umbel.strategies import RDPCFL
-from umbel.strategies.r_dpcfl import CLUSTERS, ClusterOptions, kmeans, mixture, release_variance
+from umbel_lab.strategies import RDPCFL
+from umbel_lab.strategies.r_dpcfl import CLUSTERS, ClusterOptions, kmeans, mixture, release_variance
+
+NAME = "umbel_lab.strategies:RDPCFL"
 
 APART = [[1.0, 0.1, 0], [1.0, -0.1, 0], [-1.0, 0.1, 0], [1.1, 0, 0], [-1.0, -0.1, 0]]
 EAST = np.array([0.5, 0, 0])
@@ -94,7 +96,7 @@ def test_the_noise_is_that_of_a_release(tmp_path: Path) -> None:
     manifest = Manifest(name="zeros", model="linear inputs=400 outputs=1", loss="mse", clients=3,
                         split={"train": 2, "validation": 1})  # fmt: skip
     write_leaf(tmp_path / "zeros.json", manifest, {f"{i}": (np.zeros((12, 400)), np.zeros(12)) for i in range(3)})
-    config = RunConfig.parse(ROWS | {"dataset": str(tmp_path / "zeros.json"), "rounds": 1, "strategy": "r-dpcfl"})
+    config = RunConfig.parse(ROWS | {"dataset": str(tmp_path / "zeros.json"), "rounds": 1, "strategy": NAME})
     run = play(config.entries() | {"clients-per-round": 2, "row-clip-norm": 1e-3})
     both = run.state.hypotheses
     squares = sum(np.square(value).reshape(2, -1)[:, :400].sum() for name, value in both.items() if "weight" in name)
@@ -113,14 +115,20 @@ def test_the_noise_is_that_of_a_release(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_without_clusters_or_with_unknown_noise_is_refused(changes: dict[str, Any], code: str) -> None:
-    with raises(ConfigError, code, "r-dpcfl"):
-        Setup.parse(RunConfig.parse({"strategy": "r-dpcfl", "clients-per-round": 40} | changes).entries())
+    with raises(ConfigError, code, "RDPCFL"):
+        Setup.parse(RunConfig.parse({"strategy": NAME, "clients-per-round": 40} | changes).entries())
     with raises(ConfigError, "config.option-value", "by"):
-        strategies.make(RunConfig(strategy="r-dpcfl", strategy_options="by=luck"), Fleet())
+        strategies.make(RunConfig(strategy=NAME, strategy_options="by=luck"), Fleet())
 
 
 def test_a_run_finds_three_groups(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    run_config |= {"strategy": "r-dpcfl", "hypotheses": 3, "rounds": 60, "clients-per-round": 40, "restarts": 1}
+    run_config |= {
+        "strategy": NAME,
+        "hypotheses": 3,
+        "rounds": 60,
+        "clients-per-round": 40,
+        "restarts": 1,
+    }
     run_config |= {"noise-multiplier": 0.0, "validate-every": 60, "engine": "batched", "max-participations": 0}
     found = play(run_config | {"dataset": dataset(tmp_path, 3, 0)}).state.best["weight"].reshape(-1, 2)
     for truth in GROUPS[:3]:

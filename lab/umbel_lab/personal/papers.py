@@ -1,4 +1,4 @@
-"""Personal models of five papers, made at the node after the run, by the clients' steps for a final global model.
+"""Personal models of four papers, made at the node after the run, by the clients' steps for a final global model.
 
 Other steps of a paper's rounds are not included. Each docstring says which part is the paper's.
 """
@@ -8,11 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import torch
 
-from umbel.client.personal.calibrate import numbers
-from umbel.client.personal.memory import Memory, as_outputs, by_key, check_memory, representations
-from umbel.client.personal.own import Own, row_scores, sums, with_share
+from umbel.client.personal.own import Own
 from umbel.client.personal.task import Task
 from umbel.client.personal.tune import tuned, wide
 
@@ -20,8 +17,6 @@ PROXIMAL = 0.1
 """lambda of Ditto, and of MR-MTL if the run sets no ``proximal``."""
 SHARE = 0.5
 """Initial alpha of APFL."""
-SHARES = np.append(np.linspace(0, 0.9, 10), 0.99)
-"""Shares lambda that kNN-Per may choose; at 1, classes that no neighbour has would be impossible."""
 
 
 def ditto(task: Task) -> Own:
@@ -76,33 +71,6 @@ def fedrep(task: Task) -> Own:
     last = next(reversed(task.hypotheses)).rpartition(".")[0]
     head = frozenset(name for name in task.hypotheses if name.rpartition(".")[0] == last)
     return task.networks(tuned(task, task.start, head))
-
-
-def knn_per(task: Task) -> Own:
-    """Return ``lambda kNN(x) + (1 - lambda) w(x)``: the hypothesis w, and a mean of the targets of the nearest rows.
-
-    Marfoq, Neglia, Kameni and Vidal, *Personalized federated learning through local memorization*, ICML 2022: `Memory`
-    keeps a client's rows as their representations under w. Classes are mixed as probabilities. Lambda is the best of
-    `SHARES` if each row is left out of the memory once; the paper takes rows for validation. A client of a single row
-    gets 0, the hypothesis alone.
-    """
-    model, cohort, outputs = task.learner.model, task.cohort, task.best_outputs.double()
-    check_memory(model, cohort.features, cohort.targets)
-    own = task.networks(task.start)
-    if not len(outputs):
-        return own
-    keys = by_key(representations(task.learner, task.start, cohort), outputs)
-    of_a_row = len(keys) // len(outputs)
-    values = numbers(outputs, cohort).reshape(len(keys), -1)
-    memory = Memory(keys.cpu().numpy(), values, cohort.lengths * of_a_row, np.zeros(len(cohort)))
-    ones = [memory.part(slice(c, c + 1)) for c in np.flatnonzero(cohort.lengths)]
-    means = torch.cat([one.nearest(torch.from_numpy(one.keys).to(keys.device), of_a_row) for one in ones])
-    told, losses = as_outputs(model.loss, means.reshape(outputs.shape)), []
-    for share in SHARES:
-        both = with_share(model.loss, outputs, told, outputs.new_full((len(outputs),), share))
-        losses.append(sums(row_scores(model.loss, both.float()[None], cohort)[0], cohort.lengths))
-    best = SHARES[np.where(np.isnan(losses), np.inf, losses).argmin(0)]
-    return replace(own, memory=replace(memory, shares=np.where(cohort.lengths > 1, best, 0.0)))
 
 
 def _held(task: Task, proximal: float) -> Own:

@@ -19,8 +19,10 @@ from umbel.protocol.run_config import RunConfig
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
-from umbel.strategies import ClusteredFL
-from umbel.strategies.cfl import SplitOptions, bipartition
+from umbel_lab.strategies import ClusteredFL
+from umbel_lab.strategies.cfl import SplitOptions, bipartition
+
+NAME = "umbel_lab.strategies:ClusteredFL"
 
 EAST, WEST = [(1.0, 0.1), (1.0, -0.1), (0.9, 0.0)], [(-1.0, 0.1), (-1.0, 0.0), (-1.0, -0.1)]
 
@@ -98,7 +100,7 @@ def test_options_say_when() -> None:
     strict = ClusteredFL(Fleet(), hypotheses=4, options=SplitOptions(gamma=1.0))
     assert len(round_of(strict, EAST + WEST)) == 1
     with raises(ConfigError, "config.option-value", "0", "strategy-options"):
-        strategies.make(RunConfig(strategy="cfl", strategy_options="eps1=0"), Fleet())
+        strategies.make(RunConfig(strategy=NAME, strategy_options="eps1=0"), Fleet())
 
 
 @pytest.mark.parametrize(
@@ -107,11 +109,17 @@ def test_options_say_when() -> None:
 )
 def test_a_run_that_could_split_nothing_is_refused(hypotheses: int, reason: Any) -> None:
     with raises(*reason):
-        Setup.parse(RunConfig(strategy="cfl", hypotheses=hypotheses, clients_per_round=40).entries())
+        Setup.parse(RunConfig(strategy=NAME, hypotheses=hypotheses, clients_per_round=40).entries())
 
 
 def test_a_run_finds_two_groups_and_leaves_one_whole(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    run_config |= {"strategy": "cfl", "hypotheses": 4, "rounds": 60, "clients-per-round": 40, "restarts": 2}
+    run_config |= {
+        "strategy": NAME,
+        "hypotheses": 4,
+        "rounds": 60,
+        "clients-per-round": 40,
+        "restarts": 2,
+    }
     run_config |= {"noise-multiplier": 0.1, "validate-every": 20, "engine": "batched"}
     for groups in (1, 2):
         run = play(run_config | {"dataset": dataset(tmp_path, groups, 0)})

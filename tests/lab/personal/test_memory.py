@@ -18,13 +18,12 @@ from umbel import models
 from umbel.client.cohort import Cohort
 from umbel.client.exports import OwnNetwork
 from umbel.client.learner import Learner
-from umbel.client.personal import Own, check_memory, make_own
-from umbel.client.personal.memory import Memory
+from umbel.client.personal import Own, make_own
 from umbel.models import LOSSES, METRICS, Model
-from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, ModelError
+from umbel_lab.personal.memory import Memory, Remembering, check_memory, last_input
 
 
 def memory(keys: list[float], values: list[float]) -> Memory:
@@ -36,11 +35,11 @@ def memory(keys: list[float], values: list[float]) -> Memory:
 
 def made(learner: Learner, hypotheses: Arrays, clients: Cohort) -> Own:
     draws = partial(streams, 0, "shuffle", 0, range(len(clients)))
-    return make_own(Personal.KNN_PER, learner, hypotheses, clients, STEP, draws)
+    return make_own("umbel_lab.personal:knn_per", learner, hypotheses, clients, STEP, draws)
 
 
 def shares(own: Own) -> list[float]:
-    assert own.memory is not None
+    assert isinstance(own, Remembering)
     return own.memory.shares.tolist()
 
 
@@ -117,7 +116,7 @@ def test_a_representation_is_the_input_of_the_last_layer(engine: str, model: Mod
     learner, own = learner_of(engine, model), model.initial(1)
     clients = cohort_of(draw_client(model, 5, np.random.default_rng(0)))
     last = [name for name in own if name.endswith("weight")][-1]
-    found = learner.representations(own, clients.features).numpy()
+    found = last_input(model, lambda: learner.outputs(own, clients.features)).numpy()
     outputs = found @ own[last].T + own[last.replace("weight", "bias")]
     np.testing.assert_allclose(outputs, learner.outputs(own, clients.features), **CLOSE)
 
@@ -136,7 +135,7 @@ class Raw(nn.Module):
 def test_of_a_layer_that_is_not_called_it_is_the_input_of_the_module_around_it() -> None:
     model = Model("raw", Raw, LOSSES["mse"], METRICS["rmse"])
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert torch.equal(model.representations({}, rows), rows)
+    assert torch.equal(last_input(model, lambda: model.apply({}, rows)), rows)
 
 
 class Next(nn.Module):
@@ -159,7 +158,7 @@ def test_each_token_of_a_row_has_its_own_neighbours() -> None:
     learner = learner_of("batched", model)
     hypotheses = draw_hypotheses(model, 1)
     own = made(learner, hypotheses, clients)
-    assert own.memory is not None
+    assert isinstance(own, Remembering)
     assert (own.memory.keys.shape, own.memory.values.shape, own.memory.lengths.tolist()) == ((9, 2), (9, 5), [9])
     assert own.score(learner, clients)[1].item() == 1
     assert made(learner, hypotheses, clients).outputs(learner, clients).shape == (3, 3, 5)
@@ -177,7 +176,7 @@ def test_a_client_may_have_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(3)
     clients = cohort_of((draw.normal(size=(40, 2)), draw.normal(size=40)))
     whole = made(LEARNER, HYPOTHESES, clients)
-    monkeypatch.setattr("umbel.client.personal.memory._AT_ONCE", 50)
+    monkeypatch.setattr("umbel_lab.personal.memory._AT_ONCE", 50)
     assert torch.equal(made(LEARNER, HYPOTHESES, clients).outputs(LEARNER, clients), whole.outputs(LEARNER, clients))
 
 
