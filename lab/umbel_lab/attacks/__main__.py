@@ -1,4 +1,4 @@
-"""Commands: ``umbel attack all | reconstruct | identify | sums | rows | members | audit``."""
+"""Commands: ``umbel attack all | reconstruct | identify | sums | members | audit``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from umbel.protocol.home import umbel_home
 from umbel.protocol.release import LAPLACE
 from umbel_lab.attacks import identify, images, members, reconstruct, sums
 from umbel_lab.attacks.audit import findings
-from umbel_lab.attacks.rows import audit as rows
 from umbel_lab.output import Page, Section
 
 app = command_group("Attack releases, to see what they reveal. An attack that fails proves nothing.")
@@ -130,22 +129,6 @@ def sums_command(
     sizes, multipliers = tuple(dict.fromkeys(size)), tuple(dict.fromkeys(noise_multiplier))
     setting = sums.Setting(dataset, model, sizes, multipliers, interactions, victims, seed)
     _leave(out, f"sums-{Path(dataset).name}", lambda: sums.page(setting, sums.audit(setting)))
-
-
-@app.command("rows")
-def rows_command(
-    dataset: Annotated[
-        str, typer.Option(help="Name or path of a dataset of service, place and payment, as hospital.")
-    ] = "hospital",
-    clients: Annotated[
-        int, typer.Option(min=1, help="Maximum number of hospitals of each kind to attack.")
-    ] = rows.CLIENTS,
-    seed: Seed = 0,
-    out: Out = None,
-) -> None:
-    """Reconstruct hospitals' rows from their releases, in each mode of release, behind the app's own gate."""
-    name = f"rows-{Path(dataset).name}"
-    _leave(out, name, lambda: rows.page(dataset, seed, rows.audit(dataset, clients, seed)))
 
 
 @app.command("members")

@@ -26,9 +26,7 @@ from umbel_lab.experiments import (
     attacks_on_sums,
     audits,
     centaur,
-    chosen_round,
     dlg,
-    drift,
     femnist_full,
     frontier,
     handwriting,
@@ -66,8 +64,6 @@ Out = Annotated[
 _EXPERIMENTS: dict[str, tuple[ModuleType, str]] = {
     "synthetic": (synthetic, "Two linear models in the plane: figures 1 and 2, over many seeds."),
     "hospital": (hospital, "Hospital charges: figures 3 and 4, and the privacy budgets of Table 1."),
-    "drift": (drift, "Clients that change: data that drift, and clients that come, go and return."),
-    "chosen-round": (chosen_round, "The best round, chosen by exact losses and by means with noise."),
     "secure-sums": (secure_sums, "Secure sums over 20 sites, beside one trusted sum and site release."),
     "secure-digits": (secure_digits, "Digits of one image each: a whole network, by who adds the noise."),
     "own": (own, "Personalised hypotheses, beside clients that train alone."),

@@ -61,7 +61,6 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "frontier-qmnist-features": (
         f"{_HERE}/frontier.py", "configs/qmnist-features-*.toml", f"{_DATA}/qmnist_features.py",
     ),
-    "chosen-round": (f"{_HERE}/chosen_round.py", "configs/hospital-epsilon-4.toml", f"{_DATA}/hospital.py"),
     "secure-sums": (
         f"{_HERE}/secure_sums.py", "configs/hospital-services.toml", "configs/qmnist-features-epsilon-8.toml",
         "configs/synthetic.toml", f"{_DATA}/hospital.py", f"{_DATA}/synthetic.py", f"{_DATA}/qmnist_features.py",
@@ -80,7 +79,6 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         f"{_DATA}/femnist_features.py",
     ),
     "r-dpcfl": (f"{_HERE}/r_dpcfl.py", f"{_DATA}/qmnist.py", f"{_DATA}/writers.py"),
-    "drift": (f"{_HERE}/drift.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
     "recommender": (f"{_HERE}/recommender.py", "configs/recommender.toml", f"{_DATA}/movielens.py"),
     "attacks": (
         f"{_HERE}/attacks.py", f"{_ATTACKS}/images.py", f"{_ATTACKS}/reconstruct.py", f"{_ATTACKS}/identify.py",
@@ -98,6 +96,9 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "public-tables": (f"{_HERE}/public_tables.py",),
 }  # fmt: skip
 """By name: the files with an experiment's settings, and the recipes of its data."""
+
+FROZEN = ("chosen-round", "drift")
+"""Experiments whose tables are kept, but whose code is only at the commit that made them."""
 
 
 def source(name: str) -> Path:
@@ -275,6 +276,8 @@ class _Results:
         said: dict[str, Any] = tomllib.loads(self._read(name, _MADE))
         commit = said["commit"].replace("+", ", with changes that were not committed")
         line = f"Made by `{said['command']}` at commit {commit}, seeds {said['seeds']}."
+        if name in FROZEN:
+            return f"{line} The table is frozen: only that commit has the experiment's code."
         if said["settings"] != digest(name):
             line += " **Settings, recipes or pinned numbers have changed since.**"
         return line
@@ -289,7 +292,7 @@ class _Results:
 
     def _read(self, name: str, file: str) -> str:
         path = self._folder / name / file
-        if name not in SOURCES or not path.is_file():
+        if name not in (*SOURCES, *FROZEN) or not path.is_file():
             text = f"there is no {path}; do the experiment, then: umbel experiment page {name}"
             raise ConfigError(text, code="config.not-done")
         return path.read_text(encoding="utf-8")
