@@ -275,9 +275,10 @@ class _Results:
     def made(self, name: str) -> str:
         said: dict[str, Any] = tomllib.loads(self._read(name, _MADE))
         commit = said["commit"].replace("+", ", with changes that were not committed")
-        line = f"Made by `{said['command']}` at commit {commit}, seeds {said['seeds']}."
         if name in FROZEN:
-            return f"{line} The table is frozen: only that commit has the experiment's code."
+            made = f"Made at commit {commit}, seeds {said['seeds']}, by the experiment `{name}`"
+            return f"{made}. The table is frozen: its code is only there."
+        line = f"Made by `{said['command']}` at commit {commit}, seeds {said['seeds']}."
         if said["settings"] != digest(name):
             line += " **Settings, recipes or pinned numbers have changed since.**"
         return line
