@@ -76,7 +76,7 @@ def test_every_command_in_a_docstring_would_be_understood() -> None:
         "python -m privacy plan", "python -m umbel.privacy plan", "python datasets/none.py", "umbel runn",
         "umbel run --in-proces", "umbel run hospitals", "umbel run rouns=3", "umbel run federation=x",
         "umbel predict RUN",
-        "umbel ledger show|remove PATH",
+        "umbel site journal|remove PATH",
         "RAY_ADDRESS=HOST:PORT umbel wander", "make tests", "make certs NODE=x",
         "flwr walk .", "flwr run . -c nodes=1", "flwr run . --strem", "docker compose --profile client restart all",
         "docker compose run clientapp umbel ledgers", "pip install -e .[all]", "curl x", "cp .env.none .env",
@@ -97,15 +97,15 @@ show PATH`, `umbel refused` in a log, `umbel.run`
   ```bash
   A=1 umbel run \\
       hospital 'x=1 y' > out && make test  # all | of them
-  umbel log show|check [--all] …
+  umbel site log|check [--all] …
   ```"""
     assert [*commands.commands(text)] == [
         ["umbel", "run", "hospital", "x=1 y", ">", "out"],
         ["make", "test"],
-        ["umbel", "log", "show", "--all"],
-        ["umbel", "log", "check", "--all"],
+        ["umbel", "site", "log", "--all"],
+        ["umbel", "site", "journal", "--all"],
         ["umbel", "run"],
-        ["umbel", "ledger", "show", "PATH"],
+        ["umbel", "site", "journal", "PATH"],
     ]
 
 

@@ -136,7 +136,7 @@ def test_recipes_and_configurations_are_found(python: Path, tmp_path: Path) -> N
 
 def test_the_datasets_that_come_with_it_are_found(python: Path, tmp_path: Path) -> None:
     for name in ("hospital", "hospital-services"):
-        path = Path(output(python, "-m", "umbel", "data", "describe", name, cwd=tmp_path).splitlines()[-1])
+        path = Path(output(python, "-m", "umbel", "data", "show", name, cwd=tmp_path).splitlines()[-1])
         assert path.is_relative_to(python.parents[1])
 
 

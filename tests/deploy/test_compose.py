@@ -31,12 +31,12 @@ from umbel.server.setup import Setup
 
 ROOT = Path(__file__).parents[2]
 PARSERS = {"flower-superlink": superlink, "flower-superexec": superexec, "flower-supernode": supernode}
-EXECUTOR = ["umbel", "site", "executor"]
-SERVERS_EXECUTOR = ["umbel", "server", "executor"]
+EXECUTOR = ["python", "-m", "umbel.deploy", "executor"]
+SERVERS_EXECUTOR = ["python", "-m", "umbel.deploy", "server-executor"]
 """Both take the options of Flower's own executor."""
 GUARDED = ["umbel", "server", "start"]
 """Takes the options of Flower's own SuperLink, and the guard's."""
-PACED = ["umbel", "site", "supernode"]
+PACED = ["python", "-m", "umbel.deploy", "supernode"]
 """Takes the options of Flower's own SuperNode."""
 RELAY = ["umbel", "relay", "start"]
 SERVER = {"superlink", "serverapp"}

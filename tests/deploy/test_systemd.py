@@ -86,7 +86,7 @@ def test_a_site_runs_with_the_policy_of_a_file_and_writes_its_state_alone(policy
         assert line in unit.splitlines()
     for step in (
         "useradd --system --home-dir /var/lib/umbel-site", "chown umbel-site /etc/umbel/site-1",
-        "systemctl enable --now umbel-site", "umbel ledger create /var/lib/umbel-site/ledger.sqlite",
+        "systemctl enable --now umbel-site", "umbel site journal --create /var/lib/umbel-site/ledger.sqlite",
     ):  # fmt: skip
         assert step in told
 

@@ -85,7 +85,7 @@ def by_epochs(epochs: int, step: float, other: float) -> Pooled:
     rows = Cohort(features, features @ torch.from_numpy(truth[0, 0]), np.array([32, 32]))
     learner = LoopLearner(models.load("linear", "mse"), CPU)
     plan = replace(PLAN, newton=False, starts=2, passes=2 * epochs)
-    run = RunConfig(step_size=step, batch_size=8, proximal=1.0)
+    run = RunConfig(step_size=step, batch_size=8, optimizer="sgd proximal=1.0")
     return fit_pooled(learner, rows, run, plan, {"weight": other * truth})
 
 

@@ -127,7 +127,7 @@ def dataset(folder: Path, groups: int, seed: int) -> str:
 def config(run_config: dict[str, Any]) -> dict[str, Any]:
     return run_config | {
         "hypotheses": "auto", "clients-per-round": 40, "rounds": 75, "restarts": 1,
-        "validate-every": 25, "engine": "batched",
+        "validate-every": 25,
     }  # fmt: skip
 
 

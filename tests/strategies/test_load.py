@@ -82,7 +82,7 @@ def test_a_strategy_of_flowers_own_or_an_instance_is_refused(
 def test_a_strategy_is_made_with_the_clients_that_the_run_asks_for() -> None:
     run = RunConfig(
         strategy="fedavg", hypotheses=5, clients_per_round=11, validation_clients_per_round=12, min_releases=4, seed=13,
-        min_nodes=3, node_wait=14.0, quorum=0.5, max_clients_per_node=15, max_node_share=0.25, max_update_norm=16.0,
+        min_nodes=3, node_wait=14.0, quorum=0.5, per_node="clients=15 share=0.25 update-norm=16.0",
         validate_by="median", max_participations=0,
     )  # fmt: skip
     fleet = Fleet(run)
@@ -96,8 +96,8 @@ def test_a_strategy_is_made_with_the_clients_that_the_run_asks_for() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "ifca", "recommender"])
 def test_the_papers_other_strategies_have_no_options(name: str) -> None:
     strategies.make(RunConfig(strategy=name), Fleet())
-    with raises(ConfigError, "config.unknown-option", "strategy-options"):
-        strategies.make(RunConfig(strategy=name, strategy_options="x=1"), Fleet())
+    with raises(ConfigError, "config.unknown-option", "strategy"):
+        strategies.make(RunConfig(strategy=f"{name} x=1"), Fleet())
 
 
 class Idle(strategies.HypothesisStrategy):

@@ -111,4 +111,4 @@ def test_it_goes_on_from_what_was_kept(kind: Any) -> None:
 )
 def test_options_that_cannot_be_used_are_named(name: str, options: str, reason: Any) -> None:
     with raises(*reason):
-        strategies.make(RunConfig(strategy=name, strategy_options=options), Fleet())
+        strategies.make(RunConfig(strategy=f"{name} {options}"), Fleet())

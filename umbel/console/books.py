@@ -419,16 +419,14 @@ def plan(request: Request, whole: bool = False) -> Iterator[tuple[str, Any]]:
 
 # The training entries of a run config, in the order of a reader's questions.
 _PLAN = (
-    "strategy", "strategy-options", "model", "loss", "metric", "pretrained", "frozen", "local", "hypotheses", "rounds",
-    "clients-per-round", "local-epochs", "local-steps", "batch-size", "step-size", "optimizer", "optimizer-options",
-    "clip-gradient", "proximal", "message-noise", "protect", "row-clip-norm", "row-noise-multiplier", "row-rate",
-    "row-batch", "noise-multiplier", "mechanism", "choice-epsilon", "max-participations", "noise-per", "clipping",
-    "clip-norm", "clip-norm-decay", "clip-norm-floor", "restarts", "start-from", "validate-every",
+    "strategy", "model", "loss", "metric", "pretrained", "frozen", "local", "hypotheses", "rounds",
+    "clients-per-round", "local-epochs", "local-steps", "batch-size", "step-size", "optimizer",
+    "message-noise", "protect", "rows", "noise-multiplier", "mechanism", "choice-epsilon", "max-participations",
+    "noise-per", "clipping", "clip-norm", "clip-norm-decay", "clip-norm-floor", "restarts", "start-from",
+    "validate-every",
     "anonymous-least",
 )  # fmt: skip
-_OFF_AT_0 = frozenset(
-    ("row-clip-norm", "row-noise-multiplier", "row-rate", "row-batch", "anonymous-least", "message-noise")
-)
+_OFF_AT_0 = frozenset(("rows", "anonymous-least", "message-noise"))
 """Settings that say nothing where they are 0."""
 
 

@@ -171,7 +171,7 @@ class Unit:
             if not folder.exists():
                 yield shlex.join(["install", "-d", "-m", "700", "-o", self.name, str(folder)])
         if self.ledger and not self.ledger.exists():
-            create = [*_UMBEL, "ledger", "create", str(self.ledger)]
+            create = [*_UMBEL, "site", "journal", "--create", str(self.ledger)]
             yield shlex.join(["runuser", "-u", self.name, "--", *create])
         for file in self.private:
             yield shlex.join(["chown", self.name, str(file)])

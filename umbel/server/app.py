@@ -168,5 +168,5 @@ def _resume(setup: Setup, grid: Grid) -> tuple[State, Snapshots]:
 def _name(setup: Setup, run_id: int) -> str:
     """Return a name that sorts by time and distinguishes runs of the same second."""
     what = setup.manifest.name if setup.manifest else setup.model.name
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{what}-{setup.config.strategy}")
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{what}-{setup.config.strategy_name}")
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}-{run_id % 10**6:06d}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from umbel.client.engines import engine_asked
 from umbel.models.fit import CPU_CHUNK_BYTES, look, training_bytes
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import log
@@ -123,7 +124,7 @@ def _chunk(setup: Setup, clients: int) -> int:
     longest = int(dataset.lengths.max())
     model, shape = setup.model, tuple(dataset.features.shape[1:])
     one = training_bytes(model, shape, min(run.batch_size or longest, longest))
-    alone = run.engine == "loop" or model.convolves or model.batch_dependent or look(model, shape).draws
+    alone = engine_asked() == "loop" or model.convolves or model.batch_dependent or look(model, shape).draws
     together = 1 if alone else min(clients, max(1, CPU_CHUNK_BYTES // one))
     # A client's parameters lie where its release will be.
     return together * (one - 4 * model.num_parameters)

@@ -51,7 +51,7 @@ def named(setup: Setup) -> tuple[Observer, ...]:
         if any(place == f"{type(one).__module__}:{type(one).__qualname__}" for one in observers):
             text = f"observers: {place!r} would track the run elsewhere; set track={tool!r} instead"
             raise ConfigError(text, code="config.track-again")
-    return (*observers, *load_tracker(run.track, run.track_options), *observes)
+    return (*observers, *load_tracker(run.track), *observes)
 
 
 class Released(Observer):
@@ -81,7 +81,7 @@ class Released(Observer):
 
 
 class Sites(Observer):
-    """Saves which sites are there, for ``umbel sites``; nothing in simulation."""
+    """Saves which sites are there, for ``umbel server status``; nothing in simulation."""
 
     def in_pause(self, run: Run, number: int, since: float, ends: float) -> None:
         """Save it, with the pause."""

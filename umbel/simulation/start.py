@@ -122,7 +122,7 @@ def check(values: Mapping[str, Any], part: bool = False) -> Setup:
         if (asked := run.entries()[key]) > (there := dataset.manifest.split[kind]):
             text = f"{key} = {asked}, but dataset {run.dataset!r} has only {there}; set {key}={there}"
             raise ConfigError(text, code="config.too-few-clients")
-    try_out(setup.model, dataset, run.device, run.engine, setup.strategy.hypotheses)
+    try_out(setup.model, dataset, run.device, hypotheses=setup.strategy.hypotheses)
     return setup
 
 
@@ -281,7 +281,7 @@ def _read(file: Path, given: Mapping[str, Any], sent: bool = False) -> dict[str,
 def _unfollowed(file: Path, own: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's own values without its tracker, which the sender of the folder may have chosen."""
     if own.get("track") and "track" not in given:
-        told = " ".join(f"{key}={str(own[key])!r}" for key in ("track", "track-options") if own.get(key))
-        text = f"{file} would track the run elsewhere; add {told} if you want that, or track=''"
+        told = str(own["track"])
+        text = f"{file} would track the run elsewhere; add track={told!r} if you want that, or track=''"
         raise ConfigError(text, code="config.track-again")
-    return own | {"track": "", "track-options": ""}
+    return own | {"track": ""}

@@ -154,7 +154,7 @@ def test_a_request_is_known_by_todays_words(unpacked: Path, tmp_path: Path) -> N
     assert approved
     for request in approved:
         runs.check_approved("a new run", request.asks, "")
-    said = {"dataset": "", "model": "linear", "restarts": 1, "node-wait": 0.2, "device": "cpu", "engine": "loop"}
+    said = {"dataset": "", "model": "linear", "restarts": 1, "node-wait": 0.2, "device": "cpu"}
     asks = {"config": RunConfig.parse(paper_run() | said | {"rounds": 9}).unsigned(), "n": 2, "differs": {}}
     runs.check_approved("another", asks, "")
     asks["config"] |= {"noise-multiplier": 7.0, "rounds": 100}

@@ -208,7 +208,7 @@ def test_without_noise_all_local_parameters_are_stolen_in_a_few_interactions(
 def test_the_victims_notice_nothing(attack_config: Config) -> None:
     """Their local parameters, and the items, are what the same rounds of honest training leave (Protocol 2, line 5)."""
     attacked = Attacked(attack_config)
-    honest = Attacked(attack_config | {"strategy": "recommender", "strategy-options": "", "rounds": 3})
+    honest = Attacked(attack_config | {"strategy": "recommender", "rounds": 3})
     np.testing.assert_array_equal(attacked.local_parameters(), honest.local_parameters())
     np.testing.assert_array_equal(attacked.items, honest.items)
     assert len(attacked.state.history) > len(honest.state.history)
@@ -339,7 +339,7 @@ def test_a_run_leaves_a_table_and_a_section(attack_config: Config, tmp_path: Pat
 
 
 def test_the_truth_is_what_each_client_keeps_whatever_the_number_of_nodes(attack_config: Config) -> None:
-    config = attack_config | {"strategy": "recommender", "strategy-options": "", "rounds": 3}
+    config = attack_config | {"strategy": "recommender", "rounds": 3}
     first, *others = (Attacked(config, nodes).local_parameters() for nodes in (1, 2, 7))
     assert first.shape == (TRAINING, 8)
     assert len({row.tobytes() for row in first}) == TRAINING
@@ -380,7 +380,7 @@ def test_only_models_of_factors_have_a_vector_to_steal() -> None:
 def test_an_option_that_cannot_be_is_named(attack_config: Config, name: str, value: object) -> None:
     with pytest.raises(ConfigError) as told:
         Setup.parse(attack_config | {"rounds": 16} | options(**{name: value}))
-    assert "strategy-options" in told.value.text
+    assert "strategy" in told.value.text
     assert name in told.value.text
 
 
@@ -409,6 +409,6 @@ def test_the_documents_have_every_option_and_the_configuration_has_rounds_enough
         assert f"| `{field.name}` | {default} |" in page
     config = run_config("pac-attack")
     Setup.parse(config)
-    own = parse_options(AttackOptions, config["strategy-options"], "strategy-options")
+    own = parse_options(AttackOptions, config["strategy"].partition(" ")[2], "strategy")
     assert own.rounds == config["rounds"]
     assert AttackOptions().rounds == 30 + 3 * 1000 + 1

@@ -58,7 +58,7 @@ def moved(found: Run) -> Any:
 @pytest.mark.parametrize("strategy", ["group-privacy", "geometric-median", "cfl", "flower:FedAvg"])
 def test_a_strategy_learns_the_same_from_releases_without_senders(strategy: str) -> None:
     """Up to the order in which numbers are added."""
-    options = {"strategy": strategy, "strategy_options": "", "hypotheses": 2}
+    options = {"strategy": strategy, "hypotheses": 2}
     found, known = played(**options), played(**options, anonymous_least=0)
     assert np.allclose(moved(found), moved(known), rtol=1e-6, atol=1e-6)
     assert [entry.groups for entry in found.state.history] == [entry.groups for entry in known.state.history]
@@ -95,8 +95,8 @@ def test_a_run_resumes_with_other_keys_and_the_same_result(umbel_home: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "code"),
     [({"anonymous_least": 61}, "config.conflict"), ({"clipping": "update", "choice_epsilon": 0.0}, "config.conflict"),
-     ({"strategy": "site-average", "strategy_options": ""}, "config.anonymous"),
-     ({"strategy": "ifca", "strategy_options": ""}, "config.anonymous")],
+     ({"strategy": "site-average"}, "config.anonymous"),
+     ({"strategy": "ifca"}, "config.anonymous")],
     ids=str,
 )  # fmt: skip
 def test_runs_that_cannot_be_anonymous_are_refused(changes: dict[str, Any], code: str) -> None:

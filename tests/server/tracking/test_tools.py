@@ -47,7 +47,7 @@ def with_two_more_rounds(config: dict[str, Any]) -> AppRun:
 def test_a_run_and_what_is_added_to_it_is_one_run_on_the_server(run_config: dict[str, Any]) -> None:
     from mlflow import MlflowClient
 
-    config = run_config | {"restarts": 1, "track": "mlflow", "track-options": "experiment=umbel-tests"}
+    config = run_config | {"restarts": 1, "track": "mlflow experiment=umbel-tests"}
     run = with_two_more_rounds(config)
 
     server = MlflowClient(URI)
@@ -71,14 +71,14 @@ def test_a_run_and_what_is_added_to_it_is_one_run_on_the_server(run_config: dict
 @needs_mlflow
 def test_it_must_be_said_where(run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with raises(ConfigError, "config.track-options", "track-options", "uri="):
+    with raises(ConfigError, "config.track", "track", "uri="):
         play(run_config | {"rounds": 1, "restarts": 1, "track": "mlflow"})
 
 
 @needs_mlflow
 @pytest.mark.slow
 def test_a_password_does_not_get_into_reports(run_config: dict[str, Any]) -> None:
-    options = {"track": "mlflow", "track-options": "uri=http://me:secret@127.0.0.1:9"}
+    options = {"track": "mlflow uri=http://me:secret@127.0.0.1:9"}
     with raises(ConfigError, "config.track-password", "MLFLOW_TRACKING_USERNAME"):
         play(run_config | {"rounds": 1, "restarts": 1, **options})
 
@@ -103,11 +103,11 @@ def test_a_run_and_what_is_added_to_it_is_read_back(run_config: dict[str, Any]) 
 
 def test_a_run_without_a_folder_needs_to_be_told_of_one(run_config: dict[str, Any], tmp_path: Path) -> None:
     config = run_config | {"rounds": 1, "restarts": 1, "track": "tensorboard"}
-    with raises(ConfigError, "config.track-options", "track-options"):
+    with raises(ConfigError, "config.track", "track"):
         play(config)
-    with raises(ConfigError, "config.track-options", "here"):
-        play(config | {"track-options": "folder=here"})
-    play(config | {"track-options": f"folder={tmp_path}"})
+    with raises(ConfigError, "config.track", "here"):
+        play(config | {"track": "tensorboard folder=here"})
+    play(config | {"track": f"tensorboard folder={tmp_path}"})
     assert len(read(tmp_path).Scalars("validation_loss")) == 2
 
 

@@ -27,7 +27,7 @@ def command(
         typer.Argument(
             metavar="[CONFIG|DATASET|RUN] [KEY=VALUE...]",
             help="A TOML file with run-config values, its name in configs/, or a dataset; with --resume, a run. "
-            "KEY=VALUE overrides a value; umbel keys lists the keys.",
+            "KEY=VALUE overrides a value; umbel config lists the keys.",
             show_default="synthetic data, with a guarantee",
         ),
     ] = None,

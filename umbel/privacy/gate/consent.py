@@ -75,8 +75,8 @@ def check_open(site: Site, config: RunConfig) -> None:
         raise Refused(
             f"this site answers in these hours only: {policy.hours}; here it is {now:%a %H:%M %Z}", code="refused.hours"
         )
-    if policy.strategies and config.strategy not in policy.strategies.split():
-        text = f"the run has strategy {config.strategy!r}; this site accepts {policy.strategies}"
+    if policy.strategies and config.strategy_name not in policy.strategies.split():
+        text = f"the run has strategy {config.strategy_name!r}; this site accepts {policy.strategies}"
         raise Refused(text, code="refused.strategy")
 
 

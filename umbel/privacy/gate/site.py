@@ -28,6 +28,7 @@ from umbel.protocol.home import umbel_home
 from umbel.protocol.logs import FORM
 from umbel.protocol.old_names import SETTINGS
 from umbel.protocol.plugins import TRUST
+from umbel.protocol.project import ENGINE
 from umbel.protocol.release import Protect, Release, exact
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 from umbel.protocol.signatures import server_of
@@ -44,7 +45,7 @@ SERVER_CA = "UMBEL_SERVER_CA"
 NODE_CONFIG = "UMBEL_NODE_CONFIG"
 """Environment variable with the node's configuration, for an executor that the same command starts: it believes no
 other."""
-_NO_ENTRIES = ("UMBEL_HOME", TRUST, FORM, SERVER_CA, NODE_CONFIG)
+_NO_ENTRIES = ("UMBEL_HOME", TRUST, FORM, ENGINE, SERVER_CA, NODE_CONFIG)
 
 _KNOWN = {*Policy.names(), *(old for old, new in SETTINGS.items() if new in Policy.names())}
 

@@ -242,15 +242,14 @@ def attack(dataset: str, policy: Mapping[str, Any], options: Mapping[str, Any], 
     """
     data = preferences(dataset)
     text = " ".join(f"{name}={value}" for name, value in options.items())
-    own = parse_options(AttackOptions, text, "strategy-options")
+    own = parse_options(AttackOptions, text, "strategy")
     # A model with biases is attacked with the settings of its training.
     biased = str(changes.get("model", "")).startswith("biased-factors")
     config = run_config(
         "recommender" if biased else "pac-attack",
         dataset=dataset,
-        strategy=f"{PacAttack.__module__}:{PacAttack.__name__}",
+        strategy=f"{PacAttack.__module__}:{PacAttack.__name__} {text}",
         validate_every=_VALIDATE_EVERY,
-        strategy_options=text,
         noise_multiplier=own.multipliers[0],
         rounds=own.rounds,
         clients_per_round=min(_MAX_A_ROUND, data.manifest.train),

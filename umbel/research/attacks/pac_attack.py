@@ -248,7 +248,7 @@ class PacAttack(Recommender, Observer):
             raise ConfigError(text, code="config.strategy-model")
         if min(self.options.multipliers) < run.noise_multiplier:
             # The run's own accounts use it.
-            text = f"strategy-options: multipliers go below noise-multiplier = {run.noise_multiplier:g}; lower that"
+            text = f"strategy: multipliers go below noise-multiplier = {run.noise_multiplier:g}; lower that"
             raise ConfigError(text, code="config.multipliers")
         if run.resume:
             raise ConfigError('an attack cannot be resumed; set resume = ""', code="config.attack-resume")

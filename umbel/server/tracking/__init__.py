@@ -19,7 +19,7 @@ TRACKERS = {
 """Trackers by name; a module is imported on first use."""
 
 
-def load_tracker(name: str, options: str) -> tuple[Tracker, ...]:
+def load_tracker(track: str) -> tuple[Tracker, ...]:
     """Return the tracker in the run config, as an observer; none if it names none.
 
     Raises
@@ -27,12 +27,8 @@ def load_tracker(name: str, options: str) -> tuple[Tracker, ...]:
     ConfigError
         If there is no such tool, its library is missing, or it has other options.
     """
+    name, _, options = track.partition(" ")
     if not name:
-        if options:
-            raise ConfigError(
-                f"track-options = {options!r} has no effect without track; set track, or leave track-options out",
-                code="config.track-options",
-            )
         return ()
     if name not in TRACKERS:
         near = difflib.get_close_matches(name, TRACKERS, 1)
@@ -45,4 +41,4 @@ def load_tracker(name: str, options: str) -> tuple[Tracker, ...]:
             code="config.missing-library",
         )
     kind: type[Tracker] = import_by_name(TRACKERS[name])
-    return (kind(parse_options(kind.Options, options, "track-options")),)
+    return (kind(parse_options(kind.Options, options, "track")),)

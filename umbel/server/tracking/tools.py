@@ -51,12 +51,12 @@ class MLflow(Tracker):
         if not uri:
             # MLflow's default is a file in the working directory, which in a Flower app is not the user's.
             raise ConfigError(
-                'track = "mlflow" needs a server; set track-options = "uri=http://HOST:5000", or MLFLOW_TRACKING_URI',
-                code="config.track-options",
+                'track = "mlflow" needs a server; set track = "mlflow uri=http://HOST:5000", or MLFLOW_TRACKING_URI',
+                code="config.track",
             )
         if urlsplit(self.options.uri).password:
             raise ConfigError(
-                "track-options: reports show the run config, so keep the password out of the uri; "
+                "track: reports show the run config, so keep the password out of the uri; "
                 "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
                 code="config.track-password",
             )
@@ -124,16 +124,16 @@ class TensorBoard(Tracker):
             given = Path(self.options.folder).expanduser()
             if not given.is_absolute():
                 raise ConfigError(
-                    f"track-options: folder must be an absolute path, got {self.options.folder!r}",
-                    code="config.track-options",
+                    f"track: folder must be an absolute path, got {self.options.folder!r}",
+                    code="config.track",
                 )
             folder = given / run.name
         elif run.folder is not None:
             folder = run.folder.path / "tensorboard"
         else:
             raise ConfigError(
-                'track = "tensorboard": this run leaves no folder; set track-options = "folder=/PATH"',
-                code="config.track-options",
+                'track = "tensorboard": this run leaves no folder; set track = "tensorboard folder=/PATH"',
+                code="config.track",
             )
         self._writer = SummaryWriter(str(folder), purge_step=len(run.state.history) + 1)
         rows = "\n".join(f"| {name} | {value} |" for name, value in told.items())

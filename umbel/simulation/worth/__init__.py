@@ -65,7 +65,7 @@ def appraise(setup: Setup, state: State, participations: NDArray[np.int64], kept
     measured, whose = _measured(dataset, participations, seed, bool(setup.config.start_from))
     if not len(measured):
         return not_measured(setup, state)
-    learner = try_out(setup.model, dataset, setup.config.device, setup.config.engine)
+    learner = try_out(setup.model, dataset, setup.config.device)
     training = np.setdiff1d(np.arange(dataset.manifest.train), measured)
     plan = Plan.of(setup, learner, dataset, state, training, measured)
     clients = np.sort(measured[: plan.clients]).tolist()

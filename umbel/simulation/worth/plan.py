@@ -152,8 +152,7 @@ def _by_clients(
         clients = len(rows)
         while clients >= min(least, len(rows)):
             support = -(-rows[:clients] // 2)
-            # The best size trains again, and then as long again, to show that it has settled.
-            work = (sizes + 2 * bool(sizes)) * meter.training(support, epochs, run.batch_size)
+            work = sizes * meter.training(support, epochs, run.batch_size)
             if not local:
                 # For the run, and for untrained hypotheses, of clients that are alone.
                 work += 2 * trainings * meter.training(support, LOCAL_EPOCHS, run.batch_size)

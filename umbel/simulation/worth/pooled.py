@@ -21,7 +21,7 @@ from torch import Tensor
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner
 from umbel.client.personal.bayes import closed_form
-from umbel.models.optimizers import Adam, LocalOptimizer
+from umbel.models.optimizers import Adam, descent_of
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.run_config import RunConfig
@@ -166,9 +166,9 @@ def _by_epochs(learner: Learner, rows: Cohort, run: RunConfig, plan: Plan, other
         return np.where(np.isfinite(losses), losses, np.inf)
 
     epochs = plan.passes // 2
-    last, descent = max(1, epochs // 4), replace(LocalOptimizer.of(run), proximal=0.0)
+    last, descent = max(1, epochs // 4), replace(descent_of(run.optimizer), proximal=0.0)
     update = LocalUpdate(epochs - last, run.step_size, run.batch_size or BATCH, descent=descent)
-    adam = replace(update, step_size=_ADAM_STEP, descent=LocalOptimizer(Adam()))
+    adam = replace(update, step_size=_ADAM_STEP, descent=Adam())
     fits = []
     for number, way in enumerate((update, adam)):
         models = [draw_hypotheses(learner.model, 1, run.seed, number)]

@@ -18,7 +18,7 @@ from umbel.client.learner import Learner, best_hypothesis
 from umbel.data import Dataset
 from umbel.models.fit import look
 from umbel.models.losses import SLOPES
-from umbel.models.optimizers import LocalOptimizer
+from umbel.models.optimizers import descent_of
 from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
@@ -201,7 +201,7 @@ class Ways:
         """Return the result of federated averaging without noise: with as many clients a round as the run, each
         once."""
         run, learner = self.setup.config, self.learner
-        descent = LocalOptimizer.of(run)
+        descent = descent_of(run.optimizer)
         update = LocalUpdate(run.local_epochs, run.step_size, run.batch_size, run.local_steps, descent=descent)
         model = draw_hypotheses(self.setup.model, 1, run.seed, 0)
         draw = streams(run.seed, "worth", 0, [1])[0]

@@ -1,4 +1,4 @@
-"""``umbel approvals``: list requests that wait for a site's approval, and approve or refuse them."""
+"""``umbel site requests``, ``approve`` and ``refuse``: requests that wait for a site's approval."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from rich.text import Text
 from umbel.console.books import plan, prices, with_prices
 from umbel.privacy.gate.consent import decide
 from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
-from umbel.protocol.cli import command_group, console, errors_in_one_line, printable
+from umbel.protocol.cli import command_line, console, errors_in_one_line, printable
 from umbel.protocol.home import umbel_home
-
-app = command_group('List and decide requests to a site that sets approve = "ask".')
 
 _Ledger = Annotated[
     Path | None,
@@ -30,14 +28,13 @@ _Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
 _Digest = Annotated[str, typer.Argument(metavar="REQUEST", help="The request's name, as in the list.")]
 
 
-@app.command("list")
-def list_requests(
+def _requests(
     ledger: _Ledger = None,
     decided: Annotated[bool, typer.Option("--all", help="Also print approved and refused requests.")] = False,
     whole: Annotated[bool, typer.Option("--whole", help="Print every entry of the run config.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the requests as JSON.")] = False,
 ) -> None:
-    """Print waiting requests, oldest first."""
+    """List the requests that wait for approval at a site with approve = "ask", oldest first."""
     with errors_in_one_line():
         found = [one for one in _runs(ledger).requests() if decided or one.status is Status.WAITING]
         if as_json:
@@ -50,14 +47,12 @@ def list_requests(
             typer.echo("no request waits" if not decided else "there are no requests")
 
 
-@app.command()
-def approve(digest: _Digest, ledger: _Ledger = None, by: _By = None, reason: _Reason = "") -> None:
+def _approve(digest: _Digest, ledger: _Ledger = None, by: _By = None, reason: _Reason = "") -> None:
     """Approve exactly this request for all runs, now and later, within the site's limits."""
     _decide(digest, Status.APPROVED, ledger, by, reason)
 
 
-@app.command()
-def refuse(digest: _Digest, ledger: _Ledger = None, by: _By = None, reason: _Reason = "") -> None:
+def _refuse(digest: _Digest, ledger: _Ledger = None, by: _By = None, reason: _Reason = "") -> None:
     """Refuse this request for all runs, even if it was approved before."""
     _decide(digest, Status.REFUSED, ledger, by, reason)
 
@@ -99,3 +94,6 @@ def _table(request: Request, whole: bool) -> Table:
 
 def _cell(value: Any) -> Text:
     return Text(printable(str(value)))
+
+
+requests, approve, refuse = command_line(_requests), command_line(_approve), command_line(_refuse)

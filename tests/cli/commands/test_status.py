@@ -1,4 +1,4 @@
-"""`umbel sites` and `umbel server status`: what the operator of a run sees."""
+"""`umbel server status` and `umbel server status`: what the operator of a run sees."""
 
 from __future__ import annotations
 
@@ -46,14 +46,17 @@ def write(folder: RunFolder, *sites: SiteStatus, ended: str = "", **more: float)
 
 def test_sites_are_listed_with_state_and_reasons(folder: RunFolder) -> None:
     write(folder, site("north"), site("south\x1b[31m", Presence.REFUSED, noise=2, untold=1))
-    text = umbel("sites")
+    text = umbel("server", "status")
     north, south = [line for line in text.splitlines() if "206" in line]
     assert "online" in north
     assert "41" in north
     assert "refused since" in south
     assert "2 x refused.noise, 1 x no reason told" in south
     assert "\x1b[31m" not in text
-    assert [one["name"] for one in json.loads(umbel("sites", "last", "--json"))["sites"]] == ["north", "south\x1b[31m"]
+    assert [one["name"] for one in json.loads(umbel("server", "status", "last", "--json"))["sites"]] == [
+        "north",
+        "south\x1b[31m",
+    ]
 
 
 def test_the_status_says_what_a_run_waits_for_and_until_when(folder: RunFolder) -> None:
@@ -76,8 +79,7 @@ def test_the_status_of_a_run_that_is_over_says_why_it_ended(folder: RunFolder) -
 
 
 def test_a_simulation_has_no_sites(folder: RunFolder) -> None:
-    for words in (("sites",), ("server", "status")):
-        assert "[config.status]" in umbel(*words, code=2)
+    assert "[config.status]" in umbel("server", "status", code=2)
 
 
 def test_the_last_validation_is_no_round(folder: RunFolder) -> None:

@@ -66,7 +66,7 @@ class Site:
 
     def run(self, *words: str) -> str:
         """Do what a person at the site types."""
-        done = CliRunner(env={"COLUMNS": "160"}).invoke(command, ["approvals", *words, "--ledger", str(self.ledger)])
+        done = CliRunner(env={"COLUMNS": "160"}).invoke(command, ["site", *words, "--ledger", str(self.ledger)])
         assert done.exit_code == 0, done.output
         return str(done.output)
 
@@ -89,7 +89,7 @@ def test_nothing_is_answered_before_it_is_approved(site: Site, caplog: pytest.Lo
     assert all(refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep()))
     assert Ledger(site.ledger).accounts() == {}
     [digest] = site.waiting
-    told = f"request {digest[:SHOWN]} of run 1 waits for approval: umbel approvals list"
+    told = f"request {digest[:SHOWN]} of run 1 waits for approval: umbel site requests"
     assert caplog.text.count(told) >= 4
 
     assert f"{digest[:SHOWN]} is approved" in site.run("approve", digest[:SHOWN])
@@ -103,8 +103,8 @@ def test_a_request_that_was_refused_stays_refused(site: Site) -> None:
     assert refused(site.query())
     assert refused(site.train())
     assert site.waiting == []
-    assert "no request waits" in site.run("list")
-    assert "refused" in site.run("list", "--all")
+    assert "no request waits" in site.run("requests")
+    assert "refused" in site.run("requests", "--all")
 
 
 def test_an_approval_can_be_taken_back(site: Site) -> None:
@@ -240,7 +240,7 @@ def test_a_task_that_differs_from_what_was_approved_waits_again(site: Site, name
     assert refused(site.train(**changes))
     assert not refused(site.train(round=100, clients=(1,), run="another name"))
     [digest] = site.waiting
-    assert re.search(rf"otherwise: {name.replace('_', '-')} +│ {value}", site.run("list"))
+    assert re.search(rf"otherwise: {name.replace('_', '-')} +│ {value}", site.run("requests"))
     site.run("approve", digest)
     assert not refused(site.train(**changes))
 
@@ -261,7 +261,7 @@ def test_approval_of_another_evaluation_is_none_of_another_training(site: Site) 
     site.run("approve", site.waiting[0])
     asks = EvaluationSpec(1, (2,), 0.5)
     assert refused(site.evaluate(step_size=0.5))
-    assert re.search(r"otherwise: evaluation-step-size +│ 0.5", site.run("list"))
+    assert re.search(r"otherwise: evaluation-step-size +│ 0.5", site.run("requests"))
     site.run("approve", site.waiting[0])
     assert not refused(site.evaluate(step_size=0.5))
     for step_size in (0.5, 7.0):
@@ -272,14 +272,14 @@ def test_approval_of_another_evaluation_is_none_of_another_training(site: Site) 
 
 def test_what_waits_is_listed_with_its_price_and_its_plan(site: Site) -> None:
     site.query()
-    listed = site.run("list")
+    listed = site.run("requests")
     for line in (
         "epsilon between any two data sets: none; at delta 1e-05: none; paper's budget, heuristic: 0.4",
         "paper's budget, heuristic: 40", "group-privacy", "local-epochs", "noise-multiplier", "clipping", "by run 1",
     ):  # fmt: skip
         assert line in listed
     assert "round-timeout" not in listed
-    assert "round-timeout" in site.run("list", "--whole")
+    assert "round-timeout" in site.run("requests", "--whole")
 
 
 @pytest.mark.parametrize(
@@ -323,13 +323,13 @@ def test_exact_losses_are_listed_as_outside_the_price(
     site = Site(tmp_path, run_config, **policy)
     Ledger.create(site.ledger)
     site.query()
-    assert ("validation clients, which report exact losses" in site.run("list")) is listed
+    assert ("validation clients, which report exact losses" in site.run("requests")) is listed
 
 
 def test_what_a_server_wrote_does_nothing_to_a_terminal(tmp_path: Path, run_config: dict[str, Any]) -> None:
     site = Site(tmp_path, run_config | {"strategy": "\x1b[2J[red]approved[/red]"})
     site.query()
-    listed = site.run("list")
+    listed = site.run("requests")
     assert "?[2J[red]approved[/red]" in listed
     assert "\x1b" not in listed
 
@@ -339,7 +339,7 @@ def test_what_a_server_wrote_does_nothing_to_a_nodes_log_or_to_an_export(
 ) -> None:
     site = Site(tmp_path, run_config, approve="policy")
     assert not refused(site.train(run="\x1b[2J"))
-    exported = CliRunner().invoke(command, ["ledger", "export", str(site.ledger), "--table", "sent"]).output
+    exported = CliRunner().invoke(command, ["site", "journal", str(site.ledger), "--csv", "sent"]).output
     assert "?[2J" in exported
     assert "\x1b" not in exported
     for context in site.grid.contexts.values():
@@ -351,10 +351,10 @@ def test_what_a_server_wrote_does_nothing_to_a_nodes_log_or_to_an_export(
 
 
 def test_how_clients_train_is_listed(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    asks = {"optimizer": "adam", "optimizer-options": "beta1=0.5", "clip-gradient": 2.5, "proximal": 0.125}
+    asks = {"optimizer": "adam beta1=0.5 clip-gradient=2.5 proximal=0.125"}
     site = Site(tmp_path, run_config | asks | {"metric": "rmse"})
     site.query()
-    listed = site.run("list")
+    listed = site.run("requests")
     for name, value in (asks | {"metric": "rmse"}).items():
         assert re.search(rf"{name} +│ {value}", listed)
 
@@ -369,14 +369,14 @@ def test_no_code_that_a_server_names_runs_when_what_waits_is_listed(
     site.query()
     site.grid.contexts[site.grid.get_node_ids()[0]].run_config = run_config
     site.query()
-    listed = site.run("list")
+    listed = site.run("requests")
     assert "unknown: mechanism 'servers_own:Class'" in listed
     assert all(digest[:SHOWN] in listed for digest in site.waiting)
     assert len(site.waiting) == 2
 
 
 def test_a_request_takes_little_of_a_sites_disk(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    site = Site(tmp_path, run_config | {"strategy-options": "x" * 1_000_000})
+    site = Site(tmp_path, run_config | {"strategy": "group-privacy " + "x" * 1_000_000})
     assert refused(site.query())
     assert site.waiting == []
 
@@ -385,7 +385,7 @@ def test_a_name_must_be_one_requests(site: Site, run_config: dict[str, Any]) -> 
     site.query()
     # Of eight digits a server finds another request with the same ones in minutes.
     for beginning in ("", site.waiting[0][:8], site.waiting[0][: SHOWN - 1]):
-        done = CliRunner().invoke(command, ["approvals", "approve", beginning, "--ledger", str(site.ledger)])
+        done = CliRunner().invoke(command, ["site", "approve", beginning, "--ledger", str(site.ledger)])
         assert done.exit_code == 1
         assert "[ledger.short-name]" in done.output
     with raises(LedgerError, "ledger.no-request", "z" * SHOWN):
@@ -400,18 +400,18 @@ def test_more_clients_than_the_run_config_says_wait_by_themselves(tmp_path: Path
     assert not refused(site.train(clients=(1,)))
     assert not refused(site.evaluate()), "0 stands for all"
     assert refused(site.train(clients=(0, 1)))
-    assert "otherwise: clients-per-round" in site.run("list")
+    assert "otherwise: clients-per-round" in site.run("requests")
     assert spent(Ledger(site.ledger), 0) == 0
 
 
 def test_a_request_whose_price_is_no_machine_number_hides_no_other(tmp_path: Path, run_config: dict[str, Any]) -> None:
     site = Site(tmp_path, run_config | {"noise-multiplier": 5e-324})
     site.query()
-    assert "price of a participation" in site.run("list")
+    assert "price of a participation" in site.run("requests")
 
 
 def test_a_site_without_requests_is_told_so(tmp_path: Path) -> None:
-    done = CliRunner().invoke(command, ["approvals", "list", "--ledger", str(tmp_path / "ledger.sqlite")])
+    done = CliRunner().invoke(command, ["site", "requests", "--ledger", str(tmp_path / "ledger.sqlite")])
     assert done.exit_code == 1
     assert "[ledger.missing]" in done.output
     assert list(tmp_path.glob("*.sqlite*")) == []

@@ -1,4 +1,4 @@
-"""``umbel keys``: every setting, with its default, its range and its meaning."""
+"""``umbel config``: every setting, with its default, its range and its meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``umbel sites`` and ``umbel server status``: a run at real sites, as its operator sees it."""
+"""``umbel server status``: a run at real sites, as its operator sees it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,6 @@ from umbel.server.run_folder import RunFolder
 from umbel.server.runs import LAST, find_run, reading
 from umbel.server.status import SiteStatus, Status
 
-_Run = Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def _sites(run: _Run = LAST, as_json: _Json = False) -> None:
-    """List the sites of a run: who is there, since when, what they released, and why they refused."""
-    with errors_in_one_line(), reading(run):
-        status = RunFolder(find_run(run)).read_status()
-        if as_json:
-            typer.echo(status.model_dump_json(indent=1))
-            return
-        table = Table("site", "state", "last reply", "training", "validation", "releases", "refusals")
-        for site in status.sites:
-            counts = (str(one) for one in (site.training, site.validation, site.releases))
-            seen = at_time(site.seen) if site.seen else ""
-            table.add_row(Text(printable(site.name)), _state(site), seen, *counts, Text(_refusals(site)))
-        console().print(table)
-
 
 def _state(site: SiteStatus) -> Text:
     since = f" since {at_time(site.since)}" if site.since else ""
@@ -45,8 +27,11 @@ def _refusals(site: SiteStatus) -> str:
     return ", ".join(f"{times} x {printable(code) or 'no reason told'}" for code, times in site.refusals.items())
 
 
-def _status(run: _Run = LAST, as_json: _Json = False) -> None:
-    """Print a run's round, the sites that it needs and has, and the time left."""
+def _status(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")] = LAST,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print a run's round, the time left, and its sites: who is there, what they released, and why they refused."""
     with errors_in_one_line(), reading(run):
         folder = RunFolder(find_run(run))
         status = folder.read_status()
@@ -56,7 +41,16 @@ def _status(run: _Run = LAST, as_json: _Json = False) -> None:
         table = Table("", "", title=Text(printable(folder.path.name)), show_header=False)
         for name, value in _lines(folder, status):
             table.add_row(name, Text(value))
-        console().print(table)
+        console().print(table, _sites(status))
+
+
+def _sites(status: Status) -> Table:
+    table = Table("site", "state", "last reply", "training", "validation", "releases", "refusals")
+    for site in status.sites:
+        counts = (str(one) for one in (site.training, site.validation, site.releases))
+        seen = at_time(site.seen) if site.seen else ""
+        table.add_row(Text(printable(site.name)), _state(site), seen, *counts, Text(_refusals(site)))
+    return table
 
 
 def _lines(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
@@ -72,11 +66,11 @@ def _lines(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
         return [*lines, ("ended", printable(ended))]
     if status.paused:
         waits = f"since {at_time(status.paused)}, at most until {at_time(status.ends)}"
-        return [*lines, ("paused", f"{waits}: `umbel sites` names the sites")]
+        return [*lines, ("paused", waits)]
     if history:
         left = (status.rounds - len(history)) * sum(one.seconds for one in history) / len(history)
         lines.append(("time left", f"about {in_time(max(0.0, left - (time.time() - status.written)))}"))
     return lines
 
 
-sites, status = command_line(_sites), command_line(_status)
+app = command_line(_status)
