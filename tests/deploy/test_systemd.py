@@ -1,4 +1,4 @@
-"""The systemd units of a site, a server and a relay: what they run, what they may write, and what is refused before."""
+"""The systemd units of a site and a server: what they run, what they may write, and what is refused before."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.helpers.errors import ended
-from tests.privacy.anonymous.conftest import KEYS
 from umbel.cli.main import app
 from umbel.deploy import systemd
-from umbel.protocol.signatures import line_of
 
 SITE = ["site", "install", "--systemd", "--superlink", "s.example.org:8000", "--root-certificates", "/etc/umbel/ca.crt"]
 SERVER = ["server", "install", "--systemd", "--host", "0.0.0.0", "--control-secret", "/etc/umbel/control.secret"]
@@ -38,17 +36,6 @@ def policy(tmp_path: Path) -> Callable[..., list[str]]:
         return ["--node-config", f'policy-file="{file}"']
 
     return write
-
-
-@pytest.fixture
-def relay(tmp_path: Path) -> list[str]:
-    file = tmp_path / "sites.toml"
-    lines = [f'{name} = "{line_of(key)}"' for name, key in KEYS.items()]
-    file.write_text("\n".join(["[parties]", *lines]), encoding="utf-8")
-    return [
-        "relay", "install", "--systemd", "--sites", str(file), "--least", "600",
-        "--certificate", "/etc/umbel/relay.crt", "--key", "/etc/umbel/relay.key",
-    ]  # fmt: skip
 
 
 def install(*words: str) -> tuple[str, str]:
@@ -120,50 +107,6 @@ def test_a_server_keeps_its_database(tmp_path: Path) -> None:
     assert "chown umbel-server /etc/umbel/control.secret" in told
 
 
-def test_a_relay_writes_nothing(relay: list[str]) -> None:
-    unit, told = install(*relay)
-    assert command(unit) == ["relay", "start", *relay[3:]]
-    for name in ("StateDirectory", "ReadWritePaths"):
-        assert settings(unit, name) == []
-    assert not [line for line in settings(unit, "Environment") if "/var" in line]
-    # Neither by a core dump nor by swapping, nor to files in /tmp that others see.
-    for line in ("LimitCORE=0", "MemorySwapMax=0", "ProtectSystem=strict", "PrivateTmp=yes", "WorkingDirectory=/tmp"):
-        assert line in unit.splitlines()
-    assert "install -d" not in told
-
-
-def test_a_relays_user_owns_its_key_alone(relay: list[str]) -> None:
-    unit, told = install(*relay, "--name", "relay-2")
-    assert settings(unit, "User") == ["relay-2"]
-    assert [step.split() for step in told.splitlines() if "chown" in step] == [
-        ["chown", "relay-2", "/etc/umbel/relay.key"]
-    ]
-
-
-@pytest.mark.parametrize(("memory", "limit"), [([], "4G"), (["--memory", "100"], "2G"), (["--memory", "2048"], "7G")])
-def test_a_relay_may_hold_a_batch_and_two_copies(relay: list[str], memory: list[str], limit: str) -> None:
-    assert settings(install(*relay, *memory)[0], "MemoryMax") == [limit]
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "part"),
-    [
-        (["--key", "certs/relay.key"], "unit.relative-path", "--key"),
-        (["--certificate", "/home/ann/relay.crt"], "unit.in-home", "/home/ann/relay.crt"),
-        (["--certificate", "/var/tmp/relay.crt"], "unit.in-home", "/var/tmp/relay.crt"),
-        (["--sites", "/etc/umbel/none.toml"], "relay.sites-file", "/etc/umbel/none.toml"),
-    ],
-)
-def test_what_a_relay_would_not_find_is_told_now(relay: list[str], words: list[str], code: str, part: str) -> None:
-    done = CliRunner().invoke(app, [*relay, *words])
-    ended(done.exit_code, done.output, code, part)
-
-
-@pytest.mark.parametrize("words", [["--typo"], ["--least", "1"], ["--ssl-keyfile", "/etc/umbel/server.key"]])
-def test_a_relay_takes_the_options_of_its_start_alone(relay: list[str], words: list[str]) -> None:
-    assert CliRunner().invoke(app, [*relay, *words]).exit_code == 2
-
-
 def test_a_file_is_written_and_not_copied_again(tmp_path: Path) -> None:
     unit, told = install(*SERVER, "--out", str(tmp_path / "umbel.service"))
     assert unit == ""
@@ -211,13 +154,12 @@ def test_options_that_do_not_exist_are_refused(policy: Callable[..., list[str]],
     assert CliRunner().invoke(app, [*words, *(policy() if "--typo" in words else [])]).exit_code == 2
 
 
-def test_systemd_finds_no_fault(policy: Callable[..., list[str]], relay: list[str], tmp_path: Path) -> None:
+def test_systemd_finds_no_fault(policy: Callable[..., list[str]], tmp_path: Path) -> None:
     if not (analyze := shutil.which("systemd-analyze")):
         pytest.skip("there is no systemd-analyze")
-    units = [tmp_path / f"umbel-{name}.service" for name in ("site", "server", "relay")]
+    units = [tmp_path / f"umbel-{name}.service" for name in ("site", "server")]
     install(*SITE, *policy(ledger_path="/srv/umbel/ledger.sqlite"), "--out", str(units[0]))
     install(*SERVER, "--out", str(units[1]))
-    install(*relay, "--out", str(units[2]))
     for unit in units:
         done = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True, check=False)
         # It also looks at this machine's own units.

@@ -69,13 +69,6 @@ def _server() -> None:
     """Start the server, sign in to it, and print a run's status."""
 
 
-def _relay() -> None:
-    """Start a relay, which hides the sender of each release from the server.
-
-    People who do not run the server run it.
-    """
-
-
 def _site() -> None:
     """Check a site before it goes online, and start it."""
     # Installed modules come before a site's own: its working folder may hold files from others.
@@ -104,7 +97,6 @@ COMMANDS: Table = {
     "policy": ("umbel.cli.commands.policy:app", "Explain a site's policy in words, and check its file."),
     "server": ("umbel.cli.main:server", "Start the server, sign in to it, and print a run's status."),
     "sites": ("umbel.cli.commands.sites:sites", "List the sites of a run, and why some are missing."),
-    "relay": ("umbel.cli.main:relay", "Start a relay, which hides the sender of each release from the server."),
     "certs": ("umbel.deploy.certs:app", "Make the certificates, secrets and keys of a server and its sites."),
     "bundle": ("umbel.client.bundle:app", "Print the hash that identifies this umbel, and write its bundle."),
     "data": ("umbel.cli.commands.data:app", "List and describe datasets, and make more from recipes and tables."),
@@ -129,10 +121,6 @@ SERVER: Table = {
     "status": ("umbel.cli.commands.sites:status", "Print a run's round, its sites, and the time left."),
     "metrics": ("umbel.deploy.metrics:app", "Print the metrics of runs and sites for Prometheus, or serve them."),
 }
-RELAY: Table = {
-    "start": ("umbel.deploy.relay:app", "Start a relay, which keeps all in memory."),
-    "install": ("umbel.deploy.systemd:relay", "Write a systemd unit that starts the relay."),
-}
 SITE: Table = {
     "start": ("umbel.deploy.node:app", "Start a site's node on one machine: a SuperNode, and umbel's executor."),
     "supernode": ("umbel.deploy.supernode:app", "Start only the SuperNode, for an executor in another container."),
@@ -146,5 +134,5 @@ SITE: Table = {
     ),
 }
 
-app, server = _group(COMMANDS, _umbel, whole=True), _group(SERVER, _server)
-relay, site = _group(RELAY, _relay), _group(SITE, _site)
+app = _group(COMMANDS, _umbel, whole=True)
+server, site = _group(SERVER, _server), _group(SITE, _site)

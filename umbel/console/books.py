@@ -424,11 +424,8 @@ _PLAN = (
     "clip-gradient", "proximal", "message-noise", "protect", "row-clip-norm", "row-noise-multiplier", "row-rate",
     "row-batch", "noise-multiplier", "mechanism", "choice-epsilon", "max-participations", "noise-per", "clipping",
     "clip-norm", "clip-norm-decay", "clip-norm-floor", "restarts", "start-from", "validate-every",
-    "anonymous-least",
 )  # fmt: skip
-_OFF_AT_0 = frozenset(
-    ("row-clip-norm", "row-noise-multiplier", "row-rate", "row-batch", "anonymous-least", "message-noise")
-)
+_OFF_AT_0 = frozenset(("row-clip-norm", "row-noise-multiplier", "row-rate", "row-batch", "message-noise"))
 """Settings that say nothing where they are 0."""
 
 

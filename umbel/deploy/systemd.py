@@ -1,16 +1,15 @@
-"""A hardened systemd unit for a site, a server or a relay without containers.
+"""A hardened systemd unit for a site or a server without containers.
 
     umbel site install --systemd --superlink HOST:PORT --root-certificates /etc/umbel/ca.crt \\
         --auth-supernode-private-key /etc/umbel/site-1
 
 prints a unit whose command is ``umbel site start`` with these options, and the commands that put it to work. The
 service has its own user. It can write only its state directory and, if the policy names others, the folders of
-the ledger and the kept models. A relay writes nothing, and has no such directory.
+the ledger and the kept models.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 import sys
@@ -23,7 +22,6 @@ from typing import Annotated
 import typer
 
 from umbel.client.checks import entries_of
-from umbel.deploy import relay as relaying
 from umbel.deploy import server as guarded
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.policy_file import POLICY_FILE, policy_of
@@ -230,20 +228,6 @@ def _server(
         _write(server_unit(context.args, name, memory), out)
 
 
-def _relay(
-    context: typer.Context,
-    systemd: _Systemd,
-    out: _Out = None,
-    name: Annotated[str, typer.Option(help="Name of the unit and of its user.")] = "umbel-relay",
-) -> None:
-    """Write a systemd unit for umbel relay start. Takes that command's options.
-
-    People who do not run the server run it, on a separate machine.
-    """
-    with errors_in_one_line():
-        _write(relay_unit(context.args, name), out)
-
-
 def site_unit(arguments: Sequence[str], name: str, memory: int, gpu: bool = False) -> Unit:
     """Return the unit of a site that starts with these options."""
     arguments = [*arguments]
@@ -290,17 +274,6 @@ def server_unit(arguments: Sequence[str], name: str, memory: int) -> Unit:
     return _unit(name, "umbel: the server of federated learning", command, options, writes, [], memory)
 
 
-def relay_unit(arguments: Sequence[str], name: str) -> Unit:
-    """Return the unit of a relay that starts with these options."""
-    command = typer.main.get_command(relaying.app)
-    options = Namespace(**command.make_context("umbel relay start", [*arguments]).params)
-    # Two more copies of a batch while it is handed on, and 1 GiB for all else.
-    memory = 1 + math.ceil(3 * options.memory / 1024)
-    unit = _unit(name, "umbel: a relay for anonymous releases", ["relay", "start", *arguments], options, [], [], memory)
-    relaying.read_sites(Path(options.sites))
-    return replace(unit, keeps=False)
-
-
 def _unit(
     name: str,
     what: str,
@@ -340,4 +313,4 @@ def _write(unit: Unit, out: Path | None) -> None:
     typer.echo("Then, as root:\n" + "\n".join(f"  {step}" for step in unit.steps(out)), err=True)
 
 
-site, server, relay = (command_line(main, **PASSES_ON) for main in (_site, _server, _relay))
+site, server = (command_line(main, **PASSES_ON) for main in (_site, _server))

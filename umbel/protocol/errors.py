@@ -23,7 +23,6 @@
     ├── ServerError         the server cannot start
     ├── UnitError           a systemd unit cannot be written
     ├── DemoError           the demonstration cannot continue
-    ├── RelayError          a relay cannot be reached, or refuses
     ├── DiskError           a file cannot be written, because its disk is full
     └── WorthError          under ``--strict``, a run is not shown to be worth it
 
@@ -156,10 +155,6 @@ class UnitError(UmbelError, kind="unit", exit_code=2):
 
 class DemoError(UmbelError, kind="demo"):
     """The demonstration cannot continue."""
-
-
-class RelayError(UmbelError, kind="relay"):
-    """A relay cannot be reached, or refuses."""
 
 
 class DiskError(UmbelError, OSError, kind="disk"):

@@ -36,8 +36,8 @@ AUTO = 0
 """Placeholder for a number of hypotheses that the strategy chooses (`umbel.strategies.how_many`)."""
 _AUTO_MOST, _RELEASES_EACH = 8, 4
 _OF_ROWS = (name.replace("_", "-") for name in ROWS)
-_LATER = frozenset(("anonymous-least", "relay", "relay-ca", "protect", "delta", *_OF_ROWS))
-"""Settings that runs had no need to name before there were relays, or guarantees for rows."""
+_LATER = frozenset(("protect", "delta", *_OF_ROWS))
+"""Settings that runs had no need to name before there were guarantees for rows."""
 
 
 def _number(value: Any) -> Any:
@@ -235,15 +235,6 @@ class RunConfig(Settings):
         "rows of a typical client",
     )
 
-    anonymous_least: int = Field(
-        0,
-        ge=0,
-        description="fewest releases in a batch that a relay hands on without their senders; 0 for releases that name "
-        "their client",
-    )
-    relay: str = Field("", description="address of that relay, as https://HOST:PORT; not in simulation")
-    relay_ca: str = Field("", description="absolute path of the CA certificate of the relay's operator")
-
     max_clients_per_node: int = Field(
         MAX_CLIENTS, ge=1, description="nodes that report more clients are left out; not in simulation"
     )
@@ -290,11 +281,6 @@ class RunConfig(Settings):
         if self.mechanism != LAPLACE and self.clipping is Clipping.UPDATE and self.noise_multiplier:
             text = f'mechanism = "{self.mechanism}" needs a public clip norm; set clipping = "public"'
             raise ValueError(text)
-        if self.anonymous_least > self.clients_per_round:
-            text = f"anonymous-least = {self.anonymous_least} exceeds clients-per-round = {self.clients_per_round}"
-            raise ValueError(f"{text}; lower it, or ask more clients")
-        if self.anonymous_least and self.clipping is not Clipping.PUBLIC:
-            raise ValueError('anonymous-least needs a public clip norm; set clipping = "public"')
         if self.max_participations and self.max_node_share < 1:
             text = "max-participations and max-node-share cannot be combined; set max-participations = 0"
             raise ValueError(f"{text}, or max-node-share = 1")
@@ -325,8 +311,6 @@ class RunConfig(Settings):
             raise ValueError('protect = "both" needs noise on models; set a noise-multiplier, or protect = "rows"')
         if self.message_noise:
             raise ValueError("message-noise reveals facts about rows, which protect hides; set it to 0")
-        if self.anonymous_least:
-            raise ValueError('anonymous-least is for protect = "clients" alone; set it to 0')
         if self.local_epochs > MAX_ROW_STEPS * self.row_rate and not self.local_steps:
             text = f"local-epochs / row-rate makes more than {MAX_ROW_STEPS:,} steps a round"
             raise ValueError(f"{text}; raise row-rate, or set local-steps")

@@ -78,12 +78,6 @@ def test_umbels_own_mechanisms_are_no_other_code() -> None:
 def test_what_leaves_and_who_may_ask_follow_the_entries() -> None:
     assert "single clients" in answer("what leaves")
     assert "at least 25 clients" in answer("what leaves", release="site", min_clients=25)
-    relay = {
-        "relay": "https://relay:8443", "relay_ca": "/ca.crt", "party_key": "/key", "parties": f"east={KEY.split()[-1]}",
-        "anonymous_least": 600,
-    }  # fmt: skip
-    assert "through the relay alone" in answer("what leaves", release="anonymous", **relay)
-    assert "batches of 600 releases" in answer("what is not covered", release="anonymous", **relay)
     assert "mean loss" in answer("what leaves", role="validation")
     assert "single clients" not in answer("what leaves", role="validation")
     assert "server alone" in answer("who may ask")

@@ -120,19 +120,14 @@ def test_each_entry_is_free_narrows_or_is_the_files_alone(write: Write) -> None:
     """An entry that is new in the policy is the file's alone until somebody decides otherwise."""
     alone = {*SET} - _FREE - _NARROWER.keys()
     assert alone == {
-        "app", "bundle", "hours", "insecure-seed", "noise-all-items", "parties", "relay", "relay-ca",
-        "report-noise-multiplier", "researchers", "role",
+        "app", "bundle", "hours", "insecure-seed", "noise-all-items", "parties", "report-noise-multiplier",
+        "researchers", "role",
     }  # fmt: skip
     base = {"data-path": "/data/site"} | write("")
-    for key in alone - {"relay"}:
+    for key in alone:
         entries = {name: text for name, text in WITH.get(key, {}).items() if name in _FREE}
         with raises(SiteError, "site.widens-policy", base["policy-file"]):
             Site.of(base | entries | WITH.get(key, {}) | {key: SET[key][0]})
-    entries = {"release": "anonymous", "relay": "https://other:8443"}
-    entries |= {key: SET[key][0] for key in ("relay-ca", "parties", "party-key")}
-    base = {"data-path": "/data/site"} | write("\n".join(f'{key} = "{value}"' for key, value in entries.items()))
-    with raises(SiteError, "site.widens-policy", "relay"):
-        Site.of(base | {"relay": SET["relay"][0]})
 
 
 def test_a_file_that_others_can_write_is_refused(write: Write) -> None:

@@ -281,7 +281,7 @@ SET: dict[str, tuple[str, Any]] = {
     "noise-all-items": ("TRUE", True), "balanced-batches": ("True", True), "insecure-seed": ("true", True),
     "row-budget": ("3", 3.0), "row-delta": ("1e-6", 1e-6), "min-row-noise-multiplier": ("1.5", 1.5),
     "max-row-rate": ("0.5", 0.5),
-    "least-parties": ("4", 4), "colluding-parties": ("1", 1), "anonymous-least": ("600", 600),
+    "least-parties": ("4", 4), "colluding-parties": ("1", 1),
 }  # fmt: skip
 TEXTS = {
     "researchers": "ann=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb",
@@ -291,7 +291,7 @@ TEXTS = {
     "ledger-path": "/ledger/umbel.sqlite", "approve": "ask", "app": "hospital.client_app:app",
     "app-keys": "device workers", "bundle": "ab" * 32, "keep-model": "/models", "personalise": "interpolate",
     "parties": "north=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb", "party-key": "/keys/north",
-    "protect": "both", "relay": "https://relay:8443", "relay-ca": "/keys/relay-ca.crt",
+    "protect": "both",
 }  # fmt: skip
 SET |= {key: (text, text) for key, text in TEXTS.items()}
 # What a key is of no use without.
@@ -318,7 +318,7 @@ def test_every_key_is_tried_here() -> None:
     assert {*SET, NEVER, "data-path", "policy-file"} == set(Policy.names())
 
 
-@pytest.mark.parametrize("key", [key for key in SET if key != "relay"])
+@pytest.mark.parametrize("key", SET)
 def test_a_key_may_come_from_the_environment_and_the_node_configuration_wins(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,15 +336,6 @@ def test_a_key_may_come_from_the_environment_and_the_node_configuration_wins(
     entries = PARTITION | WITH.get(key, {}) | ({"role": "train"} if key == "report-noise-multiplier" else {})
     with in_process():
         assert field(Site.of(entries).policy, key) == value
-
-
-def test_so_may_a_relay_which_needs_its_release_and_is_needed_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = OWN | {"release": "anonymous", "relay-ca": "/keys/ca.crt", "parties": TEXTS["parties"], "party-key": "/own"}
-    with raises(SiteError, "site.conflict"):
-        Site.of(base)
-    monkeypatch.setenv("UMBEL_RELAY", "https://relay:8443")
-    assert Site.of(base).policy.relay == "https://relay:8443"
-    assert Site.of(base | {"relay": "https://other:8443"}).policy.relay == "https://other:8443"
 
 
 def test_no_way_lets_a_site_release_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:

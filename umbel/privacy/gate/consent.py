@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from flwr.app import RecordDict
 
-from umbel.privacy.anonymous.terms import Opening
 from umbel.privacy.gate.hours import is_open
 from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy, Role
 from umbel.privacy.gate.refusals import explain
@@ -171,7 +170,7 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             round=round,
             clients=training.clients[: config.clients_per_round],
             # A run config does not say who adds the noise; a site that accepts one has decided it.
-            release_by=_accepted(config, policy),
+            release_by=_accepted(policy),
             # These do not change the price: the run's models, and a strategy's own option.
             run=training.run,
             frozen_digest=training.frozen_digest,
@@ -179,11 +178,6 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             moments=training.moments,
         )
         differs |= _unlike(training, said, "clients_per_round")
-        if (
-            training.release_by is ReleaseBy.ANONYMOUS
-            and (least := Opening.read(content).least) < config.anonymous_least
-        ):
-            differs["anonymous_least"] = str(least)
     if evaluation is not None:
         expected = replace(
             evaluation,
@@ -203,10 +197,8 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
     return differs
 
 
-def _accepted(config: RunConfig, policy: Policy) -> ReleaseBy:
-    if policy.release is not AcceptedRelease.ANY:
-        return ReleaseBy(policy.release.value)
-    return ReleaseBy.ANONYMOUS if config.anonymous_least else ReleaseBy.CLIENT
+def _accepted(policy: Policy) -> ReleaseBy:
+    return ReleaseBy.CLIENT if policy.release is AcceptedRelease.ANY else ReleaseBy(policy.release.value)
 
 
 def _unlike(asked: Spec, said: Spec, clients: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ _NARROWER: Mapping[str, Callable[[Any, Any], bool]] = {
     **dict.fromkeys(
         (
             "min-noise-multiplier", "min-row-noise-multiplier", "clip-norm-floor", "min-clients", "least-parties",
-            "colluding-parties", "anonymous-least",
+            "colluding-parties",
         ),
         lambda own, file: own >= file,
     ),

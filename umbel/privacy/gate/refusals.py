@@ -27,10 +27,10 @@ from umbel.protocol.words import one_line
 PUBLIC = frozenset(
     f"refused.{reason}"
     for reason in (
-        "anonymous", "anonymous-least", "budget", "bundle-or-task", "by-people",
+        "budget", "bundle-or-task", "by-people",
         "choice", "clipping", "disclose-choice", "evaluations", "hours",
-        "hypotheses", "long-request", "mechanism", "message-type", "min-clients", "no-relay", "no-reports", "noise",
-        "noise-out-of-range", "old-run", "old-site", "open-choice", "other-server", "private-radius", "relay-away",
+        "hypotheses", "long-request", "mechanism", "message-type", "min-clients", "no-reports", "noise",
+        "noise-out-of-range", "old-run", "old-site", "open-choice", "other-server", "private-radius",
         "release", "role", "row-noise", "row-rate", "rows",
         "secure-parties", "secure-round", "secure-shares", "secure-survivors", "secure-terms",
         "signature", "strategy", "told-before", "too-late", "too-many-wait", "tripwire", "unbounded",
