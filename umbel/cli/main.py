@@ -115,7 +115,6 @@ COMMANDS: Table = {
 }
 SERVER: Table = {
     "start": ("umbel.deploy.server:start", "Start Flower's SuperLink behind umbel's guard."),
-    "install": ("umbel.deploy.systemd:server", "Write a systemd unit that starts the server."),
     "executor": ("umbel.deploy.programs:app", "Start only the executor, which runs the ServerApps."),
     "login": ("umbel.deploy.server:login", "Store the operator's secret for a connection of flwr."),
     "status": ("umbel.cli.commands.sites:status", "Print a run's round, its sites, and the time left."),
@@ -125,7 +124,6 @@ SITE: Table = {
     "start": ("umbel.deploy.node:app", "Start a site's node on one machine: a SuperNode, and umbel's executor."),
     "supernode": ("umbel.deploy.supernode:app", "Start only the SuperNode, for an executor in another container."),
     "executor": ("umbel.client.commands:executor", "Start only the executor, which runs the site's own app."),
-    "install": ("umbel.deploy.systemd:site", "Write a systemd unit that starts the site's node."),
     "check": ("umbel.client.commands:check", "Explain a site's configuration, and check it."),
     "metrics": ("umbel.console.metrics:app", "Print a site's metrics for Prometheus, or serve them."),
     "console": (

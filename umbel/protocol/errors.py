@@ -21,7 +21,6 @@
     ├── GuardError          the guard in front of the server cannot be set up
     ├── MetricsError        metrics cannot be collected or served
     ├── ServerError         the server cannot start
-    ├── UnitError           a systemd unit cannot be written
     ├── DemoError           the demonstration cannot continue
     ├── DiskError           a file cannot be written, because its disk is full
     └── WorthError          under ``--strict``, a run is not shown to be worth it
@@ -147,10 +146,6 @@ class MetricsError(UmbelError, kind="metrics", exit_code=2):
 
 class ServerError(UmbelError, kind="server"):
     """The server cannot start."""
-
-
-class UnitError(UmbelError, kind="unit", exit_code=2):
-    """A systemd unit cannot be written."""
 
 
 class DemoError(UmbelError, kind="demo"):
