@@ -18,7 +18,6 @@ def explained(policy: Policy) -> list[tuple[str, str]]:
     """Return what a policy means, as answers to the questions of the people who are responsible for the data."""
     return [
         ("who may ask", " ".join(_who(policy))),
-        ("when", f"By the site's own clock: {policy.hours}." if policy.hours else "At any time."),
         ("what leaves", " ".join(_what(policy))),
         ("what it costs a client", " ".join(_cost(policy))),
         ("what is not covered", " ".join(_gaps(policy)) or "Nothing that this policy allows."),

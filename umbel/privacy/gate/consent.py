@@ -1,4 +1,4 @@
-"""Which runs a site answers: by hours and strategy, by the researcher who signed them, or by people's approval."""
+"""Which runs a site answers: by strategy, by the researcher who signed them, or by people's approval."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from flwr.app import RecordDict
 
-from umbel.privacy.gate.hours import is_open
 from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy, Role
 from umbel.privacy.gate.refusals import explain
 from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
@@ -42,7 +41,7 @@ def check_admitted(
     waits for separate approval, so that only approved tasks are carried out.
     """
     policy = site.policy
-    check_open(site, config)
+    check_strategy(site, config)
     if not site.approves:
         return ""
     researcher = _researcher(site, run, config)
@@ -64,18 +63,11 @@ def check_admitted(
     return Runs.of(site).check_approved(run, asks, policy.digest, signed)
 
 
-def check_open(site: Site, config: RunConfig) -> None:
-    """Raise `Refused` unless the site answers at this hour, and runs of this strategy: before it looks at its data."""
-    policy = site.policy
-    if site.simulated:
-        return
-    now = datetime.now().astimezone()
-    if not is_open(policy.hours, now):
-        raise Refused(
-            f"this site answers in these hours only: {policy.hours}; here it is {now:%a %H:%M %Z}", code="refused.hours"
-        )
-    if policy.strategies and config.strategy not in policy.strategies.split():
-        text = f"the run has strategy {config.strategy!r}; this site accepts {policy.strategies}"
+def check_strategy(site: Site, config: RunConfig) -> None:
+    """Raise `Refused` unless the site answers runs of this strategy: before it looks at its data."""
+    accepted = site.policy.strategies
+    if not site.simulated and accepted and config.strategy not in accepted.split():
+        text = f"the run has strategy {config.strategy!r}; this site accepts {accepted}"
         raise Refused(text, code="refused.strategy")
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from umbel.privacy.accounting.guarantee import amount, pure_cost
 from umbel.privacy.gate import randomness
 from umbel.privacy.gate.charges import Account, Charge
-from umbel.privacy.gate.hypotheses import check_honest, check_hypotheses
+from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.releases import Sanitiser, check_noise, round_to_grid, sanitise
@@ -179,8 +179,6 @@ class Passage:
         """Return k; raise `Refused` if task or hypotheses violate the policy."""
         k = len(next(iter(self.hypotheses.values())))
         self.site.policy.check(task, k)
-        if self.site.policy.tripwire:
-            check_honest(self.hypotheses, self.state)
         return k
 
     def _by_client(self, task: TrainingSpec, k: int) -> Sanitised:

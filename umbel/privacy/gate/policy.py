@@ -16,7 +16,6 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from umbel.privacy.gate.hours import windows
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused, SiteError
@@ -249,9 +248,6 @@ class Policy(Settings):
     strategies: Text = Field(
         "", description="strategies of a run that the site accepts, separated by spaces; all if empty"
     )
-    hours: Text = Field(
-        "", description='hours in which the site answers, as in "mon-fri 20:00-06:00, sat-sun"; always if empty'
-    )
     policy_file: Text = Field(
         "", description="absolute path of a policy.toml with these entries, which all other entries may only narrow"
     )
@@ -287,9 +283,6 @@ class Policy(Settings):
         "interpolate, ditto, mr-mtl, apfl, fedrep, knn-per, or auto: the method that best suits the client's rows",
     )
     personalise_epochs: Whole = Field(10, ge=1, description="epochs of such a method, if it trains")
-    tripwire: Flag = Field(
-        False, description="refuse to train hypotheses that no honest server would send: degenerate or repeated"
-    )
     noise_all_items: Flag = Field(
         False, description="in simulation: if a run has message-noise, add it to all rows, not only to changed ones"
     )
@@ -343,7 +336,6 @@ class Policy(Settings):
             )
         if not self.mechanisms.split():
             raise ValueError("mechanisms must name at least one")
-        windows(self.hours)
         self._check_researchers()
         if same := same_key({name: public_key(name, key) for name, key in self.party_keys.items()}):
             # One site would count as two.

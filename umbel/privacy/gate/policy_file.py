@@ -42,7 +42,6 @@ _NARROWER: Mapping[str, Callable[[Any, Any], bool]] = {
         lambda own, file: own >= file,
     ),
     "exact-losses": lambda own, file: own <= file,
-    "tripwire": lambda own, file: own >= file,
     "clipping": lambda own, file: own is AcceptedRadius.PUBLIC,
     "release": lambda own, file: file is AcceptedRelease.ANY,
     "protect": lambda own, file: own is Protect.BOTH,

@@ -47,7 +47,6 @@ def moves(reason: str) -> str:
 
 PASSING = {
     "refused.waits": "its people have to approve the run",
-    "refused.hours": "it answers at other hours",
     "refused.too-many-wait": "its people have to decide on other requests first",
 }
 """Refusals that end by themselves, or by people of the site."""
