@@ -214,8 +214,7 @@ def test_no_entry_goes_by_its_old_name() -> None:
 def test_each_party_stands_in_the_docs_with_what_stops_it() -> None:
     rows = table("privacy.md", "| party | what it may do | what stops it | shown by |")
     assert [row[0] for row in rows] == [
-        "server", "site", "server, in a secure sum", "relay", "server, with anonymous releases", "network",
-        "other clients", "researcher", "image builder",
+        "server", "site", "server, in a secure sum", "network", "other clients", "researcher", "image builder",
     ]  # fmt: skip
     assert all(len(row) == 4 and "`tests/" in row[3] for row in rows)
 
@@ -235,7 +234,6 @@ def test_each_mode_stands_in_the_docs_with_what_the_account_makes_of_it() -> Non
         "open choice": dataclasses.replace(release, choice_epsilon=0.0),
         "the paper's clipping": dataclasses.replace(release, clipping=Clipping.UPDATE),
         "site release": site_release(release),
-        "anonymous release": release,
         "reports with noise": Release(Kind.REPORT, 2, 20.0, Clipping.PUBLIC),
         "a site's mean loss": Release(Kind.REPORT, 2, 20.0, Clipping.PUBLIC),
         "unsanitised": dataclasses.replace(release, noise_multiplier=0.0),

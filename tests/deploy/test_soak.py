@@ -188,7 +188,6 @@ def _site(folder: Path, i: int, public: str, year: Year) -> dict[str, Any]:
         ledger-path = "{folder / "ledger.sqlite"}"
         role = "split"
         budget = {BUDGET}
-        hours = "20:00-06:00"
         [researchers]
         ann = "{public}"
         # end

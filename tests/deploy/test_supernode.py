@@ -63,6 +63,6 @@ def test_a_server_that_is_not_there_is_told_in_one_line_by_a_node_that_gives_up(
         [*command, "--max-retries=1", "--port", str(free_port())],
         env=os.environ | own, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 1, "after 2, systemd and Slurm's script would not start it again"
+    assert done.returncode == 1, "after 2, systemd would not start it again"
     assert done.stderr.splitlines()[-1].endswith("[site.no-server]")
     assert "Traceback" not in done.stderr

@@ -13,7 +13,7 @@ from umbel.cli.commands import sign
 from umbel.client import dp_sgd
 from umbel.client.personal.auto import CLASS_PREFERENCES, PREFERENCES
 from umbel.client.row_gradients import SLACK
-from umbel.deploy import certs, guard, relay
+from umbel.deploy import certs, guard
 from umbel.deploy.connections import BoundedConnection, Door
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate import runs
@@ -94,9 +94,7 @@ SAID: list[tuple[str, str]] = [
     (SITES, f"for 1 round, then 3, 7, at most {presence._LONGEST_ABSENCE}"),
     (SITES, f"less than {home.LEAST_ROOM >> 20} MiB left at the server"),
     (SITES, f"Below {home.LAST_ROOM >> 20} MiB, replies wait"),
-    (SITES, f"listens at port {option(relay.main, 'port')}"),
-    (SITES, f"at most {option(relay.main, 'memory') >> 10} GiB of releases"),
-    (SITES, {365: "The certificate of a server or relay expires after a year,"}.get(certs.SERVER_DAYS, "?")),
+    (SITES, {365: "The certificate of a server expires after a year,"}.get(certs.SERVER_DAYS, "?")),
     (SITES, {3650: "the CA after ten"}.get(certs.CA_DAYS, "?")),
     (SITES, f"In the last {certs.RENEW_DAYS} days"),
     (SITES, f"| connections | {Door.most} in total (a site has two), {Door.most_of_a_peer} per address"),

@@ -36,18 +36,9 @@ _ENDS = {"&&", "||", "|", ";", "&"}
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z-]*(/\w+)?|<.*>|last(/\w+)?")
 """Words that stand for another: a run, a folder, a number."""
 _PLAIN = (
-    "cp",
-    "export",
-    "helm",
-    "kubectl",
-    "mkdir",
-    "sbatch",
-    "scancel",
-    "sha256sum",
-    "source",
-    "ssh-keygen",
-    "tensorboard",
-)
+    "chown", "cp", "export", "helm", "install", "kubectl", "mkdir", "runuser", "sha256sum", "source", "ssh-keygen",
+    "systemctl", "tensorboard", "useradd",
+)  # fmt: skip
 """Programs whose words are not looked at."""
 _FLOWER = {
     "flower-supernode": ("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode"),

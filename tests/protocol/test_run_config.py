@@ -130,7 +130,6 @@ def rows(**changes: float) -> dict[str, Any]:
         (ROWS | {"noise-multiplier": 1.0}, ("noise-multiplier = 0", "both")),
         (ROWS | {"protect": "both"}, ("noise-multiplier", "rows")),
         (ROWS | {"message-noise": 1.0}, ("message-noise",)),
-        (ROWS | {"anonymous-least": 5}, ("anonymous-least",)),
         (rows(rate=1e-7), ("rate", "local-steps")),
         # What a node would refuse: a run with it fails before it asks any.
         (rows(rate=1e-10) | {"local-steps": 3}, ("row-rate", "1e-09")),

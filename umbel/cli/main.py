@@ -69,13 +69,6 @@ def _server() -> None:
     """Start the server, sign in to it, and print a run's status."""
 
 
-def _relay() -> None:
-    """Start a relay, which hides the sender of each release from the server.
-
-    People who do not run the server run it.
-    """
-
-
 def _site() -> None:
     """Check and start a site, read its books, and decide on requests."""
     # Installed modules come before a site's own: its working folder may hold files from others.
@@ -111,7 +104,6 @@ COMMANDS: Table = {
     "bundle": ("umbel.client.bundle:app", "Print the hash that identifies this umbel, and write its bundle."),
     "server": ("umbel.cli.main:server", "Start the server, sign in to it, and print a run's status."),
     "sign": ("umbel.cli.commands.sign:app", "Sign a run's settings, for sites that list their researchers."),
-    "relay": ("umbel.cli.main:relay", "Start a relay, which hides the sender of each release from the server."),
     "audit": (
         "umbel.cli.commands.audit:app",
         "Audit a Mod, filter or strategy wrapper of any package: is its claim true?",
@@ -139,12 +131,7 @@ SERVER: Table = {
         "Print a run's round, its sites, why some are missing, and the time left.",
     ),
     "login": ("umbel.deploy.server:login", "Store the operator's secret for a connection of flwr."),
-    "install": ("umbel.deploy.systemd:server", "Write a systemd unit that starts the server."),
     "metrics": ("umbel.deploy.metrics:app", "Print the metrics of runs and sites for Prometheus, or serve them."),
-}
-RELAY: Table = {
-    "start": ("umbel.deploy.relay:app", "Start a relay, which keeps all in memory."),
-    "install": ("umbel.deploy.systemd:relay", "Write a systemd unit that starts the relay."),
 }
 SITE: Table = {
     "start": ("umbel.deploy.node:app", "Start a site's node on one machine: a SuperNode, and umbel's executor."),
@@ -159,7 +146,6 @@ SITE: Table = {
     ),
     "log": ("umbel.cli.commands.log:app", "Print what servers asked, and what the site decided."),
     "backup": ("umbel.cli.commands.journal:backup", "Copy the ledger and its log, also while the site runs."),
-    "install": ("umbel.deploy.systemd:site", "Write a systemd unit that starts the site's node."),
     "metrics": ("umbel.console.metrics:app", "Print a site's metrics for Prometheus, or serve them."),
     "console": (
         "umbel.console.app:app",
@@ -173,4 +159,4 @@ PARTS: Table = {
 }
 
 app, runs, server = _group(COMMANDS, _umbel, whole=True), _group(RUNS, _runs), _group(SERVER, _server)
-relay, site, parts = _group(RELAY, _relay), _group(SITE, _site), _group(PARTS, _parts)
+site, parts = _group(SITE, _site), _group(PARTS, _parts)

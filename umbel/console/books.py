@@ -424,9 +424,8 @@ _PLAN = (
     "message-noise", "protect", "rows", "noise-multiplier", "mechanism", "choice-epsilon", "max-participations",
     "noise-per", "clipping", "clip-norm", "clip-norm-decay", "clip-norm-floor", "restarts", "start-from",
     "validate-every",
-    "anonymous-least",
 )  # fmt: skip
-_OFF_AT_0 = frozenset(("rows", "anonymous-least", "message-noise"))
+_OFF_AT_0 = frozenset(("rows", "message-noise"))
 """Settings that say nothing where they are 0."""
 
 

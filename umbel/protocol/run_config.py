@@ -35,8 +35,8 @@ MAX_ROW_STEPS = 1_000_000
 AUTO = 0
 """Placeholder for a number of hypotheses that the strategy chooses (`umbel.strategies.how_many`)."""
 _AUTO_MOST, _RELEASES_EACH = 8, 4
-_LATER = frozenset(("anonymous-least", "relay", "relay-ca", "protect", "delta", "rows"))
-"""Settings that runs had no need to name before there were relays, or guarantees for rows."""
+_LATER = frozenset(("protect", "delta", "rows"))
+"""Settings that runs had no need to name before there were guarantees for rows."""
 
 
 def _number(value: Any) -> Any:
@@ -246,15 +246,6 @@ class RunConfig(Settings):
         "batch-size has no effect",
     )
 
-    anonymous_least: int = Field(
-        0,
-        ge=0,
-        description="fewest releases in a batch that a relay hands on without their senders; 0 for releases that name "
-        "their client",
-    )
-    relay: str = Field("", description="address of that relay, as https://HOST:PORT; not in simulation")
-    relay_ca: str = Field("", description="absolute path of the CA certificate of the relay's operator")
-
     per_node: str = Field(
         "",
         description='limits for one node, as in "clients=500 share=0.2 update-norm=5": nodes that report more clients '
@@ -303,11 +294,6 @@ class RunConfig(Settings):
         if self.mechanism != LAPLACE and self.clipping is Clipping.UPDATE and self.noise_multiplier:
             text = f'mechanism = "{self.mechanism}" needs a public clip norm; set clipping = "public"'
             raise ValueError(text)
-        if self.anonymous_least > self.clients_per_round:
-            text = f"anonymous-least = {self.anonymous_least} exceeds clients-per-round = {self.clients_per_round}"
-            raise ValueError(f"{text}; lower it, or ask more clients")
-        if self.anonymous_least and self.clipping is not Clipping.PUBLIC:
-            raise ValueError('anonymous-least needs a public clip norm; set clipping = "public"')
         if self.max_participations and self.limits.share < 1:
             text = "max-participations and the share of per-node cannot be combined; set max-participations = 0"
             raise ValueError(f"{text}, or leave share out")
@@ -337,8 +323,6 @@ class RunConfig(Settings):
             raise ValueError('protect = "both" needs noise on models; set a noise-multiplier, or protect = "rows"')
         if self.message_noise:
             raise ValueError("message-noise reveals facts about rows, which protect hides; set it to 0")
-        if self.anonymous_least:
-            raise ValueError('anonymous-least is for protect = "clients" alone; set it to 0')
         rows = self.of_rows
         if rows and self.local_epochs > MAX_ROW_STEPS * rows.rate and not self.local_steps:
             text = f"local-epochs / rate makes more than {MAX_ROW_STEPS:,} steps a round"

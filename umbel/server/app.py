@@ -79,9 +79,6 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
     if setup.config.patience and not roster.validation:
         text = "patience = %d has no effect without validation clients: the run does all its rounds"
         log(WARNING, text, setup.config.patience)
-    if least := setup.config.anonymous_least:
-        log(INFO, "Releases name no client, in batches of at least %d; the guarantee holds against server and relay "
-            "together", least)  # fmt: skip
     if not roster.simulated:
         logs.configure()
         logs.about(run=run_id)

@@ -23,7 +23,7 @@ from umbel.server.snapshots import Snapshots
 # Settings that may change when a run resumes.
 _FREE = {
     "resume", "rounds", "patience", "validate-every", "observers", "min-releases", "device", "min-nodes",
-    "node-wait", "round-timeout", "pause", "quorum", "per-node", "track", "relay", "relay-ca",
+    "node-wait", "round-timeout", "pause", "quorum", "per-node", "track",
 }  # fmt: skip
 
 

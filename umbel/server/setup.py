@@ -77,10 +77,6 @@ class Setup:
                 f"message-noise is for models with local parameters, not {model.name!r}; set it to 0",
                 code="config.message-noise",
             )
-        if run.anonymous_least and (strategy.release_by is not ReleaseBy.CLIENT or strategy.discloses_choice):
-            why = "knows its clients' choices" if strategy.discloses_choice else "reads sums"
-            text = f"anonymous-least is for strategies that read single releases; {run.strategy!r} {why}"
-            raise ConfigError(f"{text}: set it to 0, or use another strategy", code="config.anonymous")
         if run.protect is Protect.ROWS and strategy.release_by is not ReleaseBy.CLIENT:
             text = f'protect = "rows" is for strategies that read single releases; {run.strategy!r} reads sums'
             raise ConfigError(f'{text}: set protect = "both", or use another strategy', code="config.rows")

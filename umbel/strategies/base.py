@@ -98,7 +98,7 @@ class Outcome:
     Attributes
     ----------
     clients : ndarray of int, shape (m,)
-        The training clients that released; all -1 if releases are anonymous.
+        The training clients that released.
     groups : ndarray of int, shape (m,)
         The hypothesis that each release was assigned to; -1 if there were too few releases, and if sites released
         sums, which hide who trained which hypothesis.

@@ -48,21 +48,6 @@ def test_the_numbers_come_from_the_config_and_its_dataset(hospitals: None) -> No
     assert "twice the clients" not in output, "100 of 140 are asked"
 
 
-def test_a_plan_behind_a_relay_tells_both_guarantees_apart() -> None:
-    numbers = ["--parameters", "7", "--hypotheses", "1", "--clients", "2062", "--clients-per-round", "2062"]
-    run_of_one_round = [*numbers, "--noise-multiplier", "3.5", "--rounds", "1"]
-    code, output = run(*run_of_one_round, "--anonymous", "2062")
-    assert code == 0, output
-    for text in ("median 4, most 4", "most 3.855", "most 0.3021", "relay and server together", "needs umbel relay"):
-        assert text in output
-    near = run(*run_of_one_round, "--anonymous", "2062", "--distance", "0.5")[1]
-    assert "its epsilon at distance 0.5" in near
-    assert "distance" not in output
-    ended(*run(*run_of_one_round, "--distance", "0.5"), "config.missing-figure")
-    assert "relay" not in run(*run_of_one_round)[1]
-    ended(*run(*run_of_one_round, "--anonymous", "3000"), "config.impossible-figure")
-
-
 def test_a_plan_tells_nothing_about_rows_unless_they_are_public(umbel_home: Path, tmp_path: Path) -> None:
     """A clip norm of clients' updates would be a release without noise that no ledger counts."""
     told = []

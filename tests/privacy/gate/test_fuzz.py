@@ -60,7 +60,7 @@ SITES: dict[str, dict[str, Any]] = {
     },
     "reports": {"report-noise-multiplier": 2.0, "report-bound": 3.0, "max-participations": 60},
     "validation": {"role": "validation", "max-evaluations": 40},
-    "keeps": {"role": "split", "keep-model": "{folder}/models", "tripwire": True},
+    "keeps": {"role": "split", "keep-model": "{folder}/models"},
     "place": {"role": "split", "place": "1/3"},
     "vectors": {"balanced-batches": True, "max-participations": 60},
 }  # fmt: skip

@@ -313,15 +313,6 @@ def test_of_nodes_elsewhere_nobody_knows_what_was_stolen(attack_config: Config) 
         assert played.last(client, 2.0) == here.last(client, 2.0) | dict.fromkeys(ERRORS), "which changes nothing else"
 
 
-@pytest.mark.parametrize(("attack", "interactions"), [("zero", 0), ("spectral", 1), ("jitter", 12)])
-def test_a_tripwire_stops_zeros_and_repeats_but_not_who_knows_of_it(
-    attack_config: Config, attack: str, interactions: int
-) -> None:
-    config = attack_config | options(attack=attack, error=0.0, multipliers="2")
-    played = Attacked(config, tripwire=True)
-    assert {played.last(client, 2.0)["interactions"] for client in played.victims} == {interactions}
-
-
 # --- what it leaves behind
 
 

@@ -52,7 +52,7 @@ _KNOWN = {*Policy.names(), *(old for old, new in SETTINGS.items() if new in Poli
 # A simulated node holds no site's data, and allows every request of a run.
 _SIMULATED: dict[str, Any] = {
     "role": "split", "min-noise-multiplier": 0.0, "clip-norm-floor": 0.0, "release": "any", "min-clients": 1,
-    "anonymous-least": 2, "clipping": "any", "max-choice-epsilon": "inf", "budget": "inf", "exact-losses": True,
+    "clipping": "any", "max-choice-epsilon": "inf", "budget": "inf", "exact-losses": True,
     "max-hypotheses": MAX_HYPOTHESES, "max-local-epochs": "inf", "max-local-steps": "inf", "max-examples": "inf",
     "max-seconds": "inf", "allow-unsanitised": True, "min-row-noise-multiplier": 0.0,
 }  # fmt: skip
@@ -143,7 +143,7 @@ class Site:
             raise SiteError(text, code="site.insecure-seed")
         if policy.protect is Protect.ROWS and math.isinf(policy.row_budget) and not policy.insecure_seed:
             raise SiteError('protect = "rows" needs a row-budget; set it, and row-delta', code="site.row-budget")
-        _ = self.ledger_path, self.keep_model, _path("relay-ca", policy.relay_ca)
+        _ = self.ledger_path, self.keep_model
 
     @cached_property
     def ledger_path(self) -> Path | None:

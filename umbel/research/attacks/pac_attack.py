@@ -163,7 +163,7 @@ class AttackOptions:
     ----------
     attack : str
         The items that the server sends: ``zero``, the paper's, items of zeros, from which every update is the local
-        vector up to sign and size; ``jitter``, almost zeros, never the same, which a tripwire does not catch;
+        vector up to sign and size; ``jitter``, almost zeros, never the same;
         ``spectral``, the honest items.
     reading : str
         How replies are read, and which task is asked for: their ``sum``, over a minibatch, as in the paper; or
