@@ -442,7 +442,7 @@ def _release(request: Request) -> tuple[Release, int, int] | str:
     asks, differs = request.asks, request.asks["differs"]
     try:
         run = RunConfig(**{name.replace("-", "_"): value for name, value in asks["config"].items()})
-    except ConfigError as error:  # another version of umbel kept it
+    except ConfigError as error:  # such as for code that is not installed
         return str(error)
     if (mechanism := differs.get("mechanism", run.mechanism)) not in MECHANISMS:
         # A name may lead to any installed code, and the site has not approved it.

@@ -10,7 +10,6 @@ from umbel.privacy.gate.policy import AcceptedRadius, AcceptedRelease, Approval,
 from umbel.privacy.gate.runs import Request
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.release import Protect
-from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 
 
@@ -137,8 +136,7 @@ def _work(policy: Policy) -> str:
 
 def asked(request: Request) -> str:
     """Return what a request asks of the site, in a few sentences."""
-    # Another version of umbel, with fewer settings, may have kept it.
-    entries, differs = RunConfig().entries() | request.asks["config"], request.asks["differs"]
+    entries, differs = request.asks["config"], request.asks["differs"]
     who = request.asks.get("researcher")
     model = entries["model"] or "the model of this site's data"
     steps, epochs = entries["local-steps"], entries["local-epochs"]

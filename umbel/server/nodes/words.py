@@ -52,10 +52,7 @@ PASSING = {
     "refused.relay-away": "its relay is away",
 }
 """Refusals that end by themselves, or by people of the site or its relay."""
-_MOVES = PASSING | {
-    "refused.old-site": "upgrade umbel at the site",
-    "refused.old-run": "start the run with a newer umbel",
-}
+_MOVES = PASSING | {"refused.version": "use the same umbel on both sides"}
 
 
 def _ordered(version: str) -> list[int]:
