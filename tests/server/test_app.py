@@ -11,6 +11,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,12 @@ from umbel.protocol.messages import asks
 from umbel.protocol.records import unpack
 from umbel.server import observers
 from umbel.server.observer import Run
+from umbel.server.observers import Released
 from umbel.server.rounds import draw_hypotheses
+from umbel.server.run_folder import RunFolder
+from umbel.server.runs import all_runs
 from umbel.server.setup import Setup
+from umbel.server.status import RunState
 
 # What is drawn `tests/server/report` looks at.
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -773,6 +778,40 @@ def test_sites_that_do_not_draw_noise_that_nobody_knows(play: Play, tmp_path: Pa
     loss = simulated.history[0]["loss"]
     assert deployed.history[0]["loss"] == pytest.approx(loss, rel=1e-6), "the same initial hypotheses"
     assert (deployed.arrays("latest")["weight"] != simulated.arrays("latest")["weight"]).all()
+
+
+def fails(run: Run) -> None:
+    raise FleetError("no site answers", code="nodes.missing")
+
+
+def is_stopped_by_flower(run: Run) -> None:
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize(
+    ("what", "state"),
+    [
+        (lambda run: None, RunState.COMPLETED), (lambda run: run.stop("it is enough"), RunState.STOPPED),
+        (is_stopped_by_flower, RunState.STOPPED), (fails, RunState.FAILED),
+    ],
+)  # fmt: skip
+def test_a_run_at_sites_says_how_it_ended(
+    play: Play, tmp_path: Path, umbel_home: Path, monkeypatch: pytest.MonkeyPatch, what: Any, state: RunState
+) -> None:
+    states = []
+
+    def after_round(self: Released, run: Run) -> None:
+        assert run.folder is not None
+        states.append(run.folder.read_status().state)
+        what(run)
+
+    monkeypatch.setattr(observers.Released, "after_round", after_round)
+    ended = pytest.raises((SystemExit, FleetError)) if what in (fails, is_stopped_by_flower) else nullcontext()
+    with ended:
+        play(sites=sites(tmp_path, 2), rounds=2)
+    assert {*states} == {RunState.RUNNING}
+    [folder] = all_runs()
+    assert RunFolder(folder).read_status().state is state
 
 
 def test_a_site_keeps_the_hypothesis_that_fits_each_client_best(play: Play, tmp_path: Path) -> None:

@@ -302,7 +302,7 @@ class RunFolder:
         try:
             return Status.model_validate_json(self._text(status_file))
         except FileNotFoundError:
-            text = f"{self.path} has no {status_file}: it is a simulation's, or its first round is not over"
+            text = f"{self.path} has no {status_file}: it is a simulation's, or has not begun"
         except (OSError, ValueError) as error:
             text = f"{status_file} in {self.path} cannot be used: {error}"
         raise ConfigError(text, code="config.status")
