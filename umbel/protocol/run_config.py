@@ -257,9 +257,8 @@ class RunConfig(Settings):
 
     observers: str = Field("", description='observers of the run, as "package.module:Class name=value", separated by ;')
 
-    track: str = Field("", description='tool that records the run: mlflow, tensorboard or wandb; "" for none')
-    track_options: str = Field(
-        "", description='options of that tool, as "name=value": uri and experiment, folder, or project'
+    track: Literal["", "mlflow", "tensorboard"] = Field(
+        "", description='tool that records the run: mlflow or tensorboard; "" for none'
     )
 
     min_nodes: int = Field(1, ge=1, description="nodes that must be connected before round 1")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.durations import in_time
-from umbel.protocol.errors import ConfigError, FleetError, UmbelError
+from umbel.protocol.errors import FleetError, UmbelError
 from umbel.protocol.flower import log
 from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room
 from umbel.protocol.words import count_of
@@ -27,7 +27,7 @@ from umbel.server.setup import Setup
 from umbel.server.snapshots import Snapshots
 from umbel.server.status import RunState, status_of
 from umbel.server.summary import Summary
-from umbel.server.tracking import TRACKERS, load_tracker
+from umbel.server.tracking import load_tracker
 
 _FIRST = 3  # rounds; a node without a reply in a single round may only be slow
 _LINES = 100
@@ -46,13 +46,7 @@ def named(setup: Setup) -> tuple[Observer, ...]:
     """
     run, strategy = setup.config, setup.strategy
     observes = (strategy,) if isinstance(strategy, Observer) else ()
-    observers = load_observers(run.observers)
-    for tool, place in TRACKERS.items():
-        # `track` has its own rule: a run that was sent must not report to whom its sender likes.
-        if any(place == f"{type(one).__module__}:{type(one).__qualname__}" for one in observers):
-            text = f"observers: {place!r} would track the run elsewhere; set track={tool!r} instead"
-            raise ConfigError(text, code="config.track-again")
-    return (*observers, *load_tracker(run.track, run.track_options), *observes)
+    return (*load_observers(run.observers), *load_tracker(run.track), *observes)
 
 
 class Released(Observer):

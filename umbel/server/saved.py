@@ -23,7 +23,7 @@ from umbel.server.snapshots import Snapshots
 _FREE = {
     "resume", "rounds", "patience", "validate-every", "observers", "min-releases", "device", "engine", "min-nodes",
     "node-wait", "round-timeout", "pause-below", "max-pause", "quorum", "max-clients-per-node", "max-node-share",
-    "max-update-norm", "track", "track-options", "relay", "relay-ca",
+    "max-update-norm", "track", "relay", "relay-ca",
 }  # fmt: skip
 
 

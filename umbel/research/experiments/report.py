@@ -129,7 +129,7 @@ def _simulated(folder: RunFolder) -> bool:
 
 def _baseline(setup: Setup) -> View:
     """Return a run of FedAvg from the same config."""
-    none = {"strategy-options": "", "observers": "", "track": "", "track-options": "", "resume": ""}
+    none = {"strategy-options": "", "observers": "", "track": "", "resume": ""}
     config = setup.config.entries() | {"strategy": FEDAVG, "hypotheses": 1} | none
     run = play(config)
     summary = Summary.of(run.setup)
