@@ -14,6 +14,7 @@ from tests.console.conftest import PUBLIC, books
 from tests.helpers.series import values_of
 from umbel.cli.main import app
 from umbel.client.readiness import Readiness
+from umbel.console.books import Books
 from umbel.console.metrics import Reading, series
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site_log import Entry, SiteLog
@@ -96,6 +97,20 @@ def test_a_damaged_log_makes_the_site_not_ready(site: Site) -> None:
     log.write_bytes(log.read_bytes().replace(b"trial 7", b"trial 8"))
     log.write_bytes(log.read_bytes()[:-3] + b"x\n")
     assert of(site)["umbel_site_ready"] == {(): 0}
+
+
+def test_they_follow_the_policys_file(site: Site) -> None:
+    """A node reads it for each message."""
+    file = site.ledger.parent / "policy.toml"
+    policy = f'data-path = "{site.ledger.parent / "own"}"\nledger-path = "{site.ledger}"\nrole = "split"\n'
+    file.write_text(policy + "budget = 7.5\n# end\n")
+    reading, readiness = Reading(Books.of(f'policy-file="{file}"')), Readiness(site.ledger, keeps=False)
+    for budget, content in ((7.5, "budget = 7.5\n# end\n"), (5.0, "budget = 5.0\n# end\n")):
+        file.write_text(policy + content)
+        found = values_of(series(reading, readiness, {}))
+        assert found["umbel_site_budget_left_ratio"]["0",] == pytest.approx(1 - 3.6 / budget, abs=1e-5)
+    file.write_text(policy + "budget = nothing\n")
+    assert values_of(series(reading, readiness, {}))["umbel_site_ready"] == {(): 0}
 
 
 def test_a_full_disk_makes_the_site_not_ready(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

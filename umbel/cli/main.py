@@ -140,10 +140,6 @@ SITE: Table = {
     "install": ("umbel.deploy.systemd:site", "Write a systemd unit that starts the site's node."),
     "check": ("umbel.client.commands:check", "Explain a site's configuration, and check it."),
     "metrics": ("umbel.console.metrics:app", "Print a site's metrics for Prometheus, or serve them."),
-    "console": (
-        "umbel.console.app:app",
-        "Open a page on this machine to read the site's records and decide on requests.",
-    ),
 }
 
 app, server = _group(COMMANDS, _umbel, whole=True), _group(SERVER, _server)
