@@ -25,9 +25,7 @@ from umbel.client.app import app as client_app
 from umbel.privacy.accounting.guarantee import guarantee, secure_release, site_release
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.gate.policy import Personal, Policy
-from umbel.protocol import old_names
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.old_names import PACKAGES, SETTINGS
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.research.experiments.__main__ import app
@@ -43,11 +41,8 @@ of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.
 
 @of_each_page
 def test_every_command_would_be_understood(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    if page.name == "names.md":  # whose first columns are what is gone
-        text = re.sub(r"^\| [^|]*\|", "|", text, flags=re.MULTILINE)
     wrong = []
-    for words in commands.commands(text):
+    for words in commands.commands(page.read_text(encoding="utf-8")):
         try:
             commands.check(words)
         except AssertionError as error:
@@ -147,9 +142,9 @@ def test_every_example_in_python_names_what_is_there(page: Path) -> None:
 
 
 @of_each_page
-def test_every_example_in_toml_is_toml_and_has_no_old_name(page: Path) -> None:
+def test_every_example_in_toml_is_toml(page: Path) -> None:
     for block in commands.blocks(page.read_text(encoding="utf-8"), "toml"):
-        assert not tomllib.loads(block).keys() & SETTINGS.keys()
+        tomllib.loads(block)
 
 
 @of_each_page
@@ -187,28 +182,6 @@ def test_every_entry_of_a_sites_policy_says_what_it_means_and_the_notes_are_of_s
     assert all(len(row) == 2 for row in rows)
     assert {row[0] for row in rows} <= entries.keys()
     assert "<!-- policy -->" in (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(("after", "names"), [("## Settings", SETTINGS), ("## Import paths", PACKAGES)])
-def test_every_old_name_that_is_understood_stands_beside_the_new_one(after: str, names: dict[str, str]) -> None:
-    assert table("names.md", "| old | new |", after) == [[f"`{old}`", f"`{new}`"] for old, new in names.items()]
-
-
-def test_every_old_kind_of_model_stands_in_the_docs_with_its_new_name() -> None:
-    rows = [[cell.strip("`") for cell in row] for row in table("names.md", "| old | new |", "## Models")]
-    assert [old_names.model(old) for old, _ in rows] == [new for _, new in rows]
-    assert all(any(re.fullmatch(pattern, old) for old, _ in rows) for pattern in old_names.MODELS)
-
-
-def test_old_commands_are_gone() -> None:
-    for old, _ in table("names.md", "| old | new |", "## Commands"):
-        (words,) = commands.commands(old)
-        with pytest.raises(AssertionError):
-            commands.check(words)
-
-
-def test_no_entry_goes_by_its_old_name() -> None:
-    assert not SETTINGS.keys() & {name for name, *_ in Policy.table()}
 
 
 def test_each_party_stands_in_the_docs_with_what_stops_it() -> None:

@@ -162,7 +162,7 @@ def test_what_umbel_imports_comes_with_it() -> None:
     """Or with the extra of a room; libraries of models and trackers are the user's to install."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras, homes = project["optional-dependencies"], metadata.packages_distributions()
-    optional = {"mlflow", "nvflare", "onnx", "onnxruntime", "wandb"}
+    optional = {"mlflow", "nvflare", "onnx", "onnxruntime"}
     for room in (ROOT / "umbel").iterdir():
         more = {"datasets": extras["recipes"], "research": extras["research"]}.get(room.name, [])
         there = installed_with(*project["dependencies"], *more)

@@ -64,8 +64,6 @@ def test_what_python_imports_comes_when_it_is_asked_for() -> None:
         assert getattr(umbel, name).__name__ == name
     with pytest.raises(AttributeError, match="module 'umbel' has no attribute 'from_nothing'"):
         _ = umbel.from_nothing
-    with pytest.warns(FutureWarning, match="write_dataset"):
-        assert umbel.write_federation is umbel.write_dataset, "the name of umbel 0.1"
 
 
 @pytest.mark.rest

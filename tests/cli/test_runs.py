@@ -130,6 +130,19 @@ def test_a_run_that_is_not_there_is_named(umbel_home: Path, tmp_path: Path) -> N
         umbel.load(tmp_path)
 
 
+@pytest.mark.parametrize("version", ["", "version = 8\n"])
+def test_a_run_folder_of_another_version_is_refused(kept: Path, tmp_path: Path, version: str) -> None:
+    run = shutil.copytree(kept, tmp_path / "run")
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("version = 1\n", version, 1))
+    with raises(ConfigError, "config.version", "version 1", "run it again"):
+        _ = umbel.load(run).config
+    with raises(ConfigError, "config.version"):
+        umbel.run(str(config))
+    with raises(ConfigError, "config.version"):
+        umbel.run("synthetic", start_from=str(run), seed=1, rounds=1)
+
+
 @pytest.mark.usefixtures("blank_figures")
 def test_a_run_says_what_it_was_worth(umbel_home: Path, kept: Path) -> None:
     run = umbel.run("synthetic", rounds=3, restarts=1)

@@ -209,27 +209,6 @@ def test_a_file_of_settings_names_only_code_that_lies_where_the_person_works(
     ended(*umbel(command, sent), "config.import", "it is read")
 
 
-@pytest.mark.parametrize("words", [("{run}", "--resume", "rounds=9"), ("{run}/config.toml", "rounds=9")], ids=" ".join)
-def test_a_run_reports_to_nobody_whom_the_person_does_not_name(
-    words: tuple[str, ...], kept: Path, tmp_path: Path
-) -> None:
-    run = sent_run(kept, tmp_path / "sent", "track", f"tensorboard folder={tmp_path / 'elsewhere'}")
-    words = tuple(word.format(run=run) for word in words)
-    ended(*umbel("run", *words), "config.track-again", "track='tensorboard folder=", "elsewhere", "track=''")
-    code, output = umbel("run", *words, "track=")
-    assert code == 0, output
-    assert not (tmp_path / "elsewhere").exists()
-
-
-def test_a_run_names_no_tracker_among_its_observers(kept: Path, tmp_path: Path) -> None:
-    """It would report as `track` does, without the question."""
-    tracker = f"umbel.server.tracking.tools:TensorBoard folder={tmp_path / 'elsewhere'}"
-    run = str(sent_run(kept, tmp_path / "sent", "observers", tracker))
-    for words in ((run, "--resume", "rounds=9"), (f"{run}/config.toml", "rounds=9")):
-        ended(*umbel("run", *words), "config.track-again", "track='tensorboard'")
-    assert not (tmp_path / "elsewhere").exists()
-
-
 def test_a_link_in_a_run_leads_no_writing_out_of_it(kept: Path, tmp_path: Path) -> None:
     run, outside = tmp_path / "sent", tmp_path / "outside"
     shutil.copytree(kept, run)

@@ -78,7 +78,7 @@ def _site() -> None:
 def _parts(context: typer.Context) -> None:
     """Start one process of a site or of the server, in a container of its own."""
     _umbel()
-    if context.invoked_subcommand != "server-executor":
+    if not (context.invoked_subcommand or "").startswith("server-"):
         _site()
 
 
@@ -131,7 +131,6 @@ SERVER: Table = {
         "Print a run's round, its sites, why some are missing, and the time left.",
     ),
     "login": ("umbel.deploy.server:login", "Store the operator's secret for a connection of flwr."),
-    "metrics": ("umbel.deploy.metrics:app", "Print the metrics of runs and sites for Prometheus, or serve them."),
 }
 SITE: Table = {
     "start": ("umbel.deploy.node:app", "Start a site's node on one machine: a SuperNode, and umbel's executor."),
@@ -146,15 +145,12 @@ SITE: Table = {
     ),
     "log": ("umbel.cli.commands.log:app", "Print what servers asked, and what the site decided."),
     "backup": ("umbel.cli.commands.journal:backup", "Copy the ledger and its log, also while the site runs."),
-    "metrics": ("umbel.console.metrics:app", "Print a site's metrics for Prometheus, or serve them."),
-    "console": (
-        "umbel.console.app:app",
-        "Open a page on this machine to read the site's records and decide on requests.",
-    ),
 }
 PARTS: Table = {
     "supernode": ("umbel.deploy.supernode:app", "Start only a site's SuperNode, for an executor in another container."),
     "executor": ("umbel.client.commands:executor", "Start only a site's executor, which runs the site's own app."),
+    "metrics": ("umbel.console.metrics:app", "Print a site's metrics for Prometheus, or serve them."),
+    "server-metrics": ("umbel.deploy.metrics:app", "Print a server's metrics for Prometheus, or serve them."),
     "server-executor": ("umbel.deploy.programs:app", "Start only the server's executor, which runs the ServerApps."),
 }
 

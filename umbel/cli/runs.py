@@ -21,7 +21,6 @@ from umbel.data.table import read_table
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.flower import log
-from umbel.protocol.old_names import DIGESTS
 from umbel.protocol.plugins import distrust
 from umbel.server.result import Result
 from umbel.server.run_folder import RunFolder
@@ -113,7 +112,7 @@ class Run(Result):
                         f"Dataset {name} has got other columns or scales since the run, so its rows personalise "
                         "nothing. The table is read with the columns and scales of the run."
                     )
-                elif was and digest_of(path) not in (was, DIGESTS.get(was)):
+                elif was and digest_of(path) != was:
                     notes.append(f"Dataset {name} has changed since the run; check that its columns are the same.")
         layout = described.layout if described and schema is None else schema
         if layout is None:

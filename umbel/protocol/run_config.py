@@ -35,8 +35,8 @@ MAX_ROW_STEPS = 1_000_000
 AUTO = 0
 """Placeholder for a number of hypotheses that the strategy chooses (`umbel.strategies.how_many`)."""
 _AUTO_MOST, _RELEASES_EACH = 8, 4
-_LATER = frozenset(("protect", "delta", "rows"))
-"""Settings that runs had no need to name before there were guarantees for rows."""
+FOLDER_VERSION = 1
+"""The version of the run folders that this umbel writes, and the only one that it reads."""
 
 
 def _number(value: Any) -> Any:
@@ -256,10 +256,8 @@ class RunConfig(Settings):
 
     observers: str = Field("", description='observers of the run, as "package.module:Class name=value", separated by ;')
 
-    track: str = Field(
-        "",
-        description='tool that records the run: mlflow, tensorboard or wandb, with its options, as in "mlflow '
-        'uri=... experiment=..."; "" for none',
+    track: Literal["", "mlflow", "tensorboard"] = Field(
+        "", description='tool that records the run: mlflow or tensorboard; "" for none'
     )
 
     min_nodes: int = Field(1, ge=1, description="nodes that must be connected before round 1")
@@ -417,16 +415,8 @@ class RunConfig(Settings):
         }
 
     def unsigned(self) -> dict[str, Any]:
-        """Return the entries without the signature: what it covers, and what people approve.
-
-        Later settings are left out while they have their defaults: earlier signatures and approvals still hold.
-        """
-        defaults = {field.alias: field.default for field in type(self).model_fields.values()}
-        return {
-            key: value
-            for key, value in self.entries().items()
-            if key != SIGNATURE and not (key in _LATER and value == defaults[key])
-        }
+        """Return the entries without the signature: what it covers, and what people approve."""
+        return {key: value for key, value in self.entries().items() if key != SIGNATURE}
 
 
 def read_saved(text: str) -> dict[str, Any]:
@@ -435,13 +425,19 @@ def read_saved(text: str) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        If it holds control characters, which a terminal would act on.
+        If its folder is of another version, or it holds control characters, which a terminal would act on.
     """
     try:
         saved = tomllib.loads(text)
     except RecursionError:
         raise ConfigError("config.toml is nested too deep; restore an intact copy", code="config.unreadable") from None
     if isinstance(config := saved.get("config"), dict):
+        if (version := saved.get("version")) != FOLDER_VERSION:
+            raise ConfigError(
+                f"the run's folder has version {version!r}, but this umbel reads version {FOLDER_VERSION}; read it "
+                "with the umbel that made it, or run it again",
+                code="config.version",
+            )
         distrust(*config.values())
         if odd := [one for one in (*config, *config.values()) if isinstance(one, str) and not one.isprintable()]:
             raise ConfigError(

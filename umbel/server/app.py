@@ -101,10 +101,12 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
             state = State(hypotheses=start, best=start)
             snapshots = Snapshots(state)
         checkpoints = held.enter_context(Checkpoints(snapshots))
-        observers += [Log(summary), Spending(summary), checkpoints, Sites(), Released(), *watching]
+        sites = Sites()
+        observers += [Log(summary), Spending(summary), checkpoints, sites, Released(), *watching]
         if setup.config.resume:
             observers.append(Resumed())
         run = Run(setup, grid, state, observers, folder.path.name, folder)
+        held.enter_context(sites.until_end(run))
         try:
             run_rounds(run)
         except DiskError as error:

@@ -67,7 +67,7 @@ def test_it_says_what_the_site_has_and_what_it_accepts(data: Path, tmp_path: Pat
     code, told = check(config)
     assert code == 0, told
     for text in (
-        "umbel 0.1.0, bundle", "protocol 8, and keeps ledgers of version 5",
+        "umbel 0.1.0, bundle", "protocol 1, and keeps ledgers of version 1",
         "4 clients, 8 rows", "4 train, 0 report", "linear, n = 2, loss mse", "intact",
         "budget = 7.0", "maximum epsilon between any two data sets", "The site can go online",
     ):  # fmt: skip

@@ -22,7 +22,8 @@ from tests.helpers.ledgers import spent
 from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.privacy.gate.store import digest_of_totals
+from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.store import Names, digest_of_totals
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import LedgerError
 from umbel.protocol.release import Clipping, Kind, Release
@@ -163,13 +164,18 @@ def test_a_damaged_ledger_is_refused_and_left_as_it_is(path: Path) -> None:
     assert path.read_bytes() == bytes(damaged)
 
 
-def test_a_ledger_of_a_later_version_is_refused(path: Path) -> None:
-    Ledger(path)
+@pytest.mark.parametrize("version", [0, 5, 9])
+def test_a_ledger_of_another_version_is_refused_and_left_as_it_is(path: Path, version: int) -> None:
+    Ledger(path).charge(TRAIN, [0])
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 9")
+    connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    with raises(LedgerError, "ledger.version", 9, 5):
-        Ledger(path)
+    content = path.read_bytes()
+    for kind in (Ledger, Runs, Names):
+        for open_store in (kind, kind.create):
+            with raises(LedgerError, "ledger.version", path, f"version {version}", "version 1", "ledger-path"):
+                open_store(path)
+    assert path.read_bytes() == content
 
 
 # --- the chain of hashes

@@ -100,8 +100,10 @@ def _remove(
     with errors_in_one_line(), ExitStack() as held:
         paths = list(dict.fromkeys(map(find_run, runs)))
         for path in paths:
-            # A run is a folder of files. A folder with subfolders holds more, which umbel must not delete.
-            if more := next((one for one in path.iterdir() if one.is_symlink() or not one.is_file()), None):
+            # A run is a folder of files, and of what followed it. A folder with others holds more, which umbel must not
+            # delete.
+            own = (one for one in path.iterdir() if one.name != "tensorboard" or one.is_symlink())
+            if more := next((one for one in own if one.is_symlink() or not one.is_file()), None):
                 text = f"{path} holds {more.name!r}, which is not part of a run; delete it by hand"
                 raise ConfigError(text, code="config.not-a-run-alone")
             held.enter_context(RunFolder(path).held())  # so that it neither runs nor resumes

@@ -14,7 +14,6 @@ from umbel.client.learner import best_hypothesis
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import ConfigError, DatasetError
-from umbel.protocol.old_names import DIGESTS
 from umbel.protocol.run_config import MAX_HYPOTHESES
 from umbel.research.experiments.runs import LOCAL_ONLY
 from umbel.server.report import HeldOut, Measured, View, check, render
@@ -153,7 +152,7 @@ def _alike(one: RunFolder, setup: Setup, other: RunFolder, theirs: Setup) -> boo
     """Return whether two runs had the same rows, as far as their folders tell: parts of a dataset differ."""
     digests = {str(folder.read_config().get("data", "")) for folder in (one, other)} - {""}
     parts = [bool(each.manifest and each.manifest.part) for each in (setup, theirs)]
-    return len({DIGESTS.get(digest, digest) for digest in digests}) < 2 or any(parts)
+    return len(digests) < 2 or any(parts)
 
 
 def _measured(setup: Setup, view: View) -> Measured | None:
