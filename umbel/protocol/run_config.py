@@ -76,9 +76,8 @@ class RunConfig(Settings):
 
     strategy: str = Field(
         "group-privacy",
-        description="group-privacy, site-average, secure-average, trimmed-mean, geometric-median, fedavg, fedavgm, "
-        "fedadam, fedyogi, fedadagrad, ifca, cfl, r-dpcfl, recommender, flower:Class for a strategy of Flower, or "
-        "package.module:Class",
+        description="group-privacy, site-average, secure-average, trimmed-mean, geometric-median, fedavg, ifca, cfl, "
+        "r-dpcfl, recommender, flower:Class for a strategy of Flower, or package.module:Class",
     )
     strategy_options: str = Field("", description='options of the strategy, as "name=value name=value"')
     dataset: str = Field(
