@@ -24,7 +24,6 @@ from umbel.strategies.r_dpcfl import RDPCFL
 from umbel.strategies.recommender import Recommender
 from umbel.strategies.robust import GeometricMedian, TrimmedMean
 from umbel.strategies.secure_average import SecureAverage
-from umbel.strategies.server_step import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from umbel.strategies.site_average import SiteAverage
 
 NOT_STRATEGIES = """
@@ -38,7 +37,7 @@ instance = GroupPrivacy(None)
 def test_the_built_in_strategies_have_names() -> None:
     kinds = {
         "group-privacy": GroupPrivacy, "trimmed-mean": TrimmedMean, "geometric-median": GeometricMedian,
-        "fedavg": FedAvg, "fedavgm": FedAvgM, "fedadam": FedAdam, "fedyogi": FedYogi, "fedadagrad": FedAdagrad,
+        "fedavg": FedAvg,
         "ifca": IFCA, "cfl": ClusteredFL, "r-dpcfl": RDPCFL, "recommender": Recommender,
         "site-average": SiteAverage, "secure-average": SecureAverage,
     }  # fmt: skip

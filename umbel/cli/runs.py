@@ -185,7 +185,7 @@ def run(
         Whether to run in separate processes: in Flower's own simulation, or on the Ray cluster that ``RAY_ADDRESS``
         names.
     baselines : bool
-        Whether to measure the run's worth at the end (`Run.worth`), which takes at most a quarter of its work.
+        Whether to measure the run's worth at the end (`Run.worth`).
     **values
         Run-config values, with underscores for hyphens, which override those of `config`.
 

@@ -19,7 +19,6 @@ from umbel.protocol.flower import log, pull_soon
 from umbel.protocol.plugins import trust
 from umbel.protocol.release import Clipping
 from umbel.server.history import State
-from umbel.server.memory import check_memory
 from umbel.server.observer import Observer, Run
 from umbel.server.observers import Checkpoints, Log, Released, Resumed, Sites, Spending, named
 from umbel.server.report import View, render
@@ -57,7 +56,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
     Raises
     ------
     ConfigError
-        If the run config is invalid, or the run does not fit this machine's memory.
+        If the run config is invalid.
     FleetError
         If the nodes that the run needs are missing, or return nothing.
     """
@@ -82,8 +81,6 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
     if not roster.simulated:
         logs.configure()
         logs.about(run=run_id)
-    local = roster.simulated and not getattr(grid, "elsewhere", False)
-    check_memory(setup, len(roster.nodes), local)
     summary = Summary.of(setup)
     with ExitStack() as held:
         if setup.config.resume:

@@ -136,8 +136,8 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """Whether the run was worth it, in words, with advice; errors as for `worth`."""
-        return self._worth.advice
+        """Whether the run was worth it, in a sentence; errors as for `worth`."""
+        return self._worth.verdict
 
     @property
     def guarantee(self) -> list[str]:

@@ -88,15 +88,15 @@ def local_only(model: Model, dataset: Dataset, run: RunConfig) -> dict[str, floa
 
 
 def train_alone(
-    learner: Learner, support: Cohort, query: Cohort, run: RunConfig, smaller: float = 1.0, epochs: int = LOCAL_EPOCHS
+    learner: Learner, support: Cohort, query: Cohort, run: RunConfig, smaller: float = 1.0
 ) -> Iterator[NDArray[np.float64]]:
     """Yield the metric (clients,) on one cohort's rows of clients that train alone on the other's, again and again.
 
     They begin with a run's first hypothesis, and train with its step size divided by `smaller`. Before each metric they
-    train for some more `epochs`.
+    train for `LOCAL_EPOCHS` more.
     """
     clients = range(len(support))
-    update = LocalUpdate(epochs, run.step_size / smaller, run.batch_size, descent=descent_of(run.optimizer))
+    update = LocalUpdate(LOCAL_EPOCHS, run.step_size / smaller, run.batch_size, descent=descent_of(run.optimizer))
     outputs = look(learner.model, tuple(query.features.shape[1:])).outputs[-1]
     models, chosen = draw_hypotheses(learner.model, 1, run.seed, 0), np.zeros(len(support), np.int64)
     local = learner.model.initial_local(streams(run.seed, "local", 0, clients))

@@ -16,7 +16,6 @@ from umbel.strategies.r_dpcfl import RDPCFL
 from umbel.strategies.recommender import Recommender
 from umbel.strategies.robust import GeometricMedian, TrimmedMean
 from umbel.strategies.secure_average import SecureAverage
-from umbel.strategies.server_step import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from umbel.strategies.site_average import SiteAverage
 from umbel.strategies.stock import PREFIX, Stock, adapted
 
@@ -25,11 +24,7 @@ __all__ = [
     "RDPCFL",
     "STRATEGIES",
     "ClusteredFL",
-    "FedAdagrad",
-    "FedAdam",
     "FedAvg",
-    "FedAvgM",
-    "FedYogi",
     "GeometricMedian",
     "GroupPrivacy",
     "HypothesisStrategy",
@@ -47,10 +42,6 @@ STRATEGIES: dict[str, type[HypothesisStrategy]] = {
     "trimmed-mean": TrimmedMean,
     "geometric-median": GeometricMedian,
     "fedavg": FedAvg,
-    "fedavgm": FedAvgM,
-    "fedadam": FedAdam,
-    "fedyogi": FedYogi,
-    "fedadagrad": FedAdagrad,
     "ifca": IFCA,
     "cfl": ClusteredFL,
     "r-dpcfl": RDPCFL,

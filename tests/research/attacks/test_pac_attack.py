@@ -58,7 +58,8 @@ attacks = pytest.mark.parametrize("attack", ["zero", "jitter", "spectral"])
 
 def options(**changes: Any) -> Config:
     """Return the entry of the run config that sets the attack's options."""
-    return {"strategy-options": " ".join(f"{name}={value}" for name, value in (OPTIONS | changes).items())}
+    pairs = " ".join(f"{name}={value}" for name, value in (OPTIONS | changes).items())
+    return {"strategy": f"umbel.research.attacks.pac_attack:PacAttack {pairs}"}
 
 
 class Attacked:

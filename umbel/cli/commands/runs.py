@@ -64,7 +64,7 @@ def _table_of(path: Path) -> Table:
         table.add_row("last loss", _loss(loaded.last_loss, loaded.unit))
         table.add_row("best loss", _loss(loaded.loss, loaded.unit))
         if worth := RunFolder(path).read_worth():
-            table.add_row("worth it?", Text(worth.advice))
+            table.add_row("worth it?", Text(worth.verdict))
         for line in loaded.privacy:
             table.add_row("privacy", Text(line))
     for key, value in _set(path).items():

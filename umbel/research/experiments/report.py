@@ -71,7 +71,7 @@ def write_report(run: str | Path, against: Sequence[str | Path] = (), baselines:
     if view.worth is None or view.worth.rounds != len(view.state.history):
         view.worth = None
         if baselines and _same_data(folder, setup):
-            view.worth = appraise(setup, view.state, view.participations, kept)
+            view.worth = appraise(setup, view.state, kept)
             folder.write_worth(view.worth)
     page = render(view, folder.read_config()["versions"], folder.read_sections(), others, alone)
     folder.write_report(page)
