@@ -117,7 +117,7 @@ def test_hints_name_extras_that_exist() -> None:
         for file in (ROOT / "umbel").rglob("*.py")
         for extra in re.findall(r"umbel\[([a-z0-9-]+)\]", file.read_text(encoding="utf-8"))
     }
-    asked = {"recipes", "research", *TRACKERS}
+    asked = {"recipes", *TRACKERS}
     assert said
     assert said | asked <= project["optional-dependencies"].keys()
 

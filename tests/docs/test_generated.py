@@ -14,7 +14,7 @@ from tests.helpers import commands
 from tests.helpers.errors import raises
 from tests.helpers.messages import task_of
 from tests.helpers.sources import ROOT
-from umbel.cli.main import COMMANDS
+from umbel.cli.main import COMMANDS, LAB
 from umbel.privacy.gate.policy import Policy
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping
@@ -34,7 +34,7 @@ def generated() -> ModuleType:
 def test_every_command_has_a_heading_and_its_options(generated: ModuleType) -> None:
     page = generated.commands()
     headings = re.findall(r"^#+ umbel (.*)$", page, re.MULTILINE)
-    assert {*COMMANDS} == {heading.split()[0] for heading in headings}
+    assert {*COMMANDS, *LAB} == {heading.split()[0] for heading in headings}
     assert {"data import", "site start", "experiment hospital", "runs compare"} <= {*headings}
     for heading in headings:
         commands.check(["umbel", *heading.split(), "--help"])

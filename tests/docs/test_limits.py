@@ -22,12 +22,12 @@ from umbel.protocol import flower, home, messages
 from umbel.protocol.release import NOISE_STEPS, Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import LEAST_ROW_RATE, ROW_CLIP_NORMS
-from umbel.research.attacks.defences import probes, report
 from umbel.server.nodes import bounds, presence, words
 from umbel.simulation import planner
 from umbel.simulation.baselines import LOCAL_EPOCHS
 from umbel.simulation.proxy import ROWS
 from umbel.simulation.worth.ways import SMALLER
+from umbel_lab.attacks.defences import probes, report
 
 
 def default(name: str) -> Any:

@@ -209,7 +209,7 @@ def _python(words: Sequence[str]) -> None:
         compile(rest[0], "a page", "exec")
     elif first == "-m":
         name, *rest = rest
-        assert name.partition(".")[0] in ("umbel", "benchmarks", "examples", "tests"), f"whose is {name}?"
+        assert name.partition(".")[0] in ("umbel", "umbel_lab", "benchmarks", "examples", "tests"), f"whose is {name}?"
         try:
             found = (
                 importlib.util.find_spec(f"{name}.__main__") if _is_package(name) else importlib.util.find_spec(name)

@@ -19,8 +19,8 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, ClipSchedule, NoisePer, RowPrivacy
 from umbel.protocol.rules import Settings
 from umbel.protocol.run_config import RunConfig
-from umbel.research.attacks.__main__ import audit_command
 from umbel.strategies import STRATEGIES
+from umbel_lab.attacks.__main__ import audit_command
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 

@@ -77,9 +77,9 @@ def test_of_one_hypothesis_there_is_no_choice_to_pay_for(run_config: dict[str, A
 @pytest.mark.parametrize(
     ("changes", "fewest", "most"),
     [
-        ({"strategy": "cfl", "hypotheses": 10}, 2, 10),
+        ({"strategy": "umbel_lab.strategies:ClusteredFL", "hypotheses": 10}, 2, 10),
         ({"hypotheses": "auto", "clients-per-round": 50}, 2, 8),
-        ({"strategy": "r-dpcfl", "hypotheses": 10}, 10, 10),
+        ({"strategy": "umbel_lab.strategies:RDPCFL", "hypotheses": 10}, 10, 10),
         ({"hypotheses": 10}, 10, 10),
         ({"hypotheses": 10, "strategy": "group-privacy respawn=3"}, 10, 10),
     ],

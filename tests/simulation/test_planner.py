@@ -384,7 +384,7 @@ def test_only_clients_that_release_by_themselves_choose_at_random(
 def test_the_noise_left_is_that_of_as_many_hypotheses_as_there_may_be(umbel_home: Path, by_rule: None) -> None:
     """CFL may split into four, though its clients' choices are priced as among two."""
     save(umbel_home)
-    found = {"dataset": "mine", "strategy": "cfl", "hypotheses": 4} | planner._PROVISIONAL
+    found = {"dataset": "mine", "strategy": "umbel_lab.strategies:ClusteredFL", "hypotheses": 4} | planner._PROVISIONAL
     setup = Setup.parse(found)
     dataset = setup.open_dataset()
     assert dataset is not None

@@ -101,7 +101,7 @@ def test_no_plan_costs_less_than_the_least_price(umbel_home: Path) -> None:
 def test_a_plan_holds_however_many_hypotheses_a_strategy_sends(umbel_home: Path) -> None:
     """It begins with one, and a choice among two reveals more than one among eight."""
     save(umbel_home)
-    given = {"strategy": "cfl", "hypotheses": 8, "choice-epsilon": 0.4}
+    given = {"strategy": "umbel_lab.strategies:ClusteredFL", "hypotheses": 8, "choice-epsilon": 0.4}
     planned = values_of("mine", given, Wanted(row_epsilon=3, rows=40)).values
     setup = Setup.parse(planned)
     for k in (1, 2, 8):

@@ -175,7 +175,9 @@ def test_a_run_that_was_stopped_before_or_after_the_choice_goes_on(
 
 
 @pytest.mark.usefixtures("blank_figures")
-@pytest.mark.parametrize(("strategy", "k", "rounds"), [("group-privacy", "auto", 3), ("cfl", 8, 20)])
+@pytest.mark.parametrize(
+    ("strategy", "k", "rounds"), [("group-privacy", "auto", 3), ("umbel_lab.strategies:ClusteredFL", 8, 20)]
+)
 def test_a_report_has_all_rounds_whatever_the_number_of_hypotheses(
     strategy: str, k: Any, rounds: int, tmp_path: Path, config: dict[str, Any]
 ) -> None:

@@ -13,14 +13,13 @@ import pytest
 from tests.helpers.errors import raises
 from umbel import strategies
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.plugins import LAB
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.uncalled import refuse_uncalled
 from umbel.server.nodes.fleet import Fleet
-from umbel.strategies.cfl import ClusteredFL
 from umbel.strategies.fedavg import FedAvg
 from umbel.strategies.group_privacy import GroupPrivacy
 from umbel.strategies.ifca import IFCA
-from umbel.strategies.r_dpcfl import RDPCFL
 from umbel.strategies.recommender import Recommender
 from umbel.strategies.robust import GeometricMedian, TrimmedMean
 from umbel.strategies.secure_average import SecureAverage
@@ -37,8 +36,7 @@ instance = GroupPrivacy(None)
 def test_the_built_in_strategies_have_names() -> None:
     kinds = {
         "group-privacy": GroupPrivacy, "trimmed-mean": TrimmedMean, "geometric-median": GeometricMedian,
-        "fedavg": FedAvg,
-        "ifca": IFCA, "cfl": ClusteredFL, "r-dpcfl": RDPCFL, "recommender": Recommender,
+        "fedavg": FedAvg, "ifca": IFCA, "recommender": Recommender,
         "site-average": SiteAverage, "secure-average": SecureAverage,
     }  # fmt: skip
     assert kinds == strategies.STRATEGIES
@@ -46,6 +44,13 @@ def test_the_built_in_strategies_have_names() -> None:
     assert strategies.load("umbel.strategies.ifca:IFCA") is IFCA
     with raises(ConfigError, "config.unknown-name", "fedmax", *strategies.STRATEGIES):
         strategies.load("fedmax")
+
+
+@pytest.mark.parametrize("name", ["cfl", "r-dpcfl"])
+def test_a_strategy_of_the_lab_is_named_with_its_place(name: str) -> None:
+    with raises(ConfigError, "config.unknown-name", name, "pip install umbel-lab", LAB[name]):
+        strategies.load(name)
+    assert issubclass(strategies.load(LAB[name]), strategies.HypothesisStrategy)
 
 
 def test_a_term_in_training_is_no_strategy() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
@@ -16,16 +19,39 @@ Table = Mapping[str, tuple[str, str]]
 """By name: the place of a command's `typer.Typer`, as module:name, and a one-sentence description."""
 
 
+LAB = dict.fromkeys(("attack", "audit", "experiment"), "umbel-lab")
+"""Commands of another package, by which a hint names it."""
+
+
+@cache
+def installed() -> Table:
+    """Return the commands that other packages add: each names a table as an entry point."""
+    found: dict[str, tuple[str, str]] = {}
+    for point in entry_points(group="umbel.commands"):
+        with suppress(ModuleNotFoundError):  # a package of which only the metadata are left
+            found |= point.load()
+    return found
+
+
 def _group(commands: Table, callback: Callable[..., None], whole: bool = False) -> typer.Typer:
-    """Return a command with a table's subcommands; the callback's docstring describes them."""
+    """Return a command with a table's subcommands; the callback's docstring describes them.
+
+    The `whole` command also has those that other packages add.
+    """
+
+    def table() -> Table:
+        return {**commands, **installed(), **commands} if whole else commands  # umbel's come first, and stay
+
+    def known() -> dict[str, str]:
+        return {name: told for name, (_, told) in table().items()}
 
     def load(name: str) -> typer.Typer:
-        module, _, attribute = commands[name][0].partition(":")
+        module, _, attribute = table()[name][0].partition(":")
         found: typer.Typer = getattr(import_module(module), attribute)
         return found
 
     group = typer.Typer(
-        cls=lazy(lambda: {name: told for name, (_, told) in commands.items()}, load, "research"),
+        cls=lazy(known, load, elsewhere=LAB if whole else None),
         add_completion=whole,
         suggest_commands=False,
         no_args_is_help=True,
@@ -104,23 +130,11 @@ COMMANDS: Table = {
     "bundle": ("umbel.client.bundle:app", "Print the hash that identifies this umbel, and write its bundle."),
     "server": ("umbel.cli.main:server", "Start the server, sign in to it, and print a run's status."),
     "sign": ("umbel.cli.commands.sign:app", "Sign a run's settings, for sites that list their researchers."),
-    "audit": (
-        "umbel.cli.commands.audit:app",
-        "Audit a Mod, filter or strategy wrapper of any package: is its claim true?",
-    ),
-    "experiment": (
-        "umbel.research.experiments.__main__:app",
-        "Reproduce the papers' tables and figures, and measure the cost of a guarantee.",
-    ),
-    "attack": (
-        "umbel.research.attacks.__main__:app",
-        "Run attacks by a curious or malicious server, and audit the claimed epsilon.",
-    ),
 }
 RUNS: Table = {
     "list": ("umbel.cli.commands.runs:list_runs", "Print all runs under $UMBEL_HOME/runs, oldest first."),
     "show": ("umbel.cli.commands.runs:show", "Print a run's settings, results and cost in privacy, or several beside."),
-    "report": ("umbel.research.experiments.report:app", "Write a run's report, alone or beside other runs."),
+    "report": ("umbel.simulation.report:app", "Write a run's report, alone or beside other runs."),
     "export": ("umbel.cli.commands.export:app", "Write a run's hypotheses as files for other programs."),
     "rm": ("umbel.cli.commands.runs:rm", "Delete the folders of runs permanently."),
 }

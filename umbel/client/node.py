@@ -15,7 +15,7 @@ from umbel import models
 from umbel.client.cohort import LocalUpdate
 from umbel.client.engines import SITE
 from umbel.client.learner import Learner
-from umbel.client.personal import check_memory
+from umbel.client.personal import method
 from umbel.client.row_gradients import check_rows
 from umbel.client.trial import try_out, try_training
 from umbel.data import Dataset, Manifest, check, find_dataset, open_dataset
@@ -118,14 +118,13 @@ class Node:
         # The server does not choose how a site computes its clients.
         engine = "auto" if site.simulated else SITE
         learner = _try_out(source, models.load_for(run, manifest), run.device, engine)
-        if policy.personalise is not Personal.NO and learner.model.local_shapes:
+        if policy.personalise != Personal.NO and learner.model.local_shapes:
             raise SiteError(
                 f"personalise would do nothing: model {learner.model.name!r} already has local parameters for each "
                 "client; leave personalise out",
                 code="site.personalise",
             )
-        if policy.personalise is Personal.KNN_PER:
-            check_memory(learner.model, dataset.features, dataset.targets)
+        method(policy.personalise)  # what cannot be imported is named before the site trains
         hosted = range(site.first, manifest.clients, site.step)
         train = len(range(site.first, manifest.train, site.step))
         trains = {Role.TRAIN: len(hosted), Role.VALIDATION: 0, Role.SPLIT: train}[policy.role]

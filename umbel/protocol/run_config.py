@@ -105,9 +105,9 @@ class RunConfig(Settings):
 
     strategy: str = Field(
         "group-privacy",
-        description="group-privacy, site-average, secure-average, trimmed-mean, geometric-median, fedavg, ifca, cfl, "
-        "r-dpcfl, recommender, flower:Class for a strategy of Flower, or package.module:Class; options follow the name, "
-        "as in group-privacy respawn=3",
+        description="group-privacy, site-average, secure-average, trimmed-mean, geometric-median, fedavg, ifca, "
+        "recommender, flower:Class for a strategy of Flower, or package.module:Class; options follow the name, as in "
+        "group-privacy respawn=3",
     )
     dataset: str = Field(
         "synthetic",

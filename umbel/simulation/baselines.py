@@ -27,7 +27,6 @@ from umbel.models.fit import look
 from umbel.models.model import Model
 from umbel.models.optimizers import descent_of
 from umbel.models.prior import Prior
-from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays, flatten, unflatten
 from umbel.protocol.errors import DatasetError
@@ -144,7 +143,7 @@ def personalised(
     dataset: Dataset,
     hypotheses: Arrays,
     run: RunConfig,
-    how: Personal,
+    how: str,
     epochs: int = 0,
     prior: Prior | None = None,
 ) -> dict[str, float]:
@@ -163,7 +162,7 @@ def own(
     query: Cohort,
     hypotheses: Arrays,
     run: RunConfig,
-    how: Personal,
+    how: str,
     epochs: int = 0,
     prior: Prior | None = None,
 ) -> NDArray[np.float64]:

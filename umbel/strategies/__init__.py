@@ -7,12 +7,10 @@ from umbel.protocol.plugins import load_class, parse_options
 from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.protocol.uncalled import refuse_uncalled
 from umbel.strategies.base import Clients, HypothesisStrategy
-from umbel.strategies.cfl import ClusteredFL
 from umbel.strategies.fedavg import FedAvg
 from umbel.strategies.group_privacy import GroupPrivacy
 from umbel.strategies.how_many import HowMany
 from umbel.strategies.ifca import IFCA
-from umbel.strategies.r_dpcfl import RDPCFL
 from umbel.strategies.recommender import Recommender
 from umbel.strategies.robust import GeometricMedian, TrimmedMean
 from umbel.strategies.secure_average import SecureAverage
@@ -21,9 +19,7 @@ from umbel.strategies.stock import PREFIX, Stock, adapted
 
 __all__ = [
     "IFCA",
-    "RDPCFL",
     "STRATEGIES",
-    "ClusteredFL",
     "FedAvg",
     "GeometricMedian",
     "GroupPrivacy",
@@ -43,8 +39,6 @@ STRATEGIES: dict[str, type[HypothesisStrategy]] = {
     "geometric-median": GeometricMedian,
     "fedavg": FedAvg,
     "ifca": IFCA,
-    "cfl": ClusteredFL,
-    "r-dpcfl": RDPCFL,
     "recommender": Recommender,
     "site-average": SiteAverage,
     "secure-average": SecureAverage,
