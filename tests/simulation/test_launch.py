@@ -110,13 +110,13 @@ def test_an_app_lies_among_few_files_where_that_is_the_same_app(tmp_path: Path) 
     assert build_bundle(own) == build_bundle(APP)
     other = tmp_path / "other"
     other.mkdir()
-    write_app(other, "", PROJECT.replace("fab-include", 'fab-exclude = ["private/b.py"]\nfab-include'))
+    write_app(other, PROJECT.replace("fab-include", 'fab-exclude = ["private/b.py"]\nfab-include'))
     assert unpacked(other, tmp_path) == other, "Flower wants to find what is to be left out"
     (other / "pyproject.toml").write_text("no TOML")
     assert unpacked(other, tmp_path) == other, "and says itself what is wrong"
     plain = tmp_path / "plain"
     plain.mkdir()
-    write_app(plain, "")
+    write_app(plain)
     assert not (unpacked(plain, tmp_path) / "client").exists(), "nothing of another app is in it"
 
 

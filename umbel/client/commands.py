@@ -35,8 +35,8 @@ def _check(
     """Explain a site's configuration, and check all that a run will need.
 
     The checks: the data against the manifest, the model, the ledger and its log, permissions, and the disk. With
-    --superlink also the key, the certificates, the server and the clock, and whether the key is registered. Environment
-    variables (UMBEL_...) count, as they do for the node.
+    --superlink also the key, the certificates, the server and the clock. Environment variables (UMBEL_...) count, as
+    they do for the node.
     """
     with errors_in_one_line():
         from umbel.client.bundle import Bundle
