@@ -324,10 +324,10 @@ class Policy(Settings):
             value = getattr(self, f"max_{name}")
             if not (math.isinf(value) or float(value).is_integer()):
                 raise ValueError(f"max-{name.replace('_', '-')} must be a whole number, got {value}")
-        if unknown := [name for name in self.mechanisms.split() if name not in MECHANISMS and ":" not in name]:
+        if strange := [name for name in self.mechanisms.split() if name not in MECHANISMS and ":" not in name]:
             raise ValueError(
                 f"mechanisms must be {', '.join(MECHANISMS)} or package.module:Class, separated by spaces, "
-                f"got {unknown[0]!r}"
+                f"got {strange[0]!r}"
             )
         if not self.mechanisms.split():
             raise ValueError("mechanisms must name at least one")
