@@ -108,6 +108,5 @@ def test_the_docs_name_every_extra_and_no_other() -> None:
     page = (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")
     rows = page.partition("| extra | installs | for |")[2].partition("\n\n")[0].splitlines()[2:]
     first = {name for row in rows for name in re.findall(r"^\| `([a-z]+)` \|", row)}
-    older = {"mlflow", "onnx", "tensorboard", "wandb"}
-    assert first == EXTRAS.keys() - older, "one row each"
-    assert older <= {name for row in rows for name in re.findall(r"`([a-z]+)`", row)}, "names of umbel 0.1"
+    assert first == EXTRAS.keys() - TRACKERS.keys(), "one row each"
+    assert TRACKERS.keys() <= {name for row in rows for name in re.findall(r"`([a-z]+)`", row)}

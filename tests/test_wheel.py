@@ -136,7 +136,7 @@ def test_recipes_and_configurations_are_found(python: Path, tmp_path: Path) -> N
 
 def test_the_datasets_that_come_with_it_are_found(python: Path, tmp_path: Path) -> None:
     for name in ("hospital", "hospital-services"):
-        path = Path(output(python, "-m", "umbel", "data", "describe", name, cwd=tmp_path).splitlines()[-1])
+        path = Path(output(python, "-m", "umbel", "data", "show", name, cwd=tmp_path).splitlines()[-1])
         assert path.is_relative_to(python.parents[1])
 
 
@@ -178,7 +178,7 @@ def test_what_umbel_imports_comes_with_it() -> None:
     """Or with the extra of a room; libraries of models and trackers are the user's to install."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras, homes = project["optional-dependencies"], metadata.packages_distributions()
-    optional = {"mlflow", "nvflare", "onnx", "onnxruntime", "wandb"}
+    optional = {"mlflow", "nvflare", "onnx", "onnxruntime"}
     for room in [*(ROOT / "umbel").iterdir(), ROOT / LAB]:
         more = {"datasets": extras["recipes"]}.get(room.name, [])
         there = installed_with(*project["dependencies"], *more)

@@ -34,8 +34,7 @@ from umbel.simulation.wanted import Wanted
 
 ROWS = 6
 HIDDEN: dict[str, Any] = {
-    "protect": "rows", "noise-multiplier": 0.0, "row-clip-norm": 1.0, "row-noise-multiplier": 2.0, "row-rate": 0.2,
-    "row-batch": 10.0,
+    "protect": "rows", "noise-multiplier": 0.0, "rows": "clip=1 noise=2 rate=0.2 batch=10",
 }  # fmt: skip
 """Settings of training that hides rows."""
 
@@ -268,7 +267,7 @@ def test_own_data_without_an_epsilon_have_no_noise(umbel_home: Path) -> None:
         [line] = planned.words
         assert "guarantees nothing" in line
         assert line.endswith("umbel run mine --epsilon 4")
-    assert "respawn=3" in run.strategy_options
+    assert "respawn=3" in run.strategy
     noisy = values_of("mine", {"noise-multiplier": 3.0})
     assert "clipping" not in noisy.values
     assert not noisy.words

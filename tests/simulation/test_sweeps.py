@@ -79,8 +79,8 @@ def test_a_run_of_long_values_has_a_name_that_a_file_system_takes(
 ) -> None:
     names: list[str] = []
     monkeypatch.setattr("umbel.simulation.sweeps.sweep_all", lambda specs, _: names.extend(s.name for s in specs))
-    options = [f"momentum=0.{'5' * 300}{digit}" for digit in "12"]
+    options = [f"momentum momentum=0.{'5' * 300}{digit}" for digit in "12"]
     with pytest.raises(TypeError):  # there are no results
-        umbel.sweep("synthetic", name="long", optimizer="momentum", optimizer_options=options)
+        umbel.sweep("synthetic", name="long", optimizer=options)
     assert len({*names}) == 2
     assert max(map(len, names)) < 200

@@ -21,7 +21,6 @@ from umbel.data.manifest import encoded_alike
 from umbel.data.table import read_table
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.flower import log
-from umbel.protocol.old_names import DIGESTS
 from umbel.protocol.plugins import distrust, trust
 from umbel.server.result import Result
 from umbel.server.run_folder import RunFolder
@@ -115,7 +114,7 @@ class Run(Result):
                         f"Dataset {name} has got other columns or scales since the run, so its rows personalise "
                         "nothing. The table is read with the columns and scales of the run."
                     )
-                elif was and digest_of(path) not in (was, DIGESTS.get(was)):
+                elif was and digest_of(path) != was:
                     notes.append(f"Dataset {name} has changed since the run; check that its columns are the same.")
         layout = described.layout if described and schema is None else schema
         if layout is None:
@@ -181,7 +180,7 @@ def run(
         Whether to run in separate processes: in Flower's own simulation, or on the Ray cluster that ``RAY_ADDRESS``
         names.
     baselines : bool
-        Whether to measure the run's worth at the end (`Run.worth`), which takes at most a quarter of its work.
+        Whether to measure the run's worth at the end (`Run.worth`).
     **values
         Run-config values, with underscores for hyphens, which override those of `config`.
 

@@ -25,7 +25,7 @@ from umbel.data.files import read_manifest_of_run
 from umbel.data.manifest import encoded_alike
 from umbel.models.fit import misfit
 from umbel.models.model import Model
-from umbel.models.optimizers import LocalOptimizer
+from umbel.models.optimizers import descent_of
 from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
@@ -68,7 +68,7 @@ class Learnt:
     def own(self, learner: Learner, support: Cohort, clients: Sequence[int], how: str) -> Own:
         """Return clients' own predictors, from their labelled rows; for a model without local parameters."""
         run = self.config
-        update = LocalUpdate(_EPOCHS, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
+        update = LocalUpdate(_EPOCHS, run.step_size, run.batch_size, descent=descent_of(run.optimizer))
         draws = partial(streams, run.seed, "shuffle", 0, clients)
         return make_own(how, learner, self.hypotheses, support, update, draws, self.prior)
 

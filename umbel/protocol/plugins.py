@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.machinery import PathFinder
 from itertools import dropwhile
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from umbel.protocol import builds, old_names
+from umbel.protocol import builds
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import append, make_folder, umbel_home
 from umbel.protocol.project import OWN_PATH, PACKAGE
@@ -117,7 +116,6 @@ def import_by_name(name: str) -> Any:
     if not module_name or module_name.startswith("."):
         raise ConfigError(f"cannot import {module_name!r} of {name!r}: give its full name", code="config.import")
     trusted = _is_trusted(name)
-    module_name = _current(module_name)
     if not trusted and module_name.partition(".")[0] != PACKAGE.name:
         raise _untrusted(name)
     # Without a module of the user's, their folders stay unread: somebody may have sent the working folder.
@@ -187,24 +185,6 @@ def _own_found(folders: list[str]) -> Iterator[None]:
         for folder in first:
             with suppress(ValueError):  # the user's code may have changed the path
                 sys.path.remove(folder)
-
-
-def _current(module_name: str) -> str:
-    """Return the current name of a module of umbel 0.1, unless the user has a module of that name."""
-    top, dot, rest = module_name.partition(".")
-    package = old_names.PACKAGES.get(top)
-    if package is None or not _is_umbels(top):
-        return module_name
-    new = old_names.PACKAGES.get(module_name, f"{package}{dot}{rest}")
-    old_names.hint(module_name, new)
-    return new
-
-
-def _is_umbels(top: str) -> bool:
-    """Return whether a top-level name is not the user's: nothing is there, or a link into umbel in a checkout."""
-    found = PathFinder.find_spec(top, [*_own_folders(), *sys.path])
-    places = [found.origin or "", *(found.submodule_search_locations or [])] if found else []
-    return not any(place and not Path(place).resolve().is_relative_to(PACKAGE) for place in places)
 
 
 def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type[Any]) -> type[T]:

@@ -14,7 +14,6 @@ from umbel.client.learner import best_hypothesis
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import ConfigError, DatasetError
-from umbel.protocol.old_names import DIGESTS
 from umbel.protocol.run_config import MAX_HYPOTHESES
 from umbel.server.report import HeldOut, Measured, View, check, render
 from umbel.server.report.compare import MAX_KINDS, runs_of
@@ -72,7 +71,7 @@ def write_report(run: str | Path, against: Sequence[str | Path] = (), baselines:
     if view.worth is None or view.worth.rounds != len(view.state.history):
         view.worth = None
         if baselines and _same_data(folder, setup):
-            view.worth = appraise(setup, view.state, view.participations, kept)
+            view.worth = appraise(setup, view.state, kept)
             folder.write_worth(view.worth)
     page = render(view, folder.read_config()["versions"], folder.read_sections(), others, alone)
     folder.write_report(page)
@@ -130,7 +129,7 @@ def _simulated(folder: RunFolder) -> bool:
 
 def _baseline(setup: Setup) -> View:
     """Return a run of FedAvg from the same config."""
-    none = {"strategy-options": "", "observers": "", "track": "", "track-options": "", "resume": ""}
+    none = {"observers": "", "track": "", "resume": ""}
     config = setup.config.entries() | {"strategy": FEDAVG, "hypotheses": 1} | none
     run = play(config)
     summary = Summary.of(run.setup)
@@ -153,7 +152,7 @@ def _alike(one: RunFolder, setup: Setup, other: RunFolder, theirs: Setup) -> boo
     """Return whether two runs had the same rows, as far as their folders tell: parts of a dataset differ."""
     digests = {str(folder.read_config().get("data", "")) for folder in (one, other)} - {""}
     parts = [bool(each.manifest and each.manifest.part) for each in (setup, theirs)]
-    return len({DIGESTS.get(digest, digest) for digest in digests}) < 2 or any(parts)
+    return len(digests) < 2 or any(parts)
 
 
 def _measured(setup: Setup, view: View) -> Measured | None:

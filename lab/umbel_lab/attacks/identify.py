@@ -74,7 +74,6 @@ def defences(after: int) -> list[Defence]:
         Defence(f"public clip norm {_CLIP_NORM:g}", {"clipping": "public"}, public),
         Defence(f"Eq. 3, sigma = {_SIGMA:g}, noise on changed items", run=noisy),
         Defence(f"Eq. 3, sigma = {_SIGMA:g}, noise on all items", {"noise-all-items": "true"}, noisy),
-        Defence("tripwire", {"tripwire": "true"}),
         Defence("balanced batches", {"balanced-batches": "true"}),
     ]
 
@@ -197,7 +196,7 @@ class Audit:
             f"clients.csv) is what suffices for Protocol 2 without noise by Theorem 1 at delta = {DELTA:g}.",
             f"Attacks: {PAPER} is the paper's, items of zeros and the sum of what comes back from a minibatch. The "
             "others ask for one step on all rows at once, as long or short as suits the noise, and read the direction "
-            "in which updates are longest: of items that are almost zeros, which pass a tripwire, and of the honest "
+            "in which updates are longest: of items that are almost zeros, and of the honest "
             "ones, which look like training. The strongest is the one that steals most, and of these the "
             "fastest. A defence that stops these may not stop the next.",
         ]
@@ -242,15 +241,14 @@ def attack(dataset: str, policy: Mapping[str, Any], options: Mapping[str, Any], 
     """
     data = preferences(dataset)
     text = " ".join(f"{name}={value}" for name, value in options.items())
-    own = parse_options(AttackOptions, text, "strategy-options")
+    own = parse_options(AttackOptions, text, "strategy")
     # A model with biases is attacked with the settings of its training.
     biased = str(changes.get("model", "")).startswith("biased-factors")
     config = run_config(
         "recommender" if biased else "pac-attack",
         dataset=dataset,
-        strategy=f"{PacAttack.__module__}:{PacAttack.__name__}",
+        strategy=f"{PacAttack.__module__}:{PacAttack.__name__} {text}",
         validate_every=_VALIDATE_EVERY,
-        strategy_options=text,
         noise_multiplier=own.multipliers[0],
         rounds=own.rounds,
         clients_per_round=min(_MAX_A_ROUND, data.manifest.train),

@@ -163,7 +163,7 @@ class AttackOptions:
     ----------
     attack : str
         The items that the server sends: ``zero``, the paper's, items of zeros, from which every update is the local
-        vector up to sign and size; ``jitter``, almost zeros, never the same, which a tripwire does not catch;
+        vector up to sign and size; ``jitter``, almost zeros, never the same;
         ``spectral``, the honest items.
     reading : str
         How replies are read, and which task is asked for: their ``sum``, over a minibatch, as in the paper; or
@@ -248,7 +248,7 @@ class PacAttack(Recommender, Observer):
             raise ConfigError(text, code="config.strategy-model")
         if min(self.options.multipliers) < run.noise_multiplier:
             # The run's own accounts use it.
-            text = f"strategy-options: multipliers go below noise-multiplier = {run.noise_multiplier:g}; lower that"
+            text = f"strategy: multipliers go below noise-multiplier = {run.noise_multiplier:g}; lower that"
             raise ConfigError(text, code="config.multipliers")
         if run.resume:
             raise ConfigError('an attack cannot be resumed; set resume = ""', code="config.attack-resume")

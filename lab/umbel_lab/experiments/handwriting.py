@@ -52,18 +52,19 @@ def specs(
     if rounds is not None:
         base["rounds"] = min(rounds, base["rounds"])
     runs, last = [], []
-    if base["strategy-options"] and not quick:
+    plain = base["strategy"].partition(" ")[0]
+    if base["strategy"] != plain and not quick:
         for seed in range(first, first + COLLAPSE_SEEDS):
             config = base | {"loss": LOSSES[0], "seed": seed, "noise-multiplier": COLLAPSE[2]}
             runs.append(Spec.of(COLLAPSE, config))
-            last.append(Spec.of(AS_PRINTED, config | {"strategy-options": ""}))
+            last.append(Spec.of(AS_PRINTED, config | {"strategy": plain}))
     for seed in range(first, first + seeds):
         for loss in losses:
             for k, nu in [*((2, nu) for nu in nus), *((1, nu) for nu in (0.0, 3.0) if nu in nus)]:
                 config = base | {"loss": loss, "seed": seed, "hypotheses": k, "noise-multiplier": nu}
                 runs.append(Spec.of((loss, k, nu), config))
         if not quick:
-            other = base | {"loss": losses[0], "seed": seed, "strategy-options": ""}
+            other = base | {"loss": losses[0], "seed": seed, "strategy": plain}
             runs.append(Spec.of((IFCA,), other | {"strategy": "ifca", "noise-multiplier": 0.0}))
             runs.append(Spec.of((LOCAL_ONLY,), other | {"strategy": LOCAL_ONLY}))
     # The first eight are some of the grid's as well.
@@ -133,7 +134,7 @@ def _accuracy(rows: Sequence[Row], name: str) -> Section:
 def _collapse(arms: Mapping[tuple[Any, ...], Sequence[Result]]) -> list[Section]:
     """Return what became of the hypotheses with and without rebirth, where there are such runs."""
     reborn = arms.get(COLLAPSE, [])
-    if not any(run.spec.config["strategy-options"] for run in reborn):
+    if not any("respawn" in run.spec.config["strategy"] for run in reborn):
         return []
     rows = []
     for arm, runs in (("reborn", reborn), ("paper's algorithm", arms.get(AS_PRINTED, []))):

@@ -92,7 +92,7 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
 
 
 def _options(k: int, empty: str) -> dict[str, str]:
-    return {"strategy-options": "empty=relocate"} if empty == RELOCATE and k > 1 else {}
+    return {"strategy": "group-privacy empty=relocate"} if empty == RELOCATE and k > 1 else {}
 
 
 def _name(k: int, nu: float, empty: str = STAY) -> str:

@@ -16,13 +16,14 @@ import torch
 
 from umbel import models, strategies
 from umbel.data import find_dataset, open_dataset
+from umbel.models.optimizers import descent_of
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.accounting.plan import Task, plan_for, usual_choice
 from umbel.privacy.accounting.row_plan import RowTask, row_plan_for
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.release import LAPLACE
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.run_config import RowSettings, RunConfig
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation import in_process
@@ -98,27 +99,27 @@ class Compared:
 TASKS = (
     Compared(
         "hospital services, dollars", "hospital-services", 4, 0, {},
-        {"local-steps": 5, "row-clip-norm": 0.1}, 0.01,
+        {"local-steps": 5, "clip": 0.1}, 0.01,
     ),
     Compared(
         "handwriting, accuracy", "qmnist-features-epsilon-8", 30, 3, {},
-        {"local-steps": 1, "row-clip-norm": 1.0}, 1.0,
+        {"local-steps": 1, "clip": 1.0}, 1.0,
     ),
     Compared(
         "FEMNIST digits, accuracy", "qmnist-features-epsilon-8", 110, 3, {"dataset": "femnist-features"},
-        {"local-steps": 5, "row-clip-norm": 0.3}, 0.001,
+        {"local-steps": 5, "clip": 0.3}, 0.001,
     ),
     Compared(
         "breast-cancer", "", 19, 3,
         {"rounds": 10, "max-participations": 10, "local-epochs": 1, "batch-size": 0, "step-size": 0.5,
          "clip-norm": 1.0, "clip-norm-decay": 1.0},
-        {"local-steps": 5, "row-clip-norm": 1.0}, 0.1,
+        {"local-steps": 5, "clip": 1.0}, 0.1,
     ),
     Compared(
         "gapminder, years", "", 12, 2,
         {"rounds": 10, "max-participations": 10, "local-epochs": 1, "batch-size": 0, "step-size": 0.1,
          "clip-norm": 0.1, "clip-norm-decay": 1.0, "clients-per-round": 114},
-        {"local-steps": 20, "row-clip-norm": 0.1}, 0.001,
+        {"local-steps": 20, "clip": 0.1}, 0.001,
     ),
 )  # fmt: skip
 
@@ -153,7 +154,11 @@ def _guarantees(quick: bool) -> list[tuple[str, float]]:
 
 def _programs(task: Compared, release: str) -> dict[str, dict[str, Any]]:
     """Return what is trained under a release: the changes of the settings of one model."""
-    found: dict[str, dict[str, Any]] = {ONE: {}, MR_MTL: {"proximal": task.penalty}, ALGORITHM: {"hypotheses": GROUPS}}
+    found: dict[str, dict[str, Any]] = {
+        ONE: {},
+        MR_MTL: {"optimizer": f"sgd proximal={task.penalty!r}"},
+        ALGORITHM: {"hypotheses": GROUPS},
+    }
     if release == NONE:
         found[IFCA] = {"hypotheses": GROUPS, "strategy": "ifca"}
     if release not in (SITE, SECURE):
@@ -172,10 +177,10 @@ def _protected(
     choice = usual_choice(epsilon, times) if hypotheses > 1 else 0.0
     found = dict(config) | {"choice-epsilon": choice}
     if release == ROWS:
-        found |= {"protect": "rows", "clipping": "update", "row-rate": 1.0, "row-batch": float(task.rows)}
-        found |= dict(task.by_rows)
+        found |= {"protect": "rows", "clipping": "update", "local-steps": task.by_rows["local-steps"]}
         planned = RowTask(task.rows, 1.0, found["local-steps"], times, hypotheses, choice)
-        return found | {"row-noise-multiplier": row_plan_for(planned, epsilon, DELTA).noise_multiplier}
+        noise = row_plan_for(planned, epsilon, DELTA).noise_multiplier
+        return found | {"rows": str(RowSettings(task.by_rows["clip"], noise, 1.0, float(task.rows)))}
     mechanism = LAPLACE if release == CLIENT else DiscreteGaussian.name
     sites = {CLIENT: 0, SITE: SITES, SECURE: 1}[release]
     planned_for = Task(parameters, hypotheses, clients, config["clients-per-round"], mechanism, sites)
@@ -208,12 +213,12 @@ def play(config: Mapping[str, Any]) -> Finished:
         seconds = process_time() - start + (trained if how else 0.0)
         measured[column] = {what: scale * one[what] for what in ("mean", "worst_decile")} | {"seconds": seconds}
 
-    if run.strategy in ("ifca", SPLITTING):
-        measure(IFCA if run.strategy == "ifca" else CFL, Personal.NO)
+    if run.strategy_name in ("ifca", SPLITTING):
+        measure(IFCA if run.strategy_name == "ifca" else CFL, Personal.NO)
     elif run.hypotheses != 1:
         measure(ALGORITHM, Personal.NO)
         measure(f"{ALGORITHM}, auto", Personal.AUTO)
-    elif run.proximal:
+    elif descent_of(run.optimizer).proximal:
         measure(MR_MTL, "umbel_lab.personal:mr_mtl")
     else:
         measure(ALONE, None)

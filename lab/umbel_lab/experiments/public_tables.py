@@ -51,7 +51,7 @@ _SETTING = re.compile(r"--set ('[^']*'|\S+)")
 _SCALES, _RANGES = "Models learn best", "A run with --epsilon"
 """The beginnings of an import's advice."""
 _REFUSED, _PROPOSED = "[config.in-vain]", "strategy=site-average"
-_WAYS = (Way.CONSTANT, Way.ALONE, Way.POOLED, Way.ONE_MODEL, Way.LAST, Way.OWN)
+_WAYS = (Way.CONSTANT, Way.ALONE, Way.POOLED, Way.LAST, Way.OWN)
 
 
 def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
@@ -135,7 +135,7 @@ def play(config: Mapping[str, Any]) -> Finished:
         worth = RunFolder(folder).read_worth()
     assert worth is not None, "a simulated run measures it"
     by_way = {arm.way.value: [arm.mean, arm.worst_decile] for arm in worth.arms}
-    kept = {"level": worth.level.value, "verdict": worth.advice, "metric": worth.metric, "ways": by_way}
+    kept = {"level": worth.level.value, "verdict": worth.verdict, "metric": worth.metric, "ways": by_way}
     return Finished(measures | kept)
 
 
@@ -177,7 +177,7 @@ def tables(results: Sequence[Result], folder: Path) -> None:
         "exit codes",
         "time",
     )
-    short = [0, 1, 3, 4, 5, 9, 10, 11]
+    short = [0, 1, 3, 4, 5, 8, 9, 10]
     refusals = dict.fromkeys(f"- {row['table']}: {row['told']}" for row in rows if row["told"])
     sections = [
         Section("Verdicts", text, [columns[i] for i in short], [[line[i] for i in short] for line in shown]),

@@ -26,7 +26,8 @@ from umbel.client.trial import try_out
 from umbel.data import Dataset, find_dataset, offsets_of, open_dataset, write_dataset
 from umbel.privacy.accounting.row_plan import RowTask, least_noise
 from umbel.privacy.accounting.rows import row_guarantee
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.plugins import parse_options
+from umbel.protocol.run_config import RowSettings, RunConfig
 from umbel.simulation import in_process
 from umbel.simulation.baselines import rand_index, serve, validation_cohort
 from umbel.simulation.measured import Finished, Spec
@@ -89,24 +90,30 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
                 "dataset": str(path), "model": f"{__name__}:Network", "seed": seed, "hypotheses": len(SIZES),
                 "restarts": 1, "patience": 0, "clients-per-round": sum(SIZES), "max-participations": 0,
                 "choice-epsilon": 0.0, "clipping": "update", "noise-multiplier": 0.0, "step-size": STEP,
-                "protect": "rows", "row-clip-norm": CLIP_NORM,
+                "protect": "rows",
             }  # fmt: skip
             for how, batches in (*ARMS, *(((ONE, ""), (ORACLE, "")) if rows == sizes[0] else ())):
                 trained = rows == sizes[0] and (how, batches) in MODELS
-                config = base | by_batch(rows) | {"strategy": "fedavg"} | ({"hypotheses": 1} if how == ONE else {})
+                config = (
+                    base
+                    | by_batch(rows, noise_for(rows, rounds, False))
+                    | {"strategy": "fedavg"}
+                    | ({"hypotheses": 1} if how == ONE else {})
+                )
                 if how in _BY:
-                    config |= {"strategy": "umbel_lab.strategies:RDPCFL", "strategy-options": _BY[how]}
+                    config |= {"strategy": f"umbel_lab.strategies:RDPCFL {_BY[how]}"}
+                noise = noise_for(rows, rounds, batches == ALL)
                 if batches == ALL:
-                    config |= {"row-rate": 1.0, "row-batch": float(rows), "local-steps": 1}
+                    config |= {"rows": str(RowSettings(CLIP_NORM, noise, 1.0, float(rows))), "local-steps": 1}
                 config["rounds"] = config["validate-every"] = rounds if trained else 1
-                config["row-noise-multiplier"] = noise_for(rows, rounds, batches == ALL)
                 found.append(Spec.of((how, batches, rows), config))
     return found
 
 
-def by_batch(rows: int) -> dict[str, Any]:
+def by_batch(rows: int, noise: float) -> dict[str, Any]:
     """Return the settings of a round in small batches, one pass over the rows of a client."""
-    return {"row-rate": BATCH / rows, "row-batch": float(BATCH), "local-steps": rows // BATCH}
+    settings = RowSettings(CLIP_NORM, noise, BATCH / rows, float(BATCH))
+    return {"rows": str(settings), "local-steps": rows // BATCH}
 
 
 @lru_cache
@@ -166,14 +173,16 @@ def play(config: Mapping[str, Any]) -> Finished:
     data = open_dataset(find_dataset(config["dataset"]))
     true, rounds = np.array(data.manifest.groups[: data.manifest.train]), config["rounds"]
     clusters = true if config["hypotheses"] > 1 else np.zeros_like(true)
-    if config["strategy"] == "umbel_lab.strategies:RDPCFL":
+    settings = RunConfig.parse(config).of_rows
+    assert settings is not None
+    if config["strategy"].startswith("umbel_lab.strategies:RDPCFL"):
         clusters = in_process.play({**config, "rounds": 1, "validate-every": 1}).strategy.state[CLUSTERS]
         rounds -= 1
     small = clusters == clusters[0]
     measures = {"found": bool((small == (true == true[0])).all()), "rand_index": rand_index(true.tolist(), clusters)}
     if rounds:
         rows = int(data.offsets[1])
-        own = dict(config) | by_batch(rows) | {"strategy": "fedavg", "strategy-options": "", "hypotheses": 1}
+        own = dict(config) | by_batch(rows, settings.noise) | {"strategy": "fedavg", "hypotheses": 1}
         own |= {"rounds": rounds, "validate-every": rounds}
         accuracy = np.zeros(len(true))
         for cluster in np.unique(clusters):
@@ -251,6 +260,10 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     page("Clusters of clients, one of them small", sections, rows, results).write(folder)
 
 
+def _noise(rows: str) -> float:
+    return parse_options(RowSettings, rows, "rows").noise
+
+
 def _row(arm: tuple[str, str, int], runs: Sequence[Result]) -> dict[str, Any]:
     how, batches, rows = arm
     row: dict[str, Any] = {
@@ -258,7 +271,7 @@ def _row(arm: tuple[str, str, int], runs: Sequence[Result]) -> dict[str, Any]:
         "how": how,
         "batches": batches,
         "runs": len(runs),
-        "sigma": runs[0].spec.config["row-noise-multiplier"],
+        "sigma": _noise(runs[0].spec.config["rows"]),
         "found": f"{sum(run.measures['found'] for run in runs)} of {len(runs)}",
         **numbers("rand_index", (run.measures["rand_index"] for run in runs)),
     }

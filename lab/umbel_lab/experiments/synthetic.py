@@ -46,7 +46,7 @@ RELOCATED = "Algorithm 1, relocated"
 """Algorithm 1 if k-means moves the centre of an empty cluster, as scikit-learn does; the paper does not say."""
 NOISY: Mapping[str, dict[str, Any]] = {
     "Algorithm 1": ARMS["Algorithm 1"],
-    RELOCATED: ARMS["Algorithm 1"] | {"strategy_options": "empty=relocate"},
+    RELOCATED: ARMS["Algorithm 1"] | {"strategy": "group-privacy empty=relocate"},
 }
 # The paper's setting, one that finds the optima, and that with umbel's cure for collapse.
 PAPER, LONG, RESTARTS = "patience 6", "100 rounds", "100 rounds, 5 restarts"

@@ -139,7 +139,7 @@ class Remembering(Own):
         )
 
     @classmethod
-    def read(cls, arrays: Arrays, outputs: int = 1) -> Own:
+    def read(cls, arrays: Arrays, outputs: int = 1) -> Own:  # type: ignore[override]
         """Return the predictor of one client from `arrays`, with a memory if it has one."""
         own = Own.read({name: value for name, value in arrays.items() if name not in (KEYS, VALUES, SHARE)}, outputs)
         if SHARE not in arrays:
@@ -216,7 +216,7 @@ def _unfit(model: Model, why: str) -> ModelError:
 def representations(learner: Learner, networks: Arrays, cohort: Cohort) -> Tensor:
     r"""Return the representation of each row by its client's network, each (clients, \*shape)."""
 
-    def of(c: int) -> Tensor:
+    def of(c: Any) -> Tensor:
         own, rows = {name: value[c] for name, value in networks.items()}, cohort.part(slice(c, c + 1)).features
         return last_input(learner.model, lambda: learner.outputs(own, rows))
 

@@ -1,7 +1,7 @@
 """Clusters from the first round (R-DPCFL: Malekmohammadi, Taik and Farnadi, TMLR 2025).
 
 The means of clusters of the first round's releases become the hypotheses. That uses only releases, so it costs no
-privacy. It needs releases with little noise, as of all rows at once (``row-rate = 1``), in a separate run from which
+privacy. It needs releases with little noise, as of all rows at once (a rate of 1), in a separate run from which
 a longer one starts. The paper's server tells clients their clusters; here they train what fits them best, as always.
 """
 
@@ -48,7 +48,7 @@ class RDPCFL(GroupPrivacy):
         if run.hypotheses == AUTO or self.hypotheses == 1:
             text = f"strategy {run.strategy!r} finds as many clusters as hypotheses says; set it to 2 or more"
             raise ConfigError(text, code="config.hypotheses")
-        if run.protect.rows and (run.optimizer != "sgd" or run.optimizer_options):
+        if run.protect.rows and run.optimizer != "sgd":
             text = f"strategy {run.strategy!r} must know the noise of a release; set optimizer = sgd, without options"
             raise ConfigError(text, code="config.row-noise")
 

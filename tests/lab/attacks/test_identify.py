@@ -90,7 +90,7 @@ def test_a_public_radius_larger_than_updates_are_makes_a_theft_take_longer() -> 
 
 def test_every_defence_is_a_policy_that_a_site_can_set() -> None:
     named = {key for defence in defences(5) for key in defence.policy}
-    assert named == {"max-participations", "clipping", "noise-all-items", "tripwire", "balanced-batches"}
+    assert named == {"max-participations", "clipping", "noise-all-items", "balanced-batches"}
     assert named <= set(Policy.names())
 
 

@@ -58,7 +58,8 @@ attacks = pytest.mark.parametrize("attack", ["zero", "jitter", "spectral"])
 
 def options(**changes: Any) -> Config:
     """Return the entry of the run config that sets the attack's options."""
-    return {"strategy-options": " ".join(f"{name}={value}" for name, value in (OPTIONS | changes).items())}
+    pairs = " ".join(f"{name}={value}" for name, value in (OPTIONS | changes).items())
+    return {"strategy": f"umbel_lab.attacks.pac_attack:PacAttack {pairs}"}
 
 
 class Attacked:
@@ -208,7 +209,7 @@ def test_without_noise_all_local_parameters_are_stolen_in_a_few_interactions(
 def test_the_victims_notice_nothing(attack_config: Config) -> None:
     """Their local parameters, and the items, are what the same rounds of honest training leave (Protocol 2, line 5)."""
     attacked = Attacked(attack_config)
-    honest = Attacked(attack_config | {"strategy": "recommender", "strategy-options": "", "rounds": 3})
+    honest = Attacked(attack_config | {"strategy": "recommender", "rounds": 3})
     np.testing.assert_array_equal(attacked.local_parameters(), honest.local_parameters())
     np.testing.assert_array_equal(attacked.items, honest.items)
     assert len(attacked.state.history) > len(honest.state.history)
@@ -313,15 +314,6 @@ def test_of_nodes_elsewhere_nobody_knows_what_was_stolen(attack_config: Config) 
         assert played.last(client, 2.0) == here.last(client, 2.0) | dict.fromkeys(ERRORS), "which changes nothing else"
 
 
-@pytest.mark.parametrize(("attack", "interactions"), [("zero", 0), ("spectral", 1), ("jitter", 12)])
-def test_a_tripwire_stops_zeros_and_repeats_but_not_who_knows_of_it(
-    attack_config: Config, attack: str, interactions: int
-) -> None:
-    config = attack_config | options(attack=attack, error=0.0, multipliers="2")
-    played = Attacked(config, tripwire=True)
-    assert {played.last(client, 2.0)["interactions"] for client in played.victims} == {interactions}
-
-
 # --- what it leaves behind
 
 
@@ -339,7 +331,7 @@ def test_a_run_leaves_a_table_and_a_section(attack_config: Config, tmp_path: Pat
 
 
 def test_the_truth_is_what_each_client_keeps_whatever_the_number_of_nodes(attack_config: Config) -> None:
-    config = attack_config | {"strategy": "recommender", "strategy-options": "", "rounds": 3}
+    config = attack_config | {"strategy": "recommender", "rounds": 3}
     first, *others = (Attacked(config, nodes).local_parameters() for nodes in (1, 2, 7))
     assert first.shape == (TRAINING, 8)
     assert len({row.tobytes() for row in first}) == TRAINING
@@ -380,7 +372,7 @@ def test_only_models_of_factors_have_a_vector_to_steal() -> None:
 def test_an_option_that_cannot_be_is_named(attack_config: Config, name: str, value: object) -> None:
     with pytest.raises(ConfigError) as told:
         Setup.parse(attack_config | {"rounds": 16} | options(**{name: value}))
-    assert "strategy-options" in told.value.text
+    assert "strategy" in told.value.text
     assert name in told.value.text
 
 
@@ -409,6 +401,6 @@ def test_the_documents_have_every_option_and_the_configuration_has_rounds_enough
         assert f"| `{field.name}` | {default} |" in page
     config = run_config("pac-attack")
     Setup.parse(config)
-    own = parse_options(AttackOptions, config["strategy-options"], "strategy-options")
+    own = parse_options(AttackOptions, config["strategy"].partition(" ")[2], "strategy")
     assert own.rounds == config["rounds"]
     assert AttackOptions().rounds == 30 + 3 * 1000 + 1

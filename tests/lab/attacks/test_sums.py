@@ -128,7 +128,7 @@ class Isolating(SecureAverage):
 def test_a_secure_sum_of_one_site_and_steps_of_size_0_is_that_sites_own_sum() -> None:
     """So masks protect no client from a malicious server; the noise does, which is left out here."""
     config = run_config(
-        "synthetic", strategy=f"{__name__}:Isolating", strategy_options="", clipping="public", hypotheses=1,
+        "synthetic", strategy=f"{__name__}:Isolating", clipping="public", hypotheses=1,
         mechanism="discrete-gaussian", noise_multiplier=0.0, rounds=1, clients_per_round=60, clip_norm=10.0,
         batch_size=0,
     )  # fmt: skip

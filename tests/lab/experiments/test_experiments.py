@@ -62,12 +62,12 @@ def unfair(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_hospital_grid_is_the_papers_for_either_loss(hospitals: Path, tmp_path: Path) -> None:
     specs = hospital.specs(tmp_path)
-    grid = [spec.config for spec in specs if spec.config["strategy"] == "group-privacy"]
-    keys = ("loss", "strategy-options", "hypotheses", "noise-multiplier", "seed")
+    grid = [spec.config for spec in specs if spec.config["strategy"].startswith("group-privacy")]
+    keys = ("loss", "strategy", "hypotheses", "noise-multiplier", "seed")
     found = {tuple(config[key] for key in keys) for config in grid}
     nus, seeds = (0, 0.1, 1, 2, 3, 5), range(2000, 2010)
-    relocated = product([""], ["empty=relocate"], (3, 5, 7), nus, seeds)
-    assert found == {*product(("", "mse"), [""], (1, 3, 5, 7), nus, seeds), *relocated}
+    relocated = product([""], ["group-privacy empty=relocate"], (3, 5, 7), nus, seeds)
+    assert found == {*product(("", "mse"), ["group-privacy"], (1, 3, 5, 7), nus, seeds), *relocated}
     assert len(grid) == len(found) == 660
     sizes = ("clients-per-round", "validation-clients-per-round", "patience")
     assert {tuple(config[name] for name in sizes) for config in grid} == {(100, 200, 30)}
@@ -274,10 +274,10 @@ def test_the_synthetic_runs_are_the_papers_and_their_cures(tmp_path: Path) -> No
     assert len(specs) == 2 * (12 + 7)
     assert len({spec.name for spec in specs}) == len(specs)
     paper = [spec.config for spec in specs if spec.config["patience"] == 6]
-    keys = ("strategy", "strategy-options", "hypotheses", "noise-multiplier", "restarts")
+    keys = ("strategy", "hypotheses", "noise-multiplier", "restarts")
     assert {tuple(config[key] for key in keys) for config in paper} == {
-        ("fedavg", "", 1, 0, 1), ("ifca", "", 2, 0, 1), ("group-privacy", "", 2, 5, 1),
-        ("group-privacy", "empty=relocate", 2, 5, 1),
+        ("fedavg", 1, 0, 1), ("ifca", 2, 0, 1), ("group-privacy", 2, 5, 1),
+        ("group-privacy empty=relocate", 2, 5, 1),
     }  # fmt: skip
     for seed in (2000, 2001):
         datasets = {spec.config["dataset"] for spec in specs if spec.config["seed"] == seed}
@@ -373,9 +373,9 @@ def test_femnist_shows_eight_fresh_seeds_with_and_without_rebirth(tmp_path: Path
     specs = handwriting.specs(tmp_path, dataset="femnist", rounds=40)
     reborn = [s.config for s in specs if s.arm == handwriting.COLLAPSE]
     plain = [s.config for s in specs if s.arm == handwriting.AS_PRINTED]
-    for configs, options in ((reborn, "respawn=3"), (plain, "")):
+    for configs, options in ((reborn, "group-privacy respawn=3"), (plain, "group-privacy")):
         assert [config["seed"] for config in configs] == list(range(2000, 2008))
-        assert {config["strategy-options"] for config in configs} == {options}
+        assert {config["strategy"] for config in configs} == {options}
     assert [s.config for s in specs[:8]] == reborn, "they come first"
     assert {s.config["rounds"] for s in specs} == {40}
     assert {s.config["seed"] for s in specs} == set(range(2000, 2008))
@@ -386,7 +386,7 @@ def test_collapse_is_told_seed_by_seed(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(handwriting, "_figure", lambda *_: None)
 
     def measures(config: dict[str, Any]) -> dict[str, Any]:
-        index = 0.0 if not config["strategy-options"] else 1.0 if config["seed"] < 2007 else 0.3
+        index = 0.0 if "respawn" not in config["strategy"] else 1.0 if config["seed"] < 2007 else 0.3
         last = OWN | {"rand_index": index}
         return {"best": OWN, "last": last}
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from umbel.data import Dataset, Manifest, find_dataset, offsets_of, open_dataset, write_dataset
+from umbel.protocol.plugins import parse_options
+from umbel.protocol.run_config import RowSettings
 from umbel.server.setup import Setup
 from umbel.simulation.measured import Spec
 from umbel.simulation.sweep import Result
@@ -55,7 +57,9 @@ def test_a_clients_images_are_all_turned_like_its_cluster_and_drawn_once() -> No
 def test_all_rounds_together_keep_the_epsilon_and_waste_little(quick: list[Spec]) -> None:
     for spec in quick:
         _, batches, rows = spec.arm
-        spent = r_dpcfl.spent(rows, 2, batches == r_dpcfl.ALL, spec.config["row-noise-multiplier"])
+        spent = r_dpcfl.spent(
+            rows, 2, batches == r_dpcfl.ALL, parse_options(RowSettings, spec.config["rows"], "rows").noise
+        )
         assert 0.99 * r_dpcfl.EPSILON < spent <= r_dpcfl.EPSILON
     trained = [spec.arm[0] for spec in quick if spec.config["rounds"] > 1]
     assert trained == [r_dpcfl.MIXTURE, r_dpcfl.ONE, r_dpcfl.ORACLE]
@@ -71,12 +75,14 @@ def test_a_model_for_each_cluster_serves_its_clients(tmp_path: Path, quick: list
     )
     changes: dict[str, Any] = {
         "dataset": str(tmp_path / "blank"), "model": "mlp inputs=784 hidden=4 outputs=10", "rounds": 5,
-        "validate-every": 5, "step-size": 1.0, "row-noise-multiplier": 1e-3,
+        "validate-every": 5, "step-size": 1.0,
     }  # fmt: skip
     measures = {}
     for spec in quick:
         if spec.arm[0] != r_dpcfl.KMEANS:
-            all_rows = {"row-batch": 64.0} if spec.arm[1] == r_dpcfl.ALL else r_dpcfl.by_batch(64)
+            all_rows = {"rows": str(RowSettings(r_dpcfl.CLIP_NORM, 1e-3, 1.0, 64.0))}
+            if spec.arm[1] != r_dpcfl.ALL:
+                all_rows = r_dpcfl.by_batch(64, 1e-3)
             rounds = {"rounds": 1} if spec.arm[1] == r_dpcfl.SMALL else {}
             measures[spec.arm[:2]] = r_dpcfl.play(spec.config | changes | all_rows | rounds).measures
     apart, served = {"found": True, "rand_index": 1.0}, {"mean": 1.0, "minority": 1.0, "worst": 1.0}

@@ -12,7 +12,7 @@ from tests.helpers.cohorts import cohort_of, draw_client, learner_of
 from tests.helpers.models import draw_hypotheses, headed
 from umbel.client.cohort import LocalUpdate
 from umbel.client.personal import make_own
-from umbel.models.optimizers import LocalOptimizer
+from umbel.models.optimizers import SGD
 from umbel.privacy.gate.randomness import streams
 
 HALF = LocalUpdate(local_epochs=1, step_size=0.25, batch_size=0)
@@ -34,7 +34,7 @@ def test_ditto_ends_where_the_pull_of_the_hypothesis_is_as_strong_as_the_rows() 
 
 def test_mean_regularised_learning_has_the_runs_own_pull() -> None:
     """2 (w - 3) + 2 (w - 1) = 0."""
-    long = LocalUpdate(200, 0.25, 0, descent=LocalOptimizer(proximal=2.0))
+    long = LocalUpdate(200, 0.25, 0, descent=SGD(proximal=2.0))
     assert weight("umbel_lab.personal:mr_mtl", long) == pytest.approx(2)
     assert weight("umbel_lab.personal:mr_mtl", LocalUpdate(200, 0.25, 0)) == weight(
         "umbel_lab.personal:ditto", LocalUpdate(200, 0.25, 0)

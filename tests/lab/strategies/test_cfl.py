@@ -99,8 +99,8 @@ def test_clusters_of_large_models_are_split_as_their_updates_go() -> None:
 def test_options_say_when() -> None:
     strict = ClusteredFL(Fleet(), hypotheses=4, options=SplitOptions(gamma=1.0))
     assert len(round_of(strict, EAST + WEST)) == 1
-    with raises(ConfigError, "config.option-value", "0", "strategy-options"):
-        strategies.make(RunConfig(strategy=NAME, strategy_options="eps1=0"), Fleet())
+    with raises(ConfigError, "config.option-value", "0", "strategy"):
+        strategies.make(RunConfig(strategy=f"{NAME} eps1=0"), Fleet())
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_run_finds_two_groups_and_leaves_one_whole(tmp_path: Path, run_config:
         "clients-per-round": 40,
         "restarts": 2,
     }
-    run_config |= {"noise-multiplier": 0.1, "validate-every": 20, "engine": "batched"}
+    run_config |= {"noise-multiplier": 0.1, "validate-every": 20}
     for groups in (1, 2):
         run = play(run_config | {"dataset": dataset(tmp_path, groups, 0)})
         found = run.state.best["weight"].reshape(-1, 2)

@@ -30,8 +30,8 @@ NAME = "umbel_lab.strategies:RDPCFL"
 APART = [[1.0, 0.1, 0], [1.0, -0.1, 0], [-1.0, 0.1, 0], [1.1, 0, 0], [-1.0, -0.1, 0]]
 EAST = np.array([0.5, 0, 0])
 ROWS = {
-    "protect": "rows", "noise-multiplier": 0.0, "clipping": "update", "row-clip-norm": 3.0,
-    "row-noise-multiplier": 2.0, "row-rate": 1.0, "row-batch": 12.0, "local-steps": 4, "step-size": 0.5,
+    "protect": "rows", "noise-multiplier": 0.0, "clipping": "update",
+    "rows": "clip=3 noise=2 rate=1 batch=12", "local-steps": 4, "step-size": 0.5,
 }  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def test_the_noise_is_that_of_a_release(tmp_path: Path) -> None:
                         split={"train": 2, "validation": 1})  # fmt: skip
     write_leaf(tmp_path / "zeros.json", manifest, {f"{i}": (np.zeros((12, 400)), np.zeros(12)) for i in range(3)})
     config = RunConfig.parse(ROWS | {"dataset": str(tmp_path / "zeros.json"), "rounds": 1, "strategy": NAME})
-    run = play(config.entries() | {"clients-per-round": 2, "row-clip-norm": 1e-3})
+    run = play(config.entries() | {"clients-per-round": 2, "rows": "clip=1e-3 noise=2 rate=1 batch=12"})
     both = run.state.hypotheses
     squares = sum(np.square(value).reshape(2, -1)[:, :400].sum() for name, value in both.items() if "weight" in name)
     # A false alarm in one of 1,000 draws; each of the two hypotheses is one release.
@@ -118,7 +118,7 @@ def test_a_run_without_clusters_or_with_unknown_noise_is_refused(changes: dict[s
     with raises(ConfigError, code, "RDPCFL"):
         Setup.parse(RunConfig.parse({"strategy": NAME, "clients-per-round": 40} | changes).entries())
     with raises(ConfigError, "config.option-value", "by"):
-        strategies.make(RunConfig(strategy=NAME, strategy_options="by=luck"), Fleet())
+        strategies.make(RunConfig(strategy=f"{NAME} by=luck"), Fleet())
 
 
 def test_a_run_finds_three_groups(tmp_path: Path, run_config: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def test_a_run_finds_three_groups(tmp_path: Path, run_config: dict[str, Any]) ->
         "clients-per-round": 40,
         "restarts": 1,
     }
-    run_config |= {"noise-multiplier": 0.0, "validate-every": 60, "engine": "batched", "max-participations": 0}
+    run_config |= {"noise-multiplier": 0.0, "validate-every": 60, "max-participations": 0}
     found = play(run_config | {"dataset": dataset(tmp_path, 3, 0)}).state.best["weight"].reshape(-1, 2)
     for truth in GROUPS[:3]:
         assert np.linalg.norm(found - np.array(truth), axis=1).min() < 1

@@ -1,4 +1,4 @@
-"""``umbel export``: a run's result as files for other programs, each read back before it is reported."""
+"""``umbel runs export``: a run's result as files for other programs, each read back before it is reported."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def command(
         typer.Argument(
             metavar="[CONFIG|DATASET|RUN] [KEY=VALUE...]",
             help="A TOML file with run-config values, its name in configs/, or a dataset; with --resume, a run. "
-            "KEY=VALUE overrides a value; umbel keys lists the keys.",
+            "KEY=VALUE overrides a value; umbel config lists the keys.",
             show_default="synthetic data, with a guarantee",
         ),
     ] = None,
@@ -87,7 +87,7 @@ def command(
         bool,
         typer.Option(
             "--baselines/--no-baselines",
-            help="At the end, compare the run with baselines. They take at most a quarter of the run's work.",
+            help="At the end, compare the run with baselines.",
         ),
     ] = True,
     strict: Annotated[
@@ -151,7 +151,7 @@ def demand(folder: Path) -> None:
     """Raise `WorthError` unless a run is shown to be worth it."""
     worth = RunFolder(folder).read_worth()
     if worth is None or not worth.level.worth_it:
-        text = worth.advice if worth else "the run's worth was not measured"
+        text = worth.verdict if worth else "the run's worth was not measured"
         raise WorthError(f"the run is not shown to be worth it: {text}", code="worth.not-shown")
 
 
