@@ -351,9 +351,9 @@ def test_the_figures_in_the_readme_are_those_of_saved_results() -> None:
 def test_the_readme_counts_the_methods_that_the_comparison_counts() -> None:
     ours = {"group-privacy", "ifca"} & strategies.STRATEGIES.keys()
     own = {one.value for one in Personal} - {"no", "auto"}
-    assert f"| personalised methods | {len(ours) + len(own)}, lab: {len(LAB)} |" in (
-        ROOT / "README.md"
-    ).read_text(encoding="utf-8")
+    assert f"| personalised methods | {len(ours) + len(own)}, lab: {len(LAB)} |" in (ROOT / "README.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_readme_is_short() -> None:

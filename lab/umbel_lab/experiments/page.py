@@ -65,20 +65,11 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         f"{_HERE}/secure_sums.py", "configs/hospital-services.toml", "configs/qmnist-features-epsilon-8.toml",
         "configs/synthetic.toml", f"{_DATA}/hospital.py", f"{_DATA}/synthetic.py", f"{_DATA}/qmnist_features.py",
     ),
-    "secure-digits": (
-        f"{_HERE}/secure_digits.py", "configs/qmnist-images-sites-epsilon-8.toml", f"{_DATA}/qmnist_features.py",
-    ),
-    "own": (
-        f"{_HERE}/own.py", "configs/hospital.toml", "configs/hospital-epsilon-4.toml",
-        "configs/hospital-services.toml", "configs/synthetic.toml", "configs/qmnist-features-epsilon-4.toml",
-        f"{_DATA}/hospital.py", f"{_DATA}/synthetic.py", f"{_DATA}/qmnist_features.py",
-    ),
     "methods": (
-        f"{_HERE}/methods.py", f"{_HERE}/public_tables.py", "configs/hospital-services.toml",
+        f"{_HERE}/methods.py", f"{_HERE}/shipped_tables.py", "configs/hospital-services.toml",
         "configs/qmnist-features-epsilon-8.toml", f"{_DATA}/hospital.py", f"{_DATA}/qmnist_features.py",
         f"{_DATA}/femnist_features.py",
     ),
-    "r-dpcfl": (f"{_HERE}/r_dpcfl.py", f"{_DATA}/qmnist.py", f"{_DATA}/writers.py"),
     "recommender": (f"{_HERE}/recommender.py", "configs/recommender.toml", f"{_DATA}/movielens.py"),
     "attacks": (
         f"{_HERE}/attacks.py", f"{_ATTACKS}/images.py", f"{_ATTACKS}/reconstruct.py", f"{_ATTACKS}/identify.py",
@@ -92,13 +83,12 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "dlg": (f"{_HERE}/dlg.py", f"{_ATTACKS}/reconstruct.py", f"{_DATA}/femnist.py", f"{_DATA}/writers.py"),
     "audits": (f"{_HERE}/audits.py",),
     "pac": (f"{_HERE}/pac.py",),
-    "when": (f"{_HERE}/when.py", "configs/synthetic.toml"),
-    "public-tables": (f"{_HERE}/public_tables.py",),
 }  # fmt: skip
 """By name: the files with an experiment's settings, and the recipes of its data."""
 
-FROZEN = ("chosen-round", "drift")
-"""Experiments whose tables are kept, but whose code is only at the commit that made them."""
+FROZEN = ("chosen-round", "drift", "own", "public-tables", "r-dpcfl", "secure-digits", "when")
+"""Experiments whose tables are kept, but whose code is only in the history, up to the commit `LAST`."""
+LAST = "575c2756"
 
 
 def source(name: str) -> Path:
@@ -277,7 +267,7 @@ class _Results:
         commit = said["commit"].replace("+", ", with changes that were not committed")
         if name in FROZEN:
             made = f"Made at commit {commit}, seeds {said['seeds']}, by the experiment `{name}`"
-            return f"{made}. The table is frozen: its code is only there."
+            return f"{made}. The table is frozen: its code is in the history, up to commit {LAST}."
         line = f"Made by `{said['command']}` at commit {commit}, seeds {said['seeds']}."
         if said["settings"] != digest(name):
             line += " **Settings, recipes or pinned numbers have changed since.**"
