@@ -1,4 +1,4 @@
-"""Commands: ``umbel attack all | reconstruct | identify | sums | members | audit``."""
+"""Commands: ``umbel attack all | reconstruct | identify | members | audit``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from umbel.protocol.cli import command_group, errors_in_one_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.release import LAPLACE
-from umbel_lab.attacks import identify, images, members, reconstruct, sums
+from umbel_lab.attacks import identify, images, members, reconstruct
 from umbel_lab.attacks.audit import findings
 from umbel_lab.output import Page, Section
 
@@ -104,31 +104,6 @@ def identify_command(
     multipliers = tuple(dict.fromkeys(noise_multiplier))
     name = f"identify-{Path(dataset).name}-{model or 'factors'}-{noise_per}"
     _leave(out, name, lambda: identify.audit(dataset, multipliers, defences, options, **changes).page())
-
-
-@app.command("sums")
-def sums_command(
-    dataset: Annotated[
-        str, typer.Option(help="Name or path of a dataset of preferences, or of 28x28 images.")
-    ] = "preferences",
-    model: Annotated[str, typer.Option(help="Model for images.")] = "cnn",
-    size: Annotated[
-        list[int], typer.Option("--clients", help="Clients in a sum. May be repeated.", show_default="1 to 100")
-    ] = list(sums.SIZES),  # noqa: B006
-    noise_multiplier: Annotated[
-        list[float], typer.Option(help="nu. May be repeated.", show_default="0 and .1 to 10")
-    ] = list(sums.MULTIPLIERS),  # noqa: B006
-    interactions: Annotated[int, typer.Option(min=1, help="Sums from which vectors are read.")] = sums.INTERACTIONS,
-    victims: Annotated[
-        int, typer.Option(min=1, help="Clients to attack, at least, for each number in a sum.")
-    ] = sums.VICTIMS,
-    seed: Seed = 0,
-    out: Out = None,
-) -> None:
-    """Read clients' vectors or images from secure sums over several clients, with each amount of noise."""
-    sizes, multipliers = tuple(dict.fromkeys(size)), tuple(dict.fromkeys(noise_multiplier))
-    setting = sums.Setting(dataset, model, sizes, multipliers, interactions, victims, seed)
-    _leave(out, f"sums-{Path(dataset).name}", lambda: sums.page(setting, sums.audit(setting)))
 
 
 @app.command("members")

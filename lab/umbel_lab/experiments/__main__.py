@@ -23,7 +23,6 @@ from umbel.simulation.measured import finish
 from umbel.simulation.sweep import FIRST_SEED, done, pack, sweep, unpack
 from umbel_lab.experiments import (
     attacks,
-    attacks_on_sums,
     audits,
     centaur,
     dlg,
@@ -62,7 +61,6 @@ _EXPERIMENTS: dict[str, tuple[ModuleType, str]] = {
     "secure-sums": (secure_sums, "Secure sums over 20 sites, beside one trusted sum and site release."),
     "methods": (methods, "Methods of personalisation, by guarantee: client, site, secure and row release."),
     "attacks": (attacks, "The main results of umbel attack: images and local vectors read from releases."),
-    "attacks-on-sums": (attacks_on_sums, "Local vectors and images that a server reads from secure sums."),
     "femnist": (handwriting, "Handwritten characters: the accuracies of Table 2."),
     "femnist-full": (femnist_full, "Table 2 at full length: all images, up to 500 rounds."),
     "centaur": (centaur, "Handwriting with a guarantee: users with few digits each, and local heads."),
