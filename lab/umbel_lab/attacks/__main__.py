@@ -1,4 +1,4 @@
-"""Commands: ``umbel attack all | reconstruct | identify | members | audit``."""
+"""Commands: ``umbel attack all | reconstruct | identify | audit``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from umbel.protocol.cli import command_group, errors_in_one_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.release import LAPLACE
-from umbel_lab.attacks import identify, images, members, reconstruct
+from umbel_lab.attacks import identify, images, reconstruct
 from umbel_lab.attacks.audit import findings
 from umbel_lab.output import Page, Section
 
@@ -104,29 +104,6 @@ def identify_command(
     multipliers = tuple(dict.fromkeys(noise_multiplier))
     name = f"identify-{Path(dataset).name}-{model or 'factors'}-{noise_per}"
     _leave(out, name, lambda: identify.audit(dataset, multipliers, defences, options, **changes).page())
-
-
-@app.command("members")
-def members_command(
-    dataset: Annotated[str, typer.Option(help="Name or path of a dataset.")] = "hospital",
-    model: Annotated[str, typer.Option(help="Model.", show_default="the dataset's")] = "",
-    clients: Annotated[int, typer.Option(min=10, help="Clients.")] = 100,
-    rows: Annotated[int, typer.Option(min=2, help="Rows of each.")] = 20,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of training, from the first hypothesis.")] = 20,
-    step_size: Annotated[float, typer.Option(help="Step size.")] = 0.1,
-    row_clip_norm: Annotated[
-        float, typer.Option(help="Clip norm of a row's gradient, where rows are protected.")
-    ] = 1.0,
-    epsilon: Annotated[
-        list[float], typer.Option(help="Epsilon of a row. May be repeated.", show_default="8 and 1")
-    ] = list(members.EPSILONS),  # noqa: B006
-    seed: Seed = 0,
-    out: Out = None,
-) -> None:
-    """Tell which rows clients trained on, before and after rows are protected, behind the app's own gate."""
-    epsilons = tuple(dict.fromkeys(epsilon))
-    setting = members.Setting(dataset, model, clients, rows, epochs, step_size, row_clip_norm, epsilons, seed)
-    _leave(out, f"members-{Path(dataset).name}", lambda: members.page(setting, members.audit(setting)))
 
 
 _COMMANDLINE = ParameterSource.COMMANDLINE
