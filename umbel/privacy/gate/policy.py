@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused, SiteError
-from umbel.protocol.plugins import parse_pairs
+from umbel.protocol.plugins import parse_pairs, unknown
 from umbel.protocol.release import LAPLACE, Clipping, ClipSchedule, Kind, Protect, Release, ReleaseBy
 from umbel.protocol.rules import Settings
 from umbel.protocol.signatures import public_key, same_key
