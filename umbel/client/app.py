@@ -61,16 +61,10 @@ app = ClientApp()
 def query(msg: Message, context: Context) -> Message:
     """Report how many clients this node hosts."""
     version = version_in(msg.content)
-    # The codes say to the server which side must move.
-    if type(version) is int and version > VERSION:
-        raise Refused(
-            f"the run speaks protocol {version}, this site only {VERSION}; upgrade umbel at this site",
-            code="refused.old-site",
-        )
     if version != VERSION:
         raise Refused(
-            f"the run speaks protocol {version!r}, this site {VERSION}; start the run with a newer umbel",
-            code="refused.old-run",
+            f"the run speaks protocol {version!r}, this site {VERSION}; use the same umbel on both sides",
+            code="refused.version",
         )
     # The server asks nothing of a node that it does not know.
     node = _admitting(context)

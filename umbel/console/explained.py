@@ -1,4 +1,4 @@
-"""A policy and a request in words, for the people who are responsible for the data."""
+"""A policy in words, for the people who are responsible for the data."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Iterator
 
 from umbel.privacy.accounting.guarantee import amount
 from umbel.privacy.gate.policy import AcceptedRadius, AcceptedRelease, Approval, Policy, Role
-from umbel.privacy.gate.runs import Request
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.release import Protect
-from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 
 
@@ -126,22 +124,3 @@ def _work(policy: Policy) -> str:
     ]
     said = [f"{most:,.0f} {what}" for most, what in limits if math.isfinite(most)]
     return f"At most {', '.join(said)}." if said else "There is no limit."
-
-
-def asked(request: Request) -> str:
-    """Return what a request asks of the site, in a few sentences."""
-    # Another version of umbel, with fewer settings, may have kept it.
-    entries, differs = RunConfig().entries() | request.asks["config"], request.asks["differs"]
-    who = request.asks.get("researcher")
-    model = entries["model"] or "the model of this site's data"
-    steps, epochs = entries["local-steps"], entries["local-epochs"]
-    work = count_of(steps, "step") if steps else count_of(epochs, "epoch")
-    said = (
-        f"{who or 'An unknown researcher'} asks to train {model} ({request.asks['n']:,} shared numbers) by strategy "
-        f"{entries['strategy']}. There are {count_of(entries['rounds'], 'round')}; in each, "
-        f"{count_of(entries['clients-per-round'], 'client')} of all sites train for {work}."
-    )
-    if differs:
-        changes = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in differs.items())
-        said += f" This message differs from the run's settings: {changes}."
-    return said

@@ -24,7 +24,7 @@ from umbel.protocol.release import (
     exact,
 )
 
-VERSION = 8
+VERSION = 1
 
 _VERSION = "version"
 _MAX_WHOLE = 2**31  # more than any run needs, and a ledger can hold it
@@ -305,9 +305,7 @@ class Hosting:
         """Return a node's reply, checked; `ProtocolError` for another protocol version or impossible counts."""
         version = record.get(_VERSION)
         if type(version) is not int or version != VERSION:
-            newer = type(version) is int and version > VERSION
-            fix = "start the run with a newer umbel" if newer else "upgrade umbel at the site"
-            text = f"speaks protocol {version!r}, and this run {VERSION}; {fix}"
+            text = f"speaks protocol {version!r}, and this run {VERSION}; use the same umbel on both sides"
             raise ProtocolError(text, code="protocol.version")
         values: dict[str, Any] = {entry.name: record.get(entry.name) for entry in fields(cls)}
         if any(type(value) is not int for value in values.values()) or min(values["train"], values["validation"]) < 0:

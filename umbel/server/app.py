@@ -19,7 +19,6 @@ from umbel.protocol.flower import log, pull_soon
 from umbel.protocol.plugins import trust
 from umbel.protocol.release import Clipping
 from umbel.server.history import State
-from umbel.server.memory import check_memory
 from umbel.server.observer import Observer, Run
 from umbel.server.observers import Checkpoints, Log, Released, Resumed, Sites, Spending, named
 from umbel.server.report import View, render
@@ -57,7 +56,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
     Raises
     ------
     ConfigError
-        If the run config is invalid, or the run does not fit this machine's memory.
+        If the run config is invalid.
     FleetError
         If the nodes that the run needs are missing, or return nothing.
     """
@@ -82,8 +81,6 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
     if not roster.simulated:
         logs.configure()
         logs.about(run=run_id)
-    local = roster.simulated and not getattr(grid, "elsewhere", False)
-    check_memory(setup, len(roster.nodes), local)
     summary = Summary.of(setup)
     with ExitStack() as held:
         if setup.config.resume:
@@ -101,10 +98,12 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
             state = State(hypotheses=start, best=start)
             snapshots = Snapshots(state)
         checkpoints = held.enter_context(Checkpoints(snapshots))
-        observers += [Log(summary), Spending(summary), checkpoints, Sites(), Released(), *watching]
+        sites = Sites()
+        observers += [Log(summary), Spending(summary), checkpoints, sites, Released(), *watching]
         if setup.config.resume:
             observers.append(Resumed())
         run = Run(setup, grid, state, observers, folder.path.name, folder)
+        held.enter_context(sites.until_end(run))
         try:
             run_rounds(run)
         except DiskError as error:
@@ -165,5 +164,5 @@ def _resume(setup: Setup, grid: Grid) -> tuple[State, Snapshots]:
 def _name(setup: Setup, run_id: int) -> str:
     """Return a name that sorts by time and distinguishes runs of the same second."""
     what = setup.manifest.name if setup.manifest else setup.model.name
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{what}-{setup.config.strategy}")
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{what}-{setup.config.strategy_name}")
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}-{run_id % 10**6:06d}"

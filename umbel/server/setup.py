@@ -13,7 +13,7 @@ from umbel import models, strategies
 from umbel.data import Dataset, Manifest, digest_of, find_dataset, open_dataset
 from umbel.models.fit import misfit
 from umbel.models.model import Model
-from umbel.models.optimizers import LocalOptimizer
+from umbel.models.optimizers import descent_of
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import released_by
 from umbel.protocol.arrays import Arrays, all_finite, flatten
@@ -86,7 +86,7 @@ class Setup:
                 mechanism(run.noise_multiplier).count_radius(run.choice_epsilon)
             except Refused as error:
                 raise ConfigError(error.text, code="config.choice-epsilon") from error
-        LocalOptimizer.of(run)
+        descent_of(run.optimizer)
         return cls(run, strategy, fleet, model, manifest)
 
     @classmethod

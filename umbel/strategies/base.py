@@ -143,7 +143,7 @@ class HypothesisStrategy(Strategy):
     """
 
     Options: ClassVar[type] = NoOptions
-    """A dataclass; its fields are set by ``strategy-options``."""
+    """A dataclass; its fields are set behind the strategy's name."""
     fixed_hypotheses: ClassVar[int | None] = None
     """The only number of hypotheses that the strategy can train, if there is one."""
     discloses_choice: ClassVar[bool] = False

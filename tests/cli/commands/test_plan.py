@@ -71,7 +71,7 @@ def test_a_config_that_hides_rows_alone_names_the_command_that_plans_it(umbel_ho
     config = tmp_path / "rows.toml"
     config.write_text(
         'dataset = "own"\nprotect = "rows"\nclipping = "update"\nnoise-multiplier = 0.0\nchoice-epsilon = 0.5\n'
-        "row-noise-multiplier = 2.0\nrow-clip-norm = 1.0\nrow-rate = 1.0\nrow-batch = 4.0\nlocal-steps = 5\n"
+        'rows = "clip=1 noise=2 rate=1 batch=4"\nlocal-steps = 5\n'
         "rounds = 2\nhypotheses = 2\n",
         encoding="utf-8",
     )
@@ -80,7 +80,7 @@ def test_a_config_that_hides_rows_alone_names_the_command_that_plans_it(umbel_ho
     (command,) = re.findall(r"umbel plan (--rows 4 .*) \[config", output)
     code, output = run(*command.split())
     assert code == 0, output
-    for text in ("row-noise-multiplier=2.0 row-rate=1.0 row-batch=4 local-steps=5 max-participations=2", "│ 0.5 "):
+    for text in ("rows='clip=1 noise=2.0 rate=1.0 batch=4' local-steps=5 max-participations=2", "│ 0.5 "):
         assert text in output
 
 
@@ -93,7 +93,8 @@ def test_a_whole_run_that_hides_rows_is_planned_and_written(umbel_home: Path, tm
     assert "for each row of a client" in output
     planned = tomllib.loads(file.read_text(encoding="utf-8"))
     assert planned == umbel.plan("own", row_epsilon=3, rows=4, rounds=2).values
-    assert (planned["protect"], planned["rounds"], planned["row-batch"]) == ("rows", 2, 4.0)
+    assert (planned["protect"], planned["rounds"]) == ("rows", 2)
+    assert "batch=4.0" in planned["rows"]
     ended(*run("own", "--rows", "4"), "config.missing-figure", "row-epsilon")
     ended(*run("own", "--rows", "4", "--row-epsilon", "3", "--row-rate", "1"), "config.both-ways", "--row-rate")
 

@@ -1,4 +1,4 @@
-"""`umbel policy explain` says in words what a policy allows, promises and leaves out."""
+"""`umbel site policy` says in words what a policy allows, promises and leaves out."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from tests.cli.commands.test_approvals import Site
 from typer.testing import CliRunner
 
 import umbel.privacy.gate.consent
 import umbel.privacy.gate.runs
-from tests.cli.commands.test_approvals import Site
 from tests.helpers.keys import pair
 from tests.helpers.messages import refused
 from umbel.cli.main import app as command
@@ -321,10 +321,10 @@ def test_a_fault_in_the_data_is_only_in_the_nodes_own_log(
 
 
 def test_a_site_answers_the_strategies_that_it_accepts(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    site = Site(tmp_path, run_config, approve="policy", strategies="fedavg cfl")
+    site = Site(tmp_path, run_config, approve="policy", strategies="fedavg ifca")
     assert not answers(site)
     assert {*codes(site)} == {"refused.strategy"}
-    assert answers(of(site, run_config | {"strategy": "cfl"}, 2))
+    assert answers(of(site, run_config | {"strategy": "ifca"}, 2))
 
 
 def test_a_run_is_signed_from_the_command_line(

@@ -77,7 +77,7 @@ CLIENT_LISTS: list[list[int]] = [
 ]  # fmt: skip
 RUN_CONFIGS: list[dict[str, Any]] = [
     {"dataset": "/etc"}, {"model": "mlp"}, {"model": "os:getcwd"}, {"loss": "cross-entropy"}, {"local": "*"},
-    {"frozen": "weight"}, {"device": "cuda"}, {"engine": "loop"}, {"seed": 0}, {"seed": -1}, {"rounds": "many"},
+    {"frozen": "weight"}, {"device": "cuda"}, {"seed": 0}, {"seed": -1}, {"rounds": "many"},
     {"allow-unsanitised": True}, {"min-noise-multiplier": 0.0}, {"partition-id": 0}, {"noise-multiplier": 0.0},
     {"hypotheses": 10**9}, {"data-path": 1}, {"step-size": 1e308},
 ]  # fmt: skip

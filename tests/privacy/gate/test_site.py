@@ -21,7 +21,6 @@ from umbel.data import BUNDLED
 from umbel.privacy.gate.charges import Limits
 from umbel.privacy.gate.policy import AcceptedRadius, Policy, Role
 from umbel.privacy.gate.site import Site
-from umbel.protocol import old_names
 from umbel.protocol.errors import SiteError
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.plugins import import_by_name
@@ -363,30 +362,6 @@ def test_a_variable_that_there_is_not_closes_a_site_and_is_nothing_to_a_simulati
     with raises(SiteError, "site.unknown-key"):
         own()
     assert simulated() == without
-
-
-@pytest.mark.parametrize("node", [own, simulated], ids=["own data", "simulated"])
-def test_a_variable_of_an_old_name_is_understood_with_a_hint(
-    node: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    old_names.hint.cache_clear()
-    monkeypatch.setenv("UMBEL_RADIUS_FLOOR", "0.5")
-    assert node().policy.clip_norm_floor == 0.5
-    assert "radius-floor is now called clip-norm-floor" in caplog.text
-
-
-def test_a_setting_under_both_names_closes_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which of the two counts would be a guess."""
-    with raises(SiteError, "site.unknown-key", "radius-floor", "clip-norm-floor"):
-        own(**{"radius-floor": 0.5, "clip-norm-floor": 0.1})
-
-
-@pytest.mark.parametrize("first", ["radius", "radius-mode"])
-def test_a_setting_under_two_old_names_closes_the_site(first: str) -> None:
-    """The later of the two would win, and might be the weaker."""
-    entries = {"radius": "any", "radius-mode": "public"}
-    with raises(SiteError, "site.unknown-key", "clipping"):
-        own(**{first: entries[first]} | entries)
 
 
 def test_a_value_of_the_environment_that_cannot_be_used_closes_the_site(monkeypatch: pytest.MonkeyPatch) -> None:

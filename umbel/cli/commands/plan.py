@@ -171,7 +171,7 @@ def _of_rows(
     table = Table("figure", "value", "what it means", title="A planned run, for each row of a client")
     add = table.add_row
     add("row-noise-multiplier", f"{sigma:.4g}", "sigma, noise of a step in clip norms of a row's gradient")
-    add("row-rate", f"{task.rate:g}", f"q; about {batch:.4g} rows of {task.rows:,} in a step, for row-batch")
+    add("row-rate", f"{task.rate:g}", f"q; about {batch:.4g} rows of {task.rows:,} in a step")
     add("local-steps", f"{task.steps:,}", "of a participation")
     add("participations", f"{task.participations:,}", "assumed by these figures; set max-participations to it")
     if task.hypotheses > 1:
@@ -183,8 +183,8 @@ def _of_rows(
     add("noise against gradient", f"{sigma / batch:.3g}", "in each component of a step's mean gradient, in clip norms")
     console = Console()
     console.print(table)
-    settings = f"protect=rows noise-multiplier=0 row-clip-norm=1 row-noise-multiplier={sigma}"
-    settings += f" row-rate={task.rate} row-batch={batch:.4g} local-steps={task.steps}"
+    settings = f"protect=rows noise-multiplier=0 rows='clip=1 noise={sigma} rate={task.rate} batch={batch:.4g}'"
+    settings += f" local-steps={task.steps}"
     console.print(f"Settings: {settings} max-participations={task.participations}", soft_wrap=True)
     limits = f"row-budget={allowed:.4g} row-delta={delta:g} min-row-noise-multiplier={sigma} max-row-rate={task.rate}"
     limits += f" max-local-steps={task.steps} max-hypotheses={task.hypotheses}"

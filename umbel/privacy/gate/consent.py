@@ -12,12 +12,12 @@ from flwr.app import RecordDict
 
 from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy, Role
 from umbel.privacy.gate.refusals import explain
-from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
+from umbel.privacy.gate.runs import Request, Runs, Status
 from umbel.privacy.gate.site import SERVER_CA, Site
 from umbel.privacy.gate.site_log import SiteLog, told
 from umbel.privacy.gate.store import beside
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import LedgerError, Refused
+from umbel.protocol.errors import Refused
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
@@ -66,8 +66,8 @@ def check_admitted(
 def check_strategy(site: Site, config: RunConfig) -> None:
     """Raise `Refused` unless the site answers runs of this strategy: before it looks at its data."""
     accepted = site.policy.strategies
-    if not site.simulated and accepted and config.strategy not in accepted.split():
-        text = f"the run has strategy {config.strategy!r}; this site accepts {accepted}"
+    if not site.simulated and accepted and config.strategy_name not in accepted.split():
+        text = f"the run has strategy {config.strategy_name!r}; this site accepts {accepted}"
         raise Refused(text, code="refused.strategy")
 
 
@@ -83,9 +83,7 @@ def check_allowed(site: Site, run: str, config: RunConfig, fault: Exception) -> 
     Runs.of(site).check_allowed(run, config.unsigned(), told(fault))
 
 
-def decide(
-    ledger: Path, beginning: str, status: Status, person: str, reason: str = "", seen: str | None = None
-) -> Request:
+def decide(ledger: Path, beginning: str, status: Status, person: str, reason: str = "") -> Request:
     """Approve or refuse the request whose digest has this beginning, and record that in the site's log.
 
     An approval is written first to the log, then to the store; a refusal first to the store. So if the process is
@@ -94,7 +92,7 @@ def decide(
     Raises
     ------
     LedgerError
-        If there is no such request, or it is not in the status any more in which the person has `seen` it.
+        If there is no such request.
     """
     # Bytes of a terminal that are no text could not be stored.
     person, reason = (text.encode("utf-8", "replace").decode() for text in (person, reason))
@@ -103,10 +101,6 @@ def decide(
     # Another person may decide at the same time: the last line of the log is the decision that holds.
     with SiteLog(beside(ledger)).deciding() as decided:
         request = runs.request(beginning)
-        if seen is not None and seen != request.status:
-            who = f" by {request.person}" if request.person else ""
-            text = f"request {request.digest[:SHOWN]} has changed: it is {request.status}{who} now; look at it again"
-            raise LedgerError(text, code="ledger.decided-meanwhile")
         if status is Status.REFUSED:
             refused = runs.decide(request, status, person, reason)
             decided(request, status, person, reason)

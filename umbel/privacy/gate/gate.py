@@ -464,7 +464,7 @@ def _price(release: Release) -> str:
         prices = [f"an epsilon at a delta, by {release.mechanism} noise of {release.noise_multiplier:g} clip norms"]
     return (
         f"which costs {', and '.join(prices)}; limits of the site are lower or used up, or its clients released "
-        "without a guarantee before: see umbel ledger show"
+        "without a guarantee before: see umbel site journal"
     )
 
 

@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused, SiteError
-from umbel.protocol.plugins import parse_pairs
+from umbel.protocol.plugins import parse_pairs, unknown
 from umbel.protocol.release import LAPLACE, Clipping, ClipSchedule, Kind, Protect, Release, ReleaseBy
 from umbel.protocol.rules import Settings
 from umbel.protocol.signatures import public_key, same_key
@@ -69,11 +69,6 @@ class Personal(StrEnum):
     MIXTURE = "mixture"
     BAYES = "bayes"
     AUTO = "auto"
-    DITTO = "ditto"
-    MR_MTL = "mr-mtl"
-    APFL = "apfl"
-    FEDREP = "fedrep"
-    KNN_PER = "knn-per"
 
 
 def _flag(value: Any) -> Any:
@@ -277,10 +272,10 @@ class Policy(Settings):
     )
     report_bound: Number = Field(1.0, gt=0, description="reports with noise are clipped to lie between 0 and this")
     keep_model: Text = Field("", description="folder for each client's best hypothesis at the end of a run")
-    personalise: Annotated[Personal, Field(strict=False)] = Field(
-        Personal.NO,
+    personalise: Text = Field(
+        Personal.NO.value,
         description="how the site personalises the kept models: no, calibrate, mixture, bayes, fine-tune, "
-        "interpolate, ditto, mr-mtl, apfl, fedrep, knn-per, or auto: the method that best suits the client's rows",
+        "interpolate, package.module:function, or auto: the method that best suits the client's rows",
     )
     personalise_epochs: Whole = Field(10, ge=1, description="epochs of such a method, if it trains")
     noise_all_items: Flag = Field(
@@ -329,10 +324,10 @@ class Policy(Settings):
             value = getattr(self, f"max_{name}")
             if not (math.isinf(value) or float(value).is_integer()):
                 raise ValueError(f"max-{name.replace('_', '-')} must be a whole number, got {value}")
-        if unknown := [name for name in self.mechanisms.split() if name not in MECHANISMS and ":" not in name]:
+        if strange := [name for name in self.mechanisms.split() if name not in MECHANISMS and ":" not in name]:
             raise ValueError(
                 f"mechanisms must be {', '.join(MECHANISMS)} or package.module:Class, separated by spaces, "
-                f"got {unknown[0]!r}"
+                f"got {strange[0]!r}"
             )
         if not self.mechanisms.split():
             raise ValueError("mechanisms must name at least one")
@@ -354,9 +349,11 @@ class Policy(Settings):
         if self.protect is Protect.ROWS and math.isfinite(self.budget):
             text = 'protect = "rows" accepts models without a guarantee for the client, which no budget covers'
             raise ValueError(f'{text}: set budget = "inf", and row-budget')
-        if self.personalise is not Personal.NO and not self.keep_model:
+        if ":" not in self.personalise and self.personalise not in {*Personal}:
+            raise ValueError(unknown("personalise", self.personalise, Personal))
+        if self.personalise != Personal.NO and not self.keep_model:
             raise ValueError("personalise needs kept models: set keep-model, or leave personalise out")
-        if "personalise_epochs" in self.model_fields_set and self.personalise is Personal.NO:
+        if "personalise_epochs" in self.model_fields_set and self.personalise == Personal.NO:
             raise ValueError("personalise-epochs has no effect without personalise: set it, or leave both out")
         if self.report_noise_multiplier > 0 and self.reports_exactly and self.role is not Role.TRAIN:
             raise ValueError(f"report-noise-multiplier adds no noise to exact losses of role {self.role}: {_EXACT}")

@@ -174,7 +174,7 @@ class Fleet:
         self.sent, packed = self._open(hypotheses)
         rows = None if task.release_by is ReleaseBy.CLIENT else len(next(iter(self.sent.values())))
         self._training = _asked(clients, placed, roster.names, task.disclose_choice, rows)
-        self._furthest = furthest(task, as_matrix(self.sent), self.run.max_update_norm)
+        self._furthest = furthest(task, as_matrix(self.sent), self.run.limits.update_norm)
         asked = {node: task.asking(round, locals_) for node, (_, locals_) in placed.items()}
         return [
             Message(round_request(packed, training=one), node, "train", group_id=str(round))
@@ -283,8 +283,9 @@ class Fleet:
     def wait(self, round: int, grid: Grid, paused: Callable[[float, float], None] = lambda *_: None) -> None:
         """Wait until enough nodes are there for a round.
 
-        They are `pause_below`, one of them with training clients. In simulation lost nodes do not return. Before the
-        first release of a run, a node that refuses is more likely to disagree with the run config than to be away.
+        They are as many as the run config's ``pause`` says, one of them with training clients. In simulation lost nodes
+        do not return. Before the first release of a run, a node that refuses is more likely to disagree with the run
+        config than to be away.
 
         Parameters
         ----------
@@ -294,28 +295,28 @@ class Fleet:
         Raises
         ------
         FleetError
-            If the nodes are missing after `max_pause` seconds, counted from the first reply that no node gave.
+            If the nodes are missing after the seconds that it allows, counted from the first reply that no node gave.
         """
         if not self.waits(grid):
             return
         roster, exchange = self._look(grid, round), self.exchange_on(grid)
-        now, told, least = time.monotonic(), -math.inf, self.run.pause_below
+        now, told, least = time.monotonic(), -math.inf, self.run.pauses.below
         # Otherwise a round whose nodes are connected, and never reply, would be repeated without end.
         began = min(now, self._unanswered_since)
         since = time.time() - (now - began)
         while not roster.enough(round, least):
             waited = time.monotonic() - began
             waits_for = f"for {roster.missing(round)}" if roster.left_out(round) else "for more nodes"
-            if waited >= self.run.max_pause:
+            if waited >= self.run.pauses.seconds:
                 raise FleetError(
-                    f"round {round} waited {in_time(waited)} {waits_for}, since fewer than pause-below = {least} can "
-                    "be asked; the run can be resumed when they are back, or with a lower pause-below",
+                    f"round {round} waited {in_time(waited)} {waits_for}, since fewer than the {least} below which "
+                    "it pauses can be asked; the run can be resumed when they are back, or with a lower pause",
                     code="nodes.away",
                 )
             if waited - told >= _TELL_S:
                 told = waited
                 text = "Paused before round %d since %s: %d of %d nodes can be asked. Waiting %s, at most until %s"
-                left, end = len(roster) - roster.left_out(round), since + self.run.max_pause
+                left, end = len(roster) - roster.left_out(round), since + self.run.pauses.seconds
                 log(WARNING, text, round, at_time(since), left, least, waits_for, at_time(end))
                 paused(since, end)
             for answer in exchange.run(self._invitations(round, exchange), _POLL_S, keep_late=("query",)):
@@ -428,7 +429,7 @@ class Fleet:
         """Return the sums in the replies to the last `ask_training`, if sites were asked for them; count as above."""
         asked, answers = self._answers(replies)
         k, n = as_matrix(self.sent).shape
-        most = partial(furthest_sum, self.task, k, n, most=self.run.max_update_norm)
+        most = partial(furthest_sum, self.task, k, n, most=self.run.limits.update_norm)
         found = read_sums(answers, asked, self.sent, most)
         self._note(found.clients, found.outside)
         return found
@@ -494,7 +495,7 @@ class Fleet:
         if answer.gone:
             self._invited.pop(answer.node, None)  # to be asked again
         names = self._roster.names
-        hosting = hosting_of(answer, self.run.max_clients_per_node, together, names, self._roster)
+        hosting = hosting_of(answer, self.run.limits.clients, together, names, self._roster)
         if hosting is None:
             return
         self._roster.join({answer.node: hosting})

@@ -50,10 +50,7 @@ PASSING = {
     "refused.too-many-wait": "its people have to decide on other requests first",
 }
 """Refusals that end by themselves, or by people of the site."""
-_MOVES = PASSING | {
-    "refused.old-site": "upgrade umbel at the site",
-    "refused.old-run": "start the run with a newer umbel",
-}
+_MOVES = PASSING | {"refused.version": "use the same umbel on both sides"}
 
 
 def _ordered(version: str) -> list[int]:
