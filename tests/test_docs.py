@@ -26,15 +26,16 @@ from umbel.privacy.accounting.guarantee import guarantee, secure_release, site_r
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.gate.policy import Personal, Policy
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.plugins import LAB
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 from umbel.protocol.run_config import AUTO, RunConfig
-from umbel.research.experiments.__main__ import app
 from umbel.server.setup import Setup
+from umbel_lab.experiments.__main__ import app
 
 DOCS = ROOT / "docs"
 PRE_COMMIT = ROOT / ".pre-commit-config.yaml"
 PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)]
-FOLDERS = "benchmarks|configs|datasets|docs|examples|tests|umbel"
+FOLDERS = "benchmarks|configs|datasets|docs|examples|lab|tests|umbel"
 
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -59,7 +60,7 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_head(page: Path) -> None:
 
 
 def test_every_command_in_a_docstring_would_be_understood() -> None:
-    found = [words for file in files(("umbel", "benchmarks", "examples")) for words in commands.documented(file)]
+    found = [words for file in files(("umbel", "lab", "benchmarks", "examples")) for words in commands.documented(file)]
     assert len(found) > 20
     for words in found:
         commands.check(words)
@@ -71,7 +72,7 @@ def test_every_command_in_a_docstring_would_be_understood() -> None:
         "python -m privacy plan", "python -m umbel.privacy plan", "python datasets/none.py", "umbel runn",
         "umbel run --in-proces", "umbel run hospitals", "umbel run rouns=3", "umbel run federation=x",
         "umbel predict RUN",
-        "umbel ledger show|remove PATH",
+        "umbel site journal|remove PATH",
         "RAY_ADDRESS=HOST:PORT umbel wander", "make tests", "make certs NODE=x",
         "flwr walk .", "flwr run . -c nodes=1", "flwr run . --strem", "docker compose --profile client restart all",
         "docker compose run clientapp umbel ledgers", "pip install -e .[all]", "curl x", "cp .env.none .env",
@@ -92,15 +93,15 @@ show PATH`, `umbel refused` in a log, `umbel.run`
   ```bash
   A=1 umbel run \\
       hospital 'x=1 y' > out && make test  # all | of them
-  umbel log show|check [--all] …
+  umbel site log|check [--all] …
   ```"""
     assert [*commands.commands(text)] == [
         ["umbel", "run", "hospital", "x=1 y", ">", "out"],
         ["make", "test"],
-        ["umbel", "log", "show", "--all"],
-        ["umbel", "log", "check", "--all"],
+        ["umbel", "site", "log", "--all"],
+        ["umbel", "site", "journal", "--all"],
         ["umbel", "run"],
-        ["umbel", "ledger", "show", "PATH"],
+        ["umbel", "site", "journal", "PATH"],
     ]
 
 
@@ -114,7 +115,7 @@ def named(code: ast.AST, umbel: bool) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Attribute) and umbel and re.fullmatch(r"umbel(\.\w+)+", name := ast.unparse(node)):
             names.add(name)
-    return {name for name in names if name.partition(".")[0] == "umbel"}
+    return {name for name in names if name.partition(".")[0] in ("umbel", "umbel_lab")}
 
 
 def resolved(name: str) -> Any:
@@ -157,7 +158,7 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
             path, test = match.groups()
             assert path.startswith("docs/_build") or [*ROOT.glob(path)], path
             assert not test or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), code
-        elif re.fullmatch(r"umbel(\.\w+)+", code):
+        elif re.fullmatch(r"umbel(_lab)?(\.\w+)+", code):
             resolved(code)
 
 
@@ -187,8 +188,7 @@ def test_every_entry_of_a_sites_policy_says_what_it_means_and_the_notes_are_of_s
 def test_each_party_stands_in_the_docs_with_what_stops_it() -> None:
     rows = table("privacy.md", "| party | what it may do | what stops it | shown by |")
     assert [row[0] for row in rows] == [
-        "server", "site", "server, in a secure sum", "relay", "server, with anonymous releases", "network",
-        "other clients", "researcher", "image builder",
+        "server", "site", "server, in a secure sum", "network", "other clients", "researcher", "image builder",
     ]  # fmt: skip
     assert all(len(row) == 4 and "`tests/" in row[3] for row in rows)
 
@@ -208,7 +208,6 @@ def test_each_mode_stands_in_the_docs_with_what_the_account_makes_of_it() -> Non
         "open choice": dataclasses.replace(release, choice_epsilon=0.0),
         "the paper's clipping": dataclasses.replace(release, clipping=Clipping.UPDATE),
         "site release": site_release(release),
-        "anonymous release": release,
         "reports with noise": Release(Kind.REPORT, 2, 20.0, Clipping.PUBLIC),
         "a site's mean loss": Release(Kind.REPORT, 2, 20.0, Clipping.PUBLIC),
         "unsanitised": dataclasses.replace(release, noise_multiplier=0.0),
@@ -350,9 +349,11 @@ def test_the_figures_in_the_readme_are_those_of_saved_results() -> None:
 
 
 def test_the_readme_counts_the_methods_that_the_comparison_counts() -> None:
-    ours = {"group-privacy", "ifca", "cfl", "r-dpcfl"} & strategies.STRATEGIES.keys()
+    ours = {"group-privacy", "ifca"} & strategies.STRATEGIES.keys()
     own = {one.value for one in Personal} - {"no", "auto"}
-    assert f"| personalised methods | {len(ours) + len(own)} |" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"| personalised methods | {len(ours) + len(own)}, and {len(LAB)} in its lab |" in (
+        ROOT / "README.md"
+    ).read_text(encoding="utf-8")
 
 
 def test_the_readme_is_short() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.client.test_personal import cohort, own
 from tests.helpers.datasets import Numbers
 from tests.helpers.models import write_module
 from umbel import models
@@ -44,7 +45,7 @@ def settings(module: str) -> dict[str, Any]:
 def test_a_run_takes_all_of_them_at_once(
     mine: str, run_config: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = {key: value for key, value in settings(mine).items() if not key.startswith("reader")}
+    own = {key: value for key, value in settings(mine).items() if not key.startswith(("reader", "personalise"))}
     run = play(run_config | own | {"rounds": 2, "restarts": 1, "validate-every": 1})
     assert type(run.strategy).__name__ == "Halfway"
     assert run.setup.release.mechanism == f"{mine}:Coordinates"
@@ -54,6 +55,12 @@ def test_a_run_takes_all_of_them_at_once(
     assert section is not None
     assert section.paragraphs == (f"There were {released} releases.",)
     assert f"{mine}:Halfway" in capsys.readouterr().out
+
+
+def test_a_client_gets_a_predictor_half_of_the_way(mine: str) -> None:
+    how = settings(mine)["personalise"]
+    here, half, there = (own(one, cohort([3.0, 3.0])) for one in ("no", how, "fine-tune"))
+    assert half == [(here[0] + there[0]) / 2] != here
 
 
 def test_a_head_stays_with_its_client(mine: str) -> None:

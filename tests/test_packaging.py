@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.helpers.sources import ROOT, files
+from tests.helpers.sources import APP, LAB, ROOT, files
 from umbel.server.tracking import TRACKERS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -22,15 +22,15 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((RO
 
 def hinted() -> Iterator[tuple[Path, str]]:
     """Yield each extra that code or a page tells to install."""
-    for file in [*files(), *PAGES]:
+    for file in [*files((*APP, LAB)), *PAGES]:
         for group in re.findall(r"umbel\[([\w{},-]+)\]", file.read_text(encoding="utf-8")):
             yield from ((file, name) for name in group.split(","))
 
 
 def test_each_hint_names_an_extra_that_exists() -> None:
     found = {*hinted()}
-    assert {"research", "export", "models", "parquet"} <= {name for _, name in found}
-    filled_in = {"{name}": set(TRACKERS), "{extra}": {"research"}}
+    assert {"export", "models", "parquet"} <= {name for _, name in found}
+    filled_in = {"{name}": set(TRACKERS), "{extra}": {"recipes"}}
     for file, name in found:
         assert filled_in.get(name, {name}) <= EXTRAS.keys(), f"{file} names umbel[{name}]"
 

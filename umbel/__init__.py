@@ -16,7 +16,7 @@ _HOMES = {
         "umbel.data.importers": "Dirichlet Quantity Uniform from_arrays from_dataframe from_datasets from_image_folder",
         "umbel.privacy.gate.stock_app": "Gate",
         "umbel.privacy.mechanisms": "Mechanism",
-        "umbel.research.experiments.sweeps": "sweep",
+        "umbel.simulation.sweeps": "sweep",
         "umbel.server.observer": "Observer",
         "umbel.strategies": "GroupPrivacy",
     }.items()

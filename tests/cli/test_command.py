@@ -37,7 +37,7 @@ def test_a_users_modules_lie_here_or_where_the_process_was_that_started_this_one
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(OWN_PATH, "/there")
-    assert CliRunner().invoke(app, ["keys"], prog_name="umbel").exit_code == 0
+    assert CliRunner().invoke(app, ["config"], prog_name="umbel").exit_code == 0
     assert os.environ[OWN_PATH] == f"{tmp_path}{os.pathsep}/there"
 
 
@@ -98,9 +98,9 @@ def test_no_help_has_raw_markup(columns: int) -> None:
     [
         (["predict"], {"run", "rows"}),
         (["data", "import"], {"file"}),
-        (["runs", "compare"], {"runs"}),
+        (["runs", "show"], {"runs"}),
         (["plan"], {"words"}),
-        (["approvals", "approve"], {"digest"}),
+        (["site", "approve"], {"digest"}),
     ],
 )
 def test_help_explains_each_argument(words: list[str], explained: set[str]) -> None:
@@ -117,7 +117,7 @@ def test_hints_name_extras_that_exist() -> None:
         for file in (ROOT / "umbel").rglob("*.py")
         for extra in re.findall(r"umbel\[([a-z0-9-]+)\]", file.read_text(encoding="utf-8"))
     }
-    asked = {"recipes", "research", *TRACKERS}
+    asked = {"recipes", *TRACKERS}
     assert said
     assert said | asked <= project["optional-dependencies"].keys()
 

@@ -67,10 +67,10 @@ def test_what_a_run_names_is_not_imported(key: str, kept: Path, planted: Path, t
 @pytest.mark.parametrize(
     "words",
     [
-        ("report", "{run}"),
+        ("runs", "report", "{run}"),
         ("runs", "show", "{run}"),
-        ("runs", "compare", "{run}", "{run}"),
-        ("export", "{run}", "out"),
+        ("runs", "show", "{run}", "{run}"),
+        ("runs", "export", "{run}", "out"),
         ("predict", "{run}", "synthetic"),
         ("run", "start-from={run}"),
     ],
@@ -108,7 +108,7 @@ def test_no_command_runs_what_a_dataset_names(words: tuple[str, ...], planted: P
     assert code == 0 or "config.untrusted-code" in output or "config.no-run" in output, output
 
 
-@pytest.mark.parametrize("words", [("show",), ("show", "--to-date"), ("report",)], ids=" ".join)
+@pytest.mark.parametrize("words", [(), ("--to-date",), ("--json",)], ids=" ".join)
 def test_no_command_runs_the_mechanism_that_a_ledger_names(
     words: tuple[str, ...], planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,20 +117,19 @@ def test_no_command_runs_the_mechanism_that_a_ledger_names(
     ledger = Ledger.create(tmp_path / "sent.sqlite")
     release = Release(Kind.TRAIN, 3, 5.0, Clipping.PUBLIC, mechanism="planted:Own")
     ledger.charge(Charge("7", 1, release), [ClientInDataset(0)])
-    ended(*umbel("ledger", *words, str(ledger.path)), "config.untrusted-code", "planted:Own", "--trust")
-    assert umbel("ledger", "check", str(ledger.path))[0] == 0
+    ended(*umbel("site", "journal", *words, str(ledger.path)), "config.untrusted-code", "planted:Own", "--trust")
     assert not planted.exists()
     site = Site.serving(Policy(data_path=str(tmp_path), ledger_path=str(ledger.path), mechanisms="planted:Own"))
     monkeypatch.setattr(plugins, "_distrusted", set())
     assert Books(ledger.path, site).clients[0].epsilon_at_delta != "none"
     assert planted.exists()
-    code, output = umbel("--trust", "planted:Own", "ledger", *words, str(ledger.path))
+    code, output = umbel("--trust", "planted:Own", "site", "journal", *words, str(ledger.path))
     assert code == 0, output
 
 
 @pytest.mark.parametrize(
     "words",
-    [("report", "{run}"), ("run", "{run}", "--resume", "rounds=9"), ("site", "check", 'data-path="{data}"')],
+    [("runs", "report", "{run}"), ("run", "{run}", "--resume", "rounds=9"), ("site", "check", 'data-path="{data}"')],
     ids=" ".join,
 )
 def test_no_library_finds_modules_in_the_folder_of_the_person(
@@ -181,7 +180,7 @@ def test_names_of_folders_are_printed_without_escapes(kept: Path, umbel_home: Pa
 @pytest.mark.parametrize("name", ["planted:a=b", "planted: boom", "planted:a;b", "flower:planted:Boom"])
 def test_no_way_of_writing_a_name_gets_past(name: str, kept: Path, planted: Path, tmp_path: Path) -> None:
     run = str(sent_run(kept, tmp_path / "sent", "strategy", name))
-    for words in (("report", run), ("run", run, "--resume", "rounds=9")):
+    for words in (("runs", "report", run), ("run", run, "--resume", "rounds=9")):
         ended(*umbel(*words), "config.untrusted-code", "planted")
     assert not planted.exists()
 
@@ -189,7 +188,7 @@ def test_no_way_of_writing_a_name_gets_past(name: str, kept: Path, planted: Path
 def test_a_run_without_its_table_names_nothing(kept: Path, planted: Path, tmp_path: Path) -> None:
     shutil.copytree(kept, tmp_path / "sent")
     (tmp_path / "sent" / "config.toml").write_text('model = "planted:boom"\nloss = "mse"\n')
-    for words in (("run", "{}", "--resume"), ("runs", "show", "{}"), ("report", "{}")):
+    for words in (("run", "{}", "--resume"), ("runs", "show", "{}"), ("runs", "report", "{}")):
         run = str(tmp_path / "sent")
         ended(*umbel(*(word.format(run) for word in words)), "config.no-run", "config.toml")
     assert not planted.exists()
@@ -216,7 +215,7 @@ def test_a_link_in_a_run_leads_no_writing_out_of_it(kept: Path, tmp_path: Path) 
     outside.write_text("mine")
     (run / f".report.html.{os.getpid()}.tmp").symlink_to(outside)
     (run / "report.html").unlink(missing_ok=True)
-    code, output = umbel("report", str(run))
+    code, output = umbel("runs", "report", str(run))
     assert (code, outside.read_text()) == (0, "mine"), output
     assert (run / "report.html").is_file()
 
@@ -227,7 +226,7 @@ def test_a_device_in_a_run_is_not_read(file: str, kept: Path, tmp_path: Path) ->
     shutil.copytree(kept, run)
     (run / file).unlink(missing_ok=True)
     (run / file).symlink_to(os.devnull)  # one that ends, should it be read
-    for words in (("report", str(run)), ("runs", "show", str(run))):
+    for words in (("runs", "report", str(run)), ("runs", "show", str(run))):
         ended(*umbel(*words), "config.special-file", file)
 
 
@@ -276,9 +275,9 @@ def test_a_guarantee_is_told_only_for_the_releases_of_a_runs_rounds(kept: Path, 
     run = tmp_path / "sent"
     shutil.copytree(kept, run)
     (run / "participations.jsonl").write_text('{"0": 1}\n{}\n')
-    ended(*umbel("report", str(run)), "config.run-damaged", "1 releases", "history.jsonl")
+    ended(*umbel("runs", "report", str(run)), "config.run-damaged", "1 releases", "history.jsonl")
     (run / "participations.jsonl").write_text('{"0": 100}\n{}\n')
-    for words in (("report",), ("runs", "show")):
+    for words in (("runs", "report"), ("runs", "show")):
         ended(*umbel(*words, str(run)), "config.run-damaged", "100", "history.jsonl")
 
 

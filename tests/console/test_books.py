@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.cli.commands.test_approvals import AS_SAID, Site
 from typer.testing import CliRunner
 
-from tests.cli.commands.test_approvals import AS_SAID, Site
 from tests.console.conftest import EPSILON, PUBLIC, RUN, books
 from tests.helpers.errors import raises
 from tests.helpers.messages import asked, refused
@@ -230,7 +230,7 @@ def test_a_damaged_log_is_told_and_not_hidden(site: Site, tmp_path: Path) -> Non
 def test_a_request_for_endless_training_hides_no_other() -> None:
     """Its price would take hours, and any memory."""
     config = RunConfig(
-        protect="rows", noise_multiplier=0, row_clip_norm=1, row_noise_multiplier=5, row_rate=0.01, row_batch=1,
+        protect="rows", noise_multiplier=0, rows="clip=1 noise=5 rate=0.01 batch=1",
         local_steps=1000, hypotheses=1, max_participations=2,
     )  # fmt: skip
     for differs, name in (({}, "price of a participation"), ({"local_steps": str(2**31)}, "price")):
@@ -337,7 +337,7 @@ def test_a_row_has_a_guarantee_and_a_budget_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("differs", [{}, {"row_rate": "0.5"}])
 def test_a_request_names_the_price_for_a_row(differs: dict[str, str]) -> None:
     config = RunConfig(
-        protect="rows", noise_multiplier=0, row_clip_norm=1, row_noise_multiplier=1, row_rate=0.01, row_batch=5,
+        protect="rows", noise_multiplier=0, rows="clip=1 noise=1 rate=0.01 batch=5",
         local_epochs=1, hypotheses=1, max_participations=2,
     )  # fmt: skip
     asks = {"config": config.unsigned(), "n": 5, "differs": differs}

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.commands.test_approvals import Site
 from typer.testing import CliRunner
 
-from tests.cli.commands.test_approvals import Site
 from tests.console.conftest import PUBLIC, books
 from tests.helpers.series import values_of
 from umbel.cli.main import app

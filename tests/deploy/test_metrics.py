@@ -15,7 +15,7 @@ from tests.console.test_metrics import WHY_PUBLIC as OF_SITES
 from tests.helpers.history import a_round
 from tests.helpers.series import values_of
 from tests.helpers.sources import ROOT
-from umbel.cli.main import app
+from umbel.cli.main import parts
 from umbel.deploy.metrics import series
 from umbel.protocol.metrics import exposition
 from umbel.protocol.run_config import RunConfig
@@ -105,7 +105,7 @@ def test_a_name_that_is_no_text_is_told(home: Path) -> None:
 
 
 def test_the_command_prints_them(home: Path) -> None:
-    done = CliRunner().invoke(app, ["server", "metrics"])
+    done = CliRunner().invoke(parts, ["server-metrics"])
     assert done.exit_code == 0, done.output
     assert 'umbel_run_round{run="now"} 4.0' in done.output
 

@@ -53,8 +53,7 @@ CONFIG: dict[str, Any] = SHORT | {
     "rounds": 2,
     "clients_per_round": RELEASES + CLIENTS,
     "seed": 3,
-    "strategy": "momentum:Momentum",
-    "strategy_options": "momentum=0.5 rate=0.8",
+    "strategy": "momentum:Momentum momentum=0.5 rate=0.8",
 }
 
 

@@ -35,18 +35,9 @@ _ENDS = {"&&", "||", "|", ";", "&"}
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z-]*(/\w+)?|<.*>|last(/\w+)?")
 """Words that stand for another: a run, a folder, a number."""
 _PLAIN = (
-    "cp",
-    "export",
-    "helm",
-    "kubectl",
-    "mkdir",
-    "sbatch",
-    "scancel",
-    "sha256sum",
-    "source",
-    "ssh-keygen",
-    "tensorboard",
-)
+    "chown", "cp", "export", "helm", "install", "kubectl", "mkdir", "runuser", "sha256sum", "source", "ssh-keygen",
+    "systemctl", "tensorboard", "useradd",
+)  # fmt: skip
 """Programs whose words are not looked at."""
 _FLOWER = {
     "flower-supernode": ("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode"),
@@ -218,7 +209,7 @@ def _python(words: Sequence[str]) -> None:
         compile(rest[0], "a page", "exec")
     elif first == "-m":
         name, *rest = rest
-        assert name.partition(".")[0] in ("umbel", "benchmarks", "examples", "tests"), f"whose is {name}?"
+        assert name.partition(".")[0] in ("umbel", "umbel_lab", "benchmarks", "examples", "tests"), f"whose is {name}?"
         try:
             found = (
                 importlib.util.find_spec(f"{name}.__main__") if _is_package(name) else importlib.util.find_spec(name)

@@ -27,7 +27,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 
 from tests.helpers import flower_parts
 from tests.helpers.grids import PaperGrid
-from tests.helpers.sources import APP, ROOT, files, imported
+from tests.helpers.sources import APP, LAB, ROOT, files, imported
 from umbel.protocol import project
 from umbel.protocol.flower import encoded, filled, identify, in_memory, with_content, without_proxy
 
@@ -175,7 +175,7 @@ def private(names: set[str]) -> set[str]:
 def test_one_file_alone_imports_what_is_not_public() -> None:
     others = {
         str(file.relative_to(ROOT)): found
-        for file in files(APP)
+        for file in files((*APP, LAB))
         if file != DOOR and "flwr" in file.read_text(encoding="utf-8") and (found := private(imported(file)))
     }
     assert not others

@@ -41,6 +41,7 @@ from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, DiskError, FleetError
 from umbel.protocol.messages import asks
+from umbel.protocol.project import ENGINE
 from umbel.protocol.records import unpack
 from umbel.server import observers
 from umbel.server.observer import Run
@@ -65,9 +66,13 @@ SHORT = {"rounds": 6, "restarts": 2}
 Play = Callable[..., AppRun]
 
 
-def play_app(app: Any = umbel.client.app.app, nodes: int = 1, sites: Any = None, **changes: Any) -> AppRun:
+def play_app(
+    app: Any = umbel.client.app.app, nodes: int = 1, sites: Any = None, engine: str = "auto", **changes: Any
+) -> AppRun:
     config = paper_run() | SHORT | {key.replace("_", "-"): value for key, value in changes.items()}
-    return run_app(config, ListeningGrid(app, config, nodes, sites))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENGINE, engine)
+        return run_app(config, ListeningGrid(app, config, nodes, sites))
 
 
 @pytest.fixture
@@ -96,7 +101,7 @@ def whole(elsewhere: Play) -> AppRun:
 
 
 @pytest.fixture(scope="module")
-def looped(elsewhere: Play) -> AppRun:
+def looped_run(elsewhere: Play) -> AppRun:
     """The same with the engine that computes clients one by one."""
     return elsewhere(engine="loop")
 
@@ -224,10 +229,10 @@ def test_no_bit_depends_on_the_number_of_nodes(play: Play, changes: dict[str, An
 
 
 @pytest.mark.parametrize("nodes", [1, 7])
-def test_batched_gives_the_same_to_rounding(play: Play, looped: AppRun, nodes: int) -> None:
+def test_batched_gives_the_same_to_rounding(play: Play, looped_run: AppRun, nodes: int) -> None:
     batched = play(nodes=nodes, engine="batched")
-    np.testing.assert_allclose(batched.arrays("latest")["weight"], looped.arrays("latest")["weight"], rtol=1e-4)
-    assert [entry["groups"] for entry in batched.history] == [entry["groups"] for entry in looped.history]
+    np.testing.assert_allclose(batched.arrays("latest")["weight"], looped_run.arrays("latest")["weight"], rtol=1e-4)
+    assert [entry["groups"] for entry in batched.history] == [entry["groups"] for entry in looped_run.history]
 
 
 def test_a_seed_gives_the_same_again_and_another_seed_does_not(play: Play, whole: AppRun) -> None:

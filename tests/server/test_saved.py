@@ -25,7 +25,7 @@ from umbel.server.saved import Saved
 from umbel.server.setup import Setup
 from umbel.simulation import in_process
 
-CONFIG = paper_run() | {"rounds": 4, "restarts": 1, "strategy-options": "respawn=3"}
+CONFIG = paper_run() | {"rounds": 4, "restarts": 1, "strategy": "group-privacy respawn=3"}
 
 Damage = Callable[[Path], None]
 

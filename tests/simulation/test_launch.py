@@ -20,6 +20,7 @@ from tests.simulation.test_private import started
 from umbel.client.app import app as client_app
 from umbel.protocol.errors import LaunchError
 from umbel.protocol.flower import build_bundle
+from umbel.protocol.project import ENGINE
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.launch import APP, federation_config, submit, unpacked
 from umbel.simulation.superlink import superlink
@@ -79,9 +80,8 @@ def test_a_run_of_a_strategy_in_a_package_of_its_own_goes_on_in_ray_as_in_one_pr
     this process, because every start of Ray is dear; so it fails at its end, by an observer of one's own.
     """
     monkeypatch.syspath_prepend(OWN)
-    values = (
-        PAPER | SHORT | {"strategy": "momentum:Momentum", "strategy-options": "momentum=0.5 rate=0.8", "engine": "loop"}
-    )
+    monkeypatch.setenv(ENGINE, "loop")
+    values = PAPER | SHORT | {"strategy": "momentum:Momentum momentum=0.5 rate=0.8"}
     expected = in_process(run_config | values)
     home = Path(simulation["UMBEL_HOME"])
     monkeypatch.setenv("UMBEL_HOME", str(home))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +13,11 @@ from torch import Tensor, nn
 from umbel import models
 from umbel.client.cohort import Cohort
 from umbel.client.loop import LoopLearner
-from umbel.privacy.gate.policy import Personal
-from umbel.protocol.run_config import RunConfig
 from umbel.server.rounds import draw_hypotheses
 from umbel.simulation.worth import pooled
-from umbel.simulation.worth.plan import Plan
-from umbel.simulation.worth.pooled import Pooled, fit_pooled
+from umbel.simulation.worth.pooled import fit_pooled
 
 CPU = torch.device("cpu")
-PLAN = Plan(1.0, 1, 0, 0, Personal.NO, True, 8, 300, 0, {}, 0.0, 0.0)
 ROWS = Cohort(torch.zeros(2, 1), torch.zeros(2), np.array([1, 1]))
 HIGH, LOW = 0.9456, -1.0467
 """The two minima of `valleys`, at losses of 0.098 and -0.102."""
@@ -37,15 +32,15 @@ def bowl(w: Tensor) -> Tensor:
 
 
 def fitted(
-    patch: pytest.MonkeyPatch, starts: list[float], curve: Any = valleys, other: float = 2.0, **plan: Any
+    patch: pytest.MonkeyPatch, starts: list[float], curve: Any = valleys, other: float = 2.0
 ) -> tuple[float, str]:
     """Return the parameter that is fitted to a curve from some starts, and the doubt."""
     drawn = {"w": np.array(starts, np.float32)[:, None]}
-    patch.setattr(pooled, "draw_hypotheses", lambda _model, k, *_: {"w": drawn["w"][:k]})
+    patch.setattr(pooled, "draw_hypotheses", lambda *_: drawn)
     model = SimpleNamespace(linear=curve is bowl, module=nn.Sequential())
     learner: Any = SimpleNamespace(device="cpu", model=model, objective=lambda own, _: curve(own["w"]).sum())
-    found = fit_pooled(learner, ROWS, RunConfig(), replace(PLAN, **plan), {"w": np.array([[other]], np.float32)})
-    return float(found.model["w"].item()), found.doubt
+    found, doubt = fit_pooled(learner, ROWS, 0, {"w": np.array([[other]], np.float32)})
+    return float(found["w"].item()), doubt
 
 
 def test_where_the_first_fits_end_high_others_find_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,49 +61,13 @@ def test_a_model_behind_the_runs_own_is_not_believed(monkeypatch: pytest.MonkeyP
 
 
 def test_a_fit_that_is_cut_short_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fitted(monkeypatch, [40.0, 50.0, 60.0, 70.0], passes=4)[1]
-    assert not fitted(monkeypatch, [40.0, 50.0, 60.0, 70.0], other=50.0)[1]
+    monkeypatch.setattr(pooled, "STEPS", 2)
+    assert fitted(monkeypatch, [40.0, 50.0, 60.0, 70.0])[1]
+    assert fitted(monkeypatch, [0.0], bowl)[1], "however few minima it has"
 
 
 def test_a_linear_model_has_one_minimum_so_one_fit_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fitted(monkeypatch, [0.0], bowl) == (pytest.approx(3, abs=1e-3), "")
-    assert fitted(monkeypatch, [0.0], bowl, passes=3)[1], "which did not end"
-
-
-# --- by epochs
-
-
-def by_epochs(epochs: int, step: float, other: float) -> Pooled:
-    """Fit y = 2 a - b, where the run's hypothesis is `other` times the truth."""
-    features = torch.from_numpy(np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32))
-    truth = np.array([[[2.0, -1.0]]], np.float32)
-    rows = Cohort(features, features @ torch.from_numpy(truth[0, 0]), np.array([32, 32]))
-    learner = LoopLearner(models.load("linear", "mse"), CPU)
-    plan = replace(PLAN, newton=False, starts=2, passes=2 * epochs)
-    run = RunConfig(step_size=step, batch_size=8, proximal=1.0)
-    return fit_pooled(learner, rows, run, plan, {"weight": other * truth})
-
-
-def test_epochs_that_end_at_rest_are_believed() -> None:
-    found = by_epochs(10, 0.1, other=0.0)
-    np.testing.assert_allclose(found.model["weight"].ravel(), [2, -1], atol=1e-3, err_msg="without a proximal term")
-    assert (found.remark, found.doubt) == ("10 epochs", "")
-
-
-def test_epochs_that_end_while_the_loss_falls_are_doubted() -> None:
-    assert "3 epochs" in by_epochs(3, 1e-6, other=0.0).doubt
-
-
-def test_a_step_size_that_diverges_leaves_adam() -> None:
-    assert "falling" in by_epochs(3, 1e3, other=0.0).doubt
-    found = by_epochs(3, 1e3, other=0.0).model["weight"]
-    assert np.isfinite(found).all()
-
-
-def test_epochs_behind_the_runs_own_are_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pooled, "_FLAT", 1.0)
-    assert by_epochs(3, 1e-6, other=-1.0).doubt == ""
-    assert "hypothesis" in by_epochs(3, 1e-6, other=1.0).doubt
 
 
 # --- images of two kinds of clients, at which a start in four leaves a network without a slope
@@ -132,8 +91,6 @@ def images(clients: int, seed: int) -> Cohort:
 def test_images_that_one_model_tells_apart_are_told_apart() -> None:
     """From this seed, the first two fits end at a loss of 0.68."""
     learner = LoopLearner(models.load(f"{__name__}:network", "cross-entropy"), CPU)
-    rows, run = images(8, 0), RunConfig(seed=7)
-    first = draw_hypotheses(learner.model, 8, run.seed, 0)
-    found = fit_pooled(learner, rows, run, PLAN, {name: value[:1] for name, value in first.items()})
-    assert found.doubt == ""
-    assert learner.score(found.model, images(4, 1))[1].min() > 0.95
+    found, doubt = fit_pooled(learner, images(8, 0), 7, draw_hypotheses(learner.model, 1, 7, 0))
+    assert doubt == ""
+    assert learner.score(found, images(4, 1))[1].min() > 0.95

@@ -22,13 +22,13 @@ from umbel.protocol.arrays import Matrix
 from umbel.protocol.errors import ConfigError
 from umbel.server.nodes.fleet import Fleet
 from umbel.simulation.grid import InProcessGrid
-from umbel.strategies import FedAdam
+from umbel.strategies import GroupPrivacy
 
 FILE = Path(__file__).with_name("ten_lines.py")
 PACKAGE = Path(__file__).parents[1] / "helpers" / "own" / "momentum"
 TRIMMED: dict[str, Any] = {"strategy": "ten_lines:TrimmedMean", "rounds": 4, "noise-multiplier": 0.0, "restarts": 1}
 MOMENTUM: dict[str, Any] = {
-    "strategy": "momentum:Momentum", "strategy-options": "momentum=0.5 rate=0.8", "rounds": 6, "restarts": 1,
+    "strategy": "momentum:Momentum momentum=0.5 rate=0.8", "rounds": 6, "restarts": 1,
 }  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -67,7 +67,7 @@ def test_it_combines_as_it_says() -> None:
 
 
 def test_it_runs_with_an_option_of_its_own(run_config: dict[str, Any]) -> None:
-    trimmed = play(run_config | TRIMMED | {"strategy-options": "trim=2"}).arrays("latest")
+    trimmed = play(run_config | TRIMMED | {"strategy": "ten_lines:TrimmedMean trim=2"}).arrays("latest")
     assert np.isfinite(trimmed["weight"]).all()
     mean = play(run_config | TRIMMED).arrays("latest")
     averaged = play(run_config | TRIMMED | {"strategy": "fedavg"}).arrays("latest")
@@ -90,41 +90,43 @@ def test_its_state_lies_beside_the_hypotheses(run_config: dict[str, Any]) -> Non
 
 def test_its_options_change_what_it_does(run_config: dict[str, Any]) -> None:
     one = play(run_config | MOMENTUM).arrays("latest")["weight"]
-    other = play(run_config | MOMENTUM | {"strategy-options": "momentum=0 rate=1"}).arrays("latest")["weight"]
-    plain = play(run_config | MOMENTUM | {"strategy": "group-privacy", "strategy-options": ""}).arrays("latest")
+    other = play(run_config | MOMENTUM | {"strategy": "momentum:Momentum momentum=0 rate=1"}).arrays("latest")["weight"]
+    plain = play(run_config | MOMENTUM | {"strategy": "group-privacy"}).arrays("latest")
     np.testing.assert_allclose(other, plain["weight"], rtol=1e-6)
     assert (one != other).all()
 
 
 def test_a_run_cannot_go_on_with_other_options(run_config: dict[str, Any]) -> None:
     run = play(run_config | MOMENTUM | {"rounds": 2})
-    changes = {"strategy-options": "momentum=0.9", "resume": run.folder.name, "rounds": 4}
-    with raises(ConfigError, "config.resume-changed", "momentum=0.5 rate=0.8", "strategy-options", "resume"):
+    changes = {"strategy": "momentum:Momentum momentum=0.9", "resume": run.folder.name, "rounds": 4}
+    with raises(ConfigError, "config.resume-changed", "momentum=0.5 rate=0.8", "strategy", "resume"):
         play(run_config | MOMENTUM | changes)
 
 
 # --- what a strategy keeps comes back when a run resumes, once a round and bit for bit
 
 
-class Counting(FedAdam):
-    """Adam, which keeps float32, with as many more types and shapes as a strategy may think of."""
+class Counting(GroupPrivacy):
+    """Momentum in float32, with as many more types and shapes as a strategy may think of."""
 
     def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
         state = self.state
         state["means"] = state.get("means", np.zeros(len(hypothesis))) + group.mean(axis=0)
         state["times"] = np.add(state.get("times", np.zeros(self.hypotheses, np.int64)), np.arange(2) == index)
         state["steps"] = np.asarray(state.get("steps", 0) + 1)
-        return super().combine(group, hypothesis, index)
+        momentum = state.setdefault("momentum", np.zeros((self.hypotheses, len(hypothesis)), np.float32))
+        momentum[index] = 0.8 * momentum[index] + super().combine(group, hypothesis, index) - hypothesis
+        return hypothesis + momentum[index]
 
 
 CONFIG: dict[str, Any] = {
-    "strategy": "adam", "strategy-options": "rate=0.3 beta1=0.8", "rounds": 3, "restarts": 1, "clients-per-round": 20,
+    "strategy": "counting", "rounds": 3, "restarts": 1, "clients-per-round": 20,
 }  # fmt: skip
 
 
 @pytest.fixture
 def config(run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setitem(strategies.STRATEGIES, "adam", Counting)
+    monkeypatch.setitem(strategies.STRATEGIES, "counting", Counting)
     return run_config | CONFIG
 
 

@@ -27,8 +27,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from umbel.client.readiness import check_usable
-from umbel.privacy.gate.anonymous import relay_of
-from umbel.privacy.gate.identity import Identity
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import SiteLog
@@ -99,7 +97,7 @@ def _bad_pairs(node_config: str) -> SiteError:
 
 
 def own_checks(site: Site) -> Iterator[Check]:
-    """Yield the checks of a site's ledger, log, permissions, disk and relay; none in simulation."""
+    """Yield the checks of a site's ledger, log, permissions and disk; none in simulation."""
     if site.ledger_path is None:
         return
     ledger, log = site.ledger_path, beside(site.ledger_path)
@@ -107,8 +105,6 @@ def own_checks(site: Site) -> Iterator[Check]:
     yield "log", lambda: _log(SiteLog(log))
     yield "permissions", lambda: _permissions([ledger, log])
     yield "disk", lambda: _disk(ledger)
-    if site.policy.relay:
-        yield "relay", lambda: _relay(site)
 
 
 def server_checks(address: str, ca: Path | None, key: Path | None) -> Iterator[Check]:
@@ -172,12 +168,6 @@ def _disk(ledger: Path) -> str:
             code="site.disk",
         )
     return f"{free / 2**30:.1f} GiB free for ledger and log"
-
-
-def _relay(site: Site) -> str:
-    Identity.of(site, None)
-    relay_of(site).check()
-    return f"there, and parties lists this site: {site.policy.relay}"
 
 
 def _key(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""``umbel site executor`` and ``umbel site check``, which import PyTorch only when they are called."""
+"""``python -m umbel.cli.parts executor`` and ``umbel site check``, which import PyTorch only when they are called."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _check(
         typer.echo(f"Error: {printable(text)}", err=True)
     if faults:
         raise typer.Exit(max(found.exit_code for found in faults.values()))
-    console().print("The site can go online. All other entries have the defaults that `umbel keys --site` prints.")
+    console().print("The site can go online. All other entries have the defaults that `umbel config --site` prints.")
 
 
 executor, check = command_line(_execute, **PASSES_ON), command_line(_check)

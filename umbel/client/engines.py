@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -13,6 +14,7 @@ from umbel.client.learner import Learner
 from umbel.client.loop import LoopLearner
 from umbel.models.model import Model
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.project import ENGINE
 
 SITE = "site"
 """The engine of a site: a client's numbers depend on no other client, bit for bit."""
@@ -21,17 +23,34 @@ _ENGINES: Mapping[str, type[Learner]] = {
 }  # fmt: skip
 
 
+def engine_asked() -> str:
+    """Return the engine that the environment variable `ENGINE` names, to look for a fault; by default ``auto``.
+
+    Raises
+    ------
+    ConfigError
+        If there is none of that name.
+    """
+    engine = os.environ.get(ENGINE, "auto")
+    if engine not in ("auto", "loop", "batched"):
+        text = f"{ENGINE} = {engine!r} names no engine; set it to auto, loop or batched"
+        raise ConfigError(text, code="config.unknown-name")
+    return engine
+
+
 def learner_for(model: Model, device: str = "auto", engine: str = "auto") -> Learner:
     """Return the learner of a model on ``cpu``, ``cuda`` or ``auto`` (the GPU if there is one).
 
-    The engine is ``loop``, ``batched`` or ``auto``. A batched convolution becomes a grouped one, which the CPU computes
-    more slowly than one client after the other. In every other case the batched form is faster. At a site it is
-    `SITE`.
+    The engine is ``loop``, ``batched`` or ``auto``, which asks the environment first (`engine_asked`). A batched
+    convolution becomes a grouped one, which the CPU computes more slowly than one client after the other. In every
+    other case the batched form is faster. At a site it is `SITE`.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError('device = "cuda" but PyTorch sees no GPU here; set device = "auto"', code="config.no-device")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if engine == "auto":
+        engine = engine_asked()
     if engine == "auto":
         engine = "loop" if device == "cpu" and model.convolves else "batched"
     if engine == SITE:

@@ -16,7 +16,6 @@ def explained(policy: Policy) -> list[tuple[str, str]]:
     """Return what a policy means, as answers to the questions of the people who are responsible for the data."""
     return [
         ("who may ask", " ".join(_who(policy))),
-        ("when", f"By the site's own clock: {policy.hours}." if policy.hours else "At any time."),
         ("what leaves", " ".join(_what(policy))),
         ("what it costs a client", " ".join(_cost(policy))),
         ("what is not covered", " ".join(_gaps(policy)) or "Nothing that this policy allows."),
@@ -49,7 +48,6 @@ def _what(policy: Policy) -> Iterator[str]:
             AcceptedRelease.CLIENT: "Models of single clients, each with its own noise.",
             AcceptedRelease.SITE: f"Sums over at least {policy.min_clients} clients, with noise added once.",
             AcceptedRelease.SECURE: f"Sums of {policy.least_parties} or more asked sites, each with some of the noise.",
-            AcceptedRelease.ANONYMOUS: "Models of single clients, each with its own noise, through the relay alone.",
             AcceptedRelease.ANY: f"Models of single clients with noise, or sums over {policy.min_clients} clients.",
         }[policy.release]
         alone = ", unless its training hides rows" if policy.protect is Protect.ROWS else ""
@@ -110,11 +108,6 @@ def _gaps(policy: Policy) -> Iterator[str]:
     if policy.parties and policy.release in (AcceptedRelease.SECURE, AcceptedRelease.ANY):
         most = count_of(policy.colluding_parties, "site")
         yield f"The noise of a secure sum is that of all its sites: at most {most} may tell the server everything."
-    if policy.relay:
-        yield (
-            f"The relay {policy.relay} and the server together know whose release is whose. The site trusts the relay "
-            f"to hand on only batches of {policy.anonymous_least:,} releases or more."
-        )
     if others := sorted({*policy.mechanisms.split()} - MECHANISMS.keys()):
         yield f"Other code adds the noise: {', '.join(others)}."
     if policy.app:

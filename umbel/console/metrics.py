@@ -1,4 +1,4 @@
-"""``umbel site metrics``: a site for Prometheus, read off its ledger and log.
+"""``python -m umbel.cli.parts metrics``: a site for Prometheus, read off its ledger and log.
 
 No series depends on a client's data, choice or loss. All follow from what was asked, decided and charged.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -70,7 +71,7 @@ def series(reading: Reading, readiness: Readiness, certificates: dict[str, Path]
 
 def _known(books: Books) -> list[Metric]:
     lines = books.lines
-    messages = Counter((_kind(line["message"]), line["decision"]) for line in lines)
+    messages: Mapping[tuple[str, ...], float] = Counter((_kind(line["message"]), line["decision"]) for line in lines)
     # A code outside `PUBLIC` may depend on data. A reason without a code is a fault.
     refused = [line["reason"] for line in lines if line["decision"] in (Decision.REFUSED, Decision.PARTLY)]
     codes = [code for reason in refused for code in _CODE.findall(reason) or [""]]

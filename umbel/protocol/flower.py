@@ -12,7 +12,6 @@ import os
 import re
 import sys
 import time
-from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -479,21 +478,6 @@ def _refusal(key: bytes, state: Any) -> Refusal:
         return Refusal.ONLINE
     removed = state.get_node_info(statuses=[status.UNREGISTERED])
     return Refusal.REVOKED if any(node.public_key == key for node in removed) else Refusal.UNKNOWN
-
-
-def parse_options(program: str, arguments: Sequence[str]) -> Namespace:
-    """Return the options of ``flower-supernode`` or ``flower-superlink``; end the process if Flower refuses them."""
-    module, function = _PARSERS[program]
-    parser = getattr(import_module(module), function)()
-    parser.prog = program
-    found: Namespace = parser.parse_args([*arguments])
-    return found
-
-
-_PARSERS = {
-    "flower-superlink": ("flwr.superlink.cli.flower_superlink", "_parse_args_run_superlink"),
-    "flower-supernode": ("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode"),
-}
 
 
 def keep_beating() -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 import typer
@@ -70,7 +71,8 @@ def publish(collect: Collect, listen: str) -> None:
         server, thread = start_http_server(int(port), host, _registry(collect))
     except (OSError, OverflowError) as error:
         raise MetricsError(f"nothing can listen at {listen}: {error}", code="metrics.address") from None
-    server.RequestHandlerClass.timeout = _IDLE_S
+    handler: Any = server.RequestHandlerClass
+    handler.timeout = _IDLE_S
     typer.echo(f"http://{listen if ':' in listen else f'{host}:{port}'}/metrics", err=True)
     thread.join()
 

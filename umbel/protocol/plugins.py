@@ -24,6 +24,25 @@ from umbel.protocol.rules import fault_text
 T = TypeVar("T")
 
 
+LAB: Mapping[str, str] = {
+    "cfl": "umbel_lab.strategies:ClusteredFL",
+    "r-dpcfl": "umbel_lab.strategies:RDPCFL",
+    "ditto": "umbel_lab.personal:ditto",
+    "mr-mtl": "umbel_lab.personal:mr_mtl",
+    "apfl": "umbel_lab.personal:apfl",
+    "fedrep": "umbel_lab.personal:fedrep",
+    "knn-per": "umbel_lab.personal:knn_per",
+}
+"""Methods that umbel-lab has, by their names in papers."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """Return the sentence that there is no `name` among the built-in ones, and how else to name it."""
+    if name in LAB:
+        return f"{what} {name!r} is in umbel's lab: pip install umbel-lab, and name it {LAB[name]!r}"
+    return f"unknown {what} {name!r}; choose from {', '.join(known)} or give package.module:name"
+
+
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
     """The options of code that has none."""
@@ -186,10 +205,7 @@ def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type
     if name in built_in:
         return built_in[name]
     if ":" not in name:
-        raise ConfigError(
-            f"unknown {what} {name!r}; choose from {', '.join(built_in)} or give package.module:Class",
-            code="config.unknown-name",
-        )
+        raise ConfigError(unknown(what, name, built_in), code="config.unknown-name")
     found = import_by_name(name)
     if not (isinstance(found, type) and issubclass(found, base)):
         built_on = f"{base.__module__}.{base.__name__}"

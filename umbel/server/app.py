@@ -19,7 +19,6 @@ from umbel.protocol.flower import log, pull_soon
 from umbel.protocol.plugins import trust
 from umbel.protocol.release import Clipping
 from umbel.server.history import State
-from umbel.server.memory import check_memory
 from umbel.server.observer import Observer, Run
 from umbel.server.observers import Checkpoints, Log, Released, Resumed, Sites, Spending, named
 from umbel.server.report import View, render
@@ -57,7 +56,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
     Raises
     ------
     ConfigError
-        If the run config is invalid, or the run does not fit this machine's memory.
+        If the run config is invalid.
     FleetError
         If the nodes that the run needs are missing, or return nothing.
     """
@@ -79,14 +78,9 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
     if setup.config.patience and not roster.validation:
         text = "patience = %d has no effect without validation clients: the run does all its rounds"
         log(WARNING, text, setup.config.patience)
-    if least := setup.config.anonymous_least:
-        log(INFO, "Releases name no client, in batches of at least %d; the guarantee holds against server and relay "
-            "together", least)  # fmt: skip
     if not roster.simulated:
         logs.configure()
         logs.about(run=run_id)
-    local = roster.simulated and not getattr(grid, "elsewhere", False)
-    check_memory(setup, len(roster.nodes), local)
     summary = Summary.of(setup)
     with ExitStack() as held:
         if setup.config.resume:
@@ -170,5 +164,5 @@ def _resume(setup: Setup, grid: Grid) -> tuple[State, Snapshots]:
 def _name(setup: Setup, run_id: int) -> str:
     """Return a name that sorts by time and distinguishes runs of the same second."""
     what = setup.manifest.name if setup.manifest else setup.model.name
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{what}-{setup.config.strategy}")
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{what}-{setup.config.strategy_name}")
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}-{run_id % 10**6:06d}"

@@ -76,7 +76,7 @@ class Released(Observer):
 
 
 class Sites(Observer):
-    """Saves which sites are there and how the run ends, for ``umbel sites``; nothing in simulation."""
+    """Saves which sites are there and how the run ends, for ``umbel server status``; nothing in simulation."""
 
     @contextmanager
     def until_end(self, run: Run) -> Iterator[None]:

@@ -118,7 +118,7 @@ class Result:
     def _worth(self) -> Worth:
         found = RunFolder(self.path).read_worth()
         if found is None:
-            text = f"the worth of {self.name} was not measured; where its data are, run umbel report {self.name}"
+            text = f"the worth of {self.name} was not measured; where its data are, run umbel runs report {self.name}"
             raise ConfigError(text, code="config.no-worth")
         return found
 
@@ -136,8 +136,8 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """Whether the run was worth it, in words, with advice; errors as for `worth`."""
-        return self._worth.advice
+        """Whether the run was worth it, in a sentence; errors as for `worth`."""
+        return self._worth.verdict
 
     @property
     def guarantee(self) -> list[str]:

@@ -21,9 +21,8 @@ from umbel.server.snapshots import Snapshots
 
 # Settings that may change when a run resumes.
 _FREE = {
-    "resume", "rounds", "patience", "validate-every", "observers", "min-releases", "device", "engine", "min-nodes",
-    "node-wait", "round-timeout", "pause-below", "max-pause", "quorum", "max-clients-per-node", "max-node-share",
-    "max-update-norm", "track", "relay", "relay-ca",
+    "resume", "rounds", "patience", "validate-every", "observers", "min-releases", "device", "min-nodes",
+    "node-wait", "round-timeout", "pause", "quorum", "per-node", "track",
 }  # fmt: skip
 
 

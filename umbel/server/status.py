@@ -1,7 +1,7 @@
 """The status of a run at real sites: which sites are there, and whether the run waits for some.
 
 The ServerApp writes ``status.json`` into the run's folder at the start and the end, after each round and in a pause.
-The commands ``umbel sites`` and ``umbel server status`` read it.
+The command ``umbel server status`` reads it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def status_of(
     return Status(
         round=round,
         rounds=run.rounds,
-        pause_below=run.pause_below,
+        pause_below=run.pauses.below,
         written=time.time(),
         paused=paused,
         ends=ends,

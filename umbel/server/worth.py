@@ -1,4 +1,4 @@
-"""Was a run worth it? Its results beside those of simpler ways, on held-out rows, and a verdict in words.
+"""Was a run worth it? Its results beside those of simpler ways, on held-out rows, and a sentence.
 
 `umbel.simulation.worth` measures them if the rows of all clients are on one machine. These figures are exact: no
 epsilon covers them, and they stay with the owner of the data.
@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from umbel.protocol.words import count_of
+
 FILE = "worth.json"
 VERSION = 1
 STAYS = "These figures are exact, so no epsilon covers them. They are only for the owner of all these data."
@@ -27,7 +29,6 @@ class Way(StrEnum):
     """A baseline that the model defines (`umbel.models.hooks.Hooks.baselines`)."""
     ALONE = "alone"
     POOLED = "pooled"
-    ONE_MODEL = "one-model"
     LAST = "last-round"
     BEST = "best-round"
     OWN = "made-own"
@@ -37,7 +38,6 @@ LABELS = {
     Way.CONSTANT: "the best constant",
     Way.ALONE: "each client alone",
     Way.POOLED: "all rows pooled, without privacy",
-    Way.ONE_MODEL: "one model (FedAvg), without noise",
     Way.LAST: "this run, last round",
     Way.BEST: "this run, best round",
     Way.OWN: "this run, made each client's own",
@@ -67,9 +67,7 @@ class Level(StrEnum):
 
 
 _Text = Annotated[str, Field(max_length=5000)]
-"""A verdict names the target's unit four times, and a unit may be a sentence."""
-_Number = Annotated[float, Field(allow_inf_nan=False)]
-_Figure = _Number | None
+_Figure = Annotated[float, Field(allow_inf_nan=False)] | None
 
 
 @dataclass(frozen=True)
@@ -111,17 +109,12 @@ class Worth:
         The measured metric, and its unit; empty for none.
     higher_is_better : bool
     clients : int
-        Number of measured clients, each on the half of its rows that was used neither for training nor for choosing.
-    whose : str
-        Description of these clients.
+        Number of measured validation clients, each on the half of its rows that it used neither to train nor to choose.
     arms : list of Arm
     left_out : list of LeftOut
     level : Level
     verdict : str
-    tries : list of str
-        Advice on the next attempts, each as on a command line.
-    share : float
-        The work of the baselines, relative to the run's own.
+        The level, as a sentence.
     rounds : int
         Number of lines of the run's history when this was measured.
     version : int
@@ -131,13 +124,10 @@ class Worth:
     unit: _Text
     higher_is_better: bool
     clients: Annotated[int, Field(ge=0)]
-    whose: _Text
     arms: Annotated[list[Arm], Field(max_length=50)]
     left_out: Annotated[list[LeftOut], Field(max_length=50)]
     level: Level
     verdict: _Text
-    tries: Annotated[list[_Text], Field(max_length=20)]
-    share: _Number
     rounds: int
     version: int = VERSION
 
@@ -167,24 +157,20 @@ class Worth:
         """The title of the figures, with the clients."""
         unit = f" ({self.unit})" if self.unit else ""
         better = "higher" if self.higher_is_better else "lower"
-        return f"{self.metric}{unit} of {self.clients:,} {self.whose}, on held-out rows; {better} is better"
-
-    @property
-    def advice(self) -> str:
-        """The verdict, and advice."""
-        return f"{self.verdict} Try {' or '.join(self.tries)}." if self.tries else self.verdict
+        whose = count_of(self.clients, "validation client")
+        return f"{self.metric}{unit} of {whose}, on held-out rows; {better} is better"
 
     def arm(self, way: Way) -> Arm:
         """Return a row of the table; `KeyError` if it was left out."""
         return {arm.way: arm for arm in self.arms}[way]
 
     def lines(self) -> list[str]:
-        """Return the table and the verdict, for the end of a run."""
+        """Return the table and the sentence under it, for the end of a run."""
         lines = []
         if self.arms:
             lines = [f"{self.heading}:", *rows_of([(arm.label, arm) for arm in self.arms])]
             lines += [f"  left out: {one.label}, {one.why}" for one in self.left_out]
-        lines.append(f"Worth it? {self.advice}")
+        lines.append(f"Worth it? {self.verdict}")
         return [*lines, STAYS] if self.arms else lines
 
 

@@ -48,8 +48,6 @@ class SimulatedGrid(Grid):
 
     in_process = True
     """Nodes are as trusted as the server, and pulling never waits."""
-    elsewhere = False
-    """Whether nodes may be on other machines, with memory of theirs."""
 
     def __init__(self, node_configs: Sequence[Mapping[str, Any]]) -> None:
         self._run = Run.create_empty(run_id=1)

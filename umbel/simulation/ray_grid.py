@@ -42,8 +42,6 @@ class RayGrid(SimulatedGrid):
     there is one. 0 nodes mean one for each machine or GPU.
     """
 
-    elsewhere = True
-
     def __init__(self, hosts: RayHosts, nodes: int = 0) -> None:
         homes = deal(hosts.places(), nodes)
         super().__init__(partitions(len(homes)))

@@ -122,7 +122,7 @@ def check(values: Mapping[str, Any], part: bool = False) -> Setup:
         if (asked := run.entries()[key]) > (there := dataset.manifest.split[kind]):
             text = f"{key} = {asked}, but dataset {run.dataset!r} has only {there}; set {key}={there}"
             raise ConfigError(text, code="config.too-few-clients")
-    try_out(setup.model, dataset, run.device, run.engine, setup.strategy.hypotheses)
+    try_out(setup.model, dataset, run.device, hypotheses=setup.strategy.hypotheses)
     return setup
 
 

@@ -24,8 +24,6 @@ from typer.testing import CliRunner
 
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import ended
-from tests.helpers.relays import known, served
-from tests.strategies.test_secure_average import keys
 from umbel.cli.main import app
 from umbel.client.node import Node
 from umbel.data import offsets_of, write_dataset
@@ -234,22 +232,3 @@ def test_the_way_to_the_server_is_checked_before_a_run(
         "--auth-supernode-private-key", str(certificates / "site-1"),
     )  # fmt: skip
     assert (code, found) == (2 if codes else 0, codes)
-
-
-def test_the_relay_of_anonymous_releases_is_checked(data: Path, tmp_path: Path) -> None:
-    paths, listed = keys(tmp_path / "keys", "east", "west")
-    Ledger.create(tmp_path / "ledger.sqlite")
-    with served(tmp_path / "relay", known(listed), 2) as relay:
-        config = (
-            f'data-path="{data}" ledger-path="{tmp_path}/ledger.sqlite" release="anonymous" '
-            f'relay="{relay.url}" relay-ca="{relay.ca}" parties="{listed}" '
-        )
-        code, told = check(f'{config} party-key="{paths["east"]}"')
-        assert code == 0, told
-        assert f"there, and parties lists this site: {relay.url}" in told
-        stranger, _ = keys(tmp_path / "others", "east")
-        code, told = check(f'{config} party-key="{stranger["east"]}"')
-        assert (code, "site.not-a-party" in told) == (2, True)
-    code, told = check(f'{config} party-key="{paths["east"]}"')
-    assert code != 0
-    assert "relay.away" in told

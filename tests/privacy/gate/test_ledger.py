@@ -55,7 +55,7 @@ def ledger(request: pytest.FixtureRequest, no_ledger: Path) -> Ledger | MemoryLe
 
 def test_one_that_is_not_there_is_not_made_by_opening_it(no_ledger: Path) -> None:
     """It may be one that was lost."""
-    with raises(LedgerError, "ledger.missing", no_ledger, f"umbel ledger create {no_ledger}"):
+    with raises(LedgerError, "ledger.missing", no_ledger, f"umbel site journal --create {no_ledger}"):
         Ledger(no_ledger)
     assert not no_ledger.exists()
 
@@ -473,7 +473,7 @@ def test_a_charge_that_could_not_be_written_is_none_and_the_ledger_is_no_damaged
 
 
 def test_who_reads_slowly_holds_up_no_charge(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ``umbel ledger export`` does, whose output goes to a pager."""
+    """As ``umbel site journal --csv charges`` does, whose output goes to a pager."""
     monkeypatch.setattr("umbel.privacy.gate.store._BUSY_S", 0)
     monkeypatch.setattr("umbel.privacy.gate.store._PAGE", 2)
     ledger = Ledger(path)

@@ -256,7 +256,7 @@ def test_lines_follow_each_other(log: SiteLog) -> None:
 def test_what_was_changed_moved_or_taken_out_is_found(log: SiteLog, change: Any) -> None:
     for _ in range(4):
         add(log)
-    with raises(LogError, "log.broken-chain", log.path, "umbel log set-aside PATH"):
+    with raises(LogError, "log.broken-chain", log.path, "umbel site log --set-aside PATH"):
         list(damaged(log, change).lines())
 
 

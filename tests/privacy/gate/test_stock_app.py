@@ -310,7 +310,7 @@ HEEDED = {
     "allow-unsanitised", "app", "app-keys", "budget", "bundle", "data-path", "delta", "ledger-path",
     "max-choice-epsilon", "max-evaluations", "max-evaluations-in-all", "max-hypotheses", "max-participations",
     "max-seconds", "mechanisms", "min-clients", "min-noise-multiplier", "paper-budget", "clip-norm-floor", "clipping",
-    "protect", "release", "report-bound", "row-budget", "row-delta", "report-noise-multiplier", "role", "tripwire",
+    "protect", "release", "report-bound", "row-budget", "row-delta", "report-noise-multiplier", "role",
     "exact-losses", "policy-file",
 }  # fmt: skip
 

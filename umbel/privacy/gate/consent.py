@@ -1,4 +1,4 @@
-"""Which runs a site answers: by hours and strategy, by the researcher who signed them, or by people's approval."""
+"""Which runs a site answers: by strategy, by the researcher who signed them, or by people's approval."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 from flwr.app import RecordDict
 
-from umbel.privacy.anonymous.terms import Opening
-from umbel.privacy.gate.hours import is_open
 from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy, Role
 from umbel.privacy.gate.refusals import explain
 from umbel.privacy.gate.runs import Request, Runs, Status
@@ -43,7 +41,7 @@ def check_admitted(
     waits for separate approval, so that only approved tasks are carried out.
     """
     policy = site.policy
-    check_open(site, config)
+    check_strategy(site, config)
     if not site.approves:
         return ""
     researcher = _researcher(site, run, config)
@@ -65,18 +63,11 @@ def check_admitted(
     return Runs.of(site).check_approved(run, asks, policy.digest, signed)
 
 
-def check_open(site: Site, config: RunConfig) -> None:
-    """Raise `Refused` unless the site answers at this hour, and runs of this strategy: before it looks at its data."""
-    policy = site.policy
-    if site.simulated:
-        return
-    now = datetime.now().astimezone()
-    if not is_open(policy.hours, now):
-        raise Refused(
-            f"this site answers in these hours only: {policy.hours}; here it is {now:%a %H:%M %Z}", code="refused.hours"
-        )
-    if policy.strategies and config.strategy not in policy.strategies.split():
-        text = f"the run has strategy {config.strategy!r}; this site accepts {policy.strategies}"
+def check_strategy(site: Site, config: RunConfig) -> None:
+    """Raise `Refused` unless the site answers runs of this strategy: before it looks at its data."""
+    accepted = site.policy.strategies
+    if not site.simulated and accepted and config.strategy_name not in accepted.split():
+        text = f"the run has strategy {config.strategy_name!r}; this site accepts {accepted}"
         raise Refused(text, code="refused.strategy")
 
 
@@ -165,7 +156,7 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             round=round,
             clients=training.clients[: config.clients_per_round],
             # A run config does not say who adds the noise; a site that accepts one has decided it.
-            release_by=_accepted(config, policy),
+            release_by=_accepted(policy),
             # These do not change the price: the run's models, and a strategy's own option.
             run=training.run,
             frozen_digest=training.frozen_digest,
@@ -173,11 +164,6 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             moments=training.moments,
         )
         differs |= _unlike(training, said, "clients_per_round")
-        if (
-            training.release_by is ReleaseBy.ANONYMOUS
-            and (least := Opening.read(content).least) < config.anonymous_least
-        ):
-            differs["anonymous_least"] = str(least)
     if evaluation is not None:
         expected = replace(
             evaluation,
@@ -197,10 +183,8 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
     return differs
 
 
-def _accepted(config: RunConfig, policy: Policy) -> ReleaseBy:
-    if policy.release is not AcceptedRelease.ANY:
-        return ReleaseBy(policy.release.value)
-    return ReleaseBy.ANONYMOUS if config.anonymous_least else ReleaseBy.CLIENT
+def _accepted(policy: Policy) -> ReleaseBy:
+    return ReleaseBy.CLIENT if policy.release is AcceptedRelease.ANY else ReleaseBy(policy.release.value)
 
 
 def _unlike(asked: Spec, said: Spec, clients: str) -> dict[str, Any]:

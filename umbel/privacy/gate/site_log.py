@@ -175,7 +175,7 @@ class SiteLog:
         if not self._in_ledger(line):
             raise LogError(
                 f"the ledger {self.ledger} lacks charges that {self.path} records: it may be an older copy; take the "
-                f"log's word: umbel ledger restore {self.ledger}",
+                f"log's word: umbel site journal --repair {self.ledger}",
                 code="log.ledger-behind",
             )
 
@@ -403,7 +403,8 @@ class SiteLog:
 
     def _damaged(self, fault: str) -> LogError:
         return LogError(
-            f"the log {self.path} is damaged ({fault}); look into it, then set it aside: umbel log set-aside PATH",
+            f"the log {self.path} is damaged ({fault}); look into it, then set it aside: "
+            "umbel site log --set-aside PATH",
             code="log.broken-chain",
         )
 

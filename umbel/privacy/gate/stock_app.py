@@ -44,10 +44,10 @@ _ONLY = (ClientOnNode(0),)  # the one client of the node
 _told: dict[str, int] = {}  # by run: the largest number of participations that the log has told
 # Entries of a site that only umbel's own app uses: whoever sets one would believe that it has an effect.
 _NOT_HERE = (
-    "anonymous_least", "approve", "balanced_batches", "colluding_parties", "hours", "insecure_seed", "keep_model",
+    "approve", "balanced_batches", "colluding_parties", "insecure_seed", "keep_model",
     "least_parties", "max_examples", "max_local_epochs", "max_local_steps", "max_row_rate", "max_rows",
     "min_row_noise_multiplier", "noise_all_items", "parties", "party_key", "personalise", "personalise_epochs",
-    "place", "reader", "reader_options", "relay", "relay_ca", "researchers", "strategies",
+    "place", "reader", "reader_options", "researchers", "strategies",
 )  # fmt: skip
 
 

@@ -190,7 +190,7 @@ class Store:
             application, version = _header(path)
         except FileNotFoundError:
             raise LedgerError(
-                f"there is no ledger {path}; name another, or make a new one: umbel ledger create {path}",
+                f"there is no ledger {path}; name another, or make a new one: umbel site journal --create {path}",
                 code="ledger.missing",
             ) from None
         except OSError as error:

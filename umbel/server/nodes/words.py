@@ -47,11 +47,9 @@ def moves(reason: str) -> str:
 
 PASSING = {
     "refused.waits": "its people have to approve the run",
-    "refused.hours": "it answers at other hours",
     "refused.too-many-wait": "its people have to decide on other requests first",
-    "refused.relay-away": "its relay is away",
 }
-"""Refusals that end by themselves, or by people of the site or its relay."""
+"""Refusals that end by themselves, or by people of the site."""
 _MOVES = PASSING | {"refused.version": "use the same umbel on both sides"}
 
 

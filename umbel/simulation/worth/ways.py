@@ -1,11 +1,14 @@
-"""The ways to serve clients that a run is compared with."""
+"""The ways to serve clients that a run is compared with.
+
+Each takes the same work in each run: what is too large for it is left out.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -13,30 +16,43 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner, best_hypothesis
+from umbel.client.prediction import DEFAULT
 from umbel.data import Dataset
 from umbel.models.fit import look
 from umbel.models.losses import SLOPES
-from umbel.models.optimizers import LocalOptimizer
+from umbel.models.model import Model
 from umbel.models.prior import Prior
-from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.words import count_of
 from umbel.server.history import State
 from umbel.server.rounds import draw_hypotheses
 from umbel.server.setup import Setup
-from umbel.server.worth import LABELS, Way
-from umbel.simulation.baselines import own, ridge, serve, train_alone
-from umbel.simulation.worth.plan import Plan
+from umbel.server.worth import LABELS, LeftOut, Way
+from umbel.simulation.baselines import LOCAL_EPOCHS, own, ridge, serve, train_alone
 from umbel.simulation.worth.pooled import fit_pooled
 
 SMALLER = (1, 4, 16, 64)
 """Divisors of the run's step size for clients that train alone; the table has the best of them."""
+MOST_POOLED, MOST_ALONE = 2**27, 2**25
+"""Maximum size of a fit to all rows, and of clients' own trainings, of which there are more: rows, times the numbers
+of a row."""
 _LONGEST = 4  # trainings on end of clients alone, before they count as never settled
 _RISES = 0.02  # share of their gain over a constant that one more training may add, if they have settled
 _FRESH_SEED = 0  # of measured clients' initial local parameters
+_LOCAL, _LARGE = "since each client has its own local parameters", "since its network is too large for so many rows"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The metric of each client (clients,) by one way, and how it was made, if the way's name does not say so."""
+
+    way: Way
+    label: str
+    metrics: NDArray[np.float64]
+    remark: str = ""
 
 
 @dataclass
@@ -47,86 +63,58 @@ class Ways:
     learner: Learner
     dataset: Dataset
     state: State
-    training: NDArray[np.int64]
     support: Cohort
     query: Cohort
     prior: Prior | None = None
-    remarks: dict[Way, str] = field(default_factory=dict)
-    left_out: dict[Way, str] = field(default_factory=dict)
 
-    def measure(self, plan: Plan) -> dict[tuple[Way, str], NDArray[np.float64]]:
-        """Return the metric (clients,) of each planned way, by the way and its label."""
-        run, last = self.setup.config, self.state.hypotheses
-        found = {Way.CONSTANT: self.constant()}
-        if plan.sizes:
-            alone, doubt = self.alone(plan, found[Way.CONSTANT])
-            if doubt:
-                self.left_out[Way.ALONE] = doubt
-            else:
-                found[Way.ALONE] = alone
-        if plan.passes:
-            pooled = fit_pooled(self.learner, self.rows, run, plan, last)
-            if pooled.doubt:
-                self.left_out[Way.POOLED] = pooled.doubt
-            else:
-                found[Way.POOLED], self.remarks[Way.POOLED] = self._of(pooled.model), pooled.remark
-        if plan.rounds:
-            wanted = sum(1 for entry in self.state.history if entry.asked)
-            self.remarks[Way.ONE_MODEL] = f"after {count_of(plan.rounds, 'round')}" + (
-                f" of the run's {wanted}" if plan.rounds < wanted else ""
-            )
-            found[Way.ONE_MODEL] = self._of(self.one_model(plan.rounds))
-        found[Way.LAST] = self._of(last)
-        if self.state.best_round and not _same(self.state.best, last):
-            found[Way.BEST] = self._of(self.state.best)
-            exact = any(entry.exact_reports for entry in self.state.history)
-            chosen = "exact losses of validation clients" if exact else "validation clients"
-            self.remarks[Way.BEST] = f"after {count_of(self.state.best_round - 1, 'round')}, chosen by {chosen}"
-        if plan.how is not Personal.NO:
-            found[Way.OWN] = own(self.learner, self.support, self.query, last, run, plan.how, prior=self.prior)
-            self.remarks[Way.OWN] = f'personalise = "{plan.how}"'
-        named = {(way, LABELS[way]): metrics for way, metrics in found.items()}
-        rules = {(Way.RULE, f"rule: {name}"): metrics for name, metrics in self.rules().items()}
-        return {key: named.get(key, rules.get(key)) for key in [*list(named)[:1], *rules, *list(named)[1:]]}  # type: ignore[misc]
+    def compare(self) -> list[Row | LeftOut]:
+        """Return the result of each way, or the reason why the table lacks it."""
+        constant, last = self.constant(), self.state.hypotheses
+        found = [constant, *self.rules(), self.alone(constant.metrics), self.pooled(), _row(Way.LAST, self._of(last))]
+        return [*found, *self.best(), self.own()]
+
+    def _fits(self, rows: Cohort, most: int) -> bool:
+        """Return whether the network is small enough to train on so many rows."""
+        return len(rows.features) * numbers_of_a_row(self.setup.model, self.dataset) <= most
 
     @cached_property
     def rows(self) -> Cohort:
         """The rows of the training clients, none of which is measured."""
-        return Cohort.gather(self.dataset, self.training.tolist(), self.learner.device)
+        return Cohort.gather(self.dataset, range(self.dataset.manifest.train), self.learner.device)
 
-    def constant(self) -> NDArray[np.float64]:
-        """Return the metric of a single output for all rows, the best for training clients' rows."""
+    def constant(self) -> Row:
+        """Measure a single output for all rows, the best for training clients' rows."""
         everybody = Cohort(self.rows.features, self.rows.targets, self.rows.lengths.sum()[None])
-        output, self.remarks[Way.CONSTANT] = self._constants(everybody)
-        return self._of_constants(output.expand(len(self.query), *output.shape[1:]))
+        output, what = self._constants(everybody)
+        return _row(Way.CONSTANT, self._of_constants(output.expand(len(self.query), *output.shape[1:])), what)
 
-    def alone(self, plan: Plan, constant: NDArray[np.float64]) -> tuple[NDArray[np.float64], str]:
-        """Return the metric of clients outside the run, by the way that serves them best, and the reason to doubt it.
+    def alone(self, constant: NDArray[np.float64]) -> Row | LeftOut:
+        """Measure clients outside the run by the way that serves them best.
 
         They predict a constant, train alone with one of some step sizes, fit a ridge regression if the model is linear,
         or personalise an untrained hypothesis as they would personalise the run's. If the best way is a training, it
         goes on until more epochs hardly add to what it gains over the constant of all clients.
         """
         run, model = self.setup.config, self.setup.model
+        if not self._fits(self.support, MOST_ALONE):
+            return LeftOut(LABELS[Way.ALONE], _LARGE)
         constants, what = self._constants(self.support)
         found = {f"{what} of the client's rows": self._of_constants(constants)}
-        trained = {f"step size {run.step_size / smaller:g}": smaller for smaller in SMALLER[: plan.sizes]}
-        found |= {name: next(self._train_alone(smaller, plan)) for name, smaller in trained.items()}
+        trained = {f"step size {run.step_size / smaller:g}": smaller for smaller in SMALLER}
+        found |= {name: next(self._train_alone(smaller)) for name, smaller in trained.items()}
         if (fitted := ridge(self.learner, self.support, self.query)) is not None:
             found["ridge regression, its penalty by leave-one-out"] = fitted
-        if plan.how is not Personal.NO:
+        if not model.local_shapes:
             first = draw_hypotheses(model, 1, run.seed, 0)
-            found[f'personalise = "{plan.how}" of an untrained hypothesis'] = own(
-                self.learner, self.support, self.query, first, run, plan.how
-            )
+            found[f'personalise = "{DEFAULT}" of an untrained hypothesis'] = self._made_own(first)
         sign = 1 if model.metric.higher_is_better else -1
         gains = {name: float(np.nan_to_num(sign * metrics.mean(), nan=-math.inf)) for name, metrics in found.items()}
         best = max(gains, key=gains.__getitem__)
-        metrics, remark, doubt = found[best], best, ""
+        metrics, remark = found[best], best
         if best in trained:
-            rest = itertools.islice(self._train_alone(trained[best], plan), 1, _LONGEST)
+            rest = itertools.islice(self._train_alone(trained[best]), 1, _LONGEST)
             for times, longer in enumerate(rest, 1):
-                remark = f"{count_of(times * plan.epochs, 'epoch')} of {best}"
+                remark = f"{count_of(times * LOCAL_EPOCHS, 'epoch')} of {best}"
                 gain, more = (
                     sign * float((after - before).mean()) for after, before in ((metrics, constant), (longer, metrics))
                 )
@@ -134,12 +122,42 @@ class Ways:
                     break
                 metrics = longer
             else:
-                doubt = f"since they still improved after {count_of(_LONGEST * plan.epochs, 'epoch')}"
-        self.remarks[Way.ALONE] = f"{remark}, the best of {len(found)} ways"
-        return metrics, doubt
+                why = f"since they still improved after {count_of(_LONGEST * LOCAL_EPOCHS, 'epoch')}"
+                return LeftOut(LABELS[Way.ALONE], why)
+        return _row(Way.ALONE, metrics, f"{remark}, the best of {len(found)} ways")
 
-    def _train_alone(self, smaller: float, plan: Plan) -> Iterator[NDArray[np.float64]]:
-        return train_alone(self.learner, self.support, self.query, self.setup.config, smaller, plan.epochs)
+    def _train_alone(self, smaller: float) -> Iterator[NDArray[np.float64]]:
+        return train_alone(self.learner, self.support, self.query, self.setup.config, smaller)
+
+    def pooled(self) -> Row | LeftOut:
+        """Measure one model of all training clients' rows, if it is likely to be the best."""
+        model = self.setup.model
+        why = _LOCAL if model.local_shapes else "" if self._fits(self.rows, MOST_POOLED) else _LARGE
+        if look(model, tuple(self.rows.features.shape[1:])).draws or model.batch_dependent:
+            why = why or "since its loss of all rows at once is not that of training"
+        if not why:
+            fitted, why = fit_pooled(self.learner, self.rows, self.setup.config.seed, self.state.hypotheses)
+        return LeftOut(LABELS[Way.POOLED], why) if why else _row(Way.POOLED, self._of(fitted), "fitted by L-BFGS")
+
+    def best(self) -> list[Row]:
+        """Measure the best round's hypotheses, if they are others than the last round's."""
+        state = self.state
+        if not state.best_round or _same(state.best, state.hypotheses):
+            return []
+        exact = any(entry.exact_reports for entry in state.history)
+        chosen = "exact losses of validation clients" if exact else "validation clients"
+        remark = f"after {count_of(state.best_round - 1, 'round')}, chosen by {chosen}"
+        return [_row(Way.BEST, self._of(state.best), remark)]
+
+    def own(self) -> Row | LeftOut:
+        """Measure the run's hypotheses, personalised by each client."""
+        local = self.setup.model.local_shapes
+        if local or not self._fits(self.support, MOST_ALONE):
+            return LeftOut(LABELS[Way.OWN], _LOCAL if local else _LARGE)
+        return _row(Way.OWN, self._made_own(self.state.hypotheses, self.prior), f'personalise = "{DEFAULT}"')
+
+    def _made_own(self, hypotheses: Arrays, prior: Prior | None = None) -> NDArray[np.float64]:
+        return own(self.learner, self.support, self.query, hypotheses, self.setup.config, DEFAULT, prior=prior)
 
     def _constants(self, cohort: Cohort) -> tuple[Tensor, str]:
         """Return the best constant outputs for the rows of each client (clients, outputs), and their description."""
@@ -172,16 +190,17 @@ class Ways:
         means = np.add.reduceat(rows, query.starts) / query.lengths
         return np.asarray(metric.report(torch.from_numpy(means)).numpy())
 
-    def rules(self) -> dict[str, NDArray[np.float64]]:
-        """Return the metric of the model's own baselines."""
+    def rules(self) -> list[Row]:
+        """Measure the model's own baselines."""
         hook = self.setup.model.hooks.baselines
         if hook is None:
-            return {}
+            return []
         parts = [
             (one.features.cpu().numpy(), one.targets.cpu().numpy(), one.lengths)
             for one in (self.rows, self.support, self.query)
         ]
-        return hook(parts[0], parts[1], parts[2], self.setup.model.metric.name)
+        found = hook(parts[0], parts[1], parts[2], self.setup.model.metric.name)
+        return [Row(Way.RULE, f"rule: {name}", metrics) for name, metrics in found.items()]
 
     def _of(self, hypotheses: Arrays) -> NDArray[np.float64]:
         """Return the metric of each client's best hypothesis on its support rows."""
@@ -197,23 +216,15 @@ class Ways:
             metrics.append(learner.score(one, self.query, local)[1][0])
         return np.stack(metrics)[chosen, np.arange(len(chosen))]
 
-    def one_model(self, rounds: int) -> Arrays:
-        """Return the result of federated averaging without noise: with as many clients a round as the run, each
-        once."""
-        run, learner = self.setup.config, self.learner
-        descent = LocalOptimizer.of(run)
-        update = LocalUpdate(run.local_epochs, run.step_size, run.batch_size, run.local_steps, descent=descent)
-        model = draw_hypotheses(self.setup.model, 1, run.seed, 0)
-        draw = streams(run.seed, "worth", 0, [1])[0]
-        asked = min(run.clients_per_round, len(self.training))
-        for number in range(1, rounds + 1):
-            clients = np.sort(draw.choice(self.training, asked, replace=False)).tolist()
-            cohort = Cohort.gather(self.dataset, clients, learner.device)
-            shuffles = streams(run.seed, "shuffle", number, clients)
-            trained, _ = learner.train(model, np.zeros(asked, np.int64), cohort, update, shuffles)
-            model = {name: value.mean(0, dtype=np.float64, keepdims=True).astype(np.float32)
-                     for name, value in trained.items()}  # fmt: skip
-        return model
+
+def numbers_of_a_row(model: Model, dataset: Dataset) -> int:
+    """Return how many numbers a network holds, and computes for a row."""
+    parameters = sum(one.numel() for one in model.module.parameters())
+    return parameters + look(model, dataset.features.shape[1:]).activations
+
+
+def _row(way: Way, metrics: NDArray[np.float64], remark: str = "") -> Row:
+    return Row(way, LABELS[way], metrics, remark)
 
 
 def _same(one: Arrays, other: Arrays) -> bool:
