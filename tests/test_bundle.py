@@ -94,7 +94,18 @@ def test_an_installed_datasets_library_is_found_from_the_root_of_the_checkout(tm
     [
         (
             "protocol",
-            {"annotated_types", "cryptography", "flwr", "numpy", "psutil", "pydantic", "rich", "typer", "uvicorn"},
+            {
+                "annotated_types",
+                "cryptography",
+                "flwr",
+                "numpy",
+                "prometheus_client",
+                "psutil",
+                "pydantic",
+                "rich",
+                "typer",
+                "uvicorn",
+            },
         ),
         ("privacy/mechanisms", {"numpy", "scipy"}),
         ("privacy/accounting", {"dp_accounting", "numpy", "scipy"}),

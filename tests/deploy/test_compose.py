@@ -30,12 +30,12 @@ from umbel.server.setup import Setup
 
 ROOT = Path(__file__).parents[2]
 PARSERS = {"flower-superlink": superlink, "flower-superexec": superexec, "flower-supernode": supernode}
-EXECUTOR = ["python", "-m", "umbel.deploy", "executor"]
-SERVERS_EXECUTOR = ["python", "-m", "umbel.deploy", "server-executor"]
+EXECUTOR = ["python", "-m", "umbel.cli.parts", "executor"]
+SERVERS_EXECUTOR = ["python", "-m", "umbel.cli.parts", "server-executor"]
 """Both take the options of Flower's own executor."""
 GUARDED = ["umbel", "server", "start"]
 """Takes the options of Flower's own SuperLink, and the guard's."""
-PACED = ["python", "-m", "umbel.deploy", "supernode"]
+PACED = ["python", "-m", "umbel.cli.parts", "supernode"]
 """Takes the options of Flower's own SuperNode."""
 SERVER = {"superlink", "serverapp"}
 CLIENT = {"supernode", "clientapp"}

@@ -57,7 +57,14 @@ def test_what_a_site_lacks_is_told_in_one_line_before_anything_starts(
 
 def test_a_server_that_is_not_there_is_told_in_one_line_by_a_node_that_gives_up(tmp_path: Path) -> None:
     """Otherwise it tries for ever."""
-    command = [sys.executable, "-m", "umbel.deploy", "supernode", "--insecure", f"--superlink=localhost:{free_port()}"]
+    command = [
+        sys.executable,
+        "-m",
+        "umbel.cli.parts",
+        "supernode",
+        "--insecure",
+        f"--superlink=localhost:{free_port()}",
+    ]
     own = {"FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     done = subprocess.run(
         [*command, "--max-retries=1", "--port", str(free_port())],

@@ -812,8 +812,9 @@ def test_a_run_at_sites_says_how_it_ended(
 
     monkeypatch.setattr(observers.Released, "after_round", after_round)
     ended = pytest.raises((SystemExit, FleetError)) if what in (fails, is_stopped_by_flower) else nullcontext()
+    site = {"data-path": str(SYNTHETIC), "role": "split", "ledger-path": str(tmp_path / "ledger.sqlite")}
     with ended:
-        play(sites=sites(tmp_path, 2), rounds=2)
+        play(sites=[site], rounds=2)
     assert {*states} == {RunState.RUNNING}
     [folder] = all_runs()
     assert RunFolder(folder).read_status().state is state

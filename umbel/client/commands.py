@@ -1,4 +1,4 @@
-"""``python -m umbel.deploy executor`` and ``umbel site check``, which import PyTorch only when they are called."""
+"""``python -m umbel.cli.parts executor`` and ``umbel site check``, which import PyTorch only when they are called."""
 
 from __future__ import annotations
 

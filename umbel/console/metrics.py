@@ -1,4 +1,4 @@
-"""``python -m umbel.deploy metrics``: a site for Prometheus, read off its ledger and log.
+"""``python -m umbel.cli.parts metrics``: a site for Prometheus, read off its ledger and log.
 
 No series depends on a client's data, choice or loss. All follow from what was asked, decided and charged.
 """

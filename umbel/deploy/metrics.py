@@ -1,4 +1,4 @@
-"""``python -m umbel.deploy server-metrics``: runs and their sites for Prometheus, read off the status of each run.
+"""``python -m umbel.cli.parts server-metrics``: runs and their sites for Prometheus, read off the status of each run.
 
 No series depends on a client's data, choice or loss. Rounds, releases and refusals are what any site's log tells, too.
 """

@@ -485,7 +485,7 @@ def test_another_version_in_a_simulation_is_told(caplog: pytest.LogCaptureFixtur
     theirs = MetricRecord({**EVEN.to_record(), "version": VERSION + 1})
     with raises(FleetError, "nodes.refused", "1"):
         gather(PaperGrid({5: ODD, 6: theirs}), min_nodes=1, wait_s=60)
-    expected = f"node 6 cannot take part: it speaks protocol {VERSION + 1}, and this run {VERSION}; start"
+    expected = f"node 6 cannot take part: it speaks protocol {VERSION + 1}, and this run {VERSION}; use the same umbel"
     assert expected in caplog.text
 
 
