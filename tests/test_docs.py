@@ -76,7 +76,7 @@ def test_every_command_in_a_docstring_would_be_understood() -> None:
         "RAY_ADDRESS=HOST:PORT umbel wander", "make tests", "make certs NODE=x",
         "flwr walk .", "flwr run . -c nodes=1", "flwr run . --strem", "docker compose --profile client restart all",
         "docker compose run clientapp umbel ledgers", "pip install -e .[all]", "curl x", "cp .env.none .env",
-        "python -m umbel.deploy.node --superlinks a:1", "python datasets/qmnist.py --image x",
+        "python -m umbel.deploy.node --superlinks a:1", "python datasets/femnist.py --image x",
     ],
 )  # fmt: skip
 def test_a_command_that_is_gone_is_found(line: str) -> None:

@@ -41,12 +41,13 @@ _BELOW = "Solid: mean over hospitals. Pale: the tenth that fares worst. Ten spli
 _PINNED = "tests/saved_runs/runs.json.gz"  # the numbers that training gives: who changes those changes all results
 
 _LAB = Path(__file__).resolve().parents[2]  # the folder `lab` of a checkout
-_HERE, _ATTACKS, _DATA = "lab/umbel_lab/experiments", "lab/umbel_lab/attacks", "umbel/datasets"
+_HERE, _ATTACKS = "lab/umbel_lab/experiments", "lab/umbel_lab/attacks"
+_DATA, _MORE = "umbel/datasets", "lab/umbel_lab/datasets"
 
 SOURCES: Mapping[str, tuple[str, ...]] = {
     "synthetic": (f"{_HERE}/synthetic.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
     "hospital": (f"{_HERE}/hospital.py", "configs/hospital.toml", f"{_DATA}/hospital.py"),
-    "qmnist": (f"{_HERE}/handwriting.py", "configs/qmnist.toml", f"{_DATA}/qmnist.py", f"{_DATA}/writers.py"),
+    "qmnist": (f"{_HERE}/handwriting.py", "configs/qmnist.toml", f"{_MORE}/qmnist.py", f"{_DATA}/writers.py"),
     "femnist": (f"{_HERE}/handwriting.py", "configs/femnist.toml", f"{_DATA}/femnist.py", f"{_DATA}/writers.py"),
     "femnist-full": (
         f"{_HERE}/femnist_full.py", "configs/femnist.toml", f"{_DATA}/femnist.py", f"{_DATA}/writers.py",
@@ -57,18 +58,18 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "frontier-hospital-services": (
         f"{_HERE}/frontier.py", "configs/hospital-services.toml", "configs/hospital.toml", f"{_DATA}/hospital.py",
     ),
-    "centaur": (f"{_HERE}/centaur.py", "configs/qmnist-features-epsilon-2.toml", f"{_DATA}/qmnist_features.py"),
+    "centaur": (f"{_HERE}/centaur.py", "configs/qmnist-features-epsilon-2.toml", f"{_MORE}/qmnist_features.py"),
     "frontier-qmnist-features": (
-        f"{_HERE}/frontier.py", "configs/qmnist-features-*.toml", f"{_DATA}/qmnist_features.py",
+        f"{_HERE}/frontier.py", "configs/qmnist-features-*.toml", f"{_MORE}/qmnist_features.py",
     ),
     "secure-sums": (
         f"{_HERE}/secure_sums.py", "configs/hospital-services.toml", "configs/qmnist-features-epsilon-8.toml",
-        "configs/synthetic.toml", f"{_DATA}/hospital.py", f"{_DATA}/synthetic.py", f"{_DATA}/qmnist_features.py",
+        "configs/synthetic.toml", f"{_DATA}/hospital.py", f"{_DATA}/synthetic.py", f"{_MORE}/qmnist_features.py",
     ),
     "methods": (
         f"{_HERE}/methods.py", f"{_HERE}/shipped_tables.py", "configs/hospital-services.toml",
-        "configs/qmnist-features-epsilon-8.toml", f"{_DATA}/hospital.py", f"{_DATA}/qmnist_features.py",
-        f"{_DATA}/femnist_features.py",
+        "configs/qmnist-features-epsilon-8.toml", f"{_DATA}/hospital.py", f"{_MORE}/qmnist_features.py",
+        f"{_MORE}/femnist_features.py",
     ),
     "recommender": (f"{_HERE}/recommender.py", "configs/recommender.toml", f"{_DATA}/movielens.py"),
     "attacks": (
@@ -108,7 +109,7 @@ def digest(name: str) -> str:
             if file.suffix == ".toml":
                 said = sorted(item for item in tomllib.loads(text).items() if item[0] not in _STATED)
             else:
-                said = _constants(text, _DATA in pattern)
+                said = _constants(text, pattern.startswith((_DATA, _MORE)))
             content.update(repr((file.stem, said)).encode())
     return content.hexdigest()[:16]
 
