@@ -41,46 +41,41 @@ _BELOW = "Solid: mean over hospitals. Pale: the tenth that fares worst. Ten spli
 _PINNED = "tests/saved_runs/runs.json.gz"  # the numbers that training gives: who changes those changes all results
 
 _LAB = Path(__file__).resolve().parents[2]  # the folder `lab` of a checkout
-_HERE, _ATTACKS = "lab/umbel_lab/experiments", "lab/umbel_lab/attacks"
-_DATA, _MORE = "umbel/datasets", "lab/umbel_lab/datasets"
+_WRITERS = "umbel/datasets/femnist.py umbel/datasets/writers.py"
+_HOSPITAL = "configs/hospital.toml umbel/datasets/hospital.py"
+_FEATURES = "umbel_lab/datasets/qmnist_features.py"
+_LISTED = {
+    "synthetic": "synthetic configs/synthetic.toml umbel/datasets/synthetic.py",
+    "hospital": f"hospital {_HOSPITAL}",
+    "qmnist": "handwriting configs/qmnist.toml umbel_lab/datasets/qmnist.py umbel/datasets/writers.py",
+    "femnist": f"handwriting configs/femnist.toml {_WRITERS}",
+    "femnist-full": f"femnist_full configs/femnist.toml {_WRITERS}",
+    "frontier-hospital": f"frontier configs/hospital-epsilon-*.toml {_HOSPITAL}",
+    "frontier-hospital-services": f"frontier configs/hospital-services.toml {_HOSPITAL}",
+    "frontier-qmnist-features": f"frontier configs/qmnist-features-*.toml {_FEATURES}",
+    "centaur": f"centaur configs/qmnist-features-epsilon-2.toml {_FEATURES}",
+    "secure-sums": "secure_sums configs/hospital-services.toml configs/qmnist-features-epsilon-8.toml "
+    f"configs/synthetic.toml umbel/datasets/hospital.py umbel/datasets/synthetic.py {_FEATURES}",
+    "methods": "methods shipped_tables configs/hospital-services.toml configs/qmnist-features-epsilon-8.toml "
+    f"umbel/datasets/hospital.py {_FEATURES} umbel_lab/datasets/femnist_features.py",
+    "recommender": "recommender configs/recommender.toml umbel/datasets/movielens.py",
+    "attacks": "attacks umbel_lab/attacks/images.py umbel_lab/attacks/reconstruct.py umbel_lab/attacks/identify.py "
+    f"umbel_lab/attacks/victims.py configs/pac-attack.toml umbel/datasets/movielens.py {_WRITERS}",
+    "dlg": f"dlg umbel_lab/attacks/reconstruct.py {_WRITERS}",
+    "audits": "audits",
+    "pac": "pac",
+}
+
+
+def _listed(word: str) -> str:
+    """Return the path of a file from the root of a checkout; a word alone is a module beside this one."""
+    path = word if "/" in word else f"umbel_lab/experiments/{word}.py"
+    return f"lab/{path}" if path.startswith("umbel_lab/") else path
+
 
 SOURCES: Mapping[str, tuple[str, ...]] = {
-    "synthetic": (f"{_HERE}/synthetic.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
-    "hospital": (f"{_HERE}/hospital.py", "configs/hospital.toml", f"{_DATA}/hospital.py"),
-    "qmnist": (f"{_HERE}/handwriting.py", "configs/qmnist.toml", f"{_MORE}/qmnist.py", f"{_DATA}/writers.py"),
-    "femnist": (f"{_HERE}/handwriting.py", "configs/femnist.toml", f"{_DATA}/femnist.py", f"{_DATA}/writers.py"),
-    "femnist-full": (
-        f"{_HERE}/femnist_full.py", "configs/femnist.toml", f"{_DATA}/femnist.py", f"{_DATA}/writers.py",
-    ),
-    "frontier-hospital": (
-        f"{_HERE}/frontier.py", "configs/hospital-epsilon-*.toml", "configs/hospital.toml", f"{_DATA}/hospital.py",
-    ),
-    "frontier-hospital-services": (
-        f"{_HERE}/frontier.py", "configs/hospital-services.toml", "configs/hospital.toml", f"{_DATA}/hospital.py",
-    ),
-    "centaur": (f"{_HERE}/centaur.py", "configs/qmnist-features-epsilon-2.toml", f"{_MORE}/qmnist_features.py"),
-    "frontier-qmnist-features": (
-        f"{_HERE}/frontier.py", "configs/qmnist-features-*.toml", f"{_MORE}/qmnist_features.py",
-    ),
-    "secure-sums": (
-        f"{_HERE}/secure_sums.py", "configs/hospital-services.toml", "configs/qmnist-features-epsilon-8.toml",
-        "configs/synthetic.toml", f"{_DATA}/hospital.py", f"{_DATA}/synthetic.py", f"{_MORE}/qmnist_features.py",
-    ),
-    "methods": (
-        f"{_HERE}/methods.py", f"{_HERE}/shipped_tables.py", "configs/hospital-services.toml",
-        "configs/qmnist-features-epsilon-8.toml", f"{_DATA}/hospital.py", f"{_MORE}/qmnist_features.py",
-        f"{_MORE}/femnist_features.py",
-    ),
-    "recommender": (f"{_HERE}/recommender.py", "configs/recommender.toml", f"{_DATA}/movielens.py"),
-    "attacks": (
-        f"{_HERE}/attacks.py", f"{_ATTACKS}/images.py", f"{_ATTACKS}/reconstruct.py", f"{_ATTACKS}/identify.py",
-        f"{_ATTACKS}/victims.py", "configs/pac-attack.toml", f"{_DATA}/femnist.py", f"{_DATA}/movielens.py",
-        f"{_DATA}/writers.py",
-    ),
-    "dlg": (f"{_HERE}/dlg.py", f"{_ATTACKS}/reconstruct.py", f"{_DATA}/femnist.py", f"{_DATA}/writers.py"),
-    "audits": (f"{_HERE}/audits.py",),
-    "pac": (f"{_HERE}/pac.py",),
-}  # fmt: skip
+    name: tuple(_listed(word) for word in words.split()) for name, words in _LISTED.items()
+}
 """By name: the files with an experiment's settings, and the recipes of its data."""
 
 FROZEN = ("attacks-on-sums", "chosen-round", "drift", "own", "public-tables", "r-dpcfl", "secure-digits", "when")
@@ -109,7 +104,7 @@ def digest(name: str) -> str:
             if file.suffix == ".toml":
                 said = sorted(item for item in tomllib.loads(text).items() if item[0] not in _STATED)
             else:
-                said = _constants(text, pattern.startswith((_DATA, _MORE)))
+                said = _constants(text, "/datasets/" in pattern)
             content.update(repr((file.stem, said)).encode())
     return content.hexdigest()[:16]
 
