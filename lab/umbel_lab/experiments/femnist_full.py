@@ -14,8 +14,9 @@ from typing import Any
 
 from umbel.simulation.in_process import run_config
 from umbel.simulation.measured import Spec
-from umbel.simulation.sweep import FIRST_SEED, Result, resumable
+from umbel.simulation.sweep import FIRST_SEED, Result
 from umbel_lab.experiments.handwriting import LOSSES, PRINTED
+from umbel_lab.experiments.runs import resumable
 from umbel_lab.experiments.tables import by_arm, page
 from umbel_lab.output import Columns, Section, figure, mean, numbers, series, spread
 

@@ -19,18 +19,9 @@ from umbel.protocol.release import LAPLACE
 from umbel.server.setup import Setup
 from umbel.simulation.baselines import LOCAL_EPOCHS
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import (
-    FINE_TUNE,
-    HELD_OUT_ALONE,
-    LOCAL_ONLY,
-    STATES,
-    Finished,
-    Spec,
-    finish,
-    made_own,
-    split_by_seed,
-)
+from umbel.simulation.measured import LOCAL_ONLY, STATES, Finished, Spec
 from umbel.simulation.sweep import FIRST_SEED, Result
+from umbel_lab.experiments.runs import FINE_TUNE, HELD_OUT_ALONE, finish, made_own, split_by_seed
 from umbel_lab.experiments.tables import BEST_ROUND, SAME_CLIENTS, SAME_SPLIT, by_arm, manifest_of, page
 from umbel_lab.output import Columns, Row, Section, figure, numbers, series, spread
 

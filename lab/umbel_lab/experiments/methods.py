@@ -28,9 +28,10 @@ from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation import in_process
 from umbel.simulation.baselines import local_only, personalised
-from umbel.simulation.measured import Finished, Spec, split_by_seed
+from umbel.simulation.measured import Finished, Spec
 from umbel.simulation.sweep import FIRST_SEED, Result
 from umbel.strategies.differences import prior_of
+from umbel_lab.experiments.runs import split_by_seed
 from umbel_lab.experiments.shipped_tables import imported
 from umbel_lab.experiments.tables import by_arm, page
 from umbel_lab.output import Row, Section, average, plus_minus

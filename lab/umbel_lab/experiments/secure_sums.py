@@ -13,9 +13,10 @@ from umbel.privacy.accounting.plan import Task, plan_for
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import Finished, Spec, finish, made_own, split_by_seed
+from umbel.simulation.measured import Finished, Spec
 from umbel.simulation.sweep import FIRST_SEED, Result
 from umbel_lab.experiments.frontier import OWN
+from umbel_lab.experiments.runs import finish, made_own, split_by_seed
 from umbel_lab.experiments.tables import SAME_CLIENTS, by_arm, manifest_of, page
 from umbel_lab.output import Section, plus_minus
 
