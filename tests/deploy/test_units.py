@@ -1,4 +1,4 @@
-"""The systemd units of a site and a server: what they run, and what they may write."""
+"""The systemd units of a site, a server and its metrics: what they run, and what they may write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from umbel.protocol.project import PACKAGE
 PYTHON = "/opt/umbel/bin/python"
 
 
-@pytest.fixture(params=["umbel-site", "umbel-server"])
+@pytest.fixture(params=["umbel-site", "umbel-server", "umbel-metrics"])
 def unit(request: pytest.FixtureRequest) -> Path:
     return PACKAGE / "deploy" / f"{request.param}.service"
 
@@ -26,21 +26,24 @@ def settings(unit: Path, name: str) -> list[str]:
     return [line.partition("=")[2] for line in lines if line.startswith(f"{name}=")]
 
 
-def test_umbel_and_flower_take_its_command(unit: Path) -> None:
+def test_umbel_takes_its_command(unit: Path) -> None:
     [line] = settings(unit, "ExecStart")
-    program, *words = shlex.split(line)
-    assert [program, *words[:3]] == [PYTHON, "-P", "-m", "umbel"]
-    commands.check(words[2:])
+    program, path_alone, *words = shlex.split(line)
+    assert (program, path_alone) == (PYTHON, "-P")
+    commands.check(["python", *words])
 
 
-def test_it_has_its_own_user_and_writes_its_state_alone(unit: Path) -> None:
-    assert settings(unit, "User") == settings(unit, "StateDirectory") == [unit.stem]
-    assert f"UMBEL_HOME=/var/lib/{unit.stem}" in settings(unit, "Environment")
+def test_it_has_a_user_of_its_own_and_writes_its_state_alone(unit: Path) -> None:
+    metrics = unit.stem == "umbel-metrics"
+    user = "umbel-server" if metrics else unit.stem
+    assert settings(unit, "User") == [user]
+    assert settings(unit, "StateDirectory") == ([] if metrics else [user])
+    assert f"UMBEL_HOME=/var/lib/{user}" in settings(unit, "Environment")
     assert settings(unit, "ReadWritePaths") == []
     for line in (
         "NoNewPrivileges=yes", "CapabilityBoundingSet=", "ProtectSystem=strict", "ProtectHome=yes", "PrivateTmp=yes",
         "PrivateDevices=yes", "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX", "SystemCallFilter=@system-service",
-        "MemoryMax=4G", "TasksMax=512", "Restart=always", "StartLimitIntervalSec=0", "RestartPreventExitStatus=2",
+        "Restart=always", "RestartPreventExitStatus=2",
     ):  # fmt: skip
         assert line in unit.read_text(encoding="utf-8").splitlines()
 
