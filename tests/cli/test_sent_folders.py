@@ -117,7 +117,8 @@ def test_no_command_runs_the_mechanism_that_a_ledger_names(
     ledger = Ledger.create(tmp_path / "sent.sqlite")
     release = Release(Kind.TRAIN, 3, 5.0, Clipping.PUBLIC, mechanism="planted:Own")
     ledger.charge(Charge("7", 1, release), [ClientInDataset(0)])
-    ended(*umbel("site", "journal", *words, str(ledger.path)), "config.untrusted-code", "planted:Own", "--trust")
+    code, output = umbel("site", "journal", *words, str(ledger.path))
+    ended(code, output.splitlines(keepends=True)[-1], "config.untrusted-code", "planted:Own", "--trust")
     assert not planted.exists()
     site = Site.serving(Policy(data_path=str(tmp_path), ledger_path=str(ledger.path), mechanisms="planted:Own"))
     monkeypatch.setattr(plugins, "_distrusted", set())
@@ -260,7 +261,7 @@ def test_a_damaged_run_is_told_in_one_line(what: str, kept: Path, umbel_home: Pa
     shutil.copytree(kept, run)
     file, content = DAMAGED[what]
     (run / file).write_bytes(content)
-    commands = ["report {0}", "runs show {0}", "runs compare {0} {0}", "export {0} {0}/out", "predict {0} synthetic"]
+    commands = ["runs report {0}", "runs show {0}", "runs show {0} {0}", "runs export {0} {0}/out", "predict {0} synthetic"]
     told = [umbel(*command.format(run).split()) for command in (*commands, "run {0} --resume rounds=9")]
     failed = [output for code, output in told if code]
     assert failed
