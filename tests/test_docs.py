@@ -88,12 +88,12 @@ def test_a_command_that_is_gone_is_found(line: str) -> None:
 
 
 def test_commands_are_found_wherever_they_stand() -> None:
-    text = """`umbel run` and `umbel ledger
-show PATH`, `umbel refused` in a log, `umbel.run`
+    text = """`umbel run` and `umbel site
+journal PATH`, `umbel refused` in a log, `umbel.run`
   ```bash
   A=1 umbel run \\
       hospital 'x=1 y' > out && make test  # all | of them
-  umbel site log|check [--all] …
+  umbel site log|journal [--all] …
   ```"""
     assert [*commands.commands(text)] == [
         ["umbel", "run", "hospital", "x=1 y", ">", "out"],
