@@ -48,14 +48,18 @@ def _journal(
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="Print as JSON what each client spent, and each run's researcher, approval and cost."
+            "--json",
+            help="Print as JSON what each client spent, each run's messages and charges, and requests with prices.",
         ),
     ] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write the same into this file, as one page that needs no other file.")
     ] = None,
     node_config: Annotated[
-        str, typer.Option(help="With --json or --html: the node's configuration, to show what its limits leave.")
+        str,
+        typer.Option(
+            help="With --json or --html: the node's configuration, to show how much of its budget a client used."
+        ),
     ] = "",
     table: Annotated[
         Kept | None,
