@@ -76,7 +76,7 @@ def test_every_command_in_a_docstring_would_be_understood() -> None:
         "RAY_ADDRESS=HOST:PORT umbel wander", "make tests", "make certs NODE=x",
         "flwr walk .", "flwr run . -c nodes=1", "flwr run . --strem", "docker compose --profile client restart all",
         "docker compose run clientapp umbel ledgers", "pip install -e .[all]", "curl x", "cp .env.none .env",
-        "python -m umbel.deploy.node --superlinks a:1", "python datasets/qmnist.py --image x",
+        "python -m umbel.deploy.node --superlinks a:1", "python datasets/femnist.py --image x",
     ],
 )  # fmt: skip
 def test_a_command_that_is_gone_is_found(line: str) -> None:
@@ -88,12 +88,12 @@ def test_a_command_that_is_gone_is_found(line: str) -> None:
 
 
 def test_commands_are_found_wherever_they_stand() -> None:
-    text = """`umbel run` and `umbel ledger
-show PATH`, `umbel refused` in a log, `umbel.run`
+    text = """`umbel run` and `umbel site
+journal PATH`, `umbel refused` in a log, `umbel.run`
   ```bash
   A=1 umbel run \\
       hospital 'x=1 y' > out && make test  # all | of them
-  umbel site log|check [--all] …
+  umbel site log|journal [--all] …
   ```"""
     assert [*commands.commands(text)] == [
         ["umbel", "run", "hospital", "x=1 y", ">", "out"],
@@ -351,9 +351,9 @@ def test_the_figures_in_the_readme_are_those_of_saved_results() -> None:
 def test_the_readme_counts_the_methods_that_the_comparison_counts() -> None:
     ours = {"group-privacy", "ifca"} & strategies.STRATEGIES.keys()
     own = {one.value for one in Personal} - {"no", "auto"}
-    assert f"| personalised methods | {len(ours) + len(own)}, and {len(LAB)} in its lab |" in (
-        ROOT / "README.md"
-    ).read_text(encoding="utf-8")
+    assert f"| personalised methods | {len(ours) + len(own)}, lab: {len(LAB)} |" in (ROOT / "README.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_readme_is_short() -> None:

@@ -18,7 +18,7 @@ from umbel.client.personal.tune import best_shares
 from umbel.privacy.gate.policy import Personal, Policy
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import ConfigError
+from umbel.protocol.errors import ConfigError, SiteError
 from umbel.protocol.plugins import LAB
 
 LEARNER = learner_for(models.load("linear", loss="mse"))
@@ -95,7 +95,7 @@ def test_a_method_that_is_none_is_named() -> None:
 def test_a_method_of_the_lab_is_named_with_its_place(name: str) -> None:
     with raises(ConfigError, "config.personalise", name, "pip install umbel-lab", LAB[name]):
         method(name)
-    with pytest.raises(ValueError, match=LAB[name]):
+    with raises(SiteError, "site.conflict", LAB[name]):
         Policy.parse({"keep-model": "/models", "personalise": name})
     assert callable(method(LAB[name]))
 

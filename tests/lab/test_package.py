@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tests.helpers.errors import ended
 from tests.helpers.sources import LAB, ROOT, files, packages_imported
 from umbel.cli import main
+from umbel.data import find
 from umbel.protocol.flower import build_bundle
 from umbel_lab.commands import COMMANDS
 
@@ -59,3 +60,14 @@ def test_a_hint_names_it_where_it_is_not_installed(name: str) -> None:
     told = CliRunner().invoke(main.app, [name, "--help"])
     ended(told.exit_code, told.output, "config.not-installed", "pip install umbel-lab")
     assert f"│ {name} " not in CliRunner().invoke(main.app, ["--help"], prog_name="umbel").output
+
+
+def test_its_recipes_stand_beside_umbels(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"femnist_features", "qmnist", "qmnist_features"}
+    assert names | {"femnist", "hospital", "movielens", "preferences", "synthetic"} == find.recipes().keys()
+    monkeypatch.setattr(find, "entry_points", lambda group: [])
+    find.recipes.cache_clear()
+    for name in names:
+        told = CliRunner().invoke(main.app, ["data", "make", name, "--help"], prog_name="umbel")
+        ended(told.exit_code, told.output, "config.not-installed", f"data make {name}", "pip install umbel-lab")
+    find.recipes.cache_clear()

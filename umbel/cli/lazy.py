@@ -45,7 +45,8 @@ def lazy(
         ) -> tuple[str | None, click.Command | None, list[str]]:
             there, asked = known(), args[0] if args else ""
             if asked not in there and (package := (elsewhere or {}).get(asked)):
-                fail(f"umbel {asked} is in another package: pip install {package} [config.not-installed]", 2)
+                text = f"{ctx.command_path} {asked} is in another package: pip install {package}"
+                fail(f"{text} [config.not-installed]", 2)
             self.commands = {name: click.Command(name) for name in there}  # for "did you mean"
             name, command, rest = super().resolve_command(ctx, args)
             return name, self._load(name) if name and command else None, rest

@@ -36,7 +36,7 @@ LAB: Mapping[str, str] = {
 """Methods that umbel-lab has, by their names in papers."""
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
+def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     """Return the sentence that there is no `name` among the built-in ones, and how else to name it."""
     if name in LAB:
         return f"{what} {name!r} is in umbel's lab: pip install umbel-lab, and name it {LAB[name]!r}"
@@ -205,7 +205,7 @@ def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type
     if name in built_in:
         return built_in[name]
     if ":" not in name:
-        raise ConfigError(unknown(what, name, built_in), code="config.unknown-name")
+        raise ConfigError(unknown_name(what, name, built_in), code="config.unknown-name")
     found = import_by_name(name)
     if not (isinstance(found, type) and issubclass(found, base)):
         built_on = f"{base.__module__}.{base.__name__}"

@@ -344,8 +344,6 @@ def made_by(config: Mapping[str, Any], task: Task = finish) -> dict[str, str]:
 @lru_cache
 def _named_by(path: Path) -> tuple[str, str, str, str]:
     """Return what a dataset names: model, loss, metric and file of initial weights."""
-    if path.is_dir() and not (path / "manifest.json").exists():  # the data of several steps
-        return "", "", "", ""
     manifest = read_manifest(path)
     return manifest.model, manifest.loss, manifest.metric, manifest.pretrained
 

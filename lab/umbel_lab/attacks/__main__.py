@@ -1,4 +1,4 @@
-"""Commands: ``umbel attack all | reconstruct | identify | sums | rows | members | audit``."""
+"""Commands: ``umbel attack all | reconstruct | identify | audit``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from umbel.protocol.cli import command_group, errors_in_one_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.release import LAPLACE
-from umbel_lab.attacks import identify, images, members, reconstruct, sums
+from umbel_lab.attacks import identify, images, reconstruct
 from umbel_lab.attacks.audit import findings
-from umbel_lab.attacks.rows import audit as rows
 from umbel_lab.output import Page, Section
 
 app = command_group("Attack releases, to see what they reveal. An attack that fails proves nothing.")
@@ -105,70 +104,6 @@ def identify_command(
     multipliers = tuple(dict.fromkeys(noise_multiplier))
     name = f"identify-{Path(dataset).name}-{model or 'factors'}-{noise_per}"
     _leave(out, name, lambda: identify.audit(dataset, multipliers, defences, options, **changes).page())
-
-
-@app.command("sums")
-def sums_command(
-    dataset: Annotated[
-        str, typer.Option(help="Name or path of a dataset of preferences, or of 28x28 images.")
-    ] = "preferences",
-    model: Annotated[str, typer.Option(help="Model for images.")] = "cnn",
-    size: Annotated[
-        list[int], typer.Option("--clients", help="Clients in a sum. May be repeated.", show_default="1 to 100")
-    ] = list(sums.SIZES),  # noqa: B006
-    noise_multiplier: Annotated[
-        list[float], typer.Option(help="nu. May be repeated.", show_default="0 and .1 to 10")
-    ] = list(sums.MULTIPLIERS),  # noqa: B006
-    interactions: Annotated[int, typer.Option(min=1, help="Sums from which vectors are read.")] = sums.INTERACTIONS,
-    victims: Annotated[
-        int, typer.Option(min=1, help="Clients to attack, at least, for each number in a sum.")
-    ] = sums.VICTIMS,
-    seed: Seed = 0,
-    out: Out = None,
-) -> None:
-    """Read clients' vectors or images from secure sums over several clients, with each amount of noise."""
-    sizes, multipliers = tuple(dict.fromkeys(size)), tuple(dict.fromkeys(noise_multiplier))
-    setting = sums.Setting(dataset, model, sizes, multipliers, interactions, victims, seed)
-    _leave(out, f"sums-{Path(dataset).name}", lambda: sums.page(setting, sums.audit(setting)))
-
-
-@app.command("rows")
-def rows_command(
-    dataset: Annotated[
-        str, typer.Option(help="Name or path of a dataset of service, place and payment, as hospital.")
-    ] = "hospital",
-    clients: Annotated[
-        int, typer.Option(min=1, help="Maximum number of hospitals of each kind to attack.")
-    ] = rows.CLIENTS,
-    seed: Seed = 0,
-    out: Out = None,
-) -> None:
-    """Reconstruct hospitals' rows from their releases, in each mode of release, behind the app's own gate."""
-    name = f"rows-{Path(dataset).name}"
-    _leave(out, name, lambda: rows.page(dataset, seed, rows.audit(dataset, clients, seed)))
-
-
-@app.command("members")
-def members_command(
-    dataset: Annotated[str, typer.Option(help="Name or path of a dataset.")] = "hospital",
-    model: Annotated[str, typer.Option(help="Model.", show_default="the dataset's")] = "",
-    clients: Annotated[int, typer.Option(min=10, help="Clients.")] = 100,
-    rows: Annotated[int, typer.Option(min=2, help="Rows of each.")] = 20,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of training, from the first hypothesis.")] = 20,
-    step_size: Annotated[float, typer.Option(help="Step size.")] = 0.1,
-    row_clip_norm: Annotated[
-        float, typer.Option(help="Clip norm of a row's gradient, where rows are protected.")
-    ] = 1.0,
-    epsilon: Annotated[
-        list[float], typer.Option(help="Epsilon of a row. May be repeated.", show_default="8 and 1")
-    ] = list(members.EPSILONS),  # noqa: B006
-    seed: Seed = 0,
-    out: Out = None,
-) -> None:
-    """Tell which rows clients trained on, before and after rows are protected, behind the app's own gate."""
-    epsilons = tuple(dict.fromkeys(epsilon))
-    setting = members.Setting(dataset, model, clients, rows, epochs, step_size, row_clip_norm, epsilons, seed)
-    _leave(out, f"members-{Path(dataset).name}", lambda: members.page(setting, members.audit(setting)))
 
 
 _COMMANDLINE = ParameterSource.COMMANDLINE

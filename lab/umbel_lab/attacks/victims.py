@@ -128,7 +128,7 @@ class Victims:
     """
 
     def __init__(self, folder: Path, policy: Mapping[str, Any], seed: int, config: Mapping[str, Any] | None = None):
-        run = {"dataset": str(folder), "seed": seed, "device": "cpu", "engine": "auto", **(config or {})}
+        run = {"dataset": str(folder), "seed": seed, "device": "cpu", **(config or {})}
         node = {"partition-id": 0, "num-partitions": 1, **policy}
         self._grid = InProcessGrid(umbel.client.app.app, run, node_configs=[node])
         self._round = 0

@@ -30,8 +30,8 @@ from umbel.simulation.sweep import PACKAGES
 from umbel_lab.attacks import defences
 from umbel_lab.output import Columns, Page, Section
 
-CANARIES, WRAPPED = 2000, 500
-"""Canaries of an audit; of a wrapper's, where each needs a round of all clients."""
+CANARIES, QUICK_CANARIES, WRAPPED = 2000, 200, 500
+"""Canaries of an audit, and of a quick one; of a wrapper's, where each needs a round of all clients."""
 
 FOLDER = "examples/audits"
 """Scripts that reproduce formula figures, some of which also make targets."""
@@ -131,15 +131,18 @@ TARGETS = (
 )  # fmt: skip
 
 
-def tables(canaries: int, seed: int, folder: Path, environments: Path, quick: bool = False) -> None:
+def tables(seed: int, folder: Path, quick: bool = False, canaries: int = CANARIES) -> None:
     """Audit all targets that have no result in the folder yet, and write the tables.
+
+    The packages' virtual environments are in the folder as well; those that are there are used.
 
     Raises
     ------
     ConfigError
         If the scripts are missing, as in an installed umbel.
     """
-    scripts = source(FOLDER)
+    canaries = QUICK_CANARIES if quick else canaries
+    environments, scripts = folder / "environments", source(FOLDER)
     if not scripts.is_dir():
         text = f"there is no {scripts}; run the experiment in a checkout of umbel"
         raise ConfigError(text, code="config.not-done")

@@ -8,7 +8,7 @@ random half of its images and measured on the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -86,17 +86,6 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
         for seed in range(first, first + seeds)
         for arm, config in arms
     ]
-
-
-def summed(epsilon: float) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Yield the tasks with one sum at an epsilon: name, number of parameters, and settings beside those of `CONFIG`.
-
-    The noise multiplier is left out, as it depends on the mechanism.
-    """
-    images = _PLAIN | _SUMMED | _PRIVATE | {"dataset": IMAGES, "model": SMALL, "local-epochs": _EPOCHS[SMALL]}
-    yield "images, a small network with local heads", 25_120, images | {"local": HEAD[SMALL]}
-    yield "images, a small network", 25_450, images
-    yield "ten public features", 100, _PLAIN | _LINEAR | _PRIVATE
 
 
 def _size(model: str) -> str:

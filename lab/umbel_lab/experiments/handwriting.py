@@ -39,9 +39,8 @@ def specs(
     first: int = FIRST_SEED,
     quick: bool = False,
     dataset: str = "qmnist",
-    rounds: int | None = None,
 ) -> list[Spec]:
-    """Return the runs on a dataset of handwriting, ``femnist`` or ``qmnist``, of at most so many rounds.
+    """Return the runs on a dataset of handwriting, ``femnist`` or ``qmnist``.
 
     Table 2's grid with two hypotheses; one hypothesis without noise and with nu = 3, IFCA, and writers that train by
     themselves, for comparison. Where hypotheses are reborn, there are eight seeds of nu = 3, which come first, and as
@@ -49,8 +48,6 @@ def specs(
     """
     losses, nus = (LOSSES[:1], (0.0,)) if quick else (LOSSES, MULTIPLIERS)
     base = run_config(dataset, **({"rounds": 2, "clients_per_round": 4} if quick else {}))
-    if rounds is not None:
-        base["rounds"] = min(rounds, base["rounds"])
     runs, last = [], []
     plain = base["strategy"].partition(" ")[0]
     if base["strategy"] != plain and not quick:

@@ -31,7 +31,7 @@ from umbel.simulation.baselines import local_only, personalised
 from umbel.simulation.measured import Finished, Spec, split_by_seed
 from umbel.simulation.sweep import FIRST_SEED, Result
 from umbel.strategies.differences import prior_of
-from umbel_lab.experiments.public_tables import imported
+from umbel_lab.experiments.shipped_tables import imported
 from umbel_lab.experiments.tables import by_arm, page
 from umbel_lab.output import Row, Section, average, plus_minus
 

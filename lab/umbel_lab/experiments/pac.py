@@ -115,6 +115,7 @@ def attack(
         yield t, estimates, local
 
 
+TRIALS = 2000
 BATCH, STEP = 10, 0.1
 DELTA, EPSILON, ERROR = 0.1, 0.1, 0.05
 RATES = (0.1, 0.3, 0.4, 0.45)
@@ -130,8 +131,9 @@ SLOPE = abs(float(SLOPES[LOSS](np.zeros(1))[0]))
 _ONE_BATCH, _ONE_EPOCH = LocalUpdate(0, STEP, BATCH, 1), LocalUpdate(1, STEP, BATCH)  # a client's, in an interaction
 
 
-def tables(trials: int, seed: int, folder: Path) -> None:
-    """Write all tables and the figure; one thread computes."""
+def tables(seed: int, folder: Path, quick: bool = False, trials: int = TRIALS) -> None:
+    """Write all tables and the figure; one thread computes. Fewer than `trials` clients are attacked with noise."""
+    trials = 100 if quick else trials
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     fitted = _fitted(trials // 20, seed)

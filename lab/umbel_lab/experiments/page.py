@@ -41,63 +41,46 @@ _BELOW = "Solid: mean over hospitals. Pale: the tenth that fares worst. Ten spli
 _PINNED = "tests/saved_runs/runs.json.gz"  # the numbers that training gives: who changes those changes all results
 
 _LAB = Path(__file__).resolve().parents[2]  # the folder `lab` of a checkout
-_HERE, _ATTACKS, _DATA = "lab/umbel_lab/experiments", "lab/umbel_lab/attacks", "umbel/datasets"
+_WRITERS = "umbel/datasets/femnist.py umbel/datasets/writers.py"
+_HOSPITAL = "configs/hospital.toml umbel/datasets/hospital.py"
+_FEATURES = "umbel_lab/datasets/qmnist_features.py"
+_LISTED = {
+    "synthetic": "synthetic configs/synthetic.toml umbel/datasets/synthetic.py",
+    "hospital": f"hospital {_HOSPITAL}",
+    "qmnist": "handwriting configs/qmnist.toml umbel_lab/datasets/qmnist.py umbel/datasets/writers.py",
+    "femnist": f"handwriting configs/femnist.toml {_WRITERS}",
+    "femnist-full": f"femnist_full configs/femnist.toml {_WRITERS}",
+    "frontier-hospital": f"frontier configs/hospital-epsilon-*.toml {_HOSPITAL}",
+    "frontier-hospital-services": f"frontier configs/hospital-services.toml {_HOSPITAL}",
+    "frontier-qmnist-features": f"frontier configs/qmnist-features-*.toml {_FEATURES}",
+    "centaur": f"centaur configs/qmnist-features-epsilon-2.toml {_FEATURES}",
+    "secure-sums": "secure_sums configs/hospital-services.toml configs/qmnist-features-epsilon-8.toml "
+    f"configs/synthetic.toml umbel/datasets/hospital.py umbel/datasets/synthetic.py {_FEATURES}",
+    "methods": "methods shipped_tables configs/hospital-services.toml configs/qmnist-features-epsilon-8.toml "
+    f"umbel/datasets/hospital.py {_FEATURES} umbel_lab/datasets/femnist_features.py",
+    "recommender": "recommender configs/recommender.toml umbel/datasets/movielens.py",
+    "attacks": "attacks umbel_lab/attacks/images.py umbel_lab/attacks/reconstruct.py umbel_lab/attacks/identify.py "
+    f"umbel_lab/attacks/victims.py configs/pac-attack.toml umbel/datasets/movielens.py {_WRITERS}",
+    "dlg": f"dlg umbel_lab/attacks/reconstruct.py {_WRITERS}",
+    "audits": "audits",
+    "pac": "pac",
+}
+
+
+def _listed(word: str) -> str:
+    """Return the path of a file from the root of a checkout; a word alone is a module beside this one."""
+    path = word if "/" in word else f"umbel_lab/experiments/{word}.py"
+    return f"lab/{path}" if path.startswith("umbel_lab/") else path
+
 
 SOURCES: Mapping[str, tuple[str, ...]] = {
-    "synthetic": (f"{_HERE}/synthetic.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
-    "hospital": (f"{_HERE}/hospital.py", "configs/hospital.toml", f"{_DATA}/hospital.py"),
-    "qmnist": (f"{_HERE}/handwriting.py", "configs/qmnist.toml", f"{_DATA}/qmnist.py", f"{_DATA}/writers.py"),
-    "femnist": (f"{_HERE}/handwriting.py", "configs/femnist.toml", f"{_DATA}/femnist.py", f"{_DATA}/writers.py"),
-    "femnist-full": (
-        f"{_HERE}/femnist_full.py", "configs/femnist.toml", f"{_DATA}/femnist.py", f"{_DATA}/writers.py",
-    ),
-    "frontier-hospital": (
-        f"{_HERE}/frontier.py", "configs/hospital-epsilon-*.toml", "configs/hospital.toml", f"{_DATA}/hospital.py",
-    ),
-    "frontier-hospital-services": (
-        f"{_HERE}/frontier.py", "configs/hospital-services.toml", "configs/hospital.toml", f"{_DATA}/hospital.py",
-    ),
-    "centaur": (f"{_HERE}/centaur.py", "configs/qmnist-features-epsilon-2.toml", f"{_DATA}/qmnist_features.py"),
-    "frontier-qmnist-features": (
-        f"{_HERE}/frontier.py", "configs/qmnist-features-*.toml", f"{_DATA}/qmnist_features.py",
-    ),
-    "chosen-round": (f"{_HERE}/chosen_round.py", "configs/hospital-epsilon-4.toml", f"{_DATA}/hospital.py"),
-    "secure-sums": (
-        f"{_HERE}/secure_sums.py", "configs/hospital-services.toml", "configs/qmnist-features-epsilon-8.toml",
-        "configs/synthetic.toml", f"{_DATA}/hospital.py", f"{_DATA}/synthetic.py", f"{_DATA}/qmnist_features.py",
-    ),
-    "secure-digits": (
-        f"{_HERE}/secure_digits.py", "configs/qmnist-images-sites-epsilon-8.toml", f"{_DATA}/qmnist_features.py",
-    ),
-    "own": (
-        f"{_HERE}/own.py", "configs/hospital.toml", "configs/hospital-epsilon-4.toml",
-        "configs/hospital-services.toml", "configs/synthetic.toml", "configs/qmnist-features-epsilon-4.toml",
-        f"{_DATA}/hospital.py", f"{_DATA}/synthetic.py", f"{_DATA}/qmnist_features.py",
-    ),
-    "methods": (
-        f"{_HERE}/methods.py", f"{_HERE}/public_tables.py", "configs/hospital-services.toml",
-        "configs/qmnist-features-epsilon-8.toml", f"{_DATA}/hospital.py", f"{_DATA}/qmnist_features.py",
-        f"{_DATA}/femnist_features.py",
-    ),
-    "r-dpcfl": (f"{_HERE}/r_dpcfl.py", f"{_DATA}/qmnist.py", f"{_DATA}/writers.py"),
-    "drift": (f"{_HERE}/drift.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
-    "recommender": (f"{_HERE}/recommender.py", "configs/recommender.toml", f"{_DATA}/movielens.py"),
-    "attacks": (
-        f"{_HERE}/attacks.py", f"{_ATTACKS}/images.py", f"{_ATTACKS}/reconstruct.py", f"{_ATTACKS}/identify.py",
-        f"{_ATTACKS}/victims.py", "configs/pac-attack.toml", f"{_DATA}/femnist.py", f"{_DATA}/movielens.py",
-        f"{_DATA}/writers.py",
-    ),
-    "attacks-on-sums": (
-        f"{_HERE}/attacks_on_sums.py", f"{_ATTACKS}/sums.py", f"{_ATTACKS}/mixture.py", f"{_ATTACKS}/bins.py",
-        f"{_ATTACKS}/victims.py", f"{_DATA}/femnist.py", f"{_DATA}/preferences.py", f"{_DATA}/writers.py",
-    ),
-    "dlg": (f"{_HERE}/dlg.py", f"{_ATTACKS}/reconstruct.py", f"{_DATA}/femnist.py", f"{_DATA}/writers.py"),
-    "audits": (f"{_HERE}/audits.py",),
-    "pac": (f"{_HERE}/pac.py",),
-    "when": (f"{_HERE}/when.py", "configs/synthetic.toml"),
-    "public-tables": (f"{_HERE}/public_tables.py",),
-}  # fmt: skip
+    name: tuple(_listed(word) for word in words.split()) for name, words in _LISTED.items()
+}
 """By name: the files with an experiment's settings, and the recipes of its data."""
+
+FROZEN = ("attacks-on-sums", "chosen-round", "drift", "own", "public-tables", "r-dpcfl", "secure-digits", "when")
+"""Experiments whose tables are kept, but whose code is only in the history, up to the commit `LAST`."""
+LAST = "575c2756"
 
 
 def source(name: str) -> Path:
@@ -121,7 +104,7 @@ def digest(name: str) -> str:
             if file.suffix == ".toml":
                 said = sorted(item for item in tomllib.loads(text).items() if item[0] not in _STATED)
             else:
-                said = _constants(text, _DATA in pattern)
+                said = _constants(text, "/datasets/" in pattern)
             content.update(repr((file.stem, said)).encode())
     return content.hexdigest()[:16]
 
@@ -274,6 +257,9 @@ class _Results:
     def made(self, name: str) -> str:
         said: dict[str, Any] = tomllib.loads(self._read(name, _MADE))
         commit = said["commit"].replace("+", ", with changes that were not committed")
+        if name in FROZEN:
+            made = f"Made at commit {commit}, seeds {said['seeds']}, by the experiment `{name}`"
+            return f"{made}. The table is frozen: its code is in the history, up to commit {LAST}."
         line = f"Made by `{said['command']}` at commit {commit}, seeds {said['seeds']}."
         if said["settings"] != digest(name):
             line += " **Settings, recipes or pinned numbers have changed since.**"
@@ -289,7 +275,7 @@ class _Results:
 
     def _read(self, name: str, file: str) -> str:
         path = self._folder / name / file
-        if name not in SOURCES or not path.is_file():
+        if name not in (*SOURCES, *FROZEN) or not path.is_file():
             text = f"there is no {path}; do the experiment, then: umbel experiment page {name}"
             raise ConfigError(text, code="config.not-done")
         return path.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from umbel.simulation.sweep import FIRST_SEED, Result
 from umbel_lab.experiments.tables import BEST_ROUND, SAME_CLIENTS, by_arm, page
 from umbel_lab.output import Section, plus_minus, rate
 
-SEEDS = 8
+SEEDS, QUICK_SEEDS = 8, 2  # two splits show whether there is a deviation
 ARMS = {"factors": "", "factors and biases": "biased-factors"}
 """Models, under one configuration: the PAC paper's, which the dataset names, and the one with biases."""
 

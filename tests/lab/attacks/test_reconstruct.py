@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +18,7 @@ from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from umbel import models
 from umbel.data import offsets_of, write_dataset
+from umbel.data.find import load_recipe
 from umbel.models.model import Parameters
 from umbel.protocol.errors import DatasetError, FleetError, ModelError, UmbelError
 from umbel_lab.attacks import reconstruct
@@ -234,11 +234,7 @@ def test_a_refusal_of_the_gate_is_told(blobs: Setting, monkeypatch: pytest.Monke
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The path of QMNIST with two images a writer."""
-    spec = importlib.util.spec_from_file_location("recipe_qmnist", PROJECT / "datasets" / "qmnist.py")
-    assert spec is not None
-    assert spec.loader is not None
-    recipe = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recipe)
+    recipe = load_recipe("qmnist")
     folder = tmp_path_factory.mktemp("digits") / "qmnist"
     recipe.write(folder, recipe.read_digits(*REAL), recipe.ABOUT, 2, 0)
     return str(folder)

@@ -20,7 +20,7 @@ from umbel.simulation import baselines
 from umbel.simulation.measured import Finished, Spec, finish
 from umbel.simulation.sweep import Result, _save
 from umbel_lab.experiments import handwriting, hospital, synthetic
-from umbel_lab.experiments.__main__ import app
+from umbel_lab.experiments.__main__ import app, shortened
 from umbel_lab.experiments.tables import by_arm
 from umbel_lab.output import Section, interval, verdict
 
@@ -370,7 +370,7 @@ def test_table_2s_grid(tmp_path: Path) -> None:
 
 
 def test_femnist_shows_eight_fresh_seeds_with_and_without_rebirth(tmp_path: Path) -> None:
-    specs = handwriting.specs(tmp_path, dataset="femnist", rounds=40)
+    specs = shortened(handwriting.specs(tmp_path, dataset="femnist"), 40)
     reborn = [s.config for s in specs if s.arm == handwriting.COLLAPSE]
     plain = [s.config for s in specs if s.arm == handwriting.AS_PRINTED]
     for configs, options in ((reborn, "group-privacy respawn=3"), (plain, "group-privacy")):
@@ -379,7 +379,7 @@ def test_femnist_shows_eight_fresh_seeds_with_and_without_rebirth(tmp_path: Path
     assert [s.config for s in specs[:8]] == reborn, "they come first"
     assert {s.config["rounds"] for s in specs} == {40}
     assert {s.config["seed"] for s in specs} == set(range(2000, 2008))
-    assert {s.config["rounds"] for s in handwriting.specs(tmp_path, rounds=1000)} == {100}, "as configured"
+    assert {s.config["rounds"] for s in shortened(handwriting.specs(tmp_path), 1000)} == {100}, "as configured"
 
 
 def test_collapse_is_told_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,13 +42,19 @@ _ODD = 40  # times the median: a number that may be no measurement
 _MOST = 0.99  # the share of the rows whose size gives a scale
 
 
+_LAB = dict.fromkeys(("femnist_features", "qmnist", "qmnist_features"), "umbel-lab")
+"""Recipes of another package, by which a hint names it."""
+
+
 def _load(name: str) -> typer.Typer:
     found: typer.Typer = load_recipe(name).app
     return found
 
 
 _make = typer.Typer(
-    cls=lazy(recipes, _load, "recipes"), no_args_is_help=True, help="Make a dataset from public raw data by its recipe."
+    cls=lazy(recipes, _load, "recipes", _LAB),
+    no_args_is_help=True,
+    help="Make a dataset from public raw data by its recipe.",
 )
 app.add_typer(_make, name="make")
 

@@ -16,7 +16,7 @@ from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.plugins import import_by_name, unknown
+from umbel.protocol.plugins import import_by_name, unknown_name
 
 Method = Callable[[Task], Own]
 
@@ -42,7 +42,7 @@ def method(name: str) -> Method:
     if name in METHODS:
         return METHODS[name]
     if ":" not in name:
-        raise ConfigError(unknown("personalise", name, METHODS), code="config.personalise")
+        raise ConfigError(unknown_name("personalise", name, METHODS), code="config.personalise")
     found = import_by_name(name)
     if not callable(found):
         raise ConfigError(f"personalise {name!r} is no function of a client's task", code="config.personalise")

@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused, SiteError
-from umbel.protocol.plugins import parse_pairs, unknown
+from umbel.protocol.plugins import parse_pairs, unknown_name
 from umbel.protocol.release import LAPLACE, Clipping, ClipSchedule, Kind, Protect, Release, ReleaseBy
 from umbel.protocol.rules import Settings
 from umbel.protocol.signatures import public_key, same_key
@@ -350,7 +350,7 @@ class Policy(Settings):
             text = 'protect = "rows" accepts models without a guarantee for the client, which no budget covers'
             raise ValueError(f'{text}: set budget = "inf", and row-budget')
         if ":" not in self.personalise and self.personalise not in {*Personal}:
-            raise ValueError(unknown("personalise", self.personalise, Personal))
+            raise ValueError(unknown_name("personalise", self.personalise, Personal))
         if self.personalise != Personal.NO and not self.keep_model:
             raise ValueError("personalise needs kept models: set keep-model, or leave personalise out")
         if "personalise_epochs" in self.model_fields_set and self.personalise == Personal.NO:

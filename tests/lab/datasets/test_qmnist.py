@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.datasets.conftest import DATA, Recipe, assert_same, experiment, image, needs, rows_of
+from tests.datasets.conftest import DATA, LAB, Recipe, assert_same, experiment, image, needs, rows_of
 from tests.helpers.datasets import manifest
 from umbel.data import Dataset, open_dataset
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.rest
 
 REAL_IMAGES, REAL_LABELS = DATA / "train-images-idx3-ubyte.gz", DATA / "qmnist-train-labels-idx2-int.gz"
 
-recipe = Recipe("qmnist")
+recipe = Recipe("qmnist", LAB)
 qmnist = recipe.module
 
 # Writer and digit of each row; the rows of a writer do not lie together. Row r is drawn by `image`.

@@ -4,7 +4,7 @@ The MNIST training images with the QMNIST labels, which name the writer of each.
 FEMNIST's digits and are small enough for two cores: the experiment of Sec. 5.3 of the group privacy paper in miniature.
 All images of a client are turned by 90 degrees counter-clockwise with probability 1/2.
 
-    python datasets/qmnist.py --help
+    python lab/umbel_lab/datasets/qmnist.py --help
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-# Python does not find the modules beside a script that is loaded by path; the packages are one folder up.
+from umbel.data import BUNDLED
+
+# Python does not find the modules beside a script that is loaded by path.
+sys.path.insert(0, str(BUNDLED))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from writers import SIDE, About, Handwriting, Limit, Seed, check_classes, write
 

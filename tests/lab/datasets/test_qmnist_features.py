@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.datasets.conftest import DATA, Recipe, experiment, needs
-from tests.datasets.test_qmnist import idx
+from tests.datasets.conftest import DATA, LAB, Recipe, experiment, needs
 from tests.helpers.errors import raises
+from tests.lab.datasets.test_qmnist import idx
 from umbel import models
 from umbel.data import Dataset, DatasetError, Manifest
 from umbel.privacy.accounting.accountant import compose
@@ -27,7 +27,7 @@ REAL = {
     "--public-labels": DATA / "qmnist-test-labels-idx2-int.gz",
 }
 
-recipe = Recipe("qmnist_features")
+recipe = Recipe("qmnist_features", LAB)
 module = recipe.module
 
 WRITERS = {7: 7, 5: 4, 11: 3, 2100: 2}

@@ -18,7 +18,7 @@ The training images of a writer are dealt to clients of 30 images, three or four
 With ``--digits 5`` images are dealt to clients of at most five digits, regardless of their writers: the users of Shen
 et al. (ICLR 2023), who learn a representation together and keep their heads local.
 
-    python datasets/qmnist_features.py --help
+    python lab/umbel_lab/datasets/qmnist_features.py --help
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import SpectralEmbedding
 from sklearn.neighbors import KNeighborsRegressor
 
-# Python does not find the modules beside a script that is loaded by path; the packages are one folder up.
+from umbel.data import BUNDLED
+
+# Python does not find the modules beside a script that is loaded by path.
+sys.path.insert(0, str(BUNDLED))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import qmnist
 from writers import SIDE, Handwriting, build

@@ -5,7 +5,7 @@ A linear layer on 20 features has 200 parameters, where the paper's network has 
 images to features is learnt from their digits, without labels, each upright and turned: the position of an image among
 them. It is the same at all clients and never trained.
 
-    python datasets/femnist_features.py --help
+    python lab/umbel_lab/datasets/femnist_features.py --help
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-# Python does not find the modules beside a script that is loaded by path; the packages are one folder up.
+from umbel.data import BUNDLED
+
+# Python does not find the modules beside a script that is loaded by path.
+sys.path.insert(0, str(BUNDLED))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import femnist
 from qmnist_features import Kind, in_chunks, learn

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.datasets.conftest import Recipe, assert_same_rows
-from tests.datasets.test_qmnist_features import strokes
+from tests.datasets.conftest import LAB, Recipe, assert_same_rows
+from tests.lab.datasets.test_qmnist_features import strokes
 
 pytestmark = pytest.mark.rest
 
-recipe = Recipe("femnist_features")
+recipe = Recipe("femnist_features", LAB)
 module = recipe.module
 
 WRITERS, EACH = 10, 30
