@@ -42,9 +42,7 @@ def settings(module: str) -> dict[str, Any]:
     return tomllib.loads("\n".join(blocks("toml")).replace("mine:", f"{module}:"))
 
 
-def test_a_run_takes_all_of_them_at_once(
-    mine: str, run_config: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_takes_all_of_them_at_once(mine: str, run_config: dict[str, Any]) -> None:
     own = {key: value for key, value in settings(mine).items() if not key.startswith(("reader", "personalise"))}
     run = play(run_config | own | {"rounds": 2, "restarts": 1, "validate-every": 1})
     assert type(run.strategy).__name__ == "Halfway"
@@ -54,7 +52,6 @@ def test_a_run_takes_all_of_them_at_once(
     section, released = counter.section(), sum(entry.releases for entry in run.state.history)
     assert section is not None
     assert section.paragraphs == (f"There were {released} releases.",)
-    assert f"{mine}:Halfway" in capsys.readouterr().out
 
 
 def test_a_client_gets_a_predictor_half_of_the_way(mine: str) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cli.commands.test_approvals import AS_SAID, Site
 from typer.testing import CliRunner
 
+from tests.cli.commands.test_requests import AS_SAID, Site
 from tests.console.conftest import EPSILON, PUBLIC, RUN, books
 from tests.helpers.errors import raises
 from tests.helpers.messages import asked, refused
@@ -176,14 +176,14 @@ def test_no_settings_of_a_request_hide_the_others(
         with raises(Refused, "refused.waits"):
             Runs(site.ledger).check_approved("3", asks, "")
     assert render(books(site)).count("price of a participation") == 3
-    assert site.run("list").count("price of a participation") == 3
+    assert site.run("requests").count("price of a participation") == 3
 
 
 def test_a_message_without_numbers_leaves_no_request_that_hides_the_others(site: Site) -> None:
     """It has no price, and people could decide on nothing any more."""
     assert refused(ask(site.grid, asked({"weight": np.zeros((2, 0), np.float32)}, replace(AS_SAID, **PUBLIC))))
     assert "price of a participation" in render(books(site))
-    assert "price of a participation" in site.run("list", "--all")
+    assert "price of a participation" in site.run("requests", "--all")
 
 
 def test_a_price_is_computed_once_for_requests_that_ask_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,10 @@ def test_a_damaged_row_is_told_and_not_approved(site: Site, change: str) -> None
     [digest] = site.waiting
     with closing(sqlite3.connect(site.ledger)) as connection, connection:
         assert connection.execute(change).rowcount >= 1
-    commands = [["ledger", "report", str(site.ledger)], ["approvals", "approve", digest, "--ledger", str(site.ledger)]]
+    commands = [
+        ["site", "journal", str(site.ledger), "--json"],
+        ["site", "approve", digest, "--ledger", str(site.ledger)],
+    ]
     for words in commands if "requests" in change else commands[:1]:
         done = CliRunner().invoke(app, words)
         assert (done.exit_code, "[ledger.damaged]" in done.output) == (1, True), done.output
@@ -222,7 +225,7 @@ def test_a_damaged_log_is_told_and_not_hidden(site: Site, tmp_path: Path) -> Non
     log = site.ledger.with_name(f"{site.ledger.name}.log.jsonl")
     log.write_bytes(log.read_bytes().replace(b"refused", b"granted"))
     page = tmp_path / "report.html"
-    done = CliRunner().invoke(app, ["ledger", "report", str(site.ledger), "--html", str(page)])
+    done = CliRunner().invoke(app, ["site", "journal", str(site.ledger), "--html", str(page)])
     assert (done.exit_code, "[log.broken-chain]" in done.output) == (1, True)
     assert not page.exists()
 
@@ -242,7 +245,7 @@ def test_a_request_that_another_umbel_kept_hides_no_other(site: Site, run_config
     entries = {name: value for name, value in run_config.items() if name != "local-steps"}
     with raises(Refused, "refused.waits"):
         Runs(site.ledger).check_approved("3", {"config": entries | {"older": 1}, "n": 2, "differs": {}}, "")
-    for told in (render(books(site)), site.run("list")):
+    for told in (render(books(site)), site.run("requests")):
         assert "unknown: the run config: there is no older" in told
         assert "price of a participation" in told
 
@@ -253,7 +256,7 @@ def test_the_report_answers_on_one_page_without_forms(site: Site, tmp_path: Path
         f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in config.items()
     )
     page = tmp_path / "report.html"
-    done = CliRunner().invoke(app, ["ledger", "report", str(site.ledger), "--html", str(page), "--node-config", words])
+    done = CliRunner().invoke(app, ["site", "journal", str(site.ledger), "--html", str(page), "--node-config", words])
     assert done.exit_code == 0, done.output
     html = page.read_text()
     for part in ("Dr. Day", "trial 7", "1 request waits", "45 % of the budget", '<h2 id="policy">'):
@@ -265,13 +268,13 @@ def test_the_report_answers_on_one_page_without_forms(site: Site, tmp_path: Path
 
 
 def test_everything_is_there_as_json(site: Site) -> None:
-    done = CliRunner().invoke(app, ["ledger", "report", str(site.ledger)])
+    done = CliRunner().invoke(app, ["site", "journal", str(site.ledger), "--json"])
     told = json.loads(done.output)
     assert [one["releases"] for one in told["clients"]] == [2, 1]
     assert [one["person"] for one in told["requests"]] == ["Dr. Day", ""]
-    listed = json.loads(CliRunner().invoke(app, ["approvals", "list", "--json", "--ledger", str(site.ledger)]).output)
+    listed = json.loads(CliRunner().invoke(app, ["site", "requests", "--json", "--ledger", str(site.ledger)]).output)
     assert [one["run"] for one in listed] == ["2"]
-    lines = CliRunner().invoke(app, ["log", "show", str(site.ledger), "--json"]).output.splitlines()
+    lines = CliRunner().invoke(app, ["site", "log", str(site.ledger), "--json"]).output.splitlines()
     assert [json.loads(line)["number"] for line in lines] == [1, 2, 3, 4, 5]
 
 
@@ -279,9 +282,9 @@ def test_an_older_copy_of_the_ledger_is_no_report(site: Site, tmp_path: Path) ->
     """It has forgotten what clients spent, and who allowed it; with the log's charges it is one again."""
     site.ledger.unlink()
     Ledger.create(site.ledger)
-    done = CliRunner().invoke(app, ["ledger", "report", str(site.ledger)])
+    done = CliRunner().invoke(app, ["site", "journal", str(site.ledger), "--json"])
     assert (done.exit_code, "[log.ledger-behind]" in done.output) == (1, True)
-    assert CliRunner().invoke(app, ["ledger", "restore", str(site.ledger)]).exit_code == 0
+    assert CliRunner().invoke(app, ["site", "journal", str(site.ledger), "--repair"]).exit_code == 0
     [digest] = books(site).runs[0].requests
     assert f"a request that this ledger has lost ({digest[:8]})" in render(books(site))
 

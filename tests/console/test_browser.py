@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.commands.test_approvals import Site
 
+from tests.cli.commands.test_requests import Site
 from tests.console.conftest import books
 from tests.server.report.test_browser import CHROMIUM, CONTRAST, SMALLEST_TEXT, measure
 from umbel.console.page import render

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.commands.test_approvals import Site
 from typer.testing import CliRunner
 
+from tests.cli.commands.test_requests import Site
 from tests.console.conftest import PUBLIC, books
 from tests.helpers.series import values_of
-from umbel.cli.main import app
+from umbel.cli.main import parts
 from umbel.client.readiness import Readiness
 from umbel.console.books import Books
 from umbel.console.metrics import Reading, series
@@ -123,7 +123,7 @@ def test_a_full_disk_makes_the_site_not_ready(site: Site, monkeypatch: pytest.Mo
 def test_a_look_at_a_new_site_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty log would make the site refuse: its ledger would count as lost."""
     monkeypatch.setenv("UMBEL_HOME", str(tmp_path))
-    done = CliRunner().invoke(app, ["site", "metrics", f'data-path="{tmp_path}"'])
+    done = CliRunner().invoke(parts, ["metrics", f'data-path="{tmp_path}"'])
     assert (done.exit_code, "\numbel_site_ready 1.0\n" in done.output) == (0, True), done.output
     assert list(tmp_path.iterdir()) == []
 
@@ -150,8 +150,8 @@ def test_no_charge_waits_while_a_scrape_checks_the_whole_ledger(site: Site, monk
 
 def test_the_command_prints_them(site: Site) -> None:
     words = f'data-path="{site.ledger.parent / "own"}" ledger-path="{site.ledger}" role="split"'
-    done = CliRunner().invoke(app, ["site", "metrics", words])
+    done = CliRunner().invoke(parts, ["metrics", words])
     assert done.exit_code == 0, done.output
     assert "\numbel_site_releases_total 3.0\n" in done.output
-    done = CliRunner().invoke(app, ["site", "metrics", words, "--listen", "nowhere"])
+    done = CliRunner().invoke(parts, ["metrics", words, "--listen", "nowhere"])
     assert (done.exit_code, "[metrics.address]" in done.output) == (2, True)

@@ -89,14 +89,14 @@ def test_a_run_and_what_is_added_to_it_is_read_back_and_removed_with_the_run(run
     assert losses == [(entry["number"], pytest.approx(entry["loss"])) for entry in run.history]
     assert [one.value for one in events.Scalars("releases")] == [7] * 4
     assert b"| strategy | group-privacy |" in events.Tensors("run config/text_summary")[0].tensor_proto.string_val[0]
-    assert CliRunner().invoke(app, ["runs", "remove", run.folder.name, "--yes"]).exit_code == 0
+    assert CliRunner().invoke(app, ["runs", "rm", run.folder.name, "--yes"]).exit_code == 0
     assert not run.folder.exists()
 
 
 def test_a_link_in_place_of_the_events_is_not_removed(run_config: dict[str, Any], tmp_path: Path) -> None:
     run = run_with(run_config | {"rounds": 1, "restarts": 1})
     (run.folder / "tensorboard").symlink_to(tmp_path)
-    done = CliRunner().invoke(app, ["runs", "remove", run.folder.name, "--yes"])
+    done = CliRunner().invoke(app, ["runs", "rm", run.folder.name, "--yes"])
     assert (done.exit_code, "[config.not-a-run-alone]" in done.output) == (2, True)
     assert run.folder.exists()
 

@@ -41,16 +41,14 @@ def engine_asked() -> str:
 def learner_for(model: Model, device: str = "auto", engine: str = "auto") -> Learner:
     """Return the learner of a model on ``cpu``, ``cuda`` or ``auto`` (the GPU if there is one).
 
-    The engine is ``loop``, ``batched`` or ``auto``, which asks the environment first (`engine_asked`). A batched
-    convolution becomes a grouped one, which the CPU computes more slowly than one client after the other. In every
-    other case the batched form is faster. At a site it is `SITE`.
+    The engine is ``loop``, ``batched`` or ``auto``. A batched convolution becomes a grouped one, which the CPU computes
+    more slowly than one client after the other. In every other case the batched form is faster. At a site it is
+    `SITE`.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError('device = "cuda" but PyTorch sees no GPU here; set device = "auto"', code="config.no-device")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if engine == "auto":
-        engine = engine_asked()
     if engine == "auto":
         engine = "loop" if device == "cpu" and model.convolves else "batched"
     if engine == SITE:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.dp_sgd import AT_ONCE
-from umbel.client.engines import SITE, learner_for
+from umbel.client.engines import SITE, engine_asked, learner_for
 from umbel.client.learner import Learner, one_thread
 from umbel.data import Dataset
 from umbel.models import load
@@ -45,8 +45,8 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
     """Return the learner that computes a model on data like a dataset's, after one trial step.
 
     It uses only the dataset's shapes and types, and `umbel.models.fit.misfit`: a refusal must not reveal clients' data.
-    With engine ``auto`` (`umbel.client.engines.learner_for`), the loop computes a model that cannot be computed in
-    batches. `hypotheses` is their number, if known.
+    With engine ``auto``, unless the environment names one (`umbel.client.engines.engine_asked`), the loop computes a
+    model that cannot be computed in batches. `hypotheses` is their number, if known.
 
     Raises
     ------
@@ -55,6 +55,7 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
     ConfigError
         If the device does not exist here.
     """
+    engine = engine_asked() if engine == "auto" else engine
     if reason := misfit(model, dataset):
         raise ModelError(f"model {model.name!r} {reason}; name another model or repair the data", code="model.misfit")
     if hypotheses > 1 and _same(model, 0, 1):

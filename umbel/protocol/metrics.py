@@ -28,7 +28,7 @@ _IDLE_S = 10.0
 def metric(
     name: str, help: str, values: Mapping[Labels, float] | Mapping[str, float] | float, *labels: str
 ) -> GaugeMetricFamily | CounterMetricFamily:
-    """Return a metric with its value, or its values by labels. What only grows has a name that ends in ``_total``."""
+    """Return a metric with its value, or its values by labels. A series that only grows is named ``…_total``."""
     made = (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(name, help, labels=labels)
     for key, value in (values if isinstance(values, Mapping) else {(): values}).items():
         made.add_metric((key,) if isinstance(key, str) else key, value)
@@ -36,7 +36,7 @@ def metric(
 
 
 class _Collected(Collector):
-    """What a function returns, each time it is asked for."""
+    """The metrics that a function returns, called for each look at them."""
 
     def __init__(self, collect: Collect) -> None:
         self._collect = collect

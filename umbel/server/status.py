@@ -23,7 +23,7 @@ _LONGEST = 300  # of a name
 
 
 class RunState(StrEnum):
-    """Whether a run goes on, or how it ended. A run whose process was killed has no end, and its status grows old."""
+    """Whether a run is under way, or how it ended. The status of a run whose process was killed grows old."""
 
     RUNNING = "running"
     COMPLETED = "completed"

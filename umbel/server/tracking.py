@@ -92,7 +92,7 @@ class TensorBoard(Observer):
 class MLflow(Observer):
     """Logs to an MLflow server, where a resumed run stays one run. ``mlflow-skinny``, MLflow's client, is enough.
 
-    A server that fails later ends no run: umbel warns once, and goes on without it.
+    A server that fails later ends no run: umbel warns once, and continues without it.
     """
 
     def begin(self, run: Run) -> None:

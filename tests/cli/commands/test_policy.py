@@ -23,15 +23,15 @@ def answer(question: str, **entries: object) -> str:
 def test_a_file_is_checked_and_explained(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     file.write_text(f'budget = 4\n[researchers]\nann = "ssh-ed25519 {KEY} x"\n# end\n')
-    done = CliRunner().invoke(app, ["policy", "explain", str(file), "--json"])
+    done = CliRunner().invoke(app, ["site", "policy", str(file), "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.output)
     assert told["digest"] == Policy.parse({"budget": 4, "researchers": f"ann={KEY}"}).digest
     assert "epsilon of 4," in told["what it costs a client"]
     assert "ann" in told["who may ask"]
-    assert CliRunner().invoke(app, ["policy", "explain", str(file)]).exit_code == 0
+    assert CliRunner().invoke(app, ["site", "policy", str(file)]).exit_code == 0
     file.write_text("budget = -4\n# end\n")
-    done = CliRunner().invoke(app, ["policy", "explain", str(file)])
+    done = CliRunner().invoke(app, ["site", "policy", str(file)])
     assert (done.exit_code, "[site.wrong-value]" in done.output) == (2, True)
 
 
@@ -47,7 +47,7 @@ def test_a_file_is_checked_and_explained(tmp_path: Path) -> None:
 )
 def test_a_policy_that_closes_a_site_is_not_explained(text: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(f"{text}\n# end\n")
-    done = CliRunner().invoke(app, ["policy", "explain", str(tmp_path / "policy.toml")])
+    done = CliRunner().invoke(app, ["site", "policy", str(tmp_path / "policy.toml")])
     assert (done.exit_code, f"[site.{code}]" in done.output) == (2, True)
 
 

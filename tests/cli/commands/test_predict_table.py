@@ -210,7 +210,7 @@ def test_the_fix_that_is_told_for_a_row_leads_to_a_prediction(umbel_home: Path, 
     umbel.from_dataframe(frame, client="hospital", target="cost", model="linear").write("wards")
     best = {"weight": np.ones((1, 1, 2), np.float32)}
     run = learnt(tmp_path / "run", "", "", best, "wards", [[3]])
-    said = CliRunner().invoke(app, ["data", "describe", "wards", "--schema"]).stdout
+    said = CliRunner().invoke(app, ["data", "show", "wards", "--schema"]).stdout
     for value, code, fix in ("C", "data.bad-value", "other"), ("", "data.missing-value", "missing"):
         new.write_text(f"hospital,ward\na,A\na,{value}\n")
         told = refused(code, run, new)

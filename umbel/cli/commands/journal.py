@@ -48,14 +48,18 @@ def _journal(
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="Print as JSON what each client spent, and each run's researcher, approval and cost."
+            "--json",
+            help="Print as JSON what each client spent, each run's messages and charges, and requests with prices.",
         ),
     ] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write the same into this file, as one page that needs no other file.")
     ] = None,
     node_config: Annotated[
-        str, typer.Option(help="With --json or --html: the node's configuration, to show what its limits leave.")
+        str,
+        typer.Option(
+            help="With --json or --html: the node's configuration, to show how much of its budget a client used."
+        ),
     ] = "",
     table: Annotated[
         Kept | None,
@@ -99,16 +103,15 @@ def _journal(
         if table:
             _export(ledger, table)
             return
-        _check(ledger)
-        _show(ledger, delta, to_date)
+        _show(ledger, _checked(ledger), delta, to_date)
 
 
-def _check(ledger: Ledger) -> None:
-    """Print that the ledger and its log are intact, or raise the error."""
+def _checked(ledger: Ledger) -> list[str]:
+    """Return lines that say that the ledger and its log are intact, or raise the error."""
     charges, log = _charges_in(ledger), SiteLog(beside(ledger.path))
-    typer.echo(f"{ledger.path} is an intact ledger with {count_of(charges, 'charge')}")
+    told = [f"{ledger.path} is an intact ledger with {count_of(charges, 'charge')}"]
     if not log.path.exists():
-        return
+        return told
     lines = paid = 0
     last = "none"
     for line in log.lines():
@@ -116,11 +119,14 @@ def _check(ledger: Ledger) -> None:
     if charges < paid:
         text = f"{log.path} has {paid} charges, but {ledger.path} only {charges}: the ledger may be an older copy"
         raise LogError(f"{text}; umbel site journal --repair charges them", code="log.ledger-behind")
-    typer.echo(f"{log.path} is an intact log of {count_of(lines, 'line')}; its last hash is {last}")
-    typer.echo(f"It records {paid:,} of the ledger's {count_of(charges, 'charge')}")
+    return [
+        *told,
+        f"{log.path} is an intact log of {count_of(lines, 'line')}; its last hash is {last}",
+        f"It records {paid:,} of the ledger's {count_of(charges, 'charge')}",
+    ]
 
 
-def _show(ledger: Ledger, delta: float, to_date: bool) -> None:
+def _show(ledger: Ledger, checked: list[str], delta: float, to_date: bool) -> None:
     """Print what each client has spent, by the guarantee and, separately, by the paper's heuristic."""
     accounts = ledger.accounts()
     # A ledger in which no release hid rows says the same of a row as of its client.
@@ -135,6 +141,8 @@ def _show(ledger: Ledger, delta: float, to_date: bool) -> None:
         cells += [in_words(row_guarantee(account, delta))[1]] * rows
         cells += [amount(rows_to_date(account, delta))] * (rows and to_date)
         table.add_row(*cells, amount(paper_spent(account)))
+    for line in checked:
+        typer.echo(line)
     terminal = console()
     terminal.print(table)
     terminal.print(

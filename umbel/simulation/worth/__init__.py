@@ -144,7 +144,8 @@ def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool, stuck: s
         return Level.BETTER_THAN_ALONE, f"{better}."
     behind, gain = (float((gains[Way.POOLED] - other).mean()) for other in (run, gains[Way.CONSTANT]))
     if behind <= CLOSE * gain:
-        return Level.CLOSE_TO_POOLED, f"{better}, and {'close to' if behind > 0 else 'as good as'} all rows pooled."
+        how = "better than" if _ahead(run, gains[Way.POOLED]) else "close to"
+        return Level.CLOSE_TO_POOLED, f"{better}, and {how} all rows pooled."
     return Level.BETTER_THAN_ALONE, f"{better}, but behind all rows pooled."
 
 

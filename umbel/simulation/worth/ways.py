@@ -39,6 +39,8 @@ SMALLER = (1, 4, 16, 64)
 MOST_POOLED, MOST_ALONE = 2**27, 2**25
 """Maximum size of a fit to all rows, and of clients' own trainings, of which there are more: rows, times the numbers
 of a row."""
+MOST_STEPS = 20_000
+"""Maximum number of steps of a client's own training."""
 _LONGEST = 4  # trainings on end of clients alone, before they count as never settled
 _RISES = 0.02  # share of their gain over a constant that one more training may add, if they have settled
 _FRESH_SEED = 0  # of measured clients' initial local parameters
@@ -78,6 +80,13 @@ class Ways:
         return len(rows.features) * numbers_of_a_row(self.setup.model, self.dataset) <= most
 
     @cached_property
+    def _trains(self) -> bool:
+        """Whether the network is small enough for each client's own training."""
+        longest, batch = int(self.support.lengths.max()), self.setup.config.batch_size
+        steps = LOCAL_EPOCHS * (-(-longest // batch) if batch else 1)
+        return steps <= MOST_STEPS and self._fits(self.support, MOST_ALONE)
+
+    @cached_property
     def rows(self) -> Cohort:
         """The rows of the training clients, none of which is measured."""
         return Cohort.gather(self.dataset, range(self.dataset.manifest.train), self.learner.device)
@@ -96,7 +105,7 @@ class Ways:
         goes on until more epochs hardly add to what it gains over the constant of all clients.
         """
         run, model = self.setup.config, self.setup.model
-        if not self._fits(self.support, MOST_ALONE):
+        if not self._trains:
             return LeftOut(LABELS[Way.ALONE], _LARGE)
         constants, what = self._constants(self.support)
         found = {f"{what} of the client's rows": self._of_constants(constants)}
@@ -152,7 +161,7 @@ class Ways:
     def own(self) -> Row | LeftOut:
         """Measure the run's hypotheses, personalised by each client."""
         local = self.setup.model.local_shapes
-        if local or not self._fits(self.support, MOST_ALONE):
+        if local or not self._trains:
             return LeftOut(LABELS[Way.OWN], _LOCAL if local else _LARGE)
         return _row(Way.OWN, self._made_own(self.state.hypotheses, self.prior), f'personalise = "{DEFAULT}"')
 
