@@ -25,7 +25,7 @@ from umbel.simulation.baselines import measure
 from umbel.simulation.in_process import play
 
 LOCAL_ONLY = "local-only"
-"""What clients have who train alone, by a name like that of a strategy."""
+"""The name, beside those of strategies, of clients that train alone."""
 
 STATES = ("last", "best")
 """The measured hypotheses: those of the last round, and those of the round of lowest validation loss."""
