@@ -78,6 +78,21 @@ def split_by_seed(name: str, folder: Path, seeds: Iterable[int]) -> Iterator[tup
         yield seed, str(path)
 
 
+def drawn(name: str, folder: Path, seeds: Iterable[int]) -> Iterator[tuple[int, str]]:
+    """Yield seeds and paths of a run config's dataset: split by seed where clients are hospitals, else as it is."""
+    return split_by_seed(name, folder, seeds) if name.startswith("hospital") else ((seed, name) for seed in seeds)
+
+
+def seeds_won(own: Mapping[int, Mapping[str, float]], other: Mapping[int, Mapping[str, float]], sign: int) -> str:
+    """Return in how many seeds, which both have, one beats the other in mean and in worst decile; "" for no seeds.
+
+    A `sign` of 1 says that higher is better, and -1 that lower is.
+    """
+    both = own.keys() & other.keys()
+    wins = [sum(sign * (own[seed][what] - other[seed][what]) > 0 for seed in both) for what in ("mean", "worst_decile")]
+    return f"{wins[0]}, {wins[1]} of {len(both)}" if both else ""
+
+
 def shuffled(dataset: Dataset, seed: int) -> Dataset:
     """Return a dataset with its clients in random order, with as many training clients as before."""
     manifest = dataset.manifest
