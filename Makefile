@@ -67,9 +67,10 @@ pins: $(READY) ## Write constraints.txt and requirements/, with hashes: make pin
 	$(LOCK) pyproject.toml --constraint constraints.txt --generate-hashes $(NO_CUDA) --no-emit-package torch --output-file requirements/site.txt
 	echo torch | $(LOCK) - --constraint constraints.txt --generate-hashes --output-file requirements/cuda.txt
 
-dist: $(READY) ## Build the wheel and the sdist into dist/, in isolation, and check them
+dist: $(READY) ## Build the wheels and sdists of umbel and its lab into dist/, in isolation, and check them
 	rm -rf dist
 	$(BIN)/uv build --quiet --out-dir dist
+	$(BIN)/uv build --quiet --out-dir dist lab
 	$(BIN)/uvx --quiet twine check --strict dist/*
 
 sbom: dist ## Write dist/*.cdx.json, CycloneDX lists of what the wheel needs and, if it is built, what the image holds
@@ -100,6 +101,6 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python tools/install.py .
 	touch $@
 
-$(READY): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python tools/install.py ".[dev]"
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python tools/install.py ".[dev]" lab
 	touch $(RUNTIME) $@

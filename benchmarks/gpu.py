@@ -62,7 +62,7 @@ def cohort_of(clients: int, times: int, device: torch.device, scratch: Path) -> 
     config = run_config(
         "femnist", dataset=str(scratch / str(clients)), hypotheses=2, restarts=1, clients_per_round=clients,
         validation_clients_per_round=1, local_epochs=1, step_size=0.1, batch_size=20, noise_multiplier=0.0, patience=0,
-        rounds=1, device=device.type, strategy_options="",
+        rounds=1, device=device.type,
     )  # fmt: skip
     brief, memory = brief_of(config), dict[str, float]()
 

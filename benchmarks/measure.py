@@ -26,7 +26,7 @@ from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import FLOWER_LOGGER
 from umbel.protocol.home import write_atomically
-from umbel.research.experiments.page import commit_of
+from umbel_lab.experiments.page import commit_of
 
 console = Console(width=120, record=True)
 

@@ -34,8 +34,7 @@ LIMITS: Mapping[str, str] = {
     "clipping": "clipping",
     "clip-norm": "clip-norm-floor",
     "clip-norm-floor": "clip-norm-floor",
-    "row-noise-multiplier": "min-row-noise-multiplier",
-    "row-rate": "max-row-rate",
+    "rows": "min-row-noise-multiplier",
 }
 """By a key of the run config: the entry of a site's policy that bounds it."""
 

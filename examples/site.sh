@@ -25,7 +25,7 @@ fi
 TABLE="data-path=\"$PWD/stays.csv\" reader=\"umbel.data.table:read\" reader-options=\"schema=$PWD/schema.toml\""
 POLICY="$TABLE ledger-path=\"$PWD/site.sqlite\" budget=4.0 max-choice-epsilon=1.0"
 
-[ -e site.sqlite ] || umbel ledger create "$PWD/site.sqlite"
+[ -e site.sqlite ] || umbel site journal --create "$PWD/site.sqlite"
 [ -z "$SUPERLINK" ] || set -- --superlink "$SUPERLINK" --root-certificates ca.crt --auth-supernode-private-key site-1
 umbel site check "$POLICY" "$@"
 [ -n "$SUPERLINK" ] || exit 0

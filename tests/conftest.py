@@ -81,6 +81,14 @@ def flower_process() -> None:
     identify()
 
 
+@pytest.fixture
+def looped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute clients one by one: the bits do not depend on the number of nodes and clients."""
+    from umbel.protocol.project import ENGINE
+
+    monkeypatch.setenv(ENGINE, "loop")
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Compute on one thread: sums have one order, and small networks do not wait for busy cores."""

@@ -25,29 +25,25 @@ from umbel.client.app import app as client_app
 from umbel.privacy.accounting.guarantee import guarantee, secure_release, site_release
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.gate.policy import Personal, Policy
-from umbel.protocol import old_names
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.old_names import PACKAGES, SETTINGS
+from umbel.protocol.plugins import LAB
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 from umbel.protocol.run_config import AUTO, RunConfig
-from umbel.research.experiments.__main__ import app
 from umbel.server.setup import Setup
+from umbel_lab.experiments.__main__ import app
 
 DOCS = ROOT / "docs"
 PRE_COMMIT = ROOT / ".pre-commit-config.yaml"
 PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)]
-FOLDERS = "benchmarks|configs|datasets|docs|examples|tests|umbel"
+FOLDERS = "benchmarks|configs|datasets|docs|examples|lab|tests|umbel"
 
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 @of_each_page
 def test_every_command_would_be_understood(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    if page.name == "names.md":  # whose first columns are what is gone
-        text = re.sub(r"^\| [^|]*\|", "|", text, flags=re.MULTILINE)
     wrong = []
-    for words in commands.commands(text):
+    for words in commands.commands(page.read_text(encoding="utf-8")):
         try:
             commands.check(words)
         except AssertionError as error:
@@ -64,7 +60,7 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_head(page: Path) -> None:
 
 
 def test_every_command_in_a_docstring_would_be_understood() -> None:
-    found = [words for file in files(("umbel", "benchmarks", "examples")) for words in commands.documented(file)]
+    found = [words for file in files(("umbel", "lab", "benchmarks", "examples")) for words in commands.documented(file)]
     assert len(found) > 20
     for words in found:
         commands.check(words)
@@ -76,11 +72,11 @@ def test_every_command_in_a_docstring_would_be_understood() -> None:
         "python -m privacy plan", "python -m umbel.privacy plan", "python datasets/none.py", "umbel runn",
         "umbel run --in-proces", "umbel run hospitals", "umbel run rouns=3", "umbel run federation=x",
         "umbel predict RUN",
-        "umbel ledger show|remove PATH",
+        "umbel site journal|remove PATH",
         "RAY_ADDRESS=HOST:PORT umbel wander", "make tests", "make certs NODE=x",
         "flwr walk .", "flwr run . -c nodes=1", "flwr run . --strem", "docker compose --profile client restart all",
         "docker compose run clientapp umbel ledgers", "pip install -e .[all]", "curl x", "cp .env.none .env",
-        "python -m umbel.deploy.node --superlinks a:1", "python datasets/qmnist.py --image x",
+        "python -m umbel.deploy.node --superlinks a:1", "python datasets/femnist.py --image x",
     ],
 )  # fmt: skip
 def test_a_command_that_is_gone_is_found(line: str) -> None:
@@ -92,20 +88,20 @@ def test_a_command_that_is_gone_is_found(line: str) -> None:
 
 
 def test_commands_are_found_wherever_they_stand() -> None:
-    text = """`umbel run` and `umbel ledger
-show PATH`, `umbel refused` in a log, `umbel.run`
+    text = """`umbel run` and `umbel site
+journal PATH`, `umbel refused` in a log, `umbel.run`
   ```bash
   A=1 umbel run \\
       hospital 'x=1 y' > out && make test  # all | of them
-  umbel log show|check [--all] …
+  umbel site log|journal [--all] …
   ```"""
     assert [*commands.commands(text)] == [
         ["umbel", "run", "hospital", "x=1 y", ">", "out"],
         ["make", "test"],
-        ["umbel", "log", "show", "--all"],
-        ["umbel", "log", "check", "--all"],
+        ["umbel", "site", "log", "--all"],
+        ["umbel", "site", "journal", "--all"],
         ["umbel", "run"],
-        ["umbel", "ledger", "show", "PATH"],
+        ["umbel", "site", "journal", "PATH"],
     ]
 
 
@@ -119,7 +115,7 @@ def named(code: ast.AST, umbel: bool) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Attribute) and umbel and re.fullmatch(r"umbel(\.\w+)+", name := ast.unparse(node)):
             names.add(name)
-    return {name for name in names if name.partition(".")[0] == "umbel"}
+    return {name for name in names if name.partition(".")[0] in ("umbel", "umbel_lab")}
 
 
 def resolved(name: str) -> Any:
@@ -147,9 +143,9 @@ def test_every_example_in_python_names_what_is_there(page: Path) -> None:
 
 
 @of_each_page
-def test_every_example_in_toml_is_toml_and_has_no_old_name(page: Path) -> None:
+def test_every_example_in_toml_is_toml(page: Path) -> None:
     for block in commands.blocks(page.read_text(encoding="utf-8"), "toml"):
-        assert not tomllib.loads(block).keys() & SETTINGS.keys()
+        tomllib.loads(block)
 
 
 @of_each_page
@@ -162,7 +158,7 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
             path, test = match.groups()
             assert path.startswith("docs/_build") or [*ROOT.glob(path)], path
             assert not test or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), code
-        elif re.fullmatch(r"umbel(\.\w+)+", code):
+        elif re.fullmatch(r"umbel(_lab)?(\.\w+)+", code):
             resolved(code)
 
 
@@ -189,33 +185,10 @@ def test_every_entry_of_a_sites_policy_says_what_it_means_and_the_notes_are_of_s
     assert "<!-- policy -->" in (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("after", "names"), [("## Settings", SETTINGS), ("## Import paths", PACKAGES)])
-def test_every_old_name_that_is_understood_stands_beside_the_new_one(after: str, names: dict[str, str]) -> None:
-    assert table("names.md", "| old | new |", after) == [[f"`{old}`", f"`{new}`"] for old, new in names.items()]
-
-
-def test_every_old_kind_of_model_stands_in_the_docs_with_its_new_name() -> None:
-    rows = [[cell.strip("`") for cell in row] for row in table("names.md", "| old | new |", "## Models")]
-    assert [old_names.model(old) for old, _ in rows] == [new for _, new in rows]
-    assert all(any(re.fullmatch(pattern, old) for old, _ in rows) for pattern in old_names.MODELS)
-
-
-def test_old_commands_are_gone() -> None:
-    for old, _ in table("names.md", "| old | new |", "## Commands"):
-        (words,) = commands.commands(old)
-        with pytest.raises(AssertionError):
-            commands.check(words)
-
-
-def test_no_entry_goes_by_its_old_name() -> None:
-    assert not SETTINGS.keys() & {name for name, *_ in Policy.table()}
-
-
 def test_each_party_stands_in_the_docs_with_what_stops_it() -> None:
     rows = table("privacy.md", "| party | what it may do | what stops it | shown by |")
     assert [row[0] for row in rows] == [
-        "server", "site", "server, in a secure sum", "relay", "server, with anonymous releases", "network",
-        "other clients", "researcher", "image builder",
+        "server", "site", "server, in a secure sum", "network", "other clients", "researcher", "image builder",
     ]  # fmt: skip
     assert all(len(row) == 4 and "`tests/" in row[3] for row in rows)
 
@@ -235,7 +208,6 @@ def test_each_mode_stands_in_the_docs_with_what_the_account_makes_of_it() -> Non
         "open choice": dataclasses.replace(release, choice_epsilon=0.0),
         "the paper's clipping": dataclasses.replace(release, clipping=Clipping.UPDATE),
         "site release": site_release(release),
-        "anonymous release": release,
         "reports with noise": Release(Kind.REPORT, 2, 20.0, Clipping.PUBLIC),
         "a site's mean loss": Release(Kind.REPORT, 2, 20.0, Clipping.PUBLIC),
         "unsanitised": dataclasses.replace(release, noise_multiplier=0.0),
@@ -377,9 +349,11 @@ def test_the_figures_in_the_readme_are_those_of_saved_results() -> None:
 
 
 def test_the_readme_counts_the_methods_that_the_comparison_counts() -> None:
-    ours = {"group-privacy", "ifca", "cfl", "r-dpcfl"} & strategies.STRATEGIES.keys()
+    ours = {"group-privacy", "ifca"} & strategies.STRATEGIES.keys()
     own = {one.value for one in Personal} - {"no", "auto"}
-    assert f"| personalised methods | {len(ours) + len(own)} |" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"| personalised methods | {len(ours) + len(own)}, lab: {len(LAB)} |" in (ROOT / "README.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_readme_is_short() -> None:

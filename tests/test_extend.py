@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.client.test_personal import cohort, own
 from tests.helpers.datasets import Numbers
 from tests.helpers.models import write_module
 from umbel import models
@@ -41,10 +42,8 @@ def settings(module: str) -> dict[str, Any]:
     return tomllib.loads("\n".join(blocks("toml")).replace("mine:", f"{module}:"))
 
 
-def test_a_run_takes_all_of_them_at_once(
-    mine: str, run_config: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    own = {key: value for key, value in settings(mine).items() if not key.startswith("reader")}
+def test_a_run_takes_all_of_them_at_once(mine: str, run_config: dict[str, Any]) -> None:
+    own = {key: value for key, value in settings(mine).items() if not key.startswith(("reader", "personalise"))}
     run = play(run_config | own | {"rounds": 2, "restarts": 1, "validate-every": 1})
     assert type(run.strategy).__name__ == "Halfway"
     assert run.setup.release.mechanism == f"{mine}:Coordinates"
@@ -53,7 +52,12 @@ def test_a_run_takes_all_of_them_at_once(
     section, released = counter.section(), sum(entry.releases for entry in run.state.history)
     assert section is not None
     assert section.paragraphs == (f"There were {released} releases.",)
-    assert f"{mine}:Halfway" in capsys.readouterr().out
+
+
+def test_a_client_gets_a_predictor_half_of_the_way(mine: str) -> None:
+    how = settings(mine)["personalise"]
+    here, half, there = (own(one, cohort([3.0, 3.0])) for one in ("no", how, "fine-tune"))
+    assert half == [(here[0] + there[0]) / 2] != here
 
 
 def test_a_head_stays_with_its_client(mine: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.helpers.sources import ROOT, files
+from tests.helpers.sources import APP, LAB, ROOT, files
 from umbel.server.tracking import TRACKERS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -22,15 +22,15 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((RO
 
 def hinted() -> Iterator[tuple[Path, str]]:
     """Yield each extra that code or a page tells to install."""
-    for file in [*files(), *PAGES]:
+    for file in [*files((*APP, LAB)), *PAGES]:
         for group in re.findall(r"umbel\[([\w{},-]+)\]", file.read_text(encoding="utf-8")):
             yield from ((file, name) for name in group.split(","))
 
 
 def test_each_hint_names_an_extra_that_exists() -> None:
     found = {*hinted()}
-    assert {"research", "export", "models", "parquet"} <= {name for _, name in found}
-    filled_in = {"{name}": set(TRACKERS), "{extra}": {"research"}}
+    assert {"export", "models", "parquet"} <= {name for _, name in found}
+    filled_in = {"{name}": set(TRACKERS), "{extra}": {"recipes"}}
     for file, name in found:
         assert filled_in.get(name, {name}) <= EXTRAS.keys(), f"{file} names umbel[{name}]"
 
@@ -108,6 +108,5 @@ def test_the_docs_name_every_extra_and_no_other() -> None:
     page = (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")
     rows = page.partition("| extra | installs | for |")[2].partition("\n\n")[0].splitlines()[2:]
     first = {name for row in rows for name in re.findall(r"^\| `([a-z]+)` \|", row)}
-    older = {"mlflow", "onnx", "tensorboard", "wandb"}
-    assert first == EXTRAS.keys() - older, "one row each"
-    assert older <= {name for row in rows for name in re.findall(r"`([a-z]+)`", row)}, "names of umbel 0.1"
+    assert first == EXTRAS.keys() - TRACKERS.keys(), "one row each"
+    assert TRACKERS.keys() <= {name for row in rows for name in re.findall(r"`([a-z]+)`", row)}

@@ -116,6 +116,13 @@ def test_templates_dependabot_and_containers_parse() -> None:
 
 def test_all_tell_one_version() -> None:
     assert load(ROOT / "CITATION.cff")["version"] == PROJECT["version"]
+    lab = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert lab["version"] == PROJECT["version"]
+    assert lab["dependencies"] == [f"umbel=={PROJECT['version']}"]
+    assert [lab[key] for key in ("requires-python", "classifiers")] == [
+        PROJECT["requires-python"],
+        [one for one in PROJECT["classifiers"] if not one.startswith("License")],
+    ]
     label = f'org.opencontainers.image.version="{PROJECT["version"]}"'
     assert label in (ROOT / "Dockerfile").read_text(encoding="utf-8")
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -153,7 +160,7 @@ def test_the_demo_installs_no_development_tools_and_the_tests_do() -> None:
     always = ["--always-make"]
     assert "tools/install.py .\n" in make("demo", *always)
     assert "[dev]" not in make("demo", *always)
-    assert '".[dev]"' in make("test", *always)
+    assert '".[dev]" lab\n' in make("test", *always)
 
 
 def test_settings_of_pip_hold_for_uv(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,6 +215,6 @@ def test_pip_takes_over_where_uv_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install.subprocess, "run", run)
     monkeypatch.setattr(install.shutil, "which", lambda _: "/usr/bin/uv")
     monkeypatch.setattr(Path, "exists", lambda _: True)
-    assert not install.by_uv(".", cpu=True)
-    assert install.by_pip(".", cpu=True)
-    assert [command[-2:] for command in done[-2:]] == [["torch", "torchvision"], ["--editable", "."]]
+    assert not install.by_uv(["."], cpu=True)
+    assert install.by_pip([".", "lab"], cpu=True)
+    assert [command[-2:] for command in done[-2:]] == [["torch", "torchvision"], ["--editable", "lab"]]

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-import umbel
 from tests.helpers.public_api import FILE, Api, current, may_remove, missing
-from umbel.protocol import old_names
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +78,3 @@ def test_only_a_major_version_drops_what_was_released_and_before_1_a_minor_one(
 ) -> None:
     assert may_remove(old, new, f"## [{old}] - 2030-01-01") is allowed
     assert may_remove(old, new, "## [Unreleased]"), "it was not released"
-
-
-def test_an_old_name_works_with_a_warning_that_names_its_successor(now: Api) -> None:
-    with pytest.warns(FutureWarning, match=r"write_dataset is the new name.* until umbel 2\.0"):
-        assert umbel.write_federation is umbel.write_dataset
-    assert old_names.SETTINGS.keys().isdisjoint(now["settings"])
-    assert {name for name in old_names.SETTINGS.values() if name} <= {*now["settings"], *now["site policy"]}

@@ -25,14 +25,13 @@ from tests.helpers.runs import AppRun, run_app
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.simulation.grid import InProcessGrid
 
-pytestmark = pytest.mark.usefixtures("blank_figures", "one_thread")
+pytestmark = pytest.mark.usefixtures("blank_figures", "one_thread", "looped")
 
 SAVED = Path(__file__).with_name("saved_runs") / "runs.json.gz"
 VALUES = 64
 TOLERANCE = 1e-4
 
-# Loops give the same bits whatever the number of nodes and clients.
-COMMON = {"engine": "loop", "device": "cpu"}
+COMMON = {"device": "cpu"}
 IMAGES = {"dataset": "images", "rounds": 3, "clients-per-round": 6, "noise-multiplier": 1.0}
 RUNS: dict[str, dict[str, Any]] = {
     "synthetic": {"rounds": 8},

@@ -21,9 +21,9 @@ from packaging.utils import canonicalize_name
 
 from tests.deploy.conftest import SHORT, write_site
 from tests.deploy.processes import Deployment
-from tests.helpers.environments import build, environment
+from tests.helpers.environments import build, environment, install
 from tests.helpers.paper import ACCEPTED, PAPER
-from tests.helpers.sources import ROOT, packages_imported
+from tests.helpers.sources import LAB, ROOT, packages_imported
 from umbel.client.bundle import Bundle
 from umbel.protocol.flower import build_bundle
 
@@ -136,8 +136,24 @@ def test_recipes_and_configurations_are_found(python: Path, tmp_path: Path) -> N
 
 def test_the_datasets_that_come_with_it_are_found(python: Path, tmp_path: Path) -> None:
     for name in ("hospital", "hospital-services"):
-        path = Path(output(python, "-m", "umbel", "data", "describe", name, cwd=tmp_path).splitlines()[-1])
+        path = Path(output(python, "-m", "umbel", "data", "show", name, cwd=tmp_path).splitlines()[-1])
         assert path.is_relative_to(python.parents[1])
+
+
+@pytest.mark.slow
+def test_the_lab_comes_as_a_package_of_its_own(built: dict[str, Path], tmp_path: Path) -> None:
+    """Its commands stand beside umbel's once it is there; until then a hint names it."""
+    wheel = build("wheel", tmp_path / "lab", ROOT / "lab")
+    assert {name.partition("/")[0].partition("-")[0] for name in contents(wheel)} == {"umbel_lab"}
+    python = environment(tmp_path / "environment", built["wheel"])
+    without = [str(python), "-m", "umbel", "audit", "--help"]
+    told = subprocess.run(without, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert told.returncode == 2
+    assert "pip install umbel-lab [config.not-installed]" in told.stderr
+    install(python, wheel)
+    for name in ("attack", "audit", "experiment"):
+        assert f"umbel {name}" in output(python, "-m", "umbel", name, "--help", cwd=tmp_path)
+    assert "experiment" in output(python, "-m", "umbel", "--help", cwd=tmp_path)
 
 
 @cache
@@ -162,13 +178,13 @@ def test_what_umbel_imports_comes_with_it() -> None:
     """Or with the extra of a room; libraries of models and trackers are the user's to install."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras, homes = project["optional-dependencies"], metadata.packages_distributions()
-    optional = {"mlflow", "nvflare", "onnx", "onnxruntime", "wandb"}
-    for room in (ROOT / "umbel").iterdir():
-        more = {"datasets": extras["recipes"], "research": extras["research"]}.get(room.name, [])
+    optional = {"mlflow", "nvflare", "onnx", "onnxruntime"}
+    for room in [*(ROOT / "umbel").iterdir(), ROOT / LAB]:
+        more = {"datasets": extras["recipes"]}.get(room.name, [])
         there = installed_with(*project["dependencies"], *more)
         own = {file.stem for file in room.glob("*.py")} if room.name == "datasets" else {"."}
         for file in room.rglob("*.py") if room.is_dir() else [room]:
-            for name in packages_imported(file) - sys.stdlib_module_names - {"umbel", *optional, *own}:
+            for name in packages_imported(file) - sys.stdlib_module_names - {"umbel", "umbel_lab", *optional, *own}:
                 assert there & {canonicalize_name(home) for home in homes[name]}, f"{file} imports {name}"
 
 
@@ -186,8 +202,15 @@ assert datasets.FAKE, "Hugging Face's"
 def net():
     return torch.nn.Linear(2, width, bias=False)
 """
-LEAKS = "umbel.research.attacks.leak_meter:LeakMeter every=1"
-SCRIPT = f"""
+WATCH = """
+from umbel import Observer
+
+
+class Watch(Observer):
+    def after_round(self, run):
+        (run.folder.path / "seen.txt").touch()
+"""
+SCRIPT = """
 from pathlib import Path
 
 import umbel
@@ -195,7 +218,7 @@ from umbel.simulation.launch import run
 
 if __name__ == "__main__":
     print(umbel.run(model="models:net", loss="mse", rounds=1, restarts=1, clients_per_round=5).outcome)
-    run(Path(), {{"observers": "{LEAKS}"}}, 1)
+    run(Path(), {"observers": "watch:Watch"}, 1)
 """
 PROJECT = {
     "project": {
@@ -238,6 +261,7 @@ def project(tmp_path: Path, python: Path) -> Path:
     (folder / "datasets" / "download.py").write_text(RUDE)
     (folder / "client.py").write_text("from umbel.client.app import app as app\n")
     (folder / "models.py").write_text(MODELS)
+    (folder / "watch.py").write_text(WATCH)
     (folder / "utils.py").write_text("width = 1\n")
     (folder / "study.py").write_text(SCRIPT)
     (folder / "LICENSE").touch()
@@ -251,12 +275,12 @@ def test_a_project_whose_names_are_those_of_umbels_rooms_runs_it_by_command_scri
 ) -> None:
     for scheme in PROXIED:
         monkeypatch.setenv(scheme, NO_ONE)
-    asked = ["model=models:net", "loss=mse", "rounds=1", "restarts=1", "clients-per-round=5", f"observers={LEAKS}"]
+    asked = ["model=models:net", "loss=mse", "rounds=1", "restarts=1", "clients-per-round=5", "observers=watch:Watch"]
     output(python.with_name("umbel"), "run", "--in-process", *asked, cwd=project)
     assert "its only round is done" in output(python, "study.py", cwd=project)
     runs = sorted((umbel_home / "runs").iterdir())
     assert len(runs) == 3
-    assert [(run / "leaks.jsonl").exists() for run in runs] == [True, False, True]
+    assert [(run / "seen.txt").exists() for run in runs] == [True, False, True]
     assert all((run / "outcome.json").exists() for run in runs)
 
 

@@ -1,6 +1,6 @@
-"""Install a checkout into the environment whose Python runs this: by uv, which takes seconds, or else by pip.
+"""Install projects of a checkout into the environment whose Python runs this: by uv in seconds, or else by pip.
 
-    .venv/bin/python tools/install.py ".[dev]"
+    .venv/bin/python tools/install.py ".[dev]" lab
 
 Flower needs uv in any case. On Linux, the package index's own PyTorch brings gigabytes of CUDA, so a machine without an
 NVIDIA GPU takes the CPU build where PyTorch's own index can be reached. ``TORCH=`` (empty) takes the package index's.
@@ -54,7 +54,12 @@ def settings_of_pip(listed: str) -> dict[str, str]:
     return found | {name: value for name, value in os.environ.items() if name in {*found, "UV_INDEX_STRATEGY"}}
 
 
-def by_uv(target: str, cpu: bool) -> bool:
+def editable(targets: Sequence[str]) -> list[str]:
+    """Return the words by which uv and pip install projects where they are."""
+    return [word for target in targets for word in ("--editable", target)]
+
+
+def by_uv(targets: Sequence[str], cpu: bool) -> bool:
     """Install by uv, and return whether that worked."""
     own = Path(sys.executable).with_name("uv")
     uv = shutil.which("uv") or str(own)
@@ -64,19 +69,19 @@ def by_uv(target: str, cpu: bool) -> bool:
     listed = subprocess.run(config, capture_output=True, text=True, check=False)
     backend = ["--torch-backend", "cpu"] if cpu else []
     # It does not see that an editable install itself needs this.
-    command = [uv, "pip", "install", "--python", sys.executable, *backend, "--editable", target, "editables"]
+    command = [uv, "pip", "install", "--python", sys.executable, *backend, *editable(targets), "editables"]
     environment = os.environ | settings_of_pip(listed.stdout)
     return not subprocess.run([*command, "--constraint", "constraints.txt"], env=environment, check=False).returncode
 
 
-def by_pip(target: str, cpu: bool) -> bool:
+def by_pip(targets: Sequence[str], cpu: bool) -> bool:
     """Install by pip, and return whether that worked."""
     # Both have to come from one index: a CPU build of one does not fit a CUDA build of the other.
     builds = [*PIP, "--no-deps", "--extra-index-url", CPU, "torch", "torchvision"]
-    commands: Sequence[Sequence[str]] = [*([builds] if cpu else []), [*PIP, "--editable", target]]
+    commands: Sequence[Sequence[str]] = [*([builds] if cpu else []), [*PIP, *editable(targets)]]
     return not any(subprocess.run(command, check=False).returncode for command in commands)
 
 
 if __name__ == "__main__":
-    checkout, cpu_build = sys.argv[1], takes_cpu_build()
-    sys.exit(None if by_uv(checkout, cpu_build) or by_pip(checkout, cpu_build) else 1)
+    projects, cpu_build = sys.argv[1:], takes_cpu_build()
+    sys.exit(None if by_uv(projects, cpu_build) or by_pip(projects, cpu_build) else 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from importlib import import_module
 from typing import Any
 
@@ -17,7 +16,7 @@ _HOMES = {
         "umbel.data.importers": "Dirichlet Quantity Uniform from_arrays from_dataframe from_datasets from_image_folder",
         "umbel.privacy.gate.stock_app": "Gate",
         "umbel.privacy.mechanisms": "Mechanism",
-        "umbel.research.experiments.sweeps": "sweep",
+        "umbel.simulation.sweeps": "sweep",
         "umbel.server.observer": "Observer",
         "umbel.strategies": "GroupPrivacy",
     }.items()
@@ -27,9 +26,6 @@ __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "write_federation":  # as umbel 0.1 called it
-        name = "write_dataset"
-        warnings.warn(f"umbel.{name} is the new name; the old one works until umbel 2.0", FutureWarning, stacklevel=2)
     if name not in _HOMES:
         raise AttributeError(f"module 'umbel' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -25,9 +25,9 @@ from sklearn.utils import check_consistent_length, check_random_state, column_or
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from umbel.cli.runs import personal_named
 from umbel.client.cohort import Cohort
 from umbel.client.engines import learner_for
+from umbel.client.personal import method
 from umbel.client.personal.own import Own, same_for
 from umbel.client.prediction import DEFAULT, Learnt
 from umbel.client.trial import try_out
@@ -35,9 +35,9 @@ from umbel.data import open_dataset
 from umbel.data.importers import from_arrays
 from umbel.models.fit import look
 from umbel.privacy.accounting.guarantee import DELTA
-from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.logs import quiet
+from umbel.protocol.plugins import trust
 from umbel.server.history import shares_of
 from umbel.server.summary import Summary
 from umbel.simulation.in_process import play
@@ -71,7 +71,8 @@ class _Federated(BaseEstimator):
 
     def _fit(self, X: NDArray[np.float64], targets: NDArray[Any], groups: ArrayLike | None, outputs: int) -> Self:
         """Learn from features (rows, features) and targets (rows,), which are scaled numbers or classes."""
-        how = personal_named(self.personalise)
+        trust(self.personalise)
+        method(self.personalise)
         self._offset, self._scale = self._units("feature_range", X)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         owners = self._owners(groups, len(X))
@@ -88,7 +89,7 @@ class _Federated(BaseEstimator):
             path = data.write(Path(folder) / "rows")
             values = values_of(str(path), given, wanted).values
             check(values)
-            self._learn(path, values, how)
+            self._learn(path, values)
         self.run_config_ = {key: value for key, value in values.items() if key != "dataset"}
         return self
 
@@ -105,7 +106,7 @@ class _Federated(BaseEstimator):
         self.clients_, owners = np.unique(given, return_inverse=True)
         return owners
 
-    def _learn(self, path: Path, values: dict[str, Any], how: Personal) -> None:
+    def _learn(self, path: Path, values: dict[str, Any]) -> None:
         """Do the run, and keep what it learnt and what clients make of that."""
         with quiet():  # whoever fits an estimator does not follow its rounds
             run = play(values)
@@ -126,7 +127,7 @@ class _Federated(BaseEstimator):
             numbers = np.array([int(name) for name in dataset.names])
             for some in self._learnt.chunks(range(len(numbers))):
                 support = Cohort.gather(dataset, some, learner.device)
-                self._own.append((numbers[some], self._learnt.own(learner, support, some, how)))
+                self._own.append((numbers[some], self._learnt.own(learner, support, some, self.personalise)))
 
     def _outputs(self, X: ArrayLike, groups: ArrayLike | None) -> NDArray[np.float64]:
         """Return the outputs of the clients' own predictors, (rows, outputs)."""
@@ -198,8 +199,7 @@ class FederatedRegressor(RegressorMixin, _Federated):
         Units in each hidden layer; by default the model is linear.
     personalise : str
         How a client personalises the hypotheses with its rows in `fit`, as in `umbel.Run.predict`. It costs no privacy,
-        because the result stays with the client; "no" uses the best hypothesis unchanged. With "knn-per" the estimator
-        holds rows of `fit`.
+        because the result stays with the client; "no" uses the best hypothesis unchanged.
     feature_range, target_range : (low, high), optional
         Public bounds, each a number or one for each feature, which are scaled to -1 and 1. `epsilon` needs them. By
         default the rows standardise features and target.

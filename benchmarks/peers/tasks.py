@@ -40,7 +40,6 @@ def cnn(scratch: Path) -> dict[str, Any]:
         local_epochs=1,
         step_size=0.1,
         batch_size=20,
-        strategy_options="",
     )
 
 

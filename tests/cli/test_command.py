@@ -37,7 +37,7 @@ def test_a_users_modules_lie_here_or_where_the_process_was_that_started_this_one
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(OWN_PATH, "/there")
-    assert CliRunner().invoke(app, ["keys"], prog_name="umbel").exit_code == 0
+    assert CliRunner().invoke(app, ["config"], prog_name="umbel").exit_code == 0
     assert os.environ[OWN_PATH] == f"{tmp_path}{os.pathsep}/there"
 
 
@@ -64,8 +64,6 @@ def test_what_python_imports_comes_when_it_is_asked_for() -> None:
         assert getattr(umbel, name).__name__ == name
     with pytest.raises(AttributeError, match="module 'umbel' has no attribute 'from_nothing'"):
         _ = umbel.from_nothing
-    with pytest.warns(FutureWarning, match="write_dataset"):
-        assert umbel.write_federation is umbel.write_dataset, "the name of umbel 0.1"
 
 
 @pytest.mark.rest
@@ -90,7 +88,7 @@ def test_no_help_has_raw_markup(columns: int) -> None:
             yield from helps([*words, name])
 
     found = dict((" ".join(words), told) for words, told in helps([]))
-    assert {"run", "experiment frontier", "data make hospital", "site start"} <= found.keys()
+    assert {"run", "experiment frontier-hospital", "data make hospital", "site start"} <= found.keys()
     raw = {name: re.findall(r".*(?:`|:[a-z]+:|\[/?[a-z]+\]\b|(?<!\w)\*\*\w).*", told) for name, told in found.items()}
     assert not {name: lines for name, lines in raw.items() if lines}
 
@@ -100,9 +98,9 @@ def test_no_help_has_raw_markup(columns: int) -> None:
     [
         (["predict"], {"run", "rows"}),
         (["data", "import"], {"file"}),
-        (["runs", "compare"], {"runs"}),
+        (["runs", "show"], {"runs"}),
         (["plan"], {"words"}),
-        (["approvals", "approve"], {"digest"}),
+        (["site", "approve"], {"digest"}),
     ],
 )
 def test_help_explains_each_argument(words: list[str], explained: set[str]) -> None:
@@ -119,7 +117,7 @@ def test_hints_name_extras_that_exist() -> None:
         for file in (ROOT / "umbel").rglob("*.py")
         for extra in re.findall(r"umbel\[([a-z0-9-]+)\]", file.read_text(encoding="utf-8"))
     }
-    asked = {"recipes", "research", *TRACKERS}
+    asked = {"recipes", *TRACKERS}
     assert said
     assert said | asked <= project["optional-dependencies"].keys()
 

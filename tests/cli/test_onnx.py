@@ -148,7 +148,7 @@ def test_the_file_says_what_it_takes_and_where_it_is_from(made: Exported) -> Non
     assert str(Path.cwd()).encode() not in made.hypotheses[1].read_bytes(), "no path of this machine"
 
 
-@pytest.mark.parametrize("how", [one for one in Personal if one is not Personal.KNN_PER])
+@pytest.mark.parametrize("how", list(Personal))
 def test_a_clients_predictor_as_a_network_is_what_predicts(tmp_path: Path, how: Personal) -> None:
     draw = np.random.default_rng(2001)
     rows, classes = draw.normal(size=(40, 3)).astype(np.float32), draw.integers(0, 2, 40)
@@ -167,8 +167,6 @@ def test_a_clients_own_predictor_has_no_other_form(tmp_path: Path) -> None:
     run = umbel.load(learnt(tmp_path / "run", "linear", "mse", {"weight": np.ones((1, 1, 2), np.float32)}))
     with raises(ConfigError, "config.client-form", "onnx"):
         umbel.export(run, tmp_path, "safetensors", client="h2")
-    with raises(ConfigError, "config.rows-in-file", "knn-per"):
-        umbel.export(run, tmp_path, "onnx", client="h2", personalise="knn-per")
     with raises(ConfigError, "config.no-dataset", "rows"):
         umbel.export(run, tmp_path, "onnx", client="h2")
 

@@ -27,15 +27,6 @@ def test_a_wanted_guarantee_gives_the_noise() -> None:
     assert planned.radius is None
 
 
-def test_behind_a_relay_the_target_holds_against_the_server() -> None:
-    planned = umbel.plan(**NUMBERS, target_epsilon=2.0, choice_epsilon=0.5, anonymous=50)
-    figures = planned.figures
-    assert figures.anonymous_maximum is not None
-    assert figures.maximum is not None
-    assert figures.anonymous_maximum.epsilon <= 2 < figures.maximum.epsilon
-    assert not planned.ways
-
-
 def test_noise_in_a_mean_falls_with_those_who_share_a_draw() -> None:
     """One hypothesis and 100 clients a round, at the same guarantee: each client leaves 1 / 10 of its noise in a mean,
     each of 20 sites sqrt(20) / 100, and all together 1 / 100."""
@@ -94,7 +85,6 @@ def test_a_configuration_gives_its_own_numbers() -> None:
         ({**NUMBERS, "target_epsilon": 4, "rounds": 10}, "config.both-ways"),
         ({**NUMBERS, "rounds": 10}, "config.missing-figure"),
         ({"parameters": 11}, "config.missing-figure"),
-        ({**NUMBERS, "target_epsilon": 4, "anonymous": 0}, "config.impossible-figure"),
         ({"config": "synthetic", "parameters": 11}, "config.given-twice"),
         ({**NUMBERS, "target_epsilon": 4, "public_data": True}, "config.missing-figure"),
         ({**NUMBERS, "target_epsilon": 4, "release": "secure"}, "config.impossible-figure"),

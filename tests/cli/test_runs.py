@@ -15,6 +15,7 @@ import umbel
 from tests.cli.conftest import SMALL
 from tests.helpers.errors import raises
 from umbel.protocol.errors import ConfigError, ModelError
+from umbel.protocol.project import ENGINE
 
 
 def test_a_run_from_python_is_that_of_the_app_and_can_be_loaded_by_name(umbel_home: Path, kept: Path) -> None:
@@ -28,13 +29,16 @@ def test_a_run_from_python_is_that_of_the_app_and_can_be_loaded_by_name(umbel_ho
     assert {name: value.tobytes() for name, value in one.items()} == {name: v.tobytes() for name, v in other.items()}
 
 
-def test_a_value_that_cannot_be_used_is_named_before_anything_starts(umbel_home: Path) -> None:
+def test_a_value_that_cannot_be_used_is_named_before_anything_starts(
+    umbel_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with raises(ConfigError, "config.unknown-key", "ronds", "rounds?"):
         umbel.run(ronds=3)
     with raises(ConfigError, "config.wrong-value", "rounds", 0.5):
         umbel.run({"rounds": 0.5})
+    monkeypatch.setenv(ENGINE, "batched")
     with raises(ModelError, "model.batches", "drops", "engine"):
-        umbel.run(model="tests.cli.test_runs:drops", loss="mse", engine="batched", node_wait=1.0)
+        umbel.run(model="tests.cli.test_runs:drops", loss="mse", node_wait=1.0)
     assert not (umbel_home / "runs").exists()
 
 
@@ -126,6 +130,19 @@ def test_a_run_that_is_not_there_is_named(umbel_home: Path, tmp_path: Path) -> N
         umbel.load(tmp_path)
 
 
+@pytest.mark.parametrize("version", ["", "version = 8\n"])
+def test_a_run_folder_of_another_version_is_refused(kept: Path, tmp_path: Path, version: str) -> None:
+    run = shutil.copytree(kept, tmp_path / "run")
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("version = 1\n", version, 1))
+    with raises(ConfigError, "config.version", "version 1", "run it again"):
+        _ = umbel.load(run).config
+    with raises(ConfigError, "config.version"):
+        umbel.run(str(config))
+    with raises(ConfigError, "config.version"):
+        umbel.run("synthetic", start_from=str(run), seed=1, rounds=1)
+
+
 @pytest.mark.usefixtures("blank_figures")
 def test_a_run_says_what_it_was_worth(umbel_home: Path, kept: Path) -> None:
     run = umbel.run("synthetic", rounds=3, restarts=1)
@@ -133,7 +150,7 @@ def test_a_run_says_what_it_was_worth(umbel_home: Path, kept: Path) -> None:
     assert {"the best constant", "this run, last round"} <= set(run.worth.index)
     assert run.worth.loc["the best constant", "mean"] == pytest.approx(3.849, abs=1e-3)
     assert run.verdict
-    with raises(ConfigError, "config.no-worth", "umbel report"):
+    with raises(ConfigError, "config.no-worth", "umbel runs report"):
         _ = umbel.load(kept).worth
     with raises(ConfigError, "config.no-worth"):
         _ = umbel.run("synthetic", rounds=1, restarts=1, baselines=False).verdict

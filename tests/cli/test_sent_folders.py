@@ -67,10 +67,10 @@ def test_what_a_run_names_is_not_imported(key: str, kept: Path, planted: Path, t
 @pytest.mark.parametrize(
     "words",
     [
-        ("report", "{run}"),
+        ("runs", "report", "{run}"),
         ("runs", "show", "{run}"),
-        ("runs", "compare", "{run}", "{run}"),
-        ("export", "{run}", "out"),
+        ("runs", "show", "{run}", "{run}"),
+        ("runs", "export", "{run}", "out"),
         ("predict", "{run}", "synthetic"),
         ("run", "start-from={run}"),
     ],
@@ -108,29 +108,30 @@ def test_no_command_runs_what_a_dataset_names(words: tuple[str, ...], planted: P
     assert code == 0 or "config.untrusted-code" in output or "config.no-run" in output, output
 
 
-@pytest.mark.parametrize("words", [("show",), ("show", "--to-date"), ("report",)], ids=" ".join)
 def test_no_command_runs_the_mechanism_that_a_ledger_names(
-    words: tuple[str, ...], planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The person may trust it; a site's own policy is its word."""
     (tmp_path / "planted.py").write_text(PLANTED + MECHANISM)
     ledger = Ledger.create(tmp_path / "sent.sqlite")
     release = Release(Kind.TRAIN, 3, 5.0, Clipping.PUBLIC, mechanism="planted:Own")
     ledger.charge(Charge("7", 1, release), [ClientInDataset(0)])
-    ended(*umbel("ledger", *words, str(ledger.path)), "config.untrusted-code", "planted:Own", "--trust")
-    assert umbel("ledger", "check", str(ledger.path))[0] == 0
+    reading: list[tuple[str, ...]] = [(), ("--to-date",), ("--json",)]
+    for words in reading:
+        ended(*umbel("site", "journal", *words, str(ledger.path)), "config.untrusted-code", "planted:Own", "--trust")
     assert not planted.exists()
     site = Site.serving(Policy(data_path=str(tmp_path), ledger_path=str(ledger.path), mechanisms="planted:Own"))
     monkeypatch.setattr(plugins, "_distrusted", set())
     assert Books(ledger.path, site).clients[0].epsilon_at_delta != "none"
     assert planted.exists()
-    code, output = umbel("--trust", "planted:Own", "ledger", *words, str(ledger.path))
-    assert code == 0, output
+    for words in reading:
+        code, output = umbel("--trust", "planted:Own", "site", "journal", *words, str(ledger.path))
+        assert code == 0, output
 
 
 @pytest.mark.parametrize(
     "words",
-    [("report", "{run}"), ("run", "{run}", "--resume", "rounds=9"), ("site", "check", 'data-path="{data}"')],
+    [("runs", "report", "{run}"), ("run", "{run}", "--resume", "rounds=9"), ("site", "check", 'data-path="{data}"')],
     ids=" ".join,
 )
 def test_no_library_finds_modules_in_the_folder_of_the_person(
@@ -181,7 +182,7 @@ def test_names_of_folders_are_printed_without_escapes(kept: Path, umbel_home: Pa
 @pytest.mark.parametrize("name", ["planted:a=b", "planted: boom", "planted:a;b", "flower:planted:Boom"])
 def test_no_way_of_writing_a_name_gets_past(name: str, kept: Path, planted: Path, tmp_path: Path) -> None:
     run = str(sent_run(kept, tmp_path / "sent", "strategy", name))
-    for words in (("report", run), ("run", run, "--resume", "rounds=9")):
+    for words in (("runs", "report", run), ("run", run, "--resume", "rounds=9")):
         ended(*umbel(*words), "config.untrusted-code", "planted")
     assert not planted.exists()
 
@@ -189,7 +190,7 @@ def test_no_way_of_writing_a_name_gets_past(name: str, kept: Path, planted: Path
 def test_a_run_without_its_table_names_nothing(kept: Path, planted: Path, tmp_path: Path) -> None:
     shutil.copytree(kept, tmp_path / "sent")
     (tmp_path / "sent" / "config.toml").write_text('model = "planted:boom"\nloss = "mse"\n')
-    for words in (("run", "{}", "--resume"), ("runs", "show", "{}"), ("report", "{}")):
+    for words in (("run", "{}", "--resume"), ("runs", "show", "{}"), ("runs", "report", "{}")):
         run = str(tmp_path / "sent")
         ended(*umbel(*(word.format(run) for word in words)), "config.no-run", "config.toml")
     assert not planted.exists()
@@ -210,38 +211,13 @@ def test_a_file_of_settings_names_only_code_that_lies_where_the_person_works(
     ended(*umbel(command, sent), "config.import", "it is read")
 
 
-@pytest.mark.parametrize("words", [("{run}", "--resume", "rounds=9"), ("{run}/config.toml", "rounds=9")], ids=" ".join)
-def test_a_run_reports_to_nobody_whom_the_person_does_not_name(
-    words: tuple[str, ...], kept: Path, tmp_path: Path
-) -> None:
-    run = sent_run(kept, tmp_path / "sent", "track", "tensorboard")
-    saved = tomllib.loads((run / "config.toml").read_text())
-    saved["config"]["track-options"] = f"folder={tmp_path / 'elsewhere'}"
-    (run / "config.toml").write_text(tomli_w.dumps(saved))
-    words = tuple(word.format(run=run) for word in words)
-    ended(*umbel("run", *words), "config.track-again", "track='tensorboard'", "track=''")
-    ended(*umbel("run", *words, "track-options=folder=/"), "config.track-again", "elsewhere")
-    code, output = umbel("run", *words, "track=")
-    assert code == 0, output
-    assert not (tmp_path / "elsewhere").exists()
-
-
-def test_a_run_names_no_tracker_among_its_observers(kept: Path, tmp_path: Path) -> None:
-    """It would report as `track` does, without the question."""
-    tracker = f"umbel.server.tracking.tools:TensorBoard folder={tmp_path / 'elsewhere'}"
-    run = str(sent_run(kept, tmp_path / "sent", "observers", tracker))
-    for words in ((run, "--resume", "rounds=9"), (f"{run}/config.toml", "rounds=9")):
-        ended(*umbel("run", *words), "config.track-again", "track='tensorboard'")
-    assert not (tmp_path / "elsewhere").exists()
-
-
 def test_a_link_in_a_run_leads_no_writing_out_of_it(kept: Path, tmp_path: Path) -> None:
     run, outside = tmp_path / "sent", tmp_path / "outside"
     shutil.copytree(kept, run)
     outside.write_text("mine")
     (run / f".report.html.{os.getpid()}.tmp").symlink_to(outside)
     (run / "report.html").unlink(missing_ok=True)
-    code, output = umbel("report", str(run))
+    code, output = umbel("runs", "report", str(run))
     assert (code, outside.read_text()) == (0, "mine"), output
     assert (run / "report.html").is_file()
 
@@ -252,7 +228,7 @@ def test_a_device_in_a_run_is_not_read(file: str, kept: Path, tmp_path: Path) ->
     shutil.copytree(kept, run)
     (run / file).unlink(missing_ok=True)
     (run / file).symlink_to(os.devnull)  # one that ends, should it be read
-    for words in (("report", str(run)), ("runs", "show", str(run))):
+    for words in (("runs", "report", str(run)), ("runs", "show", str(run))):
         ended(*umbel(*words), "config.special-file", file)
 
 
@@ -301,9 +277,9 @@ def test_a_guarantee_is_told_only_for_the_releases_of_a_runs_rounds(kept: Path, 
     run = tmp_path / "sent"
     shutil.copytree(kept, run)
     (run / "participations.jsonl").write_text('{"0": 1}\n{}\n')
-    ended(*umbel("report", str(run)), "config.run-damaged", "1 releases", "history.jsonl")
+    ended(*umbel("runs", "report", str(run)), "config.run-damaged", "1 releases", "history.jsonl")
     (run / "participations.jsonl").write_text('{"0": 100}\n{}\n')
-    for words in (("report",), ("runs", "show")):
+    for words in (("runs", "report"), ("runs", "show")):
         ended(*umbel(*words, str(run)), "config.run-damaged", "100", "history.jsonl")
 
 

@@ -12,11 +12,11 @@ from umbel.client.checks import entries_of
 from umbel.protocol.errors import SiteError
 from umbel.protocol.flower import parse_config_args
 
-TEXT = """data-path="/the data" budget=4  delta=1e-5\n tripwire=true keep-model='/models'"""
+TEXT = """data-path="/the data" budget=4  delta=1e-5\n exact-losses=true keep-model='/models'"""
 
 
 def test_pairs_are_read_with_their_types() -> None:
-    found = {"data-path": "/the data", "budget": 4, "delta": 1e-5, "tripwire": True, "keep-model": "/models"}
+    found = {"data-path": "/the data", "budget": 4, "delta": 1e-5, "exact-losses": True, "keep-model": "/models"}
     assert entries_of(TEXT) == found
     assert entries_of("") == entries_of(" ") == {}
 

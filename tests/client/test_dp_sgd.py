@@ -28,7 +28,7 @@ from umbel.client.loop import LoopLearner
 from umbel.client.row_gradients import SLACK, Chained, Layered, RowByRow, gradients_of
 from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model
-from umbel.models.optimizers import LocalOptimizer, Momentum
+from umbel.models.optimizers import SGD, Descent, Momentum
 from umbel.privacy.gate.randomness import RowSource, row_sources
 from umbel.protocol.errors import ModelError
 from umbel.protocol.release import RowPrivacy
@@ -494,8 +494,8 @@ def test_sums_are_divided_by_the_public_batch_and_not_by_the_drawn_rows() -> Non
         np.testing.assert_allclose(both[name], 2 * value, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("how", [LocalOptimizer(), LocalOptimizer(Momentum(), proximal=0.1)])
-def test_all_engines_draw_the_same_and_a_client_depends_on_no_other(how: LocalOptimizer) -> None:
+@pytest.mark.parametrize("how", [SGD(), Momentum(proximal=0.1)])
+def test_all_engines_draw_the_same_and_a_client_depends_on_no_other(how: Descent) -> None:
     cohort, rows = cohort_of(MLP, 9, 0, 4), RowPrivacy(C, 0.5, 0.4, 3.0, 20)
 
     def of(engine: type[Learner], part: slice) -> dict[str, NDArray[Any]]:

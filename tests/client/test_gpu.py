@@ -32,7 +32,7 @@ from umbel.client.prediction import Learnt, predictions
 from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of
 from umbel.models import LOSSES, METRICS, Model
-from umbel.models.optimizers import OPTIMIZERS, LocalOptimizer
+from umbel.models.optimizers import OPTIMIZERS
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.run_config import RunConfig
@@ -97,7 +97,7 @@ def cases() -> Iterator[Case]:
 CASES = list(cases())
 EPOCH = LocalUpdate(1, 0.1, 2)
 # Clipped, and held near its start.
-ADAM = LocalUpdate(1, 0.1, 0, 2, descent=LocalOptimizer(OPTIMIZERS["adam"](), 1.0, 0.1))
+ADAM = LocalUpdate(1, 0.1, 0, 2, descent=OPTIMIZERS["adam"](clip_gradient=1.0, proximal=0.1))
 
 
 def everything(learner: Learner, dataset: Dataset, update: LocalUpdate) -> dict[str, Any]:

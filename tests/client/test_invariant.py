@@ -30,7 +30,7 @@ from umbel.client.loop import LoopLearner
 from umbel.client.trial import try_out
 from umbel.data import open_dataset, write_dataset
 from umbel.models import LOSSES, METRICS, Model
-from umbel.models.optimizers import Adam, LocalOptimizer, Momentum
+from umbel.models.optimizers import SGD, Adam, Momentum
 from umbel.protocol.arrays import Arrays
 
 # --- which models
@@ -163,7 +163,7 @@ KINDS = {
     "lstm": Kind(model_of("lstm", lstm, LOSSES["cross-entropy"], METRICS["accuracy"]), (5, 2), classes(3), 3),
 }  # fmt: skip
 
-OPTIMIZERS = (LocalOptimizer(), LocalOptimizer(Momentum(), 0.5, 0.1), LocalOptimizer(Adam()))
+OPTIMIZERS = (SGD(), Momentum(clip_gradient=0.5, proximal=0.1), Adam())
 
 
 @dataclass(frozen=True)

@@ -126,17 +126,6 @@ def test_what_is_kept_is_enough_to_predict(how: str, site: Config, tmp_path: Pat
         assert loss < 0.5 * 0.2 * abs(slope) * np.sqrt(2.5), "half of the error of the hypothesis"
 
 
-def test_a_memory_is_kept_with_its_rows(site: Config, tmp_path: Path, run_config: Config) -> None:
-    """Of a hypothesis of 0. Each row is told the other's target: errors of 1 - 2 share and 2 - share, least at .8."""
-    hypotheses = {"weight": HYPOTHESES["weight"] * np.float32(0)}
-    reply = keep(run_config | {"loss": ""}, site | {"personalise": "knn-per"}, hypotheses)
-    assert reply.content == RecordDict(), "the server learns nothing of it"
-    for slope, found in zip(SLOPES, models_in(tmp_path / "models").values(), strict=True):
-        assert found["own:keys"].tolist() == [[1, 0], [2, 0]]
-        assert found["own:values"].tolist() == [[slope], [2 * slope]]
-        np.testing.assert_allclose(found["own:share"], [0.8])
-
-
 def test_a_prior_of_the_server_is_used(site: Config, tmp_path: Path, run_config: Config) -> None:
     """Clients that differ in the second weight alone, which their rows say nothing of, move less in the first."""
     prior = Prior(np.tile(np.diag([0.0, 1.0]), (2, 1, 1)), np.ones(2))

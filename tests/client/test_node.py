@@ -17,7 +17,7 @@ from tests.helpers.errors import raises
 from tests.helpers.models import write_module
 from umbel.client.node import Node
 from umbel.data import BUNDLED, offsets_of, write_dataset, write_leaf
-from umbel.protocol.errors import ConfigError, DatasetError, ModelError, ProtocolError, SiteError
+from umbel.protocol.errors import ConfigError, DatasetError, ProtocolError, SiteError
 from umbel.protocol.simulated import in_process
 from umbel.protocol.tasks import Hosting
 
@@ -303,11 +303,10 @@ def test_a_site_whose_models_are_each_clients_own_already_is_told(tmp_path: Path
     assert Node.of(own(tmp_path / "other") | entries, run_config).model.local_shapes == {}
 
 
-def test_a_site_that_cannot_remember_rows_is_told_before_the_run(tmp_path: Path, run_config: Config) -> None:
-    site = {"data-path": str(save_plane(tmp_path / "own", 2, model="tests.helpers.models:Turned", loss="mse"))}
-    assert Node.of(site, run_config).model.shapes
-    with raises(ModelError, "model.no-neighbours", "another method"):
-        Node.of(site | {"keep-model": str(tmp_path / "models"), "personalise": "knn-per"}, run_config)
+def test_a_method_that_cannot_be_imported_is_told_before_the_run(tmp_path: Path, run_config: Config) -> None:
+    site = {"data-path": str(save_plane(tmp_path / "own", 2)), "keep-model": str(tmp_path / "models")}
+    with raises(ConfigError, "config.import", "nowhere"):
+        Node.of(site | {"personalise": "nowhere:method"}, run_config)
 
 
 def test_hypotheses_for_other_frozen_parameters_are_refused(tmp_path: Path, run_config: Config) -> None:

@@ -26,7 +26,7 @@ STEP = LocalUpdate(local_epochs=2, step_size=0.1, batch_size=2)
 
 
 def made(
-    how: Personal,
+    how: str,
     learner: Learner,
     hypotheses: Arrays,
     cohort: Cohort,
@@ -152,7 +152,7 @@ def some_clients(model: models.Model, *lengths: int) -> list[tuple[np.ndarray, n
 
 @ALL
 @MODELS
-def test_a_client_of_no_rows_has_a_hypothesis(how: Personal, model: models.Model) -> None:
+def test_a_client_of_no_rows_has_a_hypothesis(how: str, model: models.Model) -> None:
     """Of one it is that one; the others fare as they would without it."""
     learner = learner_of("loop", model)
     first, second = some_clients(model, 3, 2)
@@ -171,7 +171,7 @@ def test_a_client_of_no_rows_has_a_hypothesis(how: Personal, model: models.Model
 
 @ALL
 @MODELS
-def test_clients_do_not_depend_on_each_other(how: Personal, model: models.Model) -> None:
+def test_clients_do_not_depend_on_each_other(how: str, model: models.Model) -> None:
     """In another order, and one by one, each has the same predictor."""
     learner, hypotheses = learner_of("batched", model), draw_hypotheses(model, 2)
     clients = some_clients(model, 4, 1, 7)

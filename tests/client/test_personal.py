@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.errors import raises
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.engines import learner_for
-from umbel.client.personal import Task, make_own
+from umbel.client.exports import OwnNetwork
+from umbel.client.personal import Own, Task, make_own, method
 from umbel.client.personal.tune import best_shares
-from umbel.privacy.gate.policy import Personal
+from umbel.privacy.gate.policy import Personal, Policy
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.errors import ConfigError, SiteError
+from umbel.protocol.plugins import LAB
 
 LEARNER = learner_for(models.load("linear", loss="mse"))
 # y = 1 x and y = -1 x.
@@ -30,7 +34,7 @@ def cohort(*slopes: list[float]) -> Cohort:
     return Cohort(features, torch.tensor(rows), np.array([len(own) for own in slopes]))
 
 
-def own(how: Personal, clients: Cohort, update: LocalUpdate = STEP) -> list[float]:
+def own(how: str, clients: Cohort, update: LocalUpdate = STEP) -> list[float]:
     """Return the weight of each client's own model."""
     draws = partial(streams, 0, "shuffle", 0, range(len(clients)))
     found = make_own(how, LEARNER, HYPOTHESES, clients, update, draws).parameters
@@ -67,3 +71,42 @@ def test_a_client_of_one_row_has_none_to_keep_apart_and_none_to_train_on() -> No
 def test_training_that_blows_up_leaves_the_hypothesis(how: Personal) -> None:
     blown = LocalUpdate(local_epochs=300, step_size=1e30, batch_size=0)
     assert own(how, cohort([3.0, 3, 3, 3, 3]), blown) == [1]
+
+
+def doubled(task: Task) -> Own:
+    """Return twice the best hypothesis."""
+    return task.networks({name: 2 * value for name, value in task.start.items()})
+
+
+def test_a_method_may_be_a_users_own() -> None:
+    assert own("tests.client.test_personal:doubled", cohort([3.0, 3.0], [-2.0])) == [2, -2]
+
+
+def test_a_method_that_is_none_is_named() -> None:
+    with raises(ConfigError, "config.personalise", "'own'", *Personal):
+        method("own")
+    with raises(ConfigError, "config.personalise", "STEP", "no function"):
+        method("tests.client.test_personal:STEP")
+    with raises(ConfigError, "config.import", "missing"):
+        method("tests.client.test_personal:missing")
+
+
+@pytest.mark.parametrize("name", ["ditto", "mr-mtl", "apfl", "fedrep", "knn-per"])
+def test_a_method_of_the_lab_is_named_with_its_place(name: str) -> None:
+    with raises(ConfigError, "config.personalise", name, "pip install umbel-lab", LAB[name]):
+        method(name)
+    with raises(SiteError, "site.conflict", LAB[name]):
+        Policy.parse({"keep-model": "/models", "personalise": name})
+    assert callable(method(LAB[name]))
+
+
+class Odd(Own):
+    """A predictor of another kind."""
+
+
+def test_a_network_for_other_programs_is_only_of_networks() -> None:
+    """Another kind of predictor may hold the client's rows."""
+    made = LEARNER.model.initial(0)
+    found = Odd.plain({name: value[None, None] for name, value in made.items()}, 1)
+    with raises(ConfigError, "config.rows-in-file", "Odd", "choose another method"):
+        OwnNetwork(LEARNER.model, found)

@@ -15,6 +15,7 @@ from tests.helpers.messages import asked, releases, scores, task_of
 from tests.helpers.nodes import ask
 from umbel.client import progress
 from umbel.client.app import app
+from umbel.protocol.project import ENGINE
 from umbel.protocol.tasks import EvaluationSpec
 from umbel.simulation.grid import InProcessGrid, partitions
 
@@ -72,30 +73,35 @@ def test_parts_add_up_and_outside_of_a_round_nothing_is_told(caplog: pytest.LogC
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(("engine", "steps"), [("loop", {0, 1, 2}), ("batched", {1})])
 def test_training_tells_how_many_clients_are_done(
-    engine: str, steps: set[int], run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
+    engine: str,
+    steps: set[int],
+    run_config: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reply = train(InProcessGrid(app, run_config | {"engine": engine}))
+    monkeypatch.setenv(ENGINE, engine)
+    reply = train(InProcessGrid(app, run_config))
     # Two of five parts are the choice between two hypotheses. The loop tells each client, the other engine each chunk.
     found = [line for line in told(caplog) if line[3] == "clients trained"]
     assert {(when, clients) for when, _, clients, _ in found} == {("round 1", 3)}
     assert {done for _, done, _, _ in found} == steps
     caplog.clear()
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    quiet = train(InProcessGrid(app, run_config | {"engine": engine}))
+    quiet = train(InProcessGrid(app, run_config))
     assert told(caplog) == []
     assert list(reply.content) == list(quiet.content)
     np.testing.assert_array_equal(releases(reply)["weight"], releases(quiet)["weight"])
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("often", "looped")
 def test_nodes_are_told_apart(run_config: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    train(InProcessGrid(app, run_config | {"engine": "loop"}, node_configs=partitions(2)), node=1)
+    train(InProcessGrid(app, run_config, node_configs=partitions(2)), node=1)
     assert {when for when, *_ in told(caplog)} == {"round 1, node 2 of 2"}
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("often", "looped")
 def test_scoring_tells_how_many_clients_are_done(run_config: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    grid = InProcessGrid(app, run_config | {"engine": "loop"})
+    grid = InProcessGrid(app, run_config)
     reply = ask(grid, asked(HYPOTHESES, evaluation=EvaluationSpec(0, (100, 104, 109))), "evaluate")
     assert np.isfinite(scores(reply)).all()
     assert told(caplog) == [("before round 1", done, 3, "validation clients scored") for done in (1, 2)]

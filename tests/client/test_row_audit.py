@@ -23,8 +23,8 @@ from umbel.data import offsets_of, write_dataset
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
-from umbel.research.attacks.audit.bounds import best_guesses, count_right, lower_bound
 from umbel.simulation.grid import InProcessGrid
+from umbel_lab.attacks.audit.bounds import best_guesses, count_right, lower_bound
 
 pytestmark = pytest.mark.rest(
     twin="tests/client/test_dp_sgd.py::test_noise_has_the_deviation_that_it_says_and_an_empty_sample_steps_too"

@@ -15,7 +15,7 @@ from tests.helpers.errors import raises
 from tests.helpers.models import draw_hypotheses
 from umbel import models
 from umbel.client.cohort import LocalUpdate
-from umbel.models.optimizers import OPTIMIZERS, LocalOptimizer
+from umbel.models.optimizers import OPTIMIZERS, descent_of
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 
@@ -43,9 +43,8 @@ def test_each_client_has_an_optimizer_of_pytorchs(
 ) -> None:
     """Clients of fewer rows than others take fewer steps, and what an optimizer remembers counts their own."""
     start = draw_hypotheses(MODEL, 1)
-    entries = {"clip-gradient": more.get("clip", 0.0), "proximal": more.get("proximal", 0.0)}
-    run = RunConfig.parse(entries | {"optimizer": name, "optimizer-options": options})
-    update = replace(UPDATE, descent=LocalOptimizer.of(run))
+    named = f"{name} clip-gradient={more.get('clip', 0.0)} proximal={more.get('proximal', 0.0)} {options}"
+    update = replace(UPDATE, descent=descent_of(named.strip()))
     trained = train(MODEL, start, [0, 0, 0], cohort_of(*RAGGED), update, [InOrder()] * 3, engine)
     first = {key: value[0] for key, value in start.items()}
     expected = [sgd(MODEL, first, rows, UPDATE, make=make, **more) for rows in RAGGED]
@@ -54,7 +53,7 @@ def test_each_client_has_an_optimizer_of_pytorchs(
 
 @engines
 def test_what_an_optimizer_remembers_it_forgets_after_the_round(engine: str) -> None:
-    update = replace(UPDATE, descent=LocalOptimizer(OPTIMIZERS["momentum"]()))
+    update = replace(UPDATE, descent=OPTIMIZERS["momentum"]())
     start = draw_hypotheses(MODEL, 1)
     first, again = (train(MODEL, start, [0, 0, 0], cohort_of(*RAGGED), update, generators(3), engine) for _ in range(2))
     for name, value in first.items():
@@ -62,16 +61,16 @@ def test_what_an_optimizer_remembers_it_forgets_after_the_round(engine: str) -> 
 
 
 def test_plain_descent_is_what_a_run_asks_for_that_says_nothing() -> None:
-    assert LocalOptimizer.of(RunConfig()).plain
-    assert not LocalOptimizer.of(RunConfig(proximal=0.1)).plain
-    assert not LocalOptimizer.of(RunConfig(optimizer="momentum")).plain
+    assert descent_of(RunConfig().optimizer).plain
+    assert not descent_of("sgd proximal=0.1").plain
+    assert not descent_of("momentum").plain
 
 
 def test_an_option_of_another_optimizer_is_refused() -> None:
     with raises(ConfigError, "config.unknown-option", "momentum", "beta1", "beta2"):
-        LocalOptimizer.of(RunConfig(optimizer="adam", optimizer_options="momentum=0.9"))
+        descent_of("adam momentum=0.9")
 
 
 def test_an_option_without_effect_is_refused() -> None:
     with raises(ConfigError, "config.option-value", "nesterov", "momentum"):
-        LocalOptimizer.of(RunConfig(optimizer="sgd", optimizer_options="nesterov=true"))
+        descent_of("sgd nesterov=true")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.commands.test_approvals import Site
+from tests.cli.commands.test_requests import Site
 from tests.helpers.messages import refused
 from umbel.console.books import Books
 from umbel.privacy.gate.ledger import Ledger

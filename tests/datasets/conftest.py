@@ -22,6 +22,8 @@ from umbel.server.setup import Setup
 
 PROJECT = Path(__file__).resolve().parents[2]
 RECIPES = PROJECT / "umbel" / "datasets"
+"""Where recipes are; the lab's are in `LAB`."""
+LAB = PROJECT / "lab" / "umbel_lab" / "datasets"
 DATA = PROJECT.parent / "shared" / "data"
 
 
@@ -39,8 +41,8 @@ class Recipe:
         The recipe, loaded by its path, the way experiments do: `datasets` is a folder of scripts, no package.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, folder: Path = RECIPES) -> None:
+        self.name, self._file = name, folder / f"{name}.py"
         self.module: ModuleType = self._load()
 
     def run(self, out: Path, *options: str | Path) -> Result:
@@ -57,7 +59,7 @@ class Recipe:
         """Run the script in `folder`, with $UMBEL_HOME below it, and open what it wrote there."""
         home = folder / "home"
         done = subprocess.run(
-            [sys.executable, str(RECIPES / f"{self.name}.py"), *map(str, options)],
+            [sys.executable, str(self._file), *map(str, options)],
             cwd=folder, env=os.environ | {"UMBEL_HOME": str(home)}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -78,7 +80,7 @@ class Recipe:
         assert not (out / "manifest.json").exists()
 
     def _load(self) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(f"recipe_{self.name}", RECIPES / f"{self.name}.py")
+        spec = importlib.util.spec_from_file_location(f"recipe_{self.name}", self._file)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)

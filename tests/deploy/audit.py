@@ -36,9 +36,6 @@ def audit(run: Run, nodes: Iterable[Member]) -> None:
     for entry in run.history:
         assert entry["releases"] <= of_round[entry["number"]], f"round {entry['number']} used what nobody paid for"
 
-    if RunFolder(run.folder).read_config()["config"].get("anonymous-least"):
-        return  # the server counts each client that may have released
-
     of_client = Counter((node, client) for node, client, _ in charges)
     hosting = RunFolder(run.folder).read_nodes()
     # As the server numbers them: those that joined later follow the others.

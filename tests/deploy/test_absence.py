@@ -36,8 +36,8 @@ def start_site(deployment: Deployment, name: str, **policy: Any) -> None:
 
 
 def sites(run: Run) -> dict[str, dict[str, Any]]:
-    """Return what ``umbel sites`` says, by name."""
-    command = [sys.executable, "-m", "umbel", "sites", str(run.folder), "--json"]
+    """Return what ``umbel server status`` says, by name."""
+    command = [sys.executable, "-m", "umbel", "server", "status", str(run.folder), "--json"]
     told = subprocess.run(command, capture_output=True, check=True, text=True).stdout
     return {site["name"]: site for site in json.loads(told)["sites"]}
 
@@ -47,7 +47,7 @@ def test_a_run_pauses_says_for_whom_it_waits_and_continues_by_itself(deployment:
     north, south = deployment.nodes.values()
     north.tamper({2: HOLD})
     south.tamper({2: HOLD})
-    config = SHORT | {"min_nodes": 2, "pause_below": 2, "rounds": ROUNDS, "clients_per_round": 2 * CLIENTS}
+    config = SHORT | {"min_nodes": 2, "pause": "below=2", "rounds": ROUNDS, "clients_per_round": 2 * CLIENTS}
     run = deployment.submit(**config, round_timeout=ROUND_S)
     wait_until("round 2", lambda: 2 in south.rounds_paid(run) and 2 in north.rounds_paid(run), RUN_S)
     south.kill()

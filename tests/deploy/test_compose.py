@@ -19,7 +19,6 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as sup
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode
 from typer.testing import CliRunner
 
-from tests.helpers.commands import check
 from umbel.cli.main import app
 from umbel.deploy import server as guarded
 from umbel.deploy.database import Database
@@ -31,14 +30,13 @@ from umbel.server.setup import Setup
 
 ROOT = Path(__file__).parents[2]
 PARSERS = {"flower-superlink": superlink, "flower-superexec": superexec, "flower-supernode": supernode}
-EXECUTOR = ["umbel", "site", "executor"]
-SERVERS_EXECUTOR = ["umbel", "server", "executor"]
+EXECUTOR = ["python", "-m", "umbel.cli.parts", "executor"]
+SERVERS_EXECUTOR = ["python", "-m", "umbel.cli.parts", "server-executor"]
 """Both take the options of Flower's own executor."""
 GUARDED = ["umbel", "server", "start"]
 """Takes the options of Flower's own SuperLink, and the guard's."""
-PACED = ["umbel", "site", "supernode"]
+PACED = ["python", "-m", "umbel.cli.parts", "supernode"]
 """Takes the options of Flower's own SuperNode."""
-RELAY = ["umbel", "relay", "start"]
 SERVER = {"superlink", "serverapp"}
 CLIENT = {"supernode", "clientapp"}
 DEMO = {*SERVER, *SITES, *(f"{site}-app" for site in SITES)}
@@ -97,9 +95,6 @@ def start_guarded(command: list[str]) -> tuple[list[str], Rules]:
 
 def parse(command: list[str]) -> None:
     """Have Flower parse a command's options."""
-    if command[:3] == RELAY:
-        check(command)
-        return
     executes = command[:3] in (EXECUTOR, SERVERS_EXECUTOR)
     program, *arguments = ["flower-superexec", *command[3:]] if executes else command
     if command[:3] == PACED:
@@ -111,7 +106,7 @@ def parse(command: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("profile", "expected"),
-    [("server", SERVER), ("client", CLIENT), ("demo", DEMO), ("image", {"image"}), ("relay", {"relay"})],
+    [("server", SERVER), ("client", CLIENT), ("demo", DEMO), ("image", {"image"})],
 )
 def test_each_profile_is_valid_and_starts_its_own(profile: str, expected: set[str]) -> None:
     assert set(compose(profile)) == expected
@@ -126,22 +121,16 @@ def test_sites_run_the_images_own_app(services: dict[str, Any]) -> None:
     assert {name for name, service in services.items() if service["command"][:3] == EXECUTOR} == APPS
 
 
-def test_a_server_and_a_relay_publish_one_port_each(services: dict[str, Any]) -> None:
+def test_only_the_server_publishes_a_port(services: dict[str, Any]) -> None:
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
     ports = {name: [(port["target"], port["published"]) for port in found] for name, found in published.items()}
-    assert ports == {"superlink": [(8000, "8000")], "relay": [(8443, "8443")]}
+    assert ports == {"superlink": [(8000, "8000")]}
 
 
-def test_a_relay_has_tls_and_no_disk_and_apps_reach_it_only_where_that_is_asked_for(services: dict[str, Any]) -> None:
-    relay = services["relay"]
-    assert "--key=/run/secrets/server.key" in relay["command"]
-    assert "volumes" not in relay
-    asked = {profile: compose(profile, "umbel/deploy/relay.yml") for profile in ("client", "server")}
-    app, server = asked["client"]["clientapp"], asked["server"]["serverapp"]
-    assert {*app["networks"]} == {"site", "front"}
-    assert {secret["source"] for secret in app["secrets"]} == {"ca.crt", "relay-ca.crt", "party.key"}
-    assert {*server["networks"]} == {"server", "front"}
-    assert {secret["source"] for secret in server["secrets"]} == {"ca.crt", "superexec.secret", "relay-ca.crt"}
+def test_an_app_reads_its_key_of_secure_sums_only_where_that_is_asked_for() -> None:
+    app = compose("client", "umbel/deploy/parties.yml")["clientapp"]
+    assert {*app["networks"]} == {"site"}
+    assert {secret["source"] for secret in app["secrets"]} == {"ca.crt", "party.key"}
 
 
 def test_tls_and_keys_are_the_default(services: dict[str, Any]) -> None:

@@ -146,7 +146,7 @@ def test_only_a_site_itself_reads_what_is_wrong_with_its_data(deployment: Deploy
 @pytest.mark.parametrize("victim", ["ServerApp", "SuperLink"])
 def test_a_run_whose_server_dies_keeps_its_rounds_and_can_go_on(deployment: Deployment, victim: str) -> None:
     """The SuperLink takes its ServerApp along; its nodes wait and come back by themselves."""
-    own = {"strategy": "momentum:Momentum", "strategy_options": "momentum=0.5"}
+    own = {"strategy": "momentum:Momentum momentum=0.5"}
     config = SHORT | own | {"rounds": 2, "clients_per_round": 3 * CLIENTS}
     run = deployment.submit(**config)
     wait_until("end of round 1", lambda: run.rounds, RUN_S)

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from jsonschema import Draft7Validator
 from tests.deploy.test_compose import GUARDED, compose, parse, start_guarded
 from tests.helpers import helm
 from umbel.deploy.guard import Rules
-from umbel.deploy.relay import read_sites
 from umbel.privacy.gate.policy import Policy
 from umbel.protocol.project import described
 
@@ -82,7 +80,7 @@ def test_helm_renders_the_copies(role: str) -> None:
 
 @pytest.mark.parametrize(
     ("role", "lacks"),
-    [("server", set()), ("site", {"server", "egress", "data"}), ("relay", {"sites", "least"}), ("", {"role"})],
+    [("server", set()), ("site", {"server", "egress", "data"}), ("", {"role"})],
 )
 def test_what_a_role_needs_is_asked_for(role: str, lacks: set[str]) -> None:
     schema = json.loads((helm.CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -96,7 +94,7 @@ def test_the_chart_is_of_this_version() -> None:
     assert f"appVersion: {described()['version']}" in lines
 
 
-# Both containers of a pod have one network, and a Secret is one folder. The sites of a relay are no secret.
+# Both containers of a pod have one network, and a Secret is one folder.
 @pytest.mark.parametrize(
     ("name", "differ"),
     [
@@ -104,7 +102,6 @@ def test_the_chart_is_of_this_version() -> None:
         ("serverapp", {"--runtime-api-address"}),
         ("supernode", {"--superlink", "--host", "--node-config"}),
         ("clientapp", {"--runtime-api-address"}),
-        ("relay", {"--sites", "--least"}),
     ],
 )
 def test_the_programs_are_those_of_compose(name: str, differ: set[str], services: dict[str, Any]) -> None:
@@ -141,9 +138,8 @@ def test_keys_and_data_are_where_they_are_needed() -> None:
     assert keys("superlink") == {"*"}
     assert keys("serverapp") == {"ca.crt", "superexec.secret"}
     assert keys("supernode") == {"ca.crt", "node.key"}
-    # The node's key is not among them: that of parties signs releases, in the process that makes them.
-    assert keys("clientapp") == {"ca.crt", "relay-ca.crt", "party.key"}
-    assert keys("relay") == {"server.crt", "server.key"}
+    # The node's key is not among them: that of parties signs a site's part of a sum, in the process that makes it.
+    assert keys("clientapp") == {"ca.crt", "party.key"}
     assert environment("clientapp")["UMBEL_SERVER_CA"] == "/run/secrets/umbel/ca.crt"
     mounts = {mount["mountPath"]: mount for mount in container("clientapp")["volumeMounts"]}
     assert set(mounts) == {"/data", "/ledger", "/etc/umbel", "/run/secrets/umbel", "/tmp"}
@@ -159,23 +155,8 @@ def test_a_sites_readiness_knows_its_ledger(services: dict[str, Any]) -> None:
     assert tomllib.loads(text)["ledger-path"] == environment("clientapp")["UMBEL_LEDGER_PATH"]
 
 
-def test_a_relay_reads_the_sites_of_its_values(tmp_path: Path) -> None:
-    (tmp_path / "sites.toml").write_text(document("relay", "ConfigMap")["data"]["sites.toml"], encoding="utf-8")
-    assert read_sites(tmp_path / "sites.toml").keys() == {"north", "west"}
-    [options] = [dict(word.split("=", 1) for word in one["command"][3:]) for one in containers("relay")]
-    assert (options["--sites"], options["--least"]) == ("/etc/umbel/sites.toml", "1000000")
-
-
-def test_a_relay_reaches_no_disk() -> None:
-    volumes = {volume.pop("name"): volume for volume in pod("relay")["volumes"]}
-    assert volumes.keys() == {"secrets", "sites", "relay-tmp"}
-    assert volumes["relay-tmp"]["emptyDir"]["medium"] == "Memory"
-    writable = {one["name"] for one in container("relay")["volumeMounts"] if not one.get("readOnly")}
-    assert writable == {"relay-tmp"}
-
-
 def test_all_are_confined(role: str) -> None:
-    spec, alive = pod(role), "/ready'" if role == "relay" else "/health'"
+    spec = pod(role)
     assert not spec["automountServiceAccountToken"]
     user = yaml.safe_load(helm.values(role).read_text(encoding="utf-8")).get("user", 1000)
     assert spec["securityContext"]["runAsNonRoot"]
@@ -187,10 +168,10 @@ def test_all_are_confined(role: str) -> None:
             "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
         }  # fmt: skip
         assert {"startupProbe", "readinessProbe", "livenessProbe"} <= one.keys()
-        # A full disk takes a pod out of service, and does not start it again. A relay has no disk.
+        # A full disk takes a pod out of service, and does not start it again.
         assert "/ready'" in str(one["readinessProbe"])
-        assert alive in str(one["livenessProbe"])
-        assert alive in str(one["startupProbe"])
+        assert "/health'" in str(one["livenessProbe"])
+        assert "/health'" in str(one["startupProbe"])
         # Slow is not dead: 15 minutes to start, and 10 minutes without an answer.
         assert one["startupProbe"]["failureThreshold"] * one["startupProbe"]["periodSeconds"] == 900
         assert one["livenessProbe"]["failureThreshold"] * one["livenessProbe"]["periodSeconds"] == 600
@@ -198,33 +179,29 @@ def test_all_are_confined(role: str) -> None:
         assert key not in json.dumps(spec)
 
 
-def test_only_server_and_relay_are_called_and_only_sites_call() -> None:
-    server, site, relay = (document(role, "NetworkPolicy")["spec"] for role in helm.ROLES)
+def test_only_the_server_is_called_and_only_sites_call() -> None:
+    server, site = (document(role, "NetworkPolicy")["spec"] for role in helm.ROLES)
     assert server["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8000}]}]
-    assert relay["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8443}]}]
-    assert server["egress"] == relay["egress"] == site["ingress"] == []
-    assert server["policyTypes"] == relay["policyTypes"] == site["policyTypes"] == ["Ingress", "Egress"]
-    [to_server, to_dns, to_relay] = site["egress"]
+    assert server["egress"] == site["ingress"] == []
+    assert server["policyTypes"] == site["policyTypes"] == ["Ingress", "Egress"]
+    [to_server, to_dns] = site["egress"]
     assert to_server == {
         "to": [{"ipBlock": {"cidr": "203.0.113.7/32"}}], "ports": [{"protocol": "TCP", "port": 8000}],
     }  # fmt: skip
     assert {port["port"] for port in to_dns["ports"]} == {53}
-    assert to_relay == {
-        "to": [{"ipBlock": {"cidr": "198.51.100.4/32"}}], "ports": [{"protocol": "TCP", "port": 8443}],
-    }  # fmt: skip
-    for role, policy in zip(helm.ROLES, (server, site, relay), strict=True):
+    for role, policy in zip(helm.ROLES, (server, site), strict=True):
         labels = document(role, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
         assert policy["podSelector"]["matchLabels"].items() <= labels.items()
 
 
 def test_volumes_outlive_the_release(role: str) -> None:
     claims = [one for one in helm.copied(role)[1] if one["kind"] == "PersistentVolumeClaim"]
-    names = {"server": ["umbel-runs", "umbel-state"], "site": ["umbel-ledger"], "relay": []}
+    names = {"server": ["umbel-runs", "umbel-state"], "site": ["umbel-ledger"]}
     assert [one["metadata"]["name"] for one in claims] == names[role]
     for claim in claims:
         assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
         assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
-    assert document(role, "StatefulSet")["spec"]["replicas"] == 1, "one ledger, one database, one batch: one pod"
+    assert document(role, "StatefulSet")["spec"]["replicas"] == 1, "one ledger, one database: one pod"
     assert document(role, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 0
 
 

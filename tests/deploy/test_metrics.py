@@ -13,15 +13,18 @@ from typer.testing import CliRunner
 
 from tests.console.test_metrics import WHY_PUBLIC as OF_SITES
 from tests.helpers.history import a_round
+from tests.helpers.series import values_of
 from tests.helpers.sources import ROOT
-from umbel.cli.main import app
+from umbel.cli.main import parts
 from umbel.deploy.metrics import series
+from umbel.protocol.metrics import exposition
 from umbel.protocol.run_config import RunConfig
 from umbel.server.nodes.presence import Presence
 from umbel.server.run_folder import RunFolder
-from umbel.server.status import SiteStatus, Status
+from umbel.server.status import RunState, SiteStatus, Status
 
 WHY_PUBLIC = {
+    "umbel_run_state": "every site notices when a run ends",
     "umbel_run_round": "every site sees it in each message",
     "umbel_run_rounds": "every site sees it in the run config",
     "umbel_run_round_seconds": "sites see when messages come",
@@ -62,16 +65,17 @@ def test_every_series_is_public_for_a_reason(home: Path) -> None:
     database = home / "state.db"
     database.write_bytes(b"x" * 10)
     (home / "state.db-wal").write_bytes(b"x" * 5)
-    found = {one.name: one.values for one in series(database, {})}
+    found = values_of(series(database, {}))
     assert found.keys() == WHY_PUBLIC.keys()
-    run = ("run", "now")
-    assert found["umbel_run_round"] == {(run,): 4}, "a run that ended long ago is left out"
-    stages = {(run, ("stage", "pause")): 0.5, (run, ("stage", "sites")): 2.0}
-    assert found["umbel_run_stage_seconds"] == stages
-    assert found["umbel_run_paused"] == {(run,): 1}
-    assert found["umbel_run_sites"][run, ("state", "offline")] == 1
-    assert found["umbel_run_releases_total"][run, ("site", "north")] == 7
-    assert found["umbel_run_refusals_total"] == {(run, ("site", "north"), ("code", "refused.waits")): 2}
+    assert found["umbel_run_state"] == {
+        ("now", "running"): 1, ("now", "completed"): 0, ("now", "stopped"): 0, ("now", "failed"): 0,
+    }  # fmt: skip
+    assert found["umbel_run_round"] == {("now",): 4}, "a run that ended long ago is left out"
+    assert found["umbel_run_stage_seconds"] == {("now", "pause"): 0.5, ("now", "sites"): 2.0}
+    assert found["umbel_run_paused"] == {("now",): 1}
+    assert found["umbel_run_sites"]["now", "offline"] == 1
+    assert found["umbel_run_releases_total"]["now", "north"] == 7
+    assert found["umbel_run_refusals_total"] == {("now", "north", "refused.waits"): 2}
     assert found["umbel_server_database_bytes"] == {(): 15}
 
 
@@ -80,15 +84,30 @@ def test_a_damaged_run_and_a_journal_that_has_just_gone_hide_no_other_series(hom
     database = home / "state[1].db"
     database.write_bytes(b"x" * 10)
     (home / "state[1].db-wal").symlink_to("gone")
-    found = {one.name: one.values for one in series(database, {})}
-    assert found["umbel_run_round"] == {(("run", "now"),): 4}
+    found = values_of(series(database, {}))
+    assert found["umbel_run_round"] == {("now",): 4}
     assert found["umbel_server_database_bytes"] == {(): 10}
 
 
+def test_a_round_after_the_last_is_none(home: Path) -> None:
+    folder = RunFolder(home / "runs" / "now")
+    ended = folder.read_status().model_copy(update={"round": 21, "state": RunState.COMPLETED})
+    folder.write_status(ended)
+    found = values_of(series(None, {}))
+    assert found["umbel_run_round"] == found["umbel_run_rounds"] == {("now",): 20}
+    assert found["umbel_run_state"]["now", "completed"] == 1
+    assert found["umbel_run_state"]["now", "running"] == 0
+
+
+def test_a_name_that_is_no_text_is_told(home: Path) -> None:
+    (home / "runs" / "now").rename(home / "runs" / "x\udcff")
+    assert b'umbel_run_round{run="x\\\\udcff"} 4.0' in exposition(lambda: series(None, {}))
+
+
 def test_the_command_prints_them(home: Path) -> None:
-    done = CliRunner().invoke(app, ["server", "metrics"])
+    done = CliRunner().invoke(parts, ["server-metrics"])
     assert done.exit_code == 0, done.output
-    assert 'umbel_run_round{run="now"} 4' in done.output
+    assert 'umbel_run_round{run="now"} 4.0' in done.output
 
 
 def test_alerts_and_dashboard_read_series_that_exist() -> None:
@@ -105,4 +124,8 @@ def test_alerts_and_dashboard_read_series_that_exist() -> None:
         "umbel_site_last_message_timestamp_seconds",
     }  # fmt: skip
     states = {value for name in re.findall(r'state!?="(\w+)"', " ".join(asked)) for value in [name]}
-    assert states <= {str(state) for state in Presence}
+    assert states <= {str(state) for state in (*Presence, *RunState)}
+    rules = {rule["alert"]: rule["expr"] for group in alerts["groups"] for rule in group["rules"]}
+    of_runs = {name: asked for name, asked in rules.items() if "umbel_run_" in asked}
+    assert of_runs.pop("UmbelRunFailed") == 'umbel_run_state{state="failed"} == 1'
+    assert all(asked.endswith('and on(run) umbel_run_state{state="running"} == 1') for asked in of_runs.values())

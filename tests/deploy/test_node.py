@@ -92,4 +92,4 @@ def test_the_executor_imports_nothing_from_a_working_folder_that_hides_what_is_i
     executor = node._executor(["--help"], stdout=subprocess.PIPE, text=True)
     told, _ = executor.communicate()
     assert executor.returncode == 0
-    assert "umbel site executor" in told
+    assert "python -m umbel.cli.parts executor" in told

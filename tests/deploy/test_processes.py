@@ -28,15 +28,12 @@ from flwr.app import Context, RecordDict
 from tests.deploy.conftest import CLIENTS, SHORT, TRAIN, write_site
 from tests.deploy.processes import APP, CONNECTION, Deployment, Member, Run
 from tests.deploy.thief import THIEF, Attack, attack, write_liar, write_thief
-from tests.helpers.errors import raises
 from tests.helpers.keys import pair
 from tests.helpers.paper import ACCEPTED
 from umbel.client.app import app as client_app
 from umbel.client.bundle import Bundle
-from umbel.client.checks import server_checks
 from umbel.privacy.gate.runs import Runs, Status
 from umbel.privacy.gate.store import beside
-from umbel.protocol.errors import SiteError
 from umbel.protocol.flower import build_bundle
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.signatures import server_of, sign
@@ -56,8 +53,7 @@ CONFIG: dict[str, Any] = SHORT | {
     "rounds": 2,
     "clients_per_round": RELEASES + CLIENTS,
     "seed": 3,
-    "strategy": "momentum:Momentum",
-    "strategy_options": "momentum=0.5 rate=0.8",
+    "strategy": "momentum:Momentum momentum=0.5 rate=0.8",
 }
 
 
@@ -304,20 +300,6 @@ def test_a_stranger_is_refused_and_the_run_goes_on_undisturbed(episode: Episode,
     )
     assert not stranger.charges
     assert [entry["lost_nodes"] for entry in episode.run.history] == [1, 0, 0], "the west, left out of round 2"
-
-
-def test_a_site_asks_whether_its_key_is_registered_and_stays_as_it_is(deployment: Deployment, episode: Episode) -> None:
-    before = deployment.flwr("supernode", "list", CONNECTION, "--format", "json")
-    known, unknown = (
-        dict(server_checks(deployment.address, deployment.ca, deployment.write_key(name)))["registered"]
-        for name in ("north", "unregistered")
-    )
-    assert known() == "the server has this site's key"
-    with raises(SiteError, "site.key-unknown"):
-        unknown()
-    after = deployment.flwr("supernode", "list", CONNECTION, "--format", "json")
-    statuses = [[(one["node-id"], one["status"]) for one in json.loads(text)["nodes"]] for text in (before, after)]
-    assert statuses[0] == statuses[1]
 
 
 def test_without_tls_nothing_is_answered(deployment: Deployment) -> None:

@@ -46,9 +46,9 @@ def test_a_round_is_added_without_the_sites_that_were_killed(
         for node in doomed:
             node.tamper({STAGES[stage]: HOLD})  # type: ignore[dict-item]
         config = SHORT | {
-            "strategy": "secure-average", "strategy_options": "explore=0.0", "mechanism": "discrete-gaussian",
+            "strategy": "secure-average explore=0.0", "mechanism": "discrete-gaussian",
             "clipping": "public", "hypotheses": 1, "rounds": 3, "clients_per_round": sites * CLIENTS,
-            "min_nodes": sites, "pause_below": sites - killed,
+            "min_nodes": sites, "pause": f"below={sites - killed}",
         }  # fmt: skip
         run = deployment.submit(**config)
         for node in doomed:

@@ -55,7 +55,7 @@ START = datetime(2026, 1, 1, 22, tzinfo=UTC)
 RUN: dict[str, Any] = {
     "dataset": "", "model": "linear", "loss": "mse", "rounds": 2, "clients-per-round": 20, "min-releases": 1,
     "noise-multiplier": 10.0, "clip-norm": 1.0, "choice-epsilon": 0.2, "restarts": 1, "node-wait": 3.0,
-    "device": "cpu", "engine": "loop", "max-participations": 2, "local-epochs": 1,
+    "device": "cpu", "max-participations": 2, "local-epochs": 1,
 }  # fmt: skip
 GROWTH, EARLY = 1.05, 20
 """Most growth of memory after the first days."""
@@ -188,7 +188,6 @@ def _site(folder: Path, i: int, public: str, year: Year) -> dict[str, Any]:
         ledger-path = "{folder / "ledger.sqlite"}"
         role = "split"
         budget = {BUDGET}
-        hours = "20:00-06:00"
         [researchers]
         ann = "{public}"
         # end

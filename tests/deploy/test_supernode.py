@@ -57,12 +57,19 @@ def test_what_a_site_lacks_is_told_in_one_line_before_anything_starts(
 
 def test_a_server_that_is_not_there_is_told_in_one_line_by_a_node_that_gives_up(tmp_path: Path) -> None:
     """Otherwise it tries for ever."""
-    command = [sys.executable, "-m", "umbel", "site", "supernode", "--insecure", f"--superlink=localhost:{free_port()}"]
+    command = [
+        sys.executable,
+        "-m",
+        "umbel.cli.parts",
+        "supernode",
+        "--insecure",
+        f"--superlink=localhost:{free_port()}",
+    ]
     own = {"FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     done = subprocess.run(
         [*command, "--max-retries=1", "--port", str(free_port())],
         env=os.environ | own, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 1, "after 2, systemd and Slurm's script would not start it again"
+    assert done.returncode == 1, "after 2, systemd would not start it again"
     assert done.stderr.splitlines()[-1].endswith("[site.no-server]")
     assert "Traceback" not in done.stderr

@@ -14,7 +14,7 @@ from tests.helpers import commands
 from tests.helpers.errors import raises
 from tests.helpers.messages import task_of
 from tests.helpers.sources import ROOT
-from umbel.cli.main import COMMANDS
+from umbel.cli.main import COMMANDS, LAB
 from umbel.privacy.gate.policy import Policy
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping
@@ -34,7 +34,7 @@ def generated() -> ModuleType:
 def test_every_command_has_a_heading_and_its_options(generated: ModuleType) -> None:
     page = generated.commands()
     headings = re.findall(r"^#+ umbel (.*)$", page, re.MULTILINE)
-    assert {*COMMANDS} == {heading.split()[0] for heading in headings}
+    assert {*COMMANDS, *LAB} == {heading.split()[0] for heading in headings}
     assert {"data import", "site start", "experiment hospital", "runs compare"} <= {*headings}
     for heading in headings:
         commands.check(["umbel", *heading.split(), "--help"])
@@ -63,8 +63,6 @@ WEAK: dict[str, tuple[Any, Any, str]] = {
     "mechanism": ("gaussian", "laplace", "mechanism"),
     "choice-epsilon": (2.0, 1.0, "choice"),
     "clipping": (Clipping.UPDATE, "public", "clipping"),
-    "row-noise-multiplier": (1.0, 2.0, "row-noise"),
-    "row-rate": (0.2, 0.1, "row-rate"),
 }
 """By a key: a task's value, a site's bound that refuses it, and the refusal."""
 
@@ -75,10 +73,9 @@ def test_a_site_bounds_what_the_table_says_that_it_bounds(generated: ModuleType)
     assert {*limits.values()} <= {*Policy.names()}
     for key, (asked, bound, why) in WEAK.items():
         field, entry = key.replace("-", "_"), limits.pop(key).replace("-", "_")
-        rows = {"row_clip_norm": 1.0, "row_noise_multiplier": 1.0, "row_rate": 0.2, "row_batch": 2.0}
-        task = task_of(clipping=Clipping.PUBLIC, choice_epsilon=1.0, **rows if key.startswith("row-") else {})
+        task = task_of(clipping=Clipping.PUBLIC, choice_epsilon=1.0)
         task = dataclasses.replace(task, **{field: asked})
         with raises(Refused, f"refused.{why}"):
             Policy(**{entry: bound}).check(task, 2)
     # The first is checked where hypotheses arrive; the floor does not refuse, but holds (tests/privacy/gate).
-    assert [*limits] == ["hypotheses", "clip-norm", "clip-norm-floor"]
+    assert [*limits] == ["hypotheses", "clip-norm", "clip-norm-floor", "rows"]

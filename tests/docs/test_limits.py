@@ -13,7 +13,7 @@ from umbel.cli.commands import sign
 from umbel.client import dp_sgd
 from umbel.client.personal.auto import CLASS_PREFERENCES, PREFERENCES
 from umbel.client.row_gradients import SLACK
-from umbel.deploy import certs, guard, relay
+from umbel.deploy import certs, guard
 from umbel.deploy.connections import BoundedConnection, Door
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate import runs
@@ -22,12 +22,12 @@ from umbel.protocol import flower, home, messages
 from umbel.protocol.release import NOISE_STEPS, Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import LEAST_ROW_RATE, ROW_CLIP_NORMS
-from umbel.research.attacks.defences import probes, report
 from umbel.server.nodes import bounds, presence, words
 from umbel.simulation import planner
 from umbel.simulation.baselines import LOCAL_EPOCHS
 from umbel.simulation.proxy import ROWS
 from umbel.simulation.worth.ways import SMALLER
+from umbel_lab.attacks.defences import probes, report
 
 
 def default(name: str) -> Any:
@@ -84,19 +84,17 @@ SAID: list[tuple[str, str]] = [
     ("guides/strategies.md", f"training needs a factor of e{raised(OTHERS['tuned'])} against `no`"),
     ("guides/strategies.md", f"and all else of e{raised(OTHERS['mixture'])}"),
     ("guides/worth.md", f"{LOCAL_EPOCHS} epochs at the run's step size, or at {', '.join(STEPS[:-1])} or {STEPS[-1]}"),
-    ("guides/hostile.md", {10**6: "by default a million"}.get(RUN.max_clients_per_node, "?")),
-    ("guides/hostile.md", f"By default it is {RUN.max_node_share:g}"),
+    ("guides/hostile.md", {10**6: "by default a million"}.get(RUN.limits.clients, "?")),
+    ("guides/hostile.md", f"By default it is {RUN.limits.share:g}"),
     ("guides/hostile.md", f"the default is {bounds.LARGEST_UPDATE:,.0f}"),
     ("guides/hostile.md", f"cuts text from a request after {words._LONGEST} characters"),
     ("guides/hostile.md", f"a refusal delays a round by up to {presence._LONGEST_PAUSE_S / 60:g} minutes"),
     (SITES, f"`round-timeout` (by default {RUN.round_timeout:g} s"),
-    (SITES, {86400: "After `max-pause`, by default a day"}.get(RUN.max_pause, "?")),
+    (SITES, {86400: "After the `seconds` of `pause`, by default a day"}.get(RUN.pauses.seconds, "?")),
     (SITES, f"for 1 round, then 3, 7, at most {presence._LONGEST_ABSENCE}"),
     (SITES, f"less than {home.LEAST_ROOM >> 20} MiB left at the server"),
     (SITES, f"Below {home.LAST_ROOM >> 20} MiB, replies wait"),
-    (SITES, f"listens at port {option(relay.main, 'port')}"),
-    (SITES, f"at most {option(relay.main, 'memory') >> 10} GiB of releases"),
-    (SITES, {365: "The certificate of a server or relay expires after a year,"}.get(certs.SERVER_DAYS, "?")),
+    (SITES, {365: "The certificate of a server expires after a year,"}.get(certs.SERVER_DAYS, "?")),
     (SITES, {3650: "the CA after ten"}.get(certs.CA_DAYS, "?")),
     (SITES, f"In the last {certs.RENEW_DAYS} days"),
     (SITES, f"| connections | {Door.most} in total (a site has two), {Door.most_of_a_peer} per address"),

@@ -29,6 +29,7 @@ from tests.test_saved_runs import COMMON, RUNS, make_data
 from umbel.models.networks import LeNet
 from umbel.privacy.gate.randomness import noise, streams
 from umbel.protocol.arrays import flatten
+from umbel.protocol.project import ENGINE
 from umbel.server.rounds import distances, draw_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
@@ -120,7 +121,8 @@ def test_a_run_of_umbel_is_a_run_of_the_algorithm(
 ) -> None:
     make_data(umbel_home)
     F, own = CASES[name]
-    config = run_config | COMMON | own | {"engine": engine}
+    monkeypatch.setenv(ENGINE, engine)
+    config = run_config | COMMON | own
     ours = run_app(config, InProcessGrid(umbel.client.app.app, config, nodes=2))
 
     setup = Setup.parse(config)

@@ -4,20 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-IGNORED = ".venv/\n__pycache__/\n*.egg-info/\n/build/\ndocs/private/\n"
-KEPT = (
-    "app.py",
-    "inner/module.py",
-    "inner/build/module.py",
-    "README.md",
-    "data.json",
-    ".flwr/state.py",
-    "private/b.py",
-)
-LEFT = (
-    ".venv/lib/module.py", "inner/.venv/module.py", "inner/__pycache__/module.py", "a.egg-info/module.py",
-    "build/module.py", "docs/private/module.py",
-)  # fmt: skip
 PROJECT = """[project]
 name = "app"
 version = "1.0.0"
@@ -34,11 +20,11 @@ clientapp = "app:client"
 """
 
 
-def write_app(folder: Path, ignored: str, project: str = PROJECT) -> None:
+def write_app(folder: Path, project: str = PROJECT) -> None:
     """Write an app, and beside its files some that are no part of it."""
-    for name, text in {"pyproject.toml": project, ".gitignore": ignored, "LICENSE": "own"}.items():
+    for name, text in {"pyproject.toml": project, "LICENSE": "own"}.items():
         (folder / name).write_text(text)
-    for name in (*KEPT, *LEFT):
+    for name in ("app.py", "inner/module.py", "private/b.py", "README.md", "build/module.txt"):
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(name)

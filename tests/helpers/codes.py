@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.helpers.sources import ROOT, files
+from tests.helpers.sources import APP, LAB, ROOT, files
 from umbel.protocol import errors
 
 PAGE = ROOT / "docs" / "reference" / "errors.md"
@@ -73,7 +73,7 @@ class Made:
 def made(root: Path = ROOT) -> tuple[Made, ...]:
     """Return every place of the app that makes an error, but for those that take text and code of another (`of`)."""
     places = []
-    for file in files(root=root):
+    for file in files([name for name in (*APP, LAB) if (root / name).is_dir()], root):
         inside = file.relative_to(root)
         nodes = [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
         calls = {node: None for node in nodes if isinstance(node, ast.Call)}

@@ -28,6 +28,12 @@ def build(target: str, out: Path, source: Path = ROOT) -> Path:
     return out / done.stdout.splitlines()[-1]
 
 
+def install(python: Path, wheel: Path) -> None:
+    """Install a wheel alone into the environment of a Python."""
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, str(wheel)], check=True)
+
+
 def environment(folder: Path, wheel: Path) -> Path:
     """Make an environment with a wheel of umbel's in it, and return its Python.
 
@@ -38,8 +44,7 @@ def environment(folder: Path, wheel: Path) -> Path:
     site_packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     # Folders that a .pth file names are searched for modules, and not for further .pth files.
     (site_packages / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, str(wheel)], check=True)
+    install(python, wheel)
     here = Path(sysconfig.get_path("scripts"))
     for script in (*here.glob("flwr*"), *here.glob("flower-*")):
         copy = folder / "bin" / script.name

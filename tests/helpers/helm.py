@@ -19,7 +19,7 @@ from tests.helpers.sources import ROOT
 
 CHART = ROOT / "umbel" / "deploy" / "helm"
 COPIES = ROOT / "tests" / "deploy" / "helm"
-ROLES = ("server", "site", "relay")
+ROLES = ("server", "site")
 _HEAD = "# From SHA-256 "
 
 

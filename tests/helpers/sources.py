@@ -14,6 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 APP = ("umbel",)
 """The packages of the app."""
 
+LAB = "lab/umbel_lab"
+"""The lab, a package of its own."""
+
 
 def files(packages: Sequence[str] = APP, root: Path = ROOT) -> Iterator[Path]:
     """Yield the modules of packages; fail where a package has none."""

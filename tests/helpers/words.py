@@ -53,7 +53,7 @@ ALLOWED = (
 """Texts in which a habit may stand: names in saved results, and titles."""
 
 _PAGES = ("README.md", "docs", "examples", "configs", "pyproject.toml")
-_CODE = ("umbel", "benchmarks", "examples")
+_CODE = ("umbel", "lab", "benchmarks", "examples")
 _PAPERS = ("docs/papers/reproduce.md", "docs/papers/when.md")
 _GENERATED = ("docs/reference/errors.md", *_PAPERS, "docs/results", "docs/_build")
 _LONG = 30

@@ -246,30 +246,10 @@ def test_other_sizes_are_refused(name: str, wrong: tuple[str, ...]) -> None:
         models.load(name)
 
 
-@pytest.mark.parametrize("name", ["linear-5x2x1", "mlp-5x1", "factors-3", "cnn classes=3"])
+@pytest.mark.parametrize("name", ["linear-5x1", "mlp-5x1", "factors-3", "cnn classes=3"])
 def test_other_names_are_unknown(name: str) -> None:
     with raises(ModelError, "model.unknown", repr(name), "linear, mlp, cnn", "biased-factors"):
         models.load(name)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("linear-5x1", "linear inputs=5 outputs=1"),
-        ("mlp-5x16x8x1", "mlp inputs=5 hidden=16,8 outputs=1"),
-        ("factors-12x3", "factors items=12 size=3"),
-        ("biased-factors-12x3", "biased-factors items=12 size=3"),
-        ("umbel.models.softmax:softmax20x10", "softmax features=20 classes=10"),
-        ("models.softmax:softmax20x10", "softmax features=20 classes=10"),
-    ],
-)
-def test_an_old_name_is_the_new_model(old: str, new: str) -> None:
-    split = {"train": 1, "validation": 0}
-    assert models.load(old).name == new
-    assert RunConfig.parse({"model": old}).model == new
-    assert (
-        Manifest.read({"name": "old", "clients": 1, "split": split, "model": old}, Path("manifest.json")).model == new
-    )
 
 
 # --- what a name means may change in one process, as in a notebook

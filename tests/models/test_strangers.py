@@ -83,7 +83,7 @@ STRANGERS: list[tuple[str, str, str, dict[str, Any]]] = [
     (f"{OURS}:Grouped", "images", "loop", {}),
     (f"{OURS}:normalised_mlp", "vectors", "loop", {"optimizer": "adam"}),
     (f"{OURS}:normalised_mlp track_running_stats=False", "vectors", "loop", {}),
-    (f"{OURS}:layered_mlp", "vectors", "batched", {"optimizer": "momentum", "clip_gradient": 1.0}),
+    (f"{OURS}:layered_mlp", "vectors", "batched", {"optimizer": "momentum clip-gradient=1.0"}),
     (f"{OURS}:spectral", "vectors", "loop", {"local": "*weight_u *weight_v"}),
 ]
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from tests.helpers import codes
-from tests.helpers.sources import ROOT, files
+from tests.helpers.sources import APP, LAB, ROOT, files
 from umbel.protocol import errors
 
 CLASSES = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
@@ -23,14 +23,14 @@ def is_exception(name: str) -> bool:
     return name in known or built_in or name.endswith(("Error", "Exception", "Exit"))
 
 
-ALONE = ROOT / "umbel" / "research" / "attacks" / "defences" / "worker"
+ALONE = ROOT / LAB / "attacks" / "defences" / "worker"
 """Runs in environments without umbel."""
 
 
 def test_every_exception_of_the_app_is_in_the_tree() -> None:
     elsewhere = {
         f"{file.relative_to(ROOT)}: {name}"
-        for file in files()
+        for file in files((*APP, LAB))
         if file != ROOT / "umbel" / "protocol" / "errors.py" and not file.is_relative_to(ALONE)
         for name, bases in re.findall(r"^ *class (\w+)\(([^)]*)\)", file.read_text(encoding="utf-8"), re.M)
         if any(is_exception(base.strip().rpartition(".")[2]) for base in bases.split(","))

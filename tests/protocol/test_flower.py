@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -25,9 +26,9 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 
 from tests.helpers import flower_parts
-from tests.helpers.apps import IGNORED, KEPT, LEFT, write_app
 from tests.helpers.grids import PaperGrid
-from tests.helpers.sources import APP, ROOT, files, imported
+from tests.helpers.sources import APP, LAB, ROOT, files, imported
+from umbel.protocol import project
 from umbel.protocol.flower import encoded, filled, identify, in_memory, with_content, without_proxy
 
 DOOR = ROOT / "umbel" / "protocol" / "flower.py"
@@ -41,8 +42,7 @@ IMPORTED = [
 
 LOOK = {
     "in_memory": "whether the grid of Flower's simulation still has this class, of which the app gets one",
-    "build_bundle": "whether `_files` still finds what Flower would, and what it returns first is the bundle",
-    "_files": "whether Flower looks at other files: test_a_bundle_is_what_flower_makes_whatever_is_ignored",
+    "build_bundle": "whether Flower still takes only files that it finds by `collect_files`, and the first it returns",
     "run_superexec": (
         "whether a task of any kind still goes to the executor that `get_executor` returns, and nothing is looked "
         "up on the PATH"
@@ -67,9 +67,6 @@ LOOK = {
         "node still gives up by `flwr_exit`"
     ),
     "refusal_in": "whether a server still tells by these codes that it wants a key, and details by `public_details`",
-    "ask_about_key": (
-        "whether a server still finds the key before it refuses the interval of heartbeats, and admits no one with it"
-    ),
     "tell_why": "whether a node that is not admitted still gets this code, after its signature was checked",
     "_refusal": "whether a removed node still has this status, and no longer a number",
     "keep_beating": "whether a failed heartbeat still ends all of them, and one that returns False is repeated",
@@ -103,16 +100,13 @@ PINNED = {
     "flwr.app.message.array:Array.inflate.__func__": "58f6604b3b19",
     "flwr.app.message.array:get_object_body": "221a88d53513",
     "flwr.cli.auth_plugin:OidcCliPlugin.store_tokens": "bda41fb82194",
-    "flwr.cli.build:build_fab_from_files": "4c576876bcbb",
-    "flwr.cli.utils:build_pathspec": "bbf397ac2681",
-    "flwr.cli.utils:load_gitignore_patterns": "e90b834bcec3",
+    "flwr.cli.utils:collect_files": "702850cf487d",
     "flwr.common.constant:SUPERLINK_NODE_ID": "6b86b273ff34",
     "flwr.supercore.auth.typing:AccountAuthCredentials": "94fc6594dee4",
     "flwr.supercore.cli.flower_superexec:flower_superexec": "f0e2725c92a5",
     "flwr.supercore.constant:NodeStatus.UNREGISTERED": "6de7c0854b9c",
     "flwr.supercore.corestate.sql_corestate:SqlCoreState._cleanup_expired_task_tokens": "4f11fd6575df",
     "flwr.supercore.credential_store:FileCredentialStore": "29106e4af133",
-    "flwr.supercore.error:ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL": "1832ed815e64",
     "flwr.supercore.error:ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED": "b779aef91ab3",
     "flwr.supercore.error:ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED": "c70b9f69191c",
     "flwr.supercore.error:FlowerError": "5791034e4609",
@@ -155,12 +149,9 @@ PINNED = {
     "flwr.supernode.cli.flower_supernode:_start_supernode_http_api": "b2832210a0ca",
     "flwr.supernode.cli.flower_supernode:flower_supernode": "e263e1045207",
     "flwr.supernode.fleet_http_connection:FleetHttpClient": "9f33ca6d39a8",
-    "flwr.supernode.fleet_http_connection:FleetHttpClient.from_server_address": "611bbd7b5bd4",
     "flwr.supernode.fleet_http_connection:HeartbeatSender": "27714c8e3512",
-    "flwr.supernode.fleet_http_connection:NodeAuthHttpInterceptor": "a032beb3c41b",
     "flwr.supernode.fleet_http_connection:flwr_exit": "1445f36e9999",
     "flwr.supernode.fleet_http_connection:http_request_response.__wrapped__": "b80ca36779c2",
-    "flwr.supernode.fleet_http_connection:public_key_to_bytes": "552b787ae343",
     "flwr.supernode.main:create_app": "f7215c8a9ef9",
     "flwr.supernode.runtime.run_clientapp:get_load_client_app_fn": "f7790dd641ba",
     "flwr.supernode.runtime.run_clientapp:get_project_dir": "155c70517e73",
@@ -184,7 +175,7 @@ def private(names: set[str]) -> set[str]:
 def test_one_file_alone_imports_what_is_not_public() -> None:
     others = {
         str(file.relative_to(ROOT)): found
-        for file in files(APP)
+        for file in files((*APP, LAB))
         if file != DOOR and "flwr" in file.read_text(encoding="utf-8") and (found := private(imported(file)))
     }
     assert not others
@@ -260,31 +251,16 @@ def test_records_made_without_checks_are_those_of_flower() -> None:
     assert (message.content, changed.content, changed.metadata) == (content, other, message.metadata)
 
 
-@pytest.mark.parametrize(
-    "ignored", ["", "*\n!*.py\n!pyproject.toml\n!LICENSE\n", "/inner*\n!/inner/module.py\n", "*.md\n# a word\n"]
-)
-def test_a_bundle_is_what_flower_makes_whatever_is_ignored(ignored: str, tmp_path: Path) -> None:
-    write_app(tmp_path, ignored)
-    assert importlib.import_module("umbel.protocol.flower").build_bundle(tmp_path) == build_fab_from_disk(tmp_path)
-
-
-def test_a_link_to_rules_is_no_rule(tmp_path: Path) -> None:
-    write_app(tmp_path, "")
-    (tmp_path / ".gitignore").rename(tmp_path / "rules")
-    (tmp_path / "rules").write_text("*.py\n")
-    (tmp_path / ".gitignore").symlink_to(tmp_path / "rules")
-    assert importlib.import_module("umbel.protocol.flower").build_bundle(tmp_path) == build_fab_from_disk(tmp_path)
-
-
-def test_a_bundle_is_what_flower_makes_to_the_byte_without_a_look_at_what_is_ignored(tmp_path: Path) -> None:
+def test_a_bundle_is_what_flower_makes(tmp_path: Path) -> None:
+    """Of umbel's own app it looks only at what Flower takes."""
     door = importlib.import_module("umbel.protocol.flower")
-    write_app(tmp_path, IGNORED)
-    (tmp_path / "linked.py").symlink_to(tmp_path / "app.py")
-    (tmp_path / "folder").symlink_to(tmp_path / "inner")
-    assert door.build_bundle(tmp_path) == build_fab_from_disk(tmp_path)
-    looked_at = door._files(tmp_path)
-    assert {*KEPT} <= {*looked_at}
-    assert not {*LEFT, "linked.py"} & {*looked_at}
+    for name in ("pyproject.toml", "LICENSE", "README.md", ".gitignore", "umbel"):
+        there, copy = project.APP / name, tmp_path / name
+        shutil.copytree(there, copy) if there.is_dir() else shutil.copy(there, copy)
+    (tmp_path / "more.py").write_text("1")
+    (tmp_path / "linked").symlink_to(tmp_path / "umbel")
+    made = build_fab_from_disk(tmp_path)
+    assert door.build_bundle(project.APP) == door.build_bundle(tmp_path) == made
 
 
 def test_parts_of_flower_are_replaced_only_where_it_uses_them() -> None:

@@ -124,7 +124,7 @@ def test_what_no_one_expected_is_a_line_too() -> None:
 def test_flowers_own_programs_at_the_server_write_lines_too() -> None:
     """The second is what a SuperExec starts for a run; without a server it would try again and again."""
     options = ["--insecure", "--runtime-api-address", "127.0.0.1:1"]
-    executor = said("json", "-m", "umbel", "server", "executor", *options, "--executor-config", "gone", status=1)
+    executor = said("json", "-m", "umbel.cli.parts", "server-executor", *options, "--executor-config", "gone", status=1)
     began, ended = map(json.loads, executor.splitlines())
     assert (began["message"], ended["level"]) == ("Starting Flower SuperExec", "ERROR")
     refused = said("json", *THROUGH[1:], "flwr-serverapp", "--token", "x", "--root-certificates", "gone", status=1)

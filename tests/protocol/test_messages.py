@@ -108,7 +108,7 @@ def test_what_a_run_has_found_travels_by_itself() -> None:
 
 
 def test_a_query_asks_for_the_version_spoken_here_or_names_none() -> None:
-    assert version_in(over_the_wire(query())) == VERSION == 8
+    assert version_in(over_the_wire(query())) == VERSION == 1
     assert version_in(RecordDict({"version": ConfigRecord()})) is None
     with raises(ProtocolError, "protocol.records", "version"):
         version_in(RecordDict())

@@ -60,8 +60,8 @@ def test_pairs_are_read_in_order() -> None:
 
 @pytest.mark.parametrize("text", ["a", "=1", "a=1 b", "a=1 a=2", "a = 1"])
 def test_what_is_no_pair_is_told_with_its_key(text: str) -> None:
-    with raises(ConfigError, "config.option-pairs", "strategy-options", repr(text)):
-        parse_pairs(text, "strategy-options")
+    with raises(ConfigError, "config.option-pairs", "strategy", repr(text)):
+        parse_pairs(text, "strategy")
 
 
 # --- options
@@ -112,8 +112,8 @@ class Derived(Nothing):
 @pytest.mark.parametrize("kind", [Plain, Derived, dict])
 @pytest.mark.parametrize("text", ["", "share=0.3"])
 def test_options_that_are_no_dataclass_are_named(kind: type, text: str) -> None:
-    with raises(ConfigError, "config.options-class", "strategy-options", kind.__name__, "@dataclass"):
-        parse_options(kind, text, "strategy-options")
+    with raises(ConfigError, "config.options-class", "strategy", kind.__name__, "@dataclass"):
+        parse_options(kind, text, "strategy")
 
 
 def test_values_are_read_as_the_type_of_their_field() -> None:
@@ -144,30 +144,30 @@ def test_a_name_may_be_written_with_hyphens_or_as_the_field() -> None:
 )
 def test_an_option_that_cannot_be_used_is_named(text: str, rule: str) -> None:
     name, _, value = text.partition("=")
-    with raises(ConfigError, "config.option-value", "strategy-options", name.replace("-", "_"), rule, repr(value)):
-        parse_options(Options, text, "strategy-options")
+    with raises(ConfigError, "config.option-value", "strategy", name.replace("-", "_"), rule, repr(value)):
+        parse_options(Options, text, "strategy")
 
 
 @pytest.mark.parametrize(
     ("text", "near"), [("petal=7", "petals?"), ("max-heigth=7", "max_height?"), ("zzz=7", "petals, max_height, thorns")]
 )
 def test_an_option_that_there_is_not_is_told_with_the_nearest(text: str, near: str) -> None:
-    with raises(ConfigError, "config.unknown-option", "strategy-options", near):
-        parse_options(Options, text, "strategy-options")
+    with raises(ConfigError, "config.unknown-option", "strategy", near):
+        parse_options(Options, text, "strategy")
     with raises(ConfigError, "config.unknown-option", "there are none"):
         parse_options(Nothing, text, "key")
 
 
 def test_an_option_that_is_missing_is_named() -> None:
-    with raises(ConfigError, "config.missing-option", "strategy-options", "petals"):
-        parse_options(Required, "", "strategy-options")
-    assert parse_options(Required, "petals=3", "strategy-options").petals == 3
+    with raises(ConfigError, "config.missing-option", "strategy", "petals"):
+        parse_options(Required, "", "strategy")
+    assert parse_options(Required, "petals=3", "strategy").petals == 3
 
 
 @pytest.mark.parametrize("text", ["petals=6 petals=7", "max-height=1 max_height=2"])
 def test_an_option_is_given_once(text: str) -> None:
-    with raises(ConfigError, "config.option-pairs", "strategy-options"):
-        parse_options(Options, text, "strategy-options")
+    with raises(ConfigError, "config.option-pairs", "strategy"):
+        parse_options(Options, text, "strategy")
 
 
 def test_a_users_module_is_found_before_an_installed_one_of_its_name_and_then_after(

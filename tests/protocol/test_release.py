@@ -75,7 +75,7 @@ def test_names_are_those_that_travel_and_stand_in_ledgers() -> None:
     assert [*Clipping] == ["update", "public"]
     assert [*Kind] == ["train", "site", "secure", "report"]
     assert [*NoisePer] == ["vector", "layer", "row"]
-    assert [*ReleaseBy] == ["client", "site", "secure", "anonymous"]
+    assert [*ReleaseBy] == ["client", "site", "secure"]
 
 
 # --- schedule

@@ -19,8 +19,8 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, ClipSchedule, NoisePer, RowPrivacy
 from umbel.protocol.rules import Settings
 from umbel.protocol.run_config import RunConfig
-from umbel.research.attacks.__main__ import audit_command
 from umbel.strategies import STRATEGIES
+from umbel_lab.attacks.__main__ import audit_command
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
@@ -93,7 +93,6 @@ def test_entries_are_plain_values_that_come_back() -> None:
         ("clipping", "secret", "update, public"),
         ("noise-per", "parameter", "vector, layer, row"),
         ("device", "tpu", "auto, cpu, cuda"),
-        ("engine", "steam", "auto, loop, batched"),
         ("strategy", 3, "text"),
     ],
 )
@@ -103,9 +102,14 @@ def test_a_value_that_cannot_be_is_told_with_its_key_and_rule(key: str, value: A
 
 
 ROWS: dict[str, Any] = {
-    "protect": "rows", "noise-multiplier": 0.0, "row-clip-norm": 1.0, "row-noise-multiplier": 1.5, "row-rate": 0.3,
-    "row-batch": 12,
+    "protect": "rows", "noise-multiplier": 0.0, "rows": "clip=1 noise=1.5 rate=0.3 batch=12",
 }  # fmt: skip
+
+
+def rows(**changes: float) -> dict[str, Any]:
+    """Return `ROWS` with other values."""
+    values = {"clip": 1.0, "noise": 1.5, "rate": 0.3, "batch": 12.0} | changes
+    return ROWS | {"rows": " ".join(f"{name}={value!r}" for name, value in values.items())}
 
 
 @pytest.mark.parametrize(
@@ -115,20 +119,22 @@ ROWS: dict[str, Any] = {
         ({"clipping": "public", "clip-norm-decay": 1e300}, ("clip-norm-decay", "100 rounds")),
         ({"clipping": "public", "noise-per": "layer"}, ("noise-per", "clipping")),
         ({"mechanism": "gaussian", "clipping": "update"}, ("mechanism", "clipping")),
-        ({"max-participations": 1, "max-node-share": 0.5}, ("max-participations", "max-node-share")),
+        ({"max-participations": 1, "per-node": "share=0.5"}, ("max-participations", "per-node")),
         ({"local-epochs": 0}, ("local-epochs", "local-steps")),
-        ({"row-rate": 0.1}, ("row-rate", "protect")),
-        ({"protect": "rows", "noise-multiplier": 0.0}, ("row-clip-norm, row-noise-multiplier, row-rate, row-batch",)),
-        (ROWS | {"row-batch": 0.0}, ("row-batch",)),
+        ({"rows": "clip=1 noise=1 rate=0.1 batch=5"}, ("rows", "protect")),
+        ({"protect": "rows", "noise-multiplier": 0.0}, ("rows", "umbel plan --rows")),
+        (rows(batch=0.0), ("rows", "batch")),
+        (ROWS | {"rows": "clip=1 noise=1 rate=0.1"}, ("rows lacks batch",)),
+        ({"pause": "until=3"}, ("pause", "until")),
+        ({"per-node": "share=0"}, ("per-node", "share")),
         (ROWS | {"noise-multiplier": 1.0}, ("noise-multiplier = 0", "both")),
         (ROWS | {"protect": "both"}, ("noise-multiplier", "rows")),
         (ROWS | {"message-noise": 1.0}, ("message-noise",)),
-        (ROWS | {"anonymous-least": 5}, ("anonymous-least",)),
-        (ROWS | {"row-rate": 1e-7}, ("row-rate", "local-steps")),
+        (rows(rate=1e-7), ("rate", "local-steps")),
         # What a node would refuse: a run with it fails before it asks any.
-        (ROWS | {"row-rate": 1e-10, "local-steps": 3}, ("row-rate", "1e-09")),
-        (ROWS | {"row-clip-norm": 1e-7}, ("row-clip-norm", "1e-06")),
-        (ROWS | {"row-clip-norm": 1e7}, ("row-clip-norm", "1e+06")),
+        (rows(rate=1e-10) | {"local-steps": 3}, ("row-rate", "1e-09")),
+        (rows(clip=1e-7), ("row-clip-norm", "1e-06")),
+        (rows(clip=1e7), ("row-clip-norm", "1e+06")),
         ({"local-steps": 2**31 + 1}, ("local-steps", str(2**31))),
     ],
 )
@@ -173,7 +179,7 @@ def test_a_radius_that_stays_finite_in_all_rounds_may_grow() -> None:
 def test_training_that_hides_rows_has_as_many_steps_as_its_epochs_at_its_rate(
     epochs: int, steps: int, rate: float, expected: int
 ) -> None:
-    run = RunConfig.parse(ROWS | {"local-epochs": epochs, "local-steps": steps, "row-rate": rate})
+    run = RunConfig.parse(rows(rate=rate) | {"local-epochs": epochs, "local-steps": steps})
     assert run.training().row_privacy == RowPrivacy(1.0, 1.5, rate, 12.0, expected)
     release = run.release(5, 1)
     assert (release.row_noise_multiplier, release.row_rate, release.row_steps) == (1.5, rate, expected)

@@ -204,7 +204,6 @@ ROWS = {"row_clip_norm": 1.0, "row_noise_multiplier": 1.0, "row_rate": 0.1, "row
         ({"row_rate": 1e-9}, "out-of-range"),  # of an epoch, which has too many steps
         ({"local_epochs": 0}, "out-of-range"),
         ({"message_noise": 1.0}, "rows"),
-        ({"release_by": "anonymous"}, "rows"),
         ({"release_by": "site", "noise_multiplier": 0.0}, "rows"),
         ({"release_by": "secure", "noise_multiplier": 0.0, "mechanism": "discrete-gaussian"}, "rows"),
     ],

@@ -11,6 +11,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,16 @@ from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, DiskError, FleetError
 from umbel.protocol.messages import asks
+from umbel.protocol.project import ENGINE
 from umbel.protocol.records import unpack
 from umbel.server import observers
 from umbel.server.observer import Run
+from umbel.server.observers import Released
 from umbel.server.rounds import draw_hypotheses
+from umbel.server.run_folder import RunFolder
+from umbel.server.runs import all_runs
 from umbel.server.setup import Setup
+from umbel.server.status import RunState
 
 # What is drawn `tests/server/report` looks at.
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -60,9 +66,13 @@ SHORT = {"rounds": 6, "restarts": 2}
 Play = Callable[..., AppRun]
 
 
-def play_app(app: Any = umbel.client.app.app, nodes: int = 1, sites: Any = None, **changes: Any) -> AppRun:
+def play_app(
+    app: Any = umbel.client.app.app, nodes: int = 1, sites: Any = None, engine: str = "auto", **changes: Any
+) -> AppRun:
     config = paper_run() | SHORT | {key.replace("_", "-"): value for key, value in changes.items()}
-    return run_app(config, ListeningGrid(app, config, nodes, sites))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENGINE, engine)
+        return run_app(config, ListeningGrid(app, config, nodes, sites))
 
 
 @pytest.fixture
@@ -91,7 +101,7 @@ def whole(elsewhere: Play) -> AppRun:
 
 
 @pytest.fixture(scope="module")
-def looped(elsewhere: Play) -> AppRun:
+def looped_run(elsewhere: Play) -> AppRun:
     """The same with the engine that computes clients one by one."""
     return elsewhere(engine="loop")
 
@@ -219,10 +229,10 @@ def test_no_bit_depends_on_the_number_of_nodes(play: Play, changes: dict[str, An
 
 
 @pytest.mark.parametrize("nodes", [1, 7])
-def test_batched_gives_the_same_to_rounding(play: Play, looped: AppRun, nodes: int) -> None:
+def test_batched_gives_the_same_to_rounding(play: Play, looped_run: AppRun, nodes: int) -> None:
     batched = play(nodes=nodes, engine="batched")
-    np.testing.assert_allclose(batched.arrays("latest")["weight"], looped.arrays("latest")["weight"], rtol=1e-4)
-    assert [entry["groups"] for entry in batched.history] == [entry["groups"] for entry in looped.history]
+    np.testing.assert_allclose(batched.arrays("latest")["weight"], looped_run.arrays("latest")["weight"], rtol=1e-4)
+    assert [entry["groups"] for entry in batched.history] == [entry["groups"] for entry in looped_run.history]
 
 
 def test_a_seed_gives_the_same_again_and_another_seed_does_not(play: Play, whole: AppRun) -> None:
@@ -700,7 +710,7 @@ def test_what_a_run_cannot_start_from_is_said_before_any_work(
     ],
 )
 def test_what_no_run_can_begin_with_is_named(play: Play, tmp_path: Path, value: NDArray[Any], words: Any) -> None:
-    (tmp_path / "config.toml").write_text("[config]\nseed = 0\n")
+    (tmp_path / "config.toml").write_text("version = 1\n[config]\nseed = 0\n")
     safetensors.numpy.save_file({"weight": value}, tmp_path / "hypotheses.safetensors")
     with raises(*words, tmp_path):
         play(start_from=str(tmp_path), seed=1)
@@ -714,7 +724,7 @@ def test_numbers_of_a_kind_that_numpy_lacks_are_named(play: Play, whole: AppRun,
         play(start_from=str(tmp_path), seed=1)
 
 
-@pytest.mark.parametrize("config", ["other = 1", "[config]\nseed = true"])
+@pytest.mark.parametrize("config", ["other = 1", "version = 1\n[config]\nseed = true"])
 def test_a_run_to_start_from_says_its_seed(play: Play, whole: AppRun, tmp_path: Path, config: str) -> None:
     (tmp_path / "config.toml").write_text(config)
     (tmp_path / "hypotheses.safetensors").write_bytes((whole.folder / "hypotheses.safetensors").read_bytes())
@@ -730,7 +740,7 @@ def test_hypotheses_of_other_data_are_told_with_these(play: Play, whole: AppRun,
 
 def test_hypotheses_go_with_their_frozen_parameters(play: Play, whole: AppRun, tmp_path: Path) -> None:
     """The same shapes, trained on top of another body."""
-    (tmp_path / "config.toml").write_text('frozen = "of another body"\n[config]\nseed = 0\n')
+    (tmp_path / "config.toml").write_text('version = 1\nfrozen = "of another body"\n[config]\nseed = 0\n')
     (tmp_path / "hypotheses.safetensors").write_bytes((whole.folder / "hypotheses.safetensors").read_bytes())
     with raises(ConfigError, "config.other-frozen", "frozen", "pretrained"):
         play(start_from=str(tmp_path), seed=1)
@@ -773,6 +783,41 @@ def test_sites_that_do_not_draw_noise_that_nobody_knows(play: Play, tmp_path: Pa
     loss = simulated.history[0]["loss"]
     assert deployed.history[0]["loss"] == pytest.approx(loss, rel=1e-6), "the same initial hypotheses"
     assert (deployed.arrays("latest")["weight"] != simulated.arrays("latest")["weight"]).all()
+
+
+def fails(run: Run) -> None:
+    raise FleetError("no site answers", code="nodes.missing")
+
+
+def is_stopped_by_flower(run: Run) -> None:
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize(
+    ("what", "state"),
+    [
+        (lambda run: None, RunState.COMPLETED), (lambda run: run.stop("it is enough"), RunState.STOPPED),
+        (is_stopped_by_flower, RunState.STOPPED), (fails, RunState.FAILED),
+    ],
+)  # fmt: skip
+def test_a_run_at_sites_says_how_it_ended(
+    play: Play, tmp_path: Path, umbel_home: Path, monkeypatch: pytest.MonkeyPatch, what: Any, state: RunState
+) -> None:
+    states = []
+
+    def after_round(self: Released, run: Run) -> None:
+        assert run.folder is not None
+        states.append(run.folder.read_status().state)
+        what(run)
+
+    monkeypatch.setattr(observers.Released, "after_round", after_round)
+    ended = pytest.raises((SystemExit, FleetError)) if what in (fails, is_stopped_by_flower) else nullcontext()
+    site = {"data-path": str(SYNTHETIC), "role": "split", "ledger-path": str(tmp_path / "ledger.sqlite")}
+    with ended:
+        play(sites=[site], rounds=2)
+    assert {*states} == {RunState.RUNNING}
+    [folder] = all_runs()
+    assert RunFolder(folder).read_status().state is state
 
 
 def test_a_site_keeps_the_hypothesis_that_fits_each_client_best(play: Play, tmp_path: Path) -> None:

@@ -77,11 +77,11 @@ def test_of_one_hypothesis_there_is_no_choice_to_pay_for(run_config: dict[str, A
 @pytest.mark.parametrize(
     ("changes", "fewest", "most"),
     [
-        ({"strategy": "cfl", "hypotheses": 10}, 2, 10),
+        ({"strategy": "umbel_lab.strategies:ClusteredFL", "hypotheses": 10}, 2, 10),
         ({"hypotheses": "auto", "clients-per-round": 50}, 2, 8),
-        ({"strategy": "r-dpcfl", "hypotheses": 10}, 10, 10),
+        ({"strategy": "umbel_lab.strategies:RDPCFL", "hypotheses": 10}, 10, 10),
         ({"hypotheses": 10}, 10, 10),
-        ({"hypotheses": 10, "strategy-options": "respawn=3"}, 10, 10),
+        ({"hypotheses": 10, "strategy": "group-privacy respawn=3"}, 10, 10),
     ],
     ids=str,
 )
@@ -105,8 +105,8 @@ def test_noisy_messages_are_for_models_with_local_parameters(run_config: dict[st
 
 
 ROWS = {
-    "protect": "rows", "noise-multiplier": 0.0, "row-clip-norm": 1.0, "row-noise-multiplier": 1.0, "row-rate": 0.1,
-    "row-batch": 5.0, "local-epochs": 2,
+    "protect": "rows", "noise-multiplier": 0.0, "rows": "clip=1 noise=1 rate=0.1 batch=5",
+    "local-epochs": 2,
 }  # fmt: skip
 
 
@@ -207,16 +207,15 @@ def test_each_key_has_a_rule(run_config: dict[str, Any], key: str) -> None:
         ({"strategy": "fedmax"}, (ConfigError, "config.unknown-name", "fedmax", "group-privacy")),
         ({"strategy": "nowhere:Mine"}, (ConfigError, "config.import", "nowhere:Mine")),
         ({"strategy": "umbel.protocol.tasks:TrainingSpec"}, (ConfigError, "config.not-built-on", "TrainingSpec")),
-        ({"strategy-options": "x=1"}, (ConfigError, "config.unknown-option", "strategy-options", "respawn")),
+        ({"strategy": "group-privacy x=1"}, (ConfigError, "config.unknown-option", "strategy", "respawn")),
         ({"observers": "nowhere:Mine"}, (ConfigError, "config.import", "nowhere:Mine")),
-        ({"track": "mlflo"}, (ConfigError, "config.unknown-name", "mlflo", "tensorboard")),
-        ({"track": "tensorboard", "track-options": "x=1"}, (ConfigError, "config.unknown-option", "track-options")),
+        ({"track": "mlflo"}, (ConfigError, "config.wrong-value", "mlflo", "tensorboard")),
         ({"model": "resnet"}, (ModelError, "model.unknown", "resnet", "linear")),
         ({"loss": "absolute"}, (ModelError, "model.unknown-loss", "absolute", "rmse")),
         ({"pretrained": "/nowhere"}, (ModelError, "model.pretrained", "/nowhere")),
         ({"metric": "distance"}, (ModelError, "model.unknown-metric", "distance", "accuracy")),
         ({"loss": "nowhere:mine"}, (ConfigError, "config.import", "nowhere:mine")),
-        ({"optimizer-options": "momentun=0.9"}, (ConfigError, "config.unknown-option", "momentun", "momentum")),
+        ({"optimizer": "sgd momentun=0.9"}, (ConfigError, "config.unknown-option", "momentun", "momentum")),
         ({"dataset": "lilies"}, (DatasetError, "data.unknown", "lilies")),
         ({"dataset": ""}, (ModelError, "model.none", "linear")),
     ],

@@ -349,20 +349,6 @@ def test_without_a_maximum_what_was_spent_to_date_is_told_with_the_reason() -> N
     assert summary().spent_lines(4) == []
 
 
-def test_behind_a_relay_the_guarantee_against_the_server_alone_is_beside_the_other() -> None:
-    noisy = {"mode": Clipping.PUBLIC, "noise_multiplier": 200.0, "hypotheses": 1}
-    alone = summary(**noisy).guarantee_lines(maximum=1)
-    behind = replace(summary(**noisy), batch=1000).guarantee_lines(maximum=1)
-    assert behind[0] == alone[0], "against relay and server together"
-    own, hidden = (float(line.split("epsilon ")[-1].split()[0]) for line in behind[:2])
-    assert 0 < hidden < own / 2
-
-
-def test_a_mechanism_without_an_account_of_batches_has_no_such_line() -> None:
-    discrete = {"mode": Clipping.PUBLIC, "noise_multiplier": 20.0, "hypotheses": 1, "mechanism": "discrete-gaussian"}
-    assert replace(summary(**discrete), batch=1000).guarantee_lines(1) == summary(**discrete).guarantee_lines(1)
-
-
 # --- noisy reports
 
 

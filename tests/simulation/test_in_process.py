@@ -115,7 +115,7 @@ def test_a_node_that_refuses_ends_a_strict_run(strict: bool) -> None:
 # --- a guarantee for each row
 
 ROWS = {
-    "row-clip-norm": 1.0, "row-noise-multiplier": 1.2, "row-rate": 0.1, "row-batch": 10.0, "local-epochs": 1,
+    "rows": "clip=1 noise=1.2 rate=0.1 batch=10", "local-epochs": 1,
     "step-size": 0.5, "clip-norm": 2.0, "rounds": 12, "delta": 1e-5,
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ from tests.simulation.test_private import started
 from umbel.client.app import app as client_app
 from umbel.protocol.errors import LaunchError
 from umbel.protocol.flower import build_bundle
+from umbel.protocol.project import ENGINE
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.launch import APP, federation_config, submit, unpacked
 from umbel.simulation.superlink import superlink
@@ -79,9 +80,8 @@ def test_a_run_of_a_strategy_in_a_package_of_its_own_goes_on_in_ray_as_in_one_pr
     this process, because every start of Ray is dear; so it fails at its end, by an observer of one's own.
     """
     monkeypatch.syspath_prepend(OWN)
-    values = (
-        PAPER | SHORT | {"strategy": "momentum:Momentum", "strategy-options": "momentum=0.5 rate=0.8", "engine": "loop"}
-    )
+    monkeypatch.setenv(ENGINE, "loop")
+    values = PAPER | SHORT | {"strategy": "momentum:Momentum momentum=0.5 rate=0.8"}
     expected = in_process(run_config | values)
     home = Path(simulation["UMBEL_HOME"])
     monkeypatch.setenv("UMBEL_HOME", str(home))
@@ -110,13 +110,13 @@ def test_an_app_lies_among_few_files_where_that_is_the_same_app(tmp_path: Path) 
     assert build_bundle(own) == build_bundle(APP)
     other = tmp_path / "other"
     other.mkdir()
-    write_app(other, "", PROJECT.replace("fab-include", 'fab-exclude = ["private/b.py"]\nfab-include'))
+    write_app(other, PROJECT.replace("fab-include", 'fab-exclude = ["private/b.py"]\nfab-include'))
     assert unpacked(other, tmp_path) == other, "Flower wants to find what is to be left out"
     (other / "pyproject.toml").write_text("no TOML")
     assert unpacked(other, tmp_path) == other, "and says itself what is wrong"
     plain = tmp_path / "plain"
     plain.mkdir()
-    write_app(plain, "")
+    write_app(plain)
     assert not (unpacked(plain, tmp_path) / "client").exists(), "nothing of another app is in it"
 
 

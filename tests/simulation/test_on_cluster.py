@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from tests.helpers.clusters import cluster
 from tests.helpers.sources import ROOT
 from umbel.cli.main import app
+from umbel.data.split import main as split
+from umbel.protocol.cli import command_line
 from umbel.server.run_folder import RunFolder
 
 DOCS = (ROOT / "docs" / "guides" / "cluster.md").read_text(encoding="utf-8")
@@ -51,11 +53,11 @@ def test_two_machines_with_a_part_each_learn_what_one_process_learns_and_one_alo
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     mine: Any = importlib.import_module("umbel_test_cluster")
-    assert "\numbel data shard synthetic 2\n" in DOCS
-    shards = CliRunner().invoke(app, ["data", "shard", "synthetic", "2"])
+    assert "\npython -m umbel.data.split synthetic --shards 2 --out synthetic-shards\n" in DOCS
+    shards = CliRunner().invoke(command_line(split), ["synthetic", "--shards", "2", "--out", "synthetic-shards"])
     assert shards.exit_code == 0, shards.output
     assert " umbel run synthetic\n" in DOCS
-    asked = ["run", "synthetic", "rounds=4", "engine=loop", "model=umbel_test_cluster:network"]
+    asked = ["run", "synthetic", "rounds=4", "model=umbel_test_cluster:network"]
     asked += ["observers=umbel_test_cluster:Accident"]
     mine.kill = lambda: None
     umbel(*asked, "--in-process")

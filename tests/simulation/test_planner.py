@@ -34,8 +34,7 @@ from umbel.simulation.wanted import Wanted
 
 ROWS = 6
 HIDDEN: dict[str, Any] = {
-    "protect": "rows", "noise-multiplier": 0.0, "row-clip-norm": 1.0, "row-noise-multiplier": 2.0, "row-rate": 0.2,
-    "row-batch": 10.0,
+    "protect": "rows", "noise-multiplier": 0.0, "rows": "clip=1 noise=2 rate=0.2 batch=10",
 }  # fmt: skip
 """Settings of training that hides rows."""
 
@@ -268,7 +267,7 @@ def test_own_data_without_an_epsilon_have_no_noise(umbel_home: Path) -> None:
         [line] = planned.words
         assert "guarantees nothing" in line
         assert line.endswith("umbel run mine --epsilon 4")
-    assert "respawn=3" in run.strategy_options
+    assert "respawn=3" in run.strategy
     noisy = values_of("mine", {"noise-multiplier": 3.0})
     assert "clipping" not in noisy.values
     assert not noisy.words
@@ -385,7 +384,7 @@ def test_only_clients_that_release_by_themselves_choose_at_random(
 def test_the_noise_left_is_that_of_as_many_hypotheses_as_there_may_be(umbel_home: Path, by_rule: None) -> None:
     """CFL may split into four, though its clients' choices are priced as among two."""
     save(umbel_home)
-    found = {"dataset": "mine", "strategy": "cfl", "hypotheses": 4} | planner._PROVISIONAL
+    found = {"dataset": "mine", "strategy": "umbel_lab.strategies:ClusteredFL", "hypotheses": 4} | planner._PROVISIONAL
     setup = Setup.parse(found)
     dataset = setup.open_dataset()
     assert dataset is not None

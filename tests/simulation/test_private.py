@@ -155,7 +155,7 @@ def test_what_flower_starts_by_itself_listens_as_the_readme_says(tmp_path: Path)
 SWEEP = """
 import os, psutil, ray
 from tests.simulation.test_private import is_loopback, is_private, listening, os_token
-from umbel.research.experiments import sweep
+from umbel.simulation import sweep
 with sweep._cluster():
     assert ray.get(ray.remote(lambda: 3).remote()) == 3
     found = listening(psutil.Process())

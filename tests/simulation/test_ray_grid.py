@@ -47,8 +47,8 @@ def whole(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def config(whole: Path) -> dict[str, Any]:
-    own = {"dataset": str(whole), "clients-per-round": 6, "rounds": 4, "restarts": 2, "engine": "loop"}
+def config(whole: Path, looped: None) -> dict[str, Any]:
+    own = {"dataset": str(whole), "clients-per-round": 6, "rounds": 4, "restarts": 2}
     return paper_run() | own
 
 

@@ -15,7 +15,8 @@ from tests.helpers.examples import examples
 from tests.simulation.test_planner import HIDDEN, save
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.plugins import parse_options
+from umbel.protocol.run_config import RowSettings, RunConfig
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
 from umbel.simulation.start import values_of
@@ -40,7 +41,8 @@ def test_one_knob_plans_the_noise_of_training(umbel_home: Path) -> None:
     run = RunConfig.parse(planned.values)
     assert (run.protect, run.noise_multiplier, run.hypotheses, run.restarts) == ("rows", 0, 1, 1)
     assert (run.rounds, run.clients_per_round, run.max_participations) == (20, 100, 4)
-    assert (run.row_rate, run.row_batch, run.local_steps) == (1, 40, 5)
+    assert run.of_rows is not None
+    assert (run.of_rows.rate, run.of_rows.batch, run.local_steps) == (1, 40, 5)
     assert 2.97 < spent(planned.values) <= 3
     assert "epsilon 3" in planned.words[0] or "epsilon 2.99" in planned.words[0]
 
@@ -48,7 +50,8 @@ def test_one_knob_plans_the_noise_of_training(umbel_home: Path) -> None:
 def test_clients_of_many_rows_train_on_some_of_them(umbel_home: Path) -> None:
     save(umbel_home)
     run = RunConfig.parse(values_of("mine", wanted=Wanted(row_epsilon=3, rows=10_000)).values)
-    assert (run.row_rate, run.row_batch) == (0.026, 260)
+    assert run.of_rows is not None
+    assert (run.of_rows.rate, run.of_rows.batch) == (0.026, 260)
 
 
 @settings(max_examples=examples(10))
@@ -61,8 +64,7 @@ def test_clients_of_many_rows_train_on_some_of_them(umbel_home: Path) -> None:
         {},
         optional={
             "rounds": st.integers(1, 30), "clients-per-round": st.integers(1, 30), "local-steps": st.integers(1, 9),
-            "max-participations": st.integers(0, 5), "row-rate": st.sampled_from([0.01, 0.3, 1.0]),
-            "row-clip-norm": st.sampled_from([0.1, 2.0]), "restarts": st.integers(1, 3),
+            "max-participations": st.integers(0, 5), "restarts": st.integers(1, 3),
         },
     ),
 )  # fmt: skip
@@ -99,7 +101,7 @@ def test_no_plan_costs_less_than_the_least_price(umbel_home: Path) -> None:
 def test_a_plan_holds_however_many_hypotheses_a_strategy_sends(umbel_home: Path) -> None:
     """It begins with one, and a choice among two reveals more than one among eight."""
     save(umbel_home)
-    given = {"strategy": "cfl", "hypotheses": 8, "choice-epsilon": 0.4}
+    given = {"strategy": "umbel_lab.strategies:ClusteredFL", "hypotheses": 8, "choice-epsilon": 0.4}
     planned = values_of("mine", given, Wanted(row_epsilon=3, rows=40)).values
     setup = Setup.parse(planned)
     for k in (1, 2, 8):
@@ -130,7 +132,7 @@ def test_the_noise_against_the_gradient_is_told(umbel_home: Path) -> None:
     """sigma C / B in each of n = 3 components of a client's mean gradient, averaged over U = 25 clients."""
     save(umbel_home)
     planned = values_of("mine", {"clients-per-round": 25}, Wanted(row_epsilon=3, rows=6))
-    sigma = planned.values["row-noise-multiplier"]
+    sigma = parse_options(RowSettings, planned.values["rows"], "rows").noise
     assert f"is {sigma / 6 * math.sqrt(3 / 25):.2g} row clip norms" in planned.words[1]
 
 

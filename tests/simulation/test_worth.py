@@ -365,9 +365,9 @@ def test_a_difference_within_chance_is_none() -> None:
 
 
 @pytest.mark.rest
-@pytest.mark.usefixtures("blank_figures", "umbel_home")
+@pytest.mark.usefixtures("blank_figures", "umbel_home", "looped")
 def test_the_same_seed_has_the_same_worth_on_one_node_and_on_three() -> None:
-    config = paper_run() | {"rounds": 4, "restarts": 1, "engine": "loop"}
+    config = paper_run() | {"rounds": 4, "restarts": 1}
     one, other = (in_process.run(config, nodes, [Appraisal()]) / FILE for nodes in (1, 3))
     assert one.read_bytes() == other.read_bytes()
     found = json.loads(one.read_text())

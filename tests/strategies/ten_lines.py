@@ -9,7 +9,7 @@ from umbel.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Options:
-    """Set by ``strategy-options``."""
+    """Set behind the strategy's name."""
 
     trim: int = 0
 

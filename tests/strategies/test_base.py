@@ -225,7 +225,7 @@ class Mixing(Halves):
 def test_options_are_the_strategys_own_and_have_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(strategies.STRATEGIES, "mixing", Mixing)
     for text, stays in (("", 0.25), ("stays=0.5", 0.5)):
-        assert strategies.make(RunConfig(strategy="mixing", strategy_options=text), Fleet()).options == Share(stays)
+        assert strategies.make(RunConfig(strategy=f"mixing {text}"), Fleet()).options == Share(stays)
     rehearsal = Rehearsal(kind=Mixing, options=Share(0.5))
     following, _ = rehearsal.end(rehearsal.answer(rehearsal.ask()))
     assert following == [[1, 0, 1.5], [9.5, 9.5, 10.5]]

@@ -127,7 +127,7 @@ def dataset(folder: Path, groups: int, seed: int) -> str:
 def config(run_config: dict[str, Any]) -> dict[str, Any]:
     return run_config | {
         "hypotheses": "auto", "clients-per-round": 40, "rounds": 75, "restarts": 1,
-        "validate-every": 25, "engine": "batched",
+        "validate-every": 25,
     }  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def test_a_run_that_was_stopped_before_or_after_the_choice_goes_on(
     tmp_path: Path, config: dict[str, Any], blank_figures: None
 ) -> None:
     config |= {"dataset": dataset(tmp_path, 2, 0), "rounds": 9, "validate-every": 1}
-    config |= {"strategy": "flower:FedAvgM", "strategy-options": "server-momentum=0.9"}
+    config |= {"strategy": "flower:FedAvgM server-momentum=0.9"}
     whole = run_app(config, InProcessGrid(umbel.client.app.app, config))
     assert [len(entry["groups"]) for entry in whole.trained] == [8, 8, 8] + [len(whole.arrays("latest")["weight"])] * 6
     assert "diverged" not in (whole.folder / "report.html").read_text(), "there were no such hypotheses then"
@@ -175,7 +175,9 @@ def test_a_run_that_was_stopped_before_or_after_the_choice_goes_on(
 
 
 @pytest.mark.usefixtures("blank_figures")
-@pytest.mark.parametrize(("strategy", "k", "rounds"), [("group-privacy", "auto", 3), ("cfl", 8, 20)])
+@pytest.mark.parametrize(
+    ("strategy", "k", "rounds"), [("group-privacy", "auto", 3), ("umbel_lab.strategies:ClusteredFL", 8, 20)]
+)
 def test_a_report_has_all_rounds_whatever_the_number_of_hypotheses(
     strategy: str, k: Any, rounds: int, tmp_path: Path, config: dict[str, Any]
 ) -> None:

@@ -13,14 +13,13 @@ import pytest
 from tests.helpers.errors import raises
 from umbel import strategies
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.plugins import LAB
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.uncalled import refuse_uncalled
 from umbel.server.nodes.fleet import Fleet
-from umbel.strategies.cfl import ClusteredFL
 from umbel.strategies.fedavg import FedAvg
 from umbel.strategies.group_privacy import GroupPrivacy
 from umbel.strategies.ifca import IFCA
-from umbel.strategies.r_dpcfl import RDPCFL
 from umbel.strategies.recommender import Recommender
 from umbel.strategies.robust import GeometricMedian, TrimmedMean
 from umbel.strategies.secure_average import SecureAverage
@@ -37,8 +36,7 @@ instance = GroupPrivacy(None)
 def test_the_built_in_strategies_have_names() -> None:
     kinds = {
         "group-privacy": GroupPrivacy, "trimmed-mean": TrimmedMean, "geometric-median": GeometricMedian,
-        "fedavg": FedAvg,
-        "ifca": IFCA, "cfl": ClusteredFL, "r-dpcfl": RDPCFL, "recommender": Recommender,
+        "fedavg": FedAvg, "ifca": IFCA, "recommender": Recommender,
         "site-average": SiteAverage, "secure-average": SecureAverage,
     }  # fmt: skip
     assert kinds == strategies.STRATEGIES
@@ -46,6 +44,13 @@ def test_the_built_in_strategies_have_names() -> None:
     assert strategies.load("umbel.strategies.ifca:IFCA") is IFCA
     with raises(ConfigError, "config.unknown-name", "fedmax", *strategies.STRATEGIES):
         strategies.load("fedmax")
+
+
+@pytest.mark.parametrize("name", ["cfl", "r-dpcfl"])
+def test_a_strategy_of_the_lab_is_named_with_its_place(name: str) -> None:
+    with raises(ConfigError, "config.unknown-name", name, "pip install umbel-lab", LAB[name]):
+        strategies.load(name)
+    assert issubclass(strategies.load(LAB[name]), strategies.HypothesisStrategy)
 
 
 def test_a_term_in_training_is_no_strategy() -> None:
@@ -81,7 +86,7 @@ def test_a_strategy_of_flowers_own_or_an_instance_is_refused(
 def test_a_strategy_is_made_with_the_clients_that_the_run_asks_for() -> None:
     run = RunConfig(
         strategy="fedavg", hypotheses=5, clients_per_round=11, validation_clients_per_round=12, min_releases=4, seed=13,
-        min_nodes=3, node_wait=14.0, quorum=0.5, max_clients_per_node=15, max_node_share=0.25, max_update_norm=16.0,
+        min_nodes=3, node_wait=14.0, quorum=0.5, per_node="clients=15 share=0.25 update-norm=16.0",
         validate_by="median", max_participations=0,
     )  # fmt: skip
     fleet = Fleet(run)
@@ -95,8 +100,8 @@ def test_a_strategy_is_made_with_the_clients_that_the_run_asks_for() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "ifca", "recommender"])
 def test_the_papers_other_strategies_have_no_options(name: str) -> None:
     strategies.make(RunConfig(strategy=name), Fleet())
-    with raises(ConfigError, "config.unknown-option", "strategy-options"):
-        strategies.make(RunConfig(strategy=name, strategy_options="x=1"), Fleet())
+    with raises(ConfigError, "config.unknown-option", "strategy"):
+        strategies.make(RunConfig(strategy=f"{name} x=1"), Fleet())
 
 
 class Idle(strategies.HypothesisStrategy):

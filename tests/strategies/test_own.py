@@ -28,7 +28,7 @@ FILE = Path(__file__).with_name("ten_lines.py")
 PACKAGE = Path(__file__).parents[1] / "helpers" / "own" / "momentum"
 TRIMMED: dict[str, Any] = {"strategy": "ten_lines:TrimmedMean", "rounds": 4, "noise-multiplier": 0.0, "restarts": 1}
 MOMENTUM: dict[str, Any] = {
-    "strategy": "momentum:Momentum", "strategy-options": "momentum=0.5 rate=0.8", "rounds": 6, "restarts": 1,
+    "strategy": "momentum:Momentum momentum=0.5 rate=0.8", "rounds": 6, "restarts": 1,
 }  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -67,7 +67,7 @@ def test_it_combines_as_it_says() -> None:
 
 
 def test_it_runs_with_an_option_of_its_own(run_config: dict[str, Any]) -> None:
-    trimmed = play(run_config | TRIMMED | {"strategy-options": "trim=2"}).arrays("latest")
+    trimmed = play(run_config | TRIMMED | {"strategy": "ten_lines:TrimmedMean trim=2"}).arrays("latest")
     assert np.isfinite(trimmed["weight"]).all()
     mean = play(run_config | TRIMMED).arrays("latest")
     averaged = play(run_config | TRIMMED | {"strategy": "fedavg"}).arrays("latest")
@@ -90,16 +90,16 @@ def test_its_state_lies_beside_the_hypotheses(run_config: dict[str, Any]) -> Non
 
 def test_its_options_change_what_it_does(run_config: dict[str, Any]) -> None:
     one = play(run_config | MOMENTUM).arrays("latest")["weight"]
-    other = play(run_config | MOMENTUM | {"strategy-options": "momentum=0 rate=1"}).arrays("latest")["weight"]
-    plain = play(run_config | MOMENTUM | {"strategy": "group-privacy", "strategy-options": ""}).arrays("latest")
+    other = play(run_config | MOMENTUM | {"strategy": "momentum:Momentum momentum=0 rate=1"}).arrays("latest")["weight"]
+    plain = play(run_config | MOMENTUM | {"strategy": "group-privacy"}).arrays("latest")
     np.testing.assert_allclose(other, plain["weight"], rtol=1e-6)
     assert (one != other).all()
 
 
 def test_a_run_cannot_go_on_with_other_options(run_config: dict[str, Any]) -> None:
     run = play(run_config | MOMENTUM | {"rounds": 2})
-    changes = {"strategy-options": "momentum=0.9", "resume": run.folder.name, "rounds": 4}
-    with raises(ConfigError, "config.resume-changed", "momentum=0.5 rate=0.8", "strategy-options", "resume"):
+    changes = {"strategy": "momentum:Momentum momentum=0.9", "resume": run.folder.name, "rounds": 4}
+    with raises(ConfigError, "config.resume-changed", "momentum=0.5 rate=0.8", "strategy", "resume"):
         play(run_config | MOMENTUM | changes)
 
 

@@ -163,7 +163,7 @@ def test_too_few_releases_are_not_split() -> None:
 
 def test_it_is_not_for_a_number_of_hypotheses_that_is_chosen(run_config: dict[str, Any]) -> None:
     with raises(ConfigError, "config.hypotheses", "auto", "hypotheses"):
-        Setup.parse(run_config | {"hypotheses": "auto", "strategy-options": "respawn=3"})
+        Setup.parse(run_config | {"hypotheses": "auto", "strategy": "group-privacy respawn=3"})
 
 
 def test_a_strategy_of_ones_own_has_the_option_where_its_options_are_derived() -> None:
@@ -174,11 +174,11 @@ def test_a_strategy_of_ones_own_has_the_option_where_its_options_are_derived() -
     class Own(GroupPrivacy):
         Options = Derived
 
-    options = parse_options(Own.Options, "respawn=3 momentum=0.5", "strategy-options")
+    options = parse_options(Own.Options, "respawn=3 momentum=0.5", "strategy")
     assert GroupPrivacy(Fleet()).options == GroupOptions(respawn=0), "the paper's algorithm"
     assert (Own(Fleet(), options=options)._respawn, options.momentum) == (3, 0.5)
 
 
 def test_a_run_with_it_goes_through_and_keeps_how_long_hypotheses_wait(run_config: dict[str, Any]) -> None:
-    run = play(run_config | {"rounds": 3, "strategy-options": "respawn=2"})
+    run = play(run_config | {"rounds": 3, "strategy": "group-privacy respawn=2"})
     assert run.strategy.state["respawn/idle"].shape == (2,)

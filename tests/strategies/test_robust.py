@@ -117,11 +117,11 @@ def test_no_hypothesis_moves_further_than_twice_the_median_release(kind: type[Ro
 
 
 def test_the_share_is_an_option_and_what_cannot_work_is_refused() -> None:
-    run = RunConfig(strategy="trimmed-mean", strategy_options="hostile=0.2")
+    run = RunConfig(strategy="trimmed-mean hostile=0.2")
     assert strategies.make(run, Fleet()).options == HostileOptions(0.2)
-    with raises(ConfigError, "config.option-value", "0.5", "strategy-options"):
-        strategies.make(RunConfig(strategy="geometric-median", strategy_options="hostile=0.5"), Fleet())
-    run = RunConfig(strategy="trimmed-mean", strategy_options="hostile=0.25", hypotheses=4)
+    with raises(ConfigError, "config.option-value", "0.5", "strategy"):
+        strategies.make(RunConfig(strategy="geometric-median hostile=0.5"), Fleet())
+    run = RunConfig(strategy="trimmed-mean hostile=0.25", hypotheses=4)
     with raises(ConfigError, "config.option-value", "0.25", "4"):
         strategies.make(run, Fleet()).check(run, models.load("linear"))
 

@@ -33,7 +33,7 @@ from umbel.simulation.in_process import play, run_config
 from umbel.strategies.differences import prior_of
 
 CONFIG: dict[str, Any] = {
-    "strategy": "secure-average", "strategy_options": "", "clipping": "public", "mechanism": "discrete-gaussian",
+    "strategy": "secure-average", "clipping": "public", "mechanism": "discrete-gaussian",
     "noise_multiplier": 1.0, "choice_epsilon": 0.0, "restarts": 1, "rounds": 5, "clients_per_round": 60,
     "clip_norm": 10.0,
 }  # fmt: skip
@@ -110,7 +110,7 @@ def test_fewer_sites_than_a_sum_needs_are_told_before_any_client_trains() -> Non
 @pytest.mark.parametrize(
     ("changes", "code"),
     [({"mechanism": "gaussian"}, "config.mechanism"), ({"clipping": "update"}, "config.conflict"),
-     ({"strategy_options": "colluding=2"}, "config.least")],
+     ({"strategy": "secure-average colluding=2"}, "config.least")],
 )  # fmt: skip
 def test_settings_that_cannot_be_added_securely_are_refused(changes: dict[str, Any], code: str) -> None:
     with raises(ConfigError, code):
@@ -119,7 +119,7 @@ def test_settings_that_cannot_be_added_securely_are_refused(changes: dict[str, A
 
 # --- reports
 
-REPORTS: dict[str, Any] = {"strategy_options": "report-noise=10 report-bound=400", "rounds": 6}
+REPORTS: dict[str, Any] = {"strategy": "secure-average report-noise=10 report-bound=400", "rounds": 6}
 
 
 def test_losses_are_added_up_with_noise_as_much_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,8 +202,8 @@ def test_reports_that_cannot_be_added_are_refused(changes: dict[str, Any]) -> No
 
 def test_moments_tell_how_clients_differ_and_change_little_else() -> None:
     """Without noise: updates are clipped to a share of the clip norm, and the prior is that of one site's updates."""
-    options = {"noise_multiplier": 0.0, "strategy_options": "explore=0.0", "rounds": 3}
-    plain, run = played(**options), played(**options | {"strategy_options": "explore=0.0 moments=true"})
+    options = {"noise_multiplier": 0.0, "strategy": "secure-average explore=0.0", "rounds": 3}
+    plain, run = played(**options), played(**options | {"strategy": "secure-average explore=0.0 moments=true"})
     np.testing.assert_allclose(moved(run), moved(plain), rtol=5e-3, atol=5e-3)
     prior = prior_of(run.strategy.state, 2)
     assert prior is not None
@@ -212,7 +212,7 @@ def test_moments_tell_how_clients_differ_and_change_little_else() -> None:
 
 
 def test_moments_cost_no_privacy_and_their_noise_is_in_the_counts() -> None:
-    plain, run = (played(rounds=2, strategy_options=f"moments={flag}") for flag in ("false", "true"))
+    plain, run = (played(rounds=2, strategy=f"secure-average moments={flag}") for flag in ("false", "true"))
     release = [one.setup.release for one in (plain, run)]
     assert guarantee({release[0]: 1}) == guarantee({release[1]: 1})
     assert run.fleet.count_deviation == pytest.approx(np.sqrt(2) * plain.fleet.count_deviation)
@@ -220,7 +220,9 @@ def test_moments_cost_no_privacy_and_their_noise_is_in_the_counts() -> None:
 
 def test_clients_personalise_by_the_prior_from_sums() -> None:
     """Through a whole run: moments, reports, and models made each client's own by Bayes."""
-    run = played(rounds=3, noise_multiplier=1.0, strategy_options="moments=true report_noise=10 report_bound=400")
+    run = played(
+        rounds=3, noise_multiplier=1.0, strategy="secure-average moments=true report_noise=10 report_bound=400"
+    )
     prior = prior_of(run.strategy.state, 2)
     assert prior is not None
     dataset = open_dataset(find_dataset("synthetic"))

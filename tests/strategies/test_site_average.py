@@ -97,8 +97,8 @@ def test_in_the_first_rounds_some_clients_try_another_hypothesis() -> None:
     """Else one that suits nobody best at first is never trained."""
 
     def explores(round: int, hypotheses: int = 2, options: str = "") -> float:
-        entries = {"strategy_options": options, "hypotheses": hypotheses, "clipping": "public"}
-        strategy = strategies.make(RunConfig(strategy="site-average", **entries), Fleet())
+        entries = {"hypotheses": hypotheses, "clipping": "public"}
+        strategy = strategies.make(RunConfig(strategy=f"site-average {options}".strip(), **entries), Fleet())
         share: float = strategy.task(round, TrainingSpec(**COMMON)).explore
         return share
 
@@ -178,7 +178,7 @@ def test_too_few_clients_leave_the_hypotheses_and_nobody_knows_who_trained_what(
 
 def test_sums_that_make_no_model_leave_the_hypotheses() -> None:
     one = Rehearsal(hypotheses=1)
-    one.strategy.fleet.run = RunConfig(clients_per_round=6, max_update_norm=1e300)
+    one.strategy.fleet.run = RunConfig(clients_per_round=6, per_node="update-norm=1e300")
     assert one.end(one.answer(0, [(3e38, 0, 0)], [3.0]), one.answer(1, [(3e38, 0, 0)], [3.0]))[0] is not None
     sent = one.strategy.fleet.sent
     one.strategy.fleet.sent = sent | {"bias": sent["bias"] + np.float32(3.4e38)}

@@ -33,7 +33,7 @@ RELEASE = dict(enumerate(NEAR)) | {i + 5: (10 + a, 10 - b, 10 + c) for i, (a, b,
 
 def made(name: str, options: str = "", hypotheses: int = 2) -> Stock:
     strategy = strategies.make(
-        RunConfig(strategy=name, strategy_options=options, hypotheses=hypotheses, clients_per_round=10),
+        RunConfig(strategy=f"{name} {options}".strip(), hypotheses=hypotheses, clients_per_round=10),
         Fleet(clients_per_round=10, max_participations=0),
     )
     assert isinstance(strategy, Stock)
@@ -112,9 +112,9 @@ def test_a_cluster_of_which_it_makes_nothing_stays_as_it_was() -> None:
 
 def test_only_what_is_about_aggregation_is_an_option() -> None:
     assert made("flower:FedTrimmedAvg", "beta=0.1").options.beta == 0.1
-    with raises(ConfigError, "config.unknown-option", "strategy-options", "fraction_train"):
+    with raises(ConfigError, "config.unknown-option", "strategy", "fraction_train"):
         made("flower:FedTrimmedAvg", "fraction-train=0.5")
-    with raises(ConfigError, "config.option-value", "much", "strategy-options"):
+    with raises(ConfigError, "config.option-value", "much", "strategy"):
         made("flower:FedTrimmedAvg", "beta=much")
 
 
@@ -138,20 +138,20 @@ def test_what_does_not_work_is_named(name: str, code: str, parts: tuple[str, ...
 
 @pytest.mark.parametrize(("name", "options"), [*STATEFUL[1:3], ("Krum", ""), ("FedTrimmedAvg", "")])
 def test_stock_strategies_pass_a_trial_before_the_run(name: str, options: str) -> None:
-    Setup.parse(RunConfig(strategy=f"flower:{name}", strategy_options=options).entries())
+    Setup.parse(RunConfig(strategy=f"flower:{name} {options}".strip()).entries())
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
         ("FedTrimmedAvg beta=0.7", (ConfigError, "config.flower-strategy")),
-        ("Bulyan num-malicious-nodes=9", (ConfigError, "config.flower-strategy", "strategy-options", "16")),
+        ("Bulyan num-malicious-nodes=9", (ConfigError, "config.flower-strategy", "options", "16")),
     ],
 )
 def test_options_that_a_strategy_does_not_take_end_the_run_before_it_starts(options: str, reason: Any) -> None:
     name, _, options = options.partition(" ")
     with raises(*reason, name):
-        Setup.parse(RunConfig(strategy=f"flower:{name}", strategy_options=options).entries())
+        Setup.parse(RunConfig(strategy=f"flower:{name} {options}".strip()).entries())
 
 
 OWN = '''
@@ -245,7 +245,7 @@ class Typed(FedTrimmedAvg):
 @pytest.mark.usefixtures("blank_figures")
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(run_config: dict[str, Any]) -> None:
     run_config |= {
-        "strategy": "flower:FedAdam", "strategy-options": "eta=1.0", "rounds": 4, "restarts": 1, "hypotheses": 1,
+        "strategy": "flower:FedAdam eta=1.0", "rounds": 4, "restarts": 1, "hypotheses": 1,
         "validation-clients-per-round": 5, "noise-multiplier": 1.0,
     }  # fmt: skip
 

@@ -13,7 +13,12 @@ from typer.utils import get_params_from_function
 from umbel.protocol.cli import fail
 
 
-def lazy(known: Callable[[], Mapping[str, str]], load: Callable[[str], typer.Typer], extra: str) -> type[TyperGroup]:
+def lazy(
+    known: Callable[[], Mapping[str, str]],
+    load: Callable[[str], typer.Typer],
+    extra: str = "",
+    elsewhere: Mapping[str, str] | None = None,
+) -> type[TyperGroup]:
     """Return the class of a group.
 
     Parameters
@@ -23,7 +28,9 @@ def lazy(known: Callable[[], Mapping[str, str]], load: Callable[[str], typer.Typ
     load : callable
         Returns a command by name.
     extra : str
-        The extra of umbel with the commands' dependencies.
+        The extra of umbel with the commands' dependencies; empty if umbel itself has them all.
+    elsewhere : mapping, optional
+        The package that adds a command, by the command's name.
     """
 
     class Lazy(TyperGroup):
@@ -36,7 +43,11 @@ def lazy(known: Callable[[], Mapping[str, str]], load: Callable[[str], typer.Typ
         def resolve_command(
             self, ctx: click.Context, args: list[str]
         ) -> tuple[str | None, click.Command | None, list[str]]:
-            self.commands = {name: click.Command(name) for name in known()}  # for "did you mean"
+            there, asked = known(), args[0] if args else ""
+            if asked not in there and (package := (elsewhere or {}).get(asked)):
+                text = f"{ctx.command_path} {asked} is in another package: pip install {package}"
+                fail(f"{text} [config.not-installed]", 2)
+            self.commands = {name: click.Command(name) for name in there}  # for "did you mean"
             name, command, rest = super().resolve_command(ctx, args)
             return name, self._load(name) if name and command else None, rest
 
@@ -45,7 +56,7 @@ def lazy(known: Callable[[], Mapping[str, str]], load: Callable[[str], typer.Typ
             try:
                 command: Any = typer.main.get_command(load(name))
             except ModuleNotFoundError as error:
-                if (error.name or "").partition(".")[0] == "umbel":
+                if not extra or (error.name or "").partition(".")[0] == "umbel":
                     raise
                 fail(f"{error.name} is not installed: pip install 'umbel[{extra}]' [config.not-installed]", 2)
             command.name = name

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
@@ -16,16 +19,39 @@ Table = Mapping[str, tuple[str, str]]
 """By name: the place of a command's `typer.Typer`, as module:name, and a one-sentence description."""
 
 
+LAB = dict.fromkeys(("attack", "audit", "experiment"), "umbel-lab")
+"""Commands of another package, by which a hint names it."""
+
+
+@cache
+def installed() -> Table:
+    """Return the commands that other packages add: each names a table as an entry point."""
+    found: dict[str, tuple[str, str]] = {}
+    for point in entry_points(group="umbel.commands"):
+        with suppress(ModuleNotFoundError):  # a package of which only the metadata are left
+            found |= point.load()
+    return found
+
+
 def _group(commands: Table, callback: Callable[..., None], whole: bool = False) -> typer.Typer:
-    """Return a command with a table's subcommands; the callback's docstring describes them."""
+    """Return a command with a table's subcommands; the callback's docstring describes them.
+
+    The `whole` command also has those that other packages add.
+    """
+
+    def table() -> Table:
+        return {**commands, **installed(), **commands} if whole else commands  # umbel's come first, and stay
+
+    def known() -> dict[str, str]:
+        return {name: told for name, (_, told) in table().items()}
 
     def load(name: str) -> typer.Typer:
-        module, _, attribute = commands[name][0].partition(":")
+        module, _, attribute = table()[name][0].partition(":")
         found: typer.Typer = getattr(import_module(module), attribute)
         return found
 
     group = typer.Typer(
-        cls=lazy(lambda: {name: told for name, (_, told) in commands.items()}, load, "research"),
+        cls=lazy(known, load, elsewhere=LAB if whole else None),
         add_completion=whole,
         suggest_commands=False,
         no_args_is_help=True,
@@ -69,82 +95,78 @@ def _server() -> None:
     """Start the server, sign in to it, and print a run's status."""
 
 
-def _relay() -> None:
-    """Start a relay, which hides the sender of each release from the server.
-
-    People who do not run the server run it.
-    """
-
-
 def _site() -> None:
-    """Check a site before it goes online, and start it."""
+    """Check and start a site, read its books, and decide on requests."""
     # Installed modules come before a site's own: its working folder may hold files from others.
     os.environ[OWN_PATH] = os.pathsep + os.environ.get(OWN_PATH, "")
 
 
+def _parts(context: typer.Context) -> None:
+    """Start one process of a site or of the server, in a container of its own."""
+    _umbel()
+    if not (context.invoked_subcommand or "").startswith("server-"):
+        _site()
+
+
+def _runs() -> None:
+    """List, show, compare, export and remove runs."""
+
+
 COMMANDS: Table = {
     "run": ("umbel.cli.commands.run:app", "Run an experiment in simulation, on this machine or a Ray cluster."),
-    "demo": ("umbel.cli.commands.demo:app", "Compare hospitals alone, together without privacy, and with a guarantee."),
-    "init": ("umbel.cli.commands.init:app", "Write a Flower app in a new folder, ready for your model."),
-    "doctor": ("umbel.cli.commands.doctor:app", "Check that this machine has what umbel needs, and say what to do."),
-    "runs": ("umbel.cli.commands.runs:app", "List, show, compare and remove runs."),
+    "plan": ("umbel.cli.commands.plan:app", "Print a run's cost in privacy, or the noise for a guarantee."),
     "predict": ("umbel.cli.commands.predict:app", "Predict with a run, for clients old and new."),
-    "export": ("umbel.cli.commands.export:app", "Write a run's hypotheses as files for other programs."),
-    "report": ("umbel.research.experiments.report:app", "Write a run's report, alone or beside other runs."),
-    "keys": (
-        "umbel.cli.commands.keys:app",
+    "runs": ("umbel.cli.main:runs", "List, show, compare, export and remove runs."),
+    "data": ("umbel.cli.commands.data:app", "List and show datasets, and make more from recipes and tables."),
+    "config": (
+        "umbel.cli.commands.config:app",
         "Explain the keys of the run config, or the entries of a site's policy.",
     ),
-    "plan": ("umbel.cli.commands.plan:app", "Print a run's cost in privacy, or the noise for a guarantee."),
-    "site": ("umbel.cli.main:site", "Check a site before it goes online, and start it."),
-    "ledger": ("umbel.cli.commands.ledger:app", "Read a site's ledger: what its clients have spent."),
-    "log": ("umbel.cli.commands.log:app", "Read a site's log: what servers asked, and what the site decided."),
-    "approvals": ("umbel.cli.commands.approvals:app", "List, approve and refuse requests to a site."),
-    "sign": ("umbel.cli.commands.sign:app", "Sign a run's settings, for sites that list their researchers."),
-    "policy": ("umbel.cli.commands.policy:app", "Explain a site's policy in words, and check its file."),
-    "server": ("umbel.cli.main:server", "Start the server, sign in to it, and print a run's status."),
-    "sites": ("umbel.cli.commands.sites:sites", "List the sites of a run, and why some are missing."),
-    "relay": ("umbel.cli.main:relay", "Start a relay, which hides the sender of each release from the server."),
+    "init": ("umbel.cli.commands.init:app", "Write a Flower app in a new folder, ready for your model."),
+    "doctor": ("umbel.cli.commands.doctor:app", "Check that this machine has what umbel needs, and say what to do."),
+    "demo": ("umbel.cli.commands.demo:app", "Compare hospitals alone, together without privacy, and with a guarantee."),
+    "site": ("umbel.cli.main:site", "Check and start a site, read its books, and decide on requests."),
     "certs": ("umbel.deploy.certs:app", "Make the certificates, secrets and keys of a server and its sites."),
     "bundle": ("umbel.client.bundle:app", "Print the hash that identifies this umbel, and write its bundle."),
-    "data": ("umbel.cli.commands.data:app", "List and describe datasets, and make more from recipes and tables."),
-    "audit": (
-        "umbel.cli.commands.audit:app",
-        "Audit a Mod, filter or strategy wrapper of any package: is its claim true?",
-    ),
-    "experiment": (
-        "umbel.research.experiments.__main__:app",
-        "Reproduce the papers' tables and figures, and measure the cost of a guarantee.",
-    ),
-    "attack": (
-        "umbel.research.attacks.__main__:app",
-        "Run attacks by a curious or malicious server, and audit the claimed epsilon.",
-    ),
+    "server": ("umbel.cli.main:server", "Start the server, sign in to it, and print a run's status."),
+    "sign": ("umbel.cli.commands.sign:app", "Sign a run's settings, for sites that list their researchers."),
+}
+RUNS: Table = {
+    "list": ("umbel.cli.commands.runs:list_runs", "Print all runs under $UMBEL_HOME/runs, oldest first."),
+    "show": ("umbel.cli.commands.runs:show", "Print a run's settings, results and cost in privacy, or several beside."),
+    "report": ("umbel.simulation.report:app", "Write a run's report, alone or beside other runs."),
+    "export": ("umbel.cli.commands.export:app", "Write a run's hypotheses as files for other programs."),
+    "rm": ("umbel.cli.commands.runs:rm", "Delete the folders of runs permanently."),
 }
 SERVER: Table = {
     "start": ("umbel.deploy.server:start", "Start Flower's SuperLink behind umbel's guard."),
-    "install": ("umbel.deploy.systemd:server", "Write a systemd unit that starts the server."),
-    "executor": ("umbel.deploy.programs:app", "Start only the executor, which runs the ServerApps."),
+    "status": (
+        "umbel.cli.commands.status:app",
+        "Print a run's round, its sites, why some are missing, and the time left.",
+    ),
     "login": ("umbel.deploy.server:login", "Store the operator's secret for a connection of flwr."),
-    "status": ("umbel.cli.commands.sites:status", "Print a run's round, its sites, and the time left."),
-    "metrics": ("umbel.deploy.metrics:app", "Print the metrics of runs and sites for Prometheus, or serve them."),
-}
-RELAY: Table = {
-    "start": ("umbel.deploy.relay:app", "Start a relay, which keeps all in memory."),
-    "install": ("umbel.deploy.systemd:relay", "Write a systemd unit that starts the relay."),
 }
 SITE: Table = {
     "start": ("umbel.deploy.node:app", "Start a site's node on one machine: a SuperNode, and umbel's executor."),
-    "supernode": ("umbel.deploy.supernode:app", "Start only the SuperNode, for an executor in another container."),
-    "executor": ("umbel.client.commands:executor", "Start only the executor, which runs the site's own app."),
-    "install": ("umbel.deploy.systemd:site", "Write a systemd unit that starts the site's node."),
     "check": ("umbel.client.commands:check", "Explain a site's configuration, and check it."),
-    "metrics": ("umbel.console.metrics:app", "Print a site's metrics for Prometheus, or serve them."),
-    "console": (
-        "umbel.console.app:app",
-        "Open a page on this machine to read the site's records and decide on requests.",
+    "policy": ("umbel.cli.commands.policy:app", "Explain a site's policy in words, and check its file."),
+    "requests": ("umbel.cli.commands.requests:requests", "List the requests that wait for approval."),
+    "approve": ("umbel.cli.commands.requests:approve", "Approve a request."),
+    "refuse": ("umbel.cli.commands.requests:refuse", "Refuse a request."),
+    "journal": (
+        "umbel.cli.commands.journal:journal",
+        "Check a site's ledger and log, and print what clients have spent.",
     ),
+    "log": ("umbel.cli.commands.log:app", "Print what servers asked, and what the site decided."),
+    "backup": ("umbel.cli.commands.journal:backup", "Copy the ledger and its log, also while the site runs."),
+}
+PARTS: Table = {
+    "supernode": ("umbel.deploy.supernode:app", "Start only a site's SuperNode, for an executor in another container."),
+    "executor": ("umbel.client.commands:executor", "Start only a site's executor, which runs the site's own app."),
+    "metrics": ("umbel.console.metrics:app", "Print a site's metrics for Prometheus, or serve them."),
+    "server-metrics": ("umbel.deploy.metrics:app", "Print a server's metrics for Prometheus, or serve them."),
+    "server-executor": ("umbel.deploy.programs:app", "Start only the server's executor, which runs the ServerApps."),
 }
 
-app, server = _group(COMMANDS, _umbel, whole=True), _group(SERVER, _server)
-relay, site = _group(RELAY, _relay), _group(SITE, _site)
+app, runs, server = _group(COMMANDS, _umbel, whole=True), _group(RUNS, _runs), _group(SERVER, _server)
+site, parts = _group(SITE, _site), _group(PARTS, _parts)

@@ -110,7 +110,6 @@ def plan(
     choice_epsilon: float | None = None,
     delta: float = DELTA,
     public_data: bool = False,
-    anonymous: int | None = None,
     release: ReleaseName | None = None,
     sites: int = 1,
 ) -> Planned: ...
@@ -151,8 +150,7 @@ def plan(
     **values
         With `epsilon`: run-config values that override the plan, with underscores for hyphens. Else the keywords of
         `costs`: ``parameters``, ``hypotheses``, ``clients``, ``clients_per_round``, ``mechanism``,
-        ``noise_multiplier``, ``rounds``, ``target_epsilon``, ``participations``, ``choice_epsilon``, ``public_data``,
-        ``anonymous``.
+        ``noise_multiplier``, ``rounds``, ``target_epsilon``, ``participations``, ``choice_epsilon``, ``public_data``.
 
     Returns
     -------
@@ -205,7 +203,6 @@ def costs(
     choice_epsilon: float | None = None,
     delta: float = DELTA,
     public_data: bool = False,
-    anonymous: int | None = None,
     release: ReleaseName | None = None,
     sites: int = 1,
 ) -> Planned:
@@ -233,9 +230,6 @@ def costs(
     public_data : bool
         Whether the data of `config` are public or made up, as all that come with umbel are. Only then are clients'
         first updates measured: their norm is a release without noise, which no ledger counts.
-    anonymous : int
-        N, the least number of releases that a relay shuffles before the server reads them. Adds the guarantee against
-        that server; with `target_epsilon`, this is the wanted one.
     release, sites : str, int
         As for `plan`.
 
@@ -274,14 +268,11 @@ def costs(
             raise ConfigError(text, code="config.mechanism")
         task = replace(task, mechanism=DiscreteGaussian.name)
     by = ReleaseBy(release or by)
-    if not by.single:
+    if by is not ReleaseBy.CLIENT:
         task = replace(task, sites=sites if by is ReleaseBy.SITE else 1)
-    if anonymous is not None:
-        task = replace(task, batch=anonymous)
     if target_epsilon is not None:
         wanted = (task, target_epsilon, delta, participations, choice_epsilon)
-        ways = {} if task.batch else what_helps(*wanted)
-        return Planned(plan_for(*wanted), delta, task.clients, ways, radius, by)
+        return Planned(plan_for(*wanted), delta, task.clients, what_helps(*wanted), radius, by)
     if noise_multiplier is None or rounds is None:
         raise ConfigError("give noise-multiplier and rounds, or target-epsilon", code="config.missing-figure")
     figures = plan_forward(task, noise_multiplier, choice_epsilon or 0.0, rounds, delta, limit)

@@ -13,16 +13,15 @@ import pandas as pd
 from torch.nn import Module
 
 from umbel.client.exports import OwnNetwork, write_networks
+from umbel.client.personal import method
 from umbel.client.prediction import DEFAULT, check_encoding, client_in, predictions, read_run, table
 from umbel.client.table_prediction import Predicted, Table, is_table, predict_table
 from umbel.data import Dataset, Schema, digest_of, find_dataset, find_typed, open_dataset
 from umbel.data.manifest import encoded_alike
 from umbel.data.table import read_table
-from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.flower import log
-from umbel.protocol.old_names import DIGESTS
-from umbel.protocol.plugins import distrust
+from umbel.protocol.plugins import distrust, trust
 from umbel.server.result import Result
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import find_run
@@ -55,7 +54,8 @@ class Run(Result):
             Numbers or names in a dataset, only names where these are numbers; or names in a table; by default all. For
             a table without client names, the single client that owns it.
         personalise : str
-            How the clients personalise, as in a site's policy; "no" predicts with the best hypothesis unchanged.
+            How the clients personalise, as in a site's policy: a method by its name, or a function by its import path;
+            "no" predicts with the best hypothesis unchanged.
         schema : Schema or path, optional
             Schema of the table; by default that of the run's dataset.
 
@@ -65,27 +65,28 @@ class Run(Result):
             Columns for client, its name if it has one, row, hypothesis, and prediction and target in the target's unit.
             For a table, client is the name, and row counts from 1 below the header.
         """
-        how = personal_named(personalise)
+        trust(personalise)
+        method(personalise)  # a wrong name is told before rows are read
         named = None if clients is None else [clients] if isinstance(clients, int | str) else list(clients)
         if named == []:
             raise DatasetError("clients names no client; name one, or leave it out for all", code="data.unknown-client")
         if isinstance(rows, pd.DataFrame) or (not isinstance(rows, Dataset) and is_table(rows)):
             frame, source = (rows, "the table") if isinstance(rows, pd.DataFrame) else (read_table(Path(rows)), rows)
-            found = self.predict_table(frame, source, list(map(str, named or [])), how, schema)
+            found = self.predict_table(frame, source, list(map(str, named or [])), personalise, schema)
             if found.warning:
                 warnings.warn(found.warning, stacklevel=2)
             return found.rows
         data = rows if isinstance(rows, Dataset) else open_dataset(find_typed(rows))
         learnt = read_run(self.path, data, self.prior)
         chosen = range(data.manifest.clients) if named is None else [client_in(data, one) for one in named]
-        return table(list(predictions(learnt, data, chosen, how=how)), learnt.model, data)
+        return table(list(predictions(learnt, data, chosen, how=personalise)), learnt.model, data)
 
     def predict_table(
         self,
         frame: pd.DataFrame,
         source: object,
         clients: Sequence[str] = (),
-        how: Personal = DEFAULT,
+        how: str = DEFAULT,
         schema: Schema | Path | str | None = None,
     ) -> Predicted:
         """Predict for the rows of a table, called `source` in errors, with notes about the prediction: see `predict`.
@@ -113,7 +114,7 @@ class Run(Result):
                         f"Dataset {name} has got other columns or scales since the run, so its rows personalise "
                         "nothing. The table is read with the columns and scales of the run."
                     )
-                elif was and digest_of(path) not in (was, DIGESTS.get(was)):
+                elif was and digest_of(path) != was:
                     notes.append(f"Dataset {name} has changed since the run; check that its columns are the same.")
         layout = described.layout if described and schema is None else schema
         if layout is None:
@@ -128,13 +129,6 @@ class Run(Result):
             raise DatasetError(f"rows of {source} have shape {both}; leave out the schema", code="data.unfit-rows")
         found = predict_table(read_run(self.path, asked.rows, self.prior), asked, known, self.shares, how)
         return replace(found, notes=[*notes, *found.notes])
-
-
-def personal_named(name: str) -> Personal:
-    """Return a personalisation method, or raise `ConfigError`."""
-    if name not in {*Personal}:
-        raise ConfigError(f"there is no method {name!r}; choose from {', '.join(Personal)}", code="config.personalise")
-    return Personal(name)
 
 
 def load(run: str | Path = "last") -> Run:
@@ -211,7 +205,7 @@ def run(
         return Run(in_this_process(planned.values, nodes, baselines))
     path = launched(planned.values, nodes, Relay(), baselines)
     if baselines and not on_cluster():
-        from umbel.research.experiments.report import write_report
+        from umbel.simulation.report import write_report
 
         write_report(path)
     return Run(path)
@@ -239,7 +233,7 @@ def export(
         A client of the run's dataset, by its number or name: write its own predictor, as ONNX. No guarantee covers that
         file, because the client's rows made it.
     personalise : str
-        How the client personalises, as in `Run.predict`; not "knn-per", whose predictor holds the client's rows.
+        How the client personalises, as in `Run.predict`; not by a method whose predictor may hold the client's rows.
 
     Raises
     ------
@@ -266,15 +260,13 @@ def export(
     if form != "onnx":
         text = "a client's predictor may have several networks; write it as onnx"
         raise ConfigError(text, code="config.client-form")
-    how = personal_named(personalise)
-    if how is Personal.KNN_PER:
-        text = f"the predictor of {how} holds the client's rows, which a file for other programs must not"
-        raise ConfigError(f"{text}; choose another method", code="config.rows-in-file")
+    trust(personalise)
+    method(personalise)
     if data is None:
         text = "the client's rows are in the run's dataset, which is not on this machine"
         raise ConfigError(text, code="config.no-dataset")
     number = client_in(data, client)
-    own = read_run(run.path, data, run.prior).own_of(data, number, how)
+    own = read_run(run.path, data, run.prior).own_of(data, number, personalise)
     said |= {"client": data.names[number] if data.names else str(number), "personalise": personalise}
     said["guarantee"] = "None: the client's rows made this file, which must stay where they are."
     networks = {f"client-{number}": OwnNetwork(run.model, own)}

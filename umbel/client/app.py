@@ -25,7 +25,7 @@ from umbel.client.noisy_messages import noisy_messages
 from umbel.client.personal.keep import models_to_keep, write_models
 from umbel.models.prior import Prior
 from umbel.privacy.gate import secure_sums
-from umbel.privacy.gate.consent import check_admitted, check_allowed, check_open
+from umbel.privacy.gate.consent import check_admitted, check_allowed, check_strategy
 from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.own_app import RoundGate, local_report, local_result, node_in
 from umbel.privacy.gate.randomness import noise, row_sources, streams
@@ -61,16 +61,10 @@ app = ClientApp()
 def query(msg: Message, context: Context) -> Message:
     """Report how many clients this node hosts."""
     version = version_in(msg.content)
-    # The codes say to the server which side must move.
-    if type(version) is int and version > VERSION:
-        raise Refused(
-            f"the run speaks protocol {version}, this site only {VERSION}; upgrade umbel at this site",
-            code="refused.old-site",
-        )
     if version != VERSION:
         raise Refused(
-            f"the run speaks protocol {version!r}, this site {VERSION}; start the run with a newer umbel",
-            code="refused.old-run",
+            f"the run speaks protocol {version!r}, this site {VERSION}; use the same umbel on both sides",
+            code="refused.version",
         )
     # The server asks nothing of a node that it does not know.
     node = _admitting(context)
@@ -99,7 +93,7 @@ def take_part(msg: Message, context: Context) -> Message:
 def _admitting(context: Context) -> Node:
     """Return the node of a run that the site answers; raise `Refused` for any other run."""
     site, run, run_id = Site.of(context.node_config), RunConfig.of(context.run_config), str(context.run_id)
-    check_open(site, run)
+    check_strategy(site, run)
     try:
         node = Node.at(site, run)
         n = node.model.num_parameters

@@ -27,14 +27,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from umbel.client.readiness import check_usable
-from umbel.privacy.gate.anonymous import relay_of
-from umbel.privacy.gate.identity import Identity
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside, may_begin
 from umbel.protocol.errors import SiteError
-from umbel.protocol.flower import Refusal, ask_about_key, parse_config_args
+from umbel.protocol.flower import Refusal, parse_config_args
 from umbel.protocol.home import umbel_home
 from umbel.protocol.words import count_of
 
@@ -99,7 +97,7 @@ def _bad_pairs(node_config: str) -> SiteError:
 
 
 def own_checks(site: Site) -> Iterator[Check]:
-    """Yield the checks of a site's ledger, log, permissions, disk and relay; none in simulation."""
+    """Yield the checks of a site's ledger, log, permissions and disk; none in simulation."""
     if site.ledger_path is None:
         return
     ledger, log = site.ledger_path, beside(site.ledger_path)
@@ -107,12 +105,10 @@ def own_checks(site: Site) -> Iterator[Check]:
     yield "log", lambda: _log(SiteLog(log))
     yield "permissions", lambda: _permissions([ledger, log])
     yield "disk", lambda: _disk(ledger)
-    if site.policy.relay:
-        yield "relay", lambda: _relay(site)
 
 
 def server_checks(address: str, ca: Path | None, key: Path | None) -> Iterator[Check]:
-    """Yield the checks of a site's key, of the server and its certificate, of the clock, and of the key there.
+    """Yield the checks of a site's key, of the server and its certificate, and of the clock.
 
     Parameters
     ----------
@@ -127,7 +123,6 @@ def server_checks(address: str, ca: Path | None, key: Path | None) -> Iterator[C
     look = cache(lambda: _look(address, ca))  # both checks are of one reply
     yield "server", lambda: _server(address, look())
     yield "clock", lambda: _clock(look())
-    yield "registered", lambda: _registered(address, ca, key, look)
 
 
 def file_checks(ca: Path | None, key: Path | None) -> Iterator[Check]:
@@ -175,12 +170,6 @@ def _disk(ledger: Path) -> str:
     return f"{free / 2**30:.1f} GiB free for ledger and log"
 
 
-def _relay(site: Site) -> str:
-    Identity.of(site, None)
-    relay_of(site).check()
-    return f"there, and parties lists this site: {site.policy.relay}"
-
-
 def _key(path: Path) -> str:
     _private(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -200,26 +189,6 @@ def _private(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise SiteError(f"{path} is no key of an elliptic curve; make one: umbel certs --node NAME", code="site.key")
     return key
-
-
-def _registered(address: str, ca: Path | None, key: Path | None, look: Callable[[], _Look]) -> str:
-    """Ask the server whether it has the node's key."""
-    if key is None or ca is None:
-        missing = "--auth-supernode-private-key" if key is None else "--root-certificates"
-        return f"not checked, without {missing}; a server with registered keys refuses this site"
-    own = _private(key)
-    look()  # first: its errors say more clearly why no server can be asked
-    try:
-        reason = ask_about_key(address, ca, own)
-    except httpx.HTTPStatusError as error:
-        if error.response.status_code == httpx.codes.UNAUTHORIZED:
-            return "not checked: the server cannot verify this site's signature now; look at the clock"
-        return f"not checked: the server replied {error.response.status_code}, and does not say whether it has the key"
-    except (httpx.HTTPError, OSError, ValueError) as error:
-        raise connection_fault(address, error) from None
-    if reason is not None:
-        raise refusal_fault(reason)
-    return "the server has this site's key"
 
 
 def _authority(path: Path) -> str:

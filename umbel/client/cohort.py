@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umbel.data import Dataset, held_out
-from umbel.models.optimizers import PLAIN, LocalOptimizer
+from umbel.models.optimizers import PLAIN, Descent
 from umbel.protocol.release import RowPrivacy
 
 _FAR = 6.0  # deviations above the mean
@@ -115,7 +115,7 @@ class LocalUpdate:
     batch_size: int
     local_steps: int = 0
     max_examples: float = math.inf
-    descent: LocalOptimizer = PLAIN
+    descent: Descent = PLAIN
     balanced: bool = False
     rows: RowPrivacy | None = None
     most_drawn: int = sys.maxsize

@@ -1,4 +1,4 @@
-"""``umbel site executor`` and ``umbel site check``, which import PyTorch only when they are called."""
+"""``python -m umbel.cli.parts executor`` and ``umbel site check``, which import PyTorch only when they are called."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _check(
     """Explain a site's configuration, and check all that a run will need.
 
     The checks: the data against the manifest, the model, the ledger and its log, permissions, and the disk. With
-    --superlink also the key, the certificates, the server and the clock, and whether the key is registered. Environment
-    variables (UMBEL_...) count, as they do for the node.
+    --superlink also the key, the certificates, the server and the clock. Environment variables (UMBEL_...) count, as
+    they do for the node.
     """
     with errors_in_one_line():
         from umbel.client.bundle import Bundle
@@ -82,7 +82,7 @@ def _check(
         typer.echo(f"Error: {printable(text)}", err=True)
     if faults:
         raise typer.Exit(max(found.exit_code for found in faults.values()))
-    console().print("The site can go online. All other entries have the defaults that `umbel keys --site` prints.")
+    console().print("The site can go online. All other entries have the defaults that `umbel config --site` prints.")
 
 
 executor, check = command_line(_execute, **PASSES_ON), command_line(_check)

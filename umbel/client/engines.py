@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -13,12 +14,28 @@ from umbel.client.learner import Learner
 from umbel.client.loop import LoopLearner
 from umbel.models.model import Model
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.project import ENGINE
 
 SITE = "site"
 """The engine of a site: a client's numbers depend on no other client, bit for bit."""
 _ENGINES: Mapping[str, type[Learner]] = {
     "loop": LoopLearner, "batched": BatchedLearner, "invariant": InvariantLearner
 }  # fmt: skip
+
+
+def engine_asked() -> str:
+    """Return the engine that the environment variable `ENGINE` names, to look for a fault; by default ``auto``.
+
+    Raises
+    ------
+    ConfigError
+        If there is none of that name.
+    """
+    engine = os.environ.get(ENGINE, "auto")
+    if engine not in ("auto", "loop", "batched"):
+        text = f"{ENGINE} = {engine!r} names no engine; set it to auto, loop or batched"
+        raise ConfigError(text, code="config.unknown-name")
+    return engine
 
 
 def learner_for(model: Model, device: str = "auto", engine: str = "auto") -> Learner:

@@ -6,7 +6,7 @@ configuration. It refuses bundles that the site has not reviewed (`umbel.client.
 
 It replaces ``flower-superexec`` and takes the same options::
 
-    umbel site executor --runtime-api-address HOST:PORT --insecure
+    python -m umbel.cli.parts executor --runtime-api-address HOST:PORT --insecure
 
 One process has loaded Python, PyTorch and the app, and forks for each message, so that a message needs no imports.
 """

@@ -77,14 +77,14 @@ class OwnNetwork(nn.Module):
     Raises
     ------
     ConfigError
-        If the predictor has a memory, so that the network would hold the client's rows.
+        If the predictor is of another kind, which a network may not be, and which may hold the client's rows.
     """
 
     def __init__(self, model: Model, own: Own) -> None:
         super().__init__()
-        if own.memory:
-            text = "a predictor with a memory holds the client's rows, which a network for other programs must not"
-            raise ConfigError(f"{text}; choose another method", code="config.rows-in-file")
+        if type(own) is not Own:
+            text = f"a predictor of {type(own).__name__} may hold the client's rows, which a file for others must not"
+            raise ConfigError(f"{text}; choose another method of personalise", code="config.rows-in-file")
         self._loss = model.loss
         weights, networks = own.weights[0], []
         for j in np.flatnonzero(weights):

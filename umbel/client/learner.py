@@ -116,12 +116,6 @@ class Learner(ABC):
         with torch.inference_mode():
             return self.model.apply(self._frozen | self._tensors(parameters), rows)
 
-    def representations(self, parameters: Arrays, features: Tensor) -> Tensor:
-        r"""Return the input of one network's last layer for rows (rows, \*feature shape): see `Model`."""
-        rows = self._readable(Cohort(features.to(self.device), features, np.array([len(features)]))).features
-        with torch.inference_mode():
-            return self.model.representations(self._frozen | self._tensors(parameters), rows)
-
     def objective(self, parameters: Parameters, cohort: Cohort) -> Tensor:
         r"""Return the objective that training minimises, of one network (\*shape) on all rows of a cohort together."""
         outputs = self.model.apply(self._frozen | parameters, self._readable(cohort).features)

@@ -15,7 +15,7 @@ from umbel import models
 from umbel.client.cohort import LocalUpdate
 from umbel.client.engines import SITE
 from umbel.client.learner import Learner
-from umbel.client.personal import check_memory
+from umbel.client.personal import method
 from umbel.client.row_gradients import check_rows
 from umbel.client.trial import try_out, try_training
 from umbel.data import Dataset, Manifest, check, find_dataset, open_dataset
@@ -23,7 +23,7 @@ from umbel.data.find import stats_of
 from umbel.data.table import Register
 from umbel.models.fit import one_line
 from umbel.models.model import Model
-from umbel.models.optimizers import LocalOptimizer
+from umbel.models.optimizers import Descent, descent_of
 from umbel.privacy.gate.policy import Personal, Role
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.store import Names, NamesOnTrial
@@ -78,7 +78,7 @@ class Node:
     training: range
     validation: range
     run: RunConfig
-    descent: LocalOptimizer
+    descent: Descent
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
@@ -116,16 +116,15 @@ class Node:
             # The file is the site's own; the digest shows whether it is the same.
             run = run.model_copy(update={"pretrained": manifest.pretrained})
         # The server does not choose how a site computes its clients.
-        engine = run.engine if site.simulated else SITE
+        engine = "auto" if site.simulated else SITE
         learner = _try_out(source, models.load_for(run, manifest), run.device, engine)
-        if policy.personalise is not Personal.NO and learner.model.local_shapes:
+        if policy.personalise != Personal.NO and learner.model.local_shapes:
             raise SiteError(
                 f"personalise would do nothing: model {learner.model.name!r} already has local parameters for each "
                 "client; leave personalise out",
                 code="site.personalise",
             )
-        if policy.personalise is Personal.KNN_PER:
-            check_memory(learner.model, dataset.features, dataset.targets)
+        method(policy.personalise)  # what cannot be imported is named before the site trains
         hosted = range(site.first, manifest.clients, site.step)
         train = len(range(site.first, manifest.train, site.step))
         trains = {Role.TRAIN: len(hosted), Role.VALIDATION: 0, Role.SPLIT: train}[policy.role]
@@ -133,7 +132,7 @@ class Node:
         if policy.trainers_report:
             validation = training
         # Checked here, since a failure that depends only on the run must come before any charge.
-        node = cls(site, dataset, learner, training, validation, run, LocalOptimizer.of(run))
+        node = cls(site, dataset, learner, training, validation, run, descent_of(run.optimizer))
         if policy.protect.rows or site.limits.row_budget < math.inf:
             node._check_largest()
         return node
@@ -201,7 +200,7 @@ class Node:
             raise Refused(
                 f"{clients} clients of {policy.max_rows:,} rows might take {needed:,.3g} seconds on this machine, and "
                 f"max-seconds is {policy.max_seconds:g}; raise max-seconds, or lower max-rows as far as the clients "
-                "allow, or let the run ask for fewer clients or steps, or a smaller row-rate",
+                "allow, or let the run ask for fewer clients or steps, or a smaller rate of rows",
                 code="refused.work",
             )
 

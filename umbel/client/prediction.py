@@ -25,7 +25,7 @@ from umbel.data.files import read_manifest_of_run
 from umbel.data.manifest import encoded_alike
 from umbel.models.fit import misfit
 from umbel.models.model import Model
-from umbel.models.optimizers import LocalOptimizer
+from umbel.models.optimizers import descent_of
 from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
@@ -65,14 +65,14 @@ class Learnt:
         """Number of hypotheses."""
         return len(next(iter(self.hypotheses.values())))
 
-    def own(self, learner: Learner, support: Cohort, clients: Sequence[int], how: Personal) -> Own:
+    def own(self, learner: Learner, support: Cohort, clients: Sequence[int], how: str) -> Own:
         """Return clients' own predictors, from their labelled rows; for a model without local parameters."""
         run = self.config
-        update = LocalUpdate(_EPOCHS, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
+        update = LocalUpdate(_EPOCHS, run.step_size, run.batch_size, descent=descent_of(run.optimizer))
         draws = partial(streams, run.seed, "shuffle", 0, clients)
         return make_own(how, learner, self.hypotheses, support, update, draws, self.prior)
 
-    def own_of(self, dataset: Dataset, client: int, how: Personal = DEFAULT) -> Own:
+    def own_of(self, dataset: Dataset, client: int, how: str = DEFAULT) -> Own:
         """Return the own predictor of a client of a dataset; for a model without local parameters."""
         learner = try_out(self.model, dataset)
         return self.own(learner, Cohort.gather(dataset, [client], learner.device), [client], how)
@@ -99,7 +99,7 @@ def predictions(
     dataset: Dataset,
     clients: Sequence[int],
     rows: Dataset | None = None,
-    how: Personal = DEFAULT,
+    how: str = DEFAULT,
 ) -> Iterator[Prediction]:
     """Yield clients' predictions, with predictors made from their labelled rows in the dataset.
 
@@ -118,7 +118,7 @@ def predictions(
 
 
 def predicted(
-    learnt: Learnt, learner: Learner, clients: Sequence[int], support: Cohort, asked: Cohort, how: Personal
+    learnt: Learnt, learner: Learner, clients: Sequence[int], support: Cohort, asked: Cohort, how: str
 ) -> Iterator[Prediction]:
     """Yield each client's predictions for the given rows, with a predictor made from those of `support`.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from umbel.models.model import Parameters
-from umbel.models.optimizers import LocalOptimizer
+from umbel.models.optimizers import Descent
 
 
 class Steps:
@@ -22,10 +22,10 @@ class Steps:
     """
 
     def __init__(
-        self, descent: LocalOptimizer, step_size: float, clients: Sequence[Parameters], shared: Collection[str]
+        self, descent: Descent, step_size: float, clients: Sequence[Parameters], shared: Collection[str]
     ) -> None:
         self._descent, self._clients = descent, clients
-        self._optimizer = descent.optimizer.make((value for own in clients for value in own.values()), step_size)
+        self._optimizer = descent.make((value for own in clients for value in own.values()), step_size)
         self._anchors: list[Parameters] = [
             {name: value.detach().clone() for name, value in own.items() if descent.proximal and name in shared}
             for own in clients

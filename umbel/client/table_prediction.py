@@ -25,7 +25,6 @@ from umbel.data.hints import Syntax
 from umbel.data.table import encode, named, plain_client
 from umbel.models.fit import look
 from umbel.models.model import Model
-from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import DatasetError
 
 _TABLES = (".csv", ".csv.gz", ".csv.zip", ".tsv", ".parquet", ".pq")
@@ -140,7 +139,7 @@ def predict_table(
     table: Table,
     known: Dataset | None,
     shares: NDArray[np.float64],
-    how: Personal = DEFAULT,
+    how: str = DEFAULT,
 ) -> Predicted:
     """Return the predictions of a table's clients for its rows.
 

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.dp_sgd import AT_ONCE
-from umbel.client.engines import SITE, learner_for
+from umbel.client.engines import SITE, engine_asked, learner_for
 from umbel.client.learner import Learner, one_thread
 from umbel.data import Dataset
 from umbel.models import load
 from umbel.models.fit import look, misfit, one_line
 from umbel.models.losses import SLOPES, Score
 from umbel.models.model import Kind, Model, Parameters
-from umbel.models.optimizers import Adam, LocalOptimizer
+from umbel.models.optimizers import Adam, descent_of
 from umbel.privacy.gate.randomness import row_sources, streams
 from umbel.protocol.arrays import Arrays, all_finite, flatten
 from umbel.protocol.errors import DatasetError, ModelError
@@ -45,8 +45,8 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
     """Return the learner that computes a model on data like a dataset's, after one trial step.
 
     It uses only the dataset's shapes and types, and `umbel.models.fit.misfit`: a refusal must not reveal clients' data.
-    With engine ``auto`` (`umbel.client.engines.learner_for`), the loop computes a model that cannot be computed in
-    batches. `hypotheses` is their number, if known.
+    With engine ``auto``, unless the environment names one (`umbel.client.engines.engine_asked`), the loop computes a
+    model that cannot be computed in batches. `hypotheses` is their number, if known.
 
     Raises
     ------
@@ -55,6 +55,7 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
     ConfigError
         If the device does not exist here.
     """
+    engine = engine_asked() if engine == "auto" else engine
     if reason := misfit(model, dataset):
         raise ModelError(f"model {model.name!r} {reason}; name another model or repair the data", code="model.misfit")
     if hypotheses > 1 and _same(model, 0, 1):
@@ -128,7 +129,7 @@ def try_engines() -> None:
     hides_rows = replace(_STEP, rows=RowPrivacy(1.0, 1.0, 1.0, 1.0, 1), most_drawn=2)
     with one_thread():
         for engine in ("loop", SITE):
-            for update in (hides_rows, replace(_STEP, descent=LocalOptimizer(Adam()))):
+            for update in (hides_rows, replace(_STEP, descent=Adam())):
                 _seconds(learner_for(model, "cpu", engine), (2,), "f", (), 1, update, 2)
 
 
@@ -200,13 +201,13 @@ def first_update(run: RunConfig, model: Model, dataset: Dataset, hypotheses: Arr
 
     Before any training, it is a first guess of the clip norm.
     """
-    learner = try_out(model, dataset, run.device, run.engine)
+    learner = try_out(model, dataset, run.device)
     some = range(0, dataset.manifest.train, -(-dataset.manifest.train // _MEASURED))
     cohort = Cohort.gather(dataset, some, learner.device)
     local = model.initial_local(streams(run.seed, "local", 0, some))
     chosen = learner.choose(hypotheses, cohort, local)
     steps = run.local_epochs, run.step_size, run.batch_size, run.local_steps
-    update = LocalUpdate(*steps, descent=LocalOptimizer.of(run))
+    update = LocalUpdate(*steps, descent=descent_of(run.optimizer))
     trained, _ = learner.train(hypotheses, chosen, cohort, update, streams(run.seed, "shuffle", 1, some), local)
     moved = flatten(trained, np.float64) - flatten(hypotheses, np.float64)[chosen]
     return float(np.median(np.linalg.norm(moved, axis=1)))

@@ -1,11 +1,11 @@
-"""A site's books as people read them: its requests with their prices, its clients with what remains, its runs."""
+"""A site's books as people read them: its requests with their prices, its clients with what they spent, its runs."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -14,44 +14,41 @@ from typing import Any, Self
 from umbel.client.checks import entries_of
 from umbel.privacy.accounting.guarantee import (
     DELTA,
-    Guarantee,
     amount,
-    gap,
     guarantee,
     in_words,
-    pure_spent,
     released_by,
     secure_report,
 )
-from umbel.privacy.accounting.rows import row_gap, row_guarantee
-from umbel.privacy.gate.charges import NO_LIMITS, Account, Limits, paper_spent, priced, read
+from umbel.privacy.accounting.rows import row_guarantee
+from umbel.privacy.gate.charges import NO_LIMITS, Account, Limits, paper_spent
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import Request, Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Line, SiteLog
 from umbel.privacy.gate.store import Names, beside
 from umbel.privacy.mechanisms import MECHANISMS
-from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import ConfigError, SiteError
 from umbel.protocol.release import Clipping, Release, ReleaseBy, report_release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 
-_MANY = 10_000
-"""Remaining participations beyond this number are not counted."""
-
 _MOST_STEPS = 100_000
 """Steps of training that hide rows: more would take hours and any memory, and a server lets any number wait."""
 
+_PRICING = frozenset(
+    ("strategy", "model", "hypotheses", "rounds", "noise-multiplier", "mechanism", "choice-epsilon", "clipping",
+     "clip-norm", "max-participations")
+)  # fmt: skip
 _HALVINGS = 20  # for the part of a budget that is used
 
 
 @dataclass(frozen=True)
 class Client:
-    """A client's spending. `used` is the part of its budget, from 0 to 1; None without a budget or a guarantee.
+    """A client's spending.
 
-    `row_epsilon_at_delta` is the guarantee of each of its rows. `left` is how many more releases like its last one are
-    within its limits, of which at most 10,000 are counted; None if nothing bounds them.
+    `used` is the part of its budget, or of its rows' budget if that is more, from 0 to 1; None without a budget.
+    `row_epsilon_at_delta` is the guarantee of each of its rows.
     """
 
     number: int
@@ -61,30 +58,11 @@ class Client:
     epsilon_at_delta: str
     row_epsilon_at_delta: str
     used: float | None
-    left: int | None
-
-
-@dataclass(frozen=True)
-class Share:
-    """Clients that have used about the same part of their budgets.
-
-    `tenth` is 0 for less than a tenth, and 9 for nine tenths or more; None without a budget or a guarantee.
-    """
-
-    tenth: int | None
-    clients: int
-    fewest: int
-    most: int
-    """The smallest and the largest number of releases of one of them."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run's messages to the site, and their cost.
-
-    `cost` is the epsilon of the client that it cost most, `row_cost_at_delta` that of a row of such a client, and
-    `requests` are those under which it was answered.
-    """
+    """A run's messages in the site's log, the requests under which it was answered, and its charges in the ledger."""
 
     run: str
     first: str
@@ -92,18 +70,7 @@ class Run:
     messages: Mapping[str, int]
     requests: tuple[str, ...]
     releases: int
-    clients: tuple[int, ...]
-    cost: str
-    cost_at_delta: str
-    row_cost_at_delta: str
-
-
-@dataclass(frozen=True)
-class _Charged:
-    """The charges of a run: the times of the first and the last, and what each client released."""
-
-    times: Sequence[str] = ()
-    accounts: Mapping[int, Account] = field(default_factory=dict)
+    clients: int
 
 
 @dataclass(frozen=True)
@@ -115,7 +82,7 @@ class Books:
     ledger : Path
         An intact ledger; the site's log lies beside it.
     site : Site, optional
-        Its limits decide what clients have left.
+        Its limits decide what part of its budget a client has used.
     delta : float
         Of the epsilons that are shown, if the site's budget has no delta.
     node_config : str
@@ -145,11 +112,6 @@ class Books:
         return self.site.limits if self.site else NO_LIMITS
 
     @cached_property
-    def accounts(self) -> Mapping[ClientInDataset, Account]:
-        """The releases of each client."""
-        return self._opened.accounts()
-
-    @cached_property
     def requests(self) -> list[Request]:
         """All requests, oldest first."""
         return Runs(self.ledger).requests()
@@ -162,79 +124,54 @@ class Books:
         log.check_in_ledger(lines[-1] if lines else None)
         return lines
 
-    @property
+    @cached_property
     def clients(self) -> list[Client]:
-        """Every client that has released something, by number."""
-        return self._listed(self.accounts)
-
-    def nearest(self, most: int) -> list[Client]:
-        """Return at most so many clients: those nearest to the end of their budgets."""
-        return self._listed(self._by_used[:most])
-
-    def shares(self, after: int) -> list[Share]:
-        """Return all clients but the `after` nearest to the end of their budgets, put together by tenths of these."""
-        releases: dict[int | None, list[int]] = {}
-        for number in self._by_used[after:]:
-            used, account = self._used[number], self.accounts[number]
-            tenth = None if used is None else min(9, int(10 * used))
-            releases.setdefault(tenth, []).append(sum(account.values()))
-        return [Share(tenth, len(own), min(own), max(own)) for tenth, own in releases.items()]
+        """Every client that has released something; those nearest to the end of their budgets come first."""
+        names = dict(enumerate(Names(self.ledger).read()))
+        alike: dict[Any, tuple[str, str, str, float | None]] = {}  # many clients have the same account
+        found = []
+        for number, account in self._opened.accounts().items():
+            if (key := tuple(account.items())) not in alike:
+                of_row = in_words(row_guarantee(account, self.delta))[1]
+                alike[key] = (*in_words(guarantee(account, self.delta)), of_row, self.used(account))
+            found.append(Client(number, str(names.get(number, "")), sum(account.values()), *alike[key]))
+        return sorted(found, key=lambda one: (-(one.used or 0.0), one.number))
 
     @cached_property
     def runs(self) -> list[Run]:
         """Every run that asked something, by its first message or charge."""
-        _, charged = self._charged
-        by_run: dict[str, list[Line]] = {run: [] for run in charged}
+        clients: dict[str, Counter[int]] = {}
+        times: dict[str, list[str]] = {}
+        # The ledger's: a log may have been set aside, and it names only ranges of many clients.
+        for row in self._opened.table("charges"):
+            clients.setdefault(row["run"], Counter())[row["client"]] += 1
+            times[row["run"]] = [times.get(row["run"], [row["at"]])[0], row["at"]]
+        by_run: dict[str, list[Line]] = {run: [] for run in clients}
         for line in self.lines:
             if line["run"] and line["message"] != "approval":
                 by_run.setdefault(line["run"], []).append(line)
-        found = [_run(run, lines, charged.get(run, _Charged()), self.delta) for run, lines in by_run.items()]
+        found = []
+        for run, lines in by_run.items():
+            at = [line["at"] for line in lines] or times[run]
+            messages = dict(Counter(line["decision"] for line in lines))
+            requests = tuple(dict.fromkeys(line["request"] for line in lines if line.get("request")))
+            own = clients.get(run, Counter())
+            found.append(Run(run, at[0], at[-1], messages, requests, own.total(), len(own)))
         return sorted(found, key=lambda run: run.first)
 
-    def room(self, request: Request) -> str:
-        """Return in words how many of a request's participations fit into what the clients have left."""
-        found = _release(request)
-        if isinstance(found, str) or not self.limits.any:
-            return ""
-        release, most, _ = found
-        fresh = min(self._left({}, release) or 0, most)
-        able = sum(many for account, many in self._alike if self.limits.allow(account, release))
-        often = f"{_MANY:,} times or more" if fresh == _MANY < most else count_of(fresh, "time")
-        said = f"A client that has spent nothing can take part {often} in this run."
-        if self.accounts:
-            said += f" Of {count_of(len(self.accounts), 'client')} that took part before, {able:,} can do so once more."
-        return said
-
-    def used(self, account: Account) -> float | None:
-        """Return the part of its budget that a client has used, or of its rows' budget if that is more.
-
-        None without a budget or a guarantee.
-        """
-        parts = [part for part in (self._used_by_client(account), self._used_by_rows(account)) if part is not None]
-        return max(parts, default=None)
-
-    def _used_by_rows(self, account: Account) -> float | None:
-        limits = self.limits
-        if limits.row_budget == math.inf or not limits.row_budget or any(map(row_gap, account)):
-            return None
-        budget = Fraction(limits.row_budget)
-        return _part(lambda part: limits.covers_rows(account, part * budget))
-
-    def _used_by_client(self, account: Account) -> float | None:
-        limits = self.limits
-        if limits.budget == math.inf or not limits.budget or any(map(gap, account)):
-            return None
-        budget = Fraction(limits.budget)
-        if not limits.delta:
-            pure = pure_spent(account)
-            return float(min(Fraction(1), pure / budget)) if isinstance(pure, Fraction) else None
-        # At a delta, the gate counts some releases with the least noise that the site accepts.
-        return _part(lambda part: limits.covers(account, part * budget))
-
-    @property
+    @cached_property
     def hides_rows(self) -> bool:
         """Whether a release hid rows by noise in training; else a row's guarantee is its client's."""
-        return any(release.by_rows for account, _ in self._alike for release in account)
+        return any(release.by_rows for account in self._opened.accounts().values() for release in account)
+
+    def used(self, account: Account) -> float | None:
+        """Return the part of its budget that a client has used, or of its rows' budget if that is more; None without
+        one. At a delta, the gate counts some releases with the least noise that the site accepts."""
+        limits, parts = self.limits, []
+        for budget, covers in ((limits.budget, limits.covers), (limits.row_budget, limits.covers_rows)):
+            if 0 < budget < math.inf:
+                parts.append(_part(account, Fraction(budget), covers))
+        return max(parts, default=None)
 
     def as_json(self) -> dict[str, Any]:
         """Return clients, runs and requests as plain values."""
@@ -247,138 +184,18 @@ class Books:
             "requests": [with_prices(one) for one in self.requests],
         }
 
-    def _listed(self, numbers: Iterable[ClientInDataset]) -> list[Client]:
-        names = dict(enumerate(Names(self.ledger).read()))
-        return [self._client(number, str(names.get(number, ""))) for number in numbers]
-
-    def _client(self, number: ClientInDataset, name: str) -> Client:
-        account, last = self.accounts[number], self._charged[0][number]
-        key = tuple(account.items()), last
-        if key not in self._spending:
-            self._spending[key] = (*self._spent(account), self._left(account, last))
-        pure, at_delta, of_row, left = self._spending[key]
-        return Client(number, name, sum(account.values()), pure, at_delta, of_row, self._used[number], left)
-
-    @cached_property
-    def _spending(self) -> dict[Any, tuple[str, str, str, int | None]]:
-        """The spending of alike clients, and what is left: many have the same account."""
-        return {}
-
-    @cached_property
-    def _used(self) -> dict[ClientInDataset, float | None]:
-        """The part of its budget that each client has used."""
-        shared: dict[Any, float | None] = {}
-        found = {}
-        for number, account in self.accounts.items():
-            key = tuple(account.items())
-            if key not in shared:
-                shared[key] = self.used(account)
-            found[number] = shared[key]
-        return found
-
-    @cached_property
-    def _by_used(self) -> list[ClientInDataset]:
-        """The clients; those near the end of their budgets come first."""
-        return sorted(self.accounts, key=lambda number: (-(self._used[number] or 0.0), number))
-
     @cached_property
     def _opened(self) -> Ledger:
         return Ledger(self.ledger, whole=True).distrust(self.site.policy.mechanisms if self.site else "")
 
-    @cached_property
-    def _alike(self) -> list[tuple[Account, int]]:
-        """The different accounts, and how many clients have each: a server can let many requests wait."""
-        many = Counter(tuple(account.items()) for account in self.accounts.values())
-        return [(dict(account), clients) for account, clients in many.items()]
 
-    @cached_property
-    def _charged(self) -> tuple[dict[int, Release], dict[str, _Charged]]:
-        """The last release of each client, and the charges of each run.
-
-        They are the ledger's: a site's log may have been set aside, and names only ranges of many clients.
-        """
-        _ = self.accounts  # first, so that each of its clients is found below, also while the site answers
-        last: dict[int, int] = {}
-        numbers: dict[str, dict[int, Counter[int]]] = {}
-        times: dict[str, list[str]] = {}
-        for row in self._opened.table("charges"):
-            run, client, release = row["run"], row["client"], row["release"]
-            last[client] = release
-            numbers.setdefault(run, {}).setdefault(client, Counter())[release] += 1
-            times[run] = [times.get(run, [row["at"]])[0], row["at"]]
-        releases = {row["id"]: read(row["what"]) for row in self._opened.table("releases")}
-        charged = {run: _Charged(times[run], _accounts(own, releases)) for run, own in numbers.items()}
-        return {client: releases[number] for client, number in last.items()}, charged
-
-    def _spent(self, account: Account) -> tuple[str, str, str]:
-        return *in_words(guarantee(account, self.delta)), in_words(row_guarantee(account, self.delta))[1]
-
-    def _left(self, account: Account, release: Release) -> int | None:
-        """Return how many more releases like this one are within the limits."""
-        if not self.limits.any:
-            return None
-
-        def allowed(more: int) -> bool:
-            own = priced(release)
-            return self.limits.allow({**account, own: account.get(own, 0) + more - 1}, release)
-
-        low, high = 0, 1
-        while high <= _MANY and allowed(high):
-            low, high = high, 2 * high
-        while low + 1 < high <= 2 * _MANY:
-            middle = (low + high) // 2
-            low, high = (middle, high) if allowed(middle) else (low, middle)
-        return min(low, _MANY)
-
-
-def _part(covers: Callable[[Fraction], bool]) -> float:
-    """Return the smallest part of a budget, from 0 to 1, that covers what was spent."""
+def _part(account: Account, budget: Fraction, covers: Callable[[Account, Fraction], bool]) -> float:
+    """Return the smallest part of a budget, from 0 to 1, that covers an account."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if covers(Fraction(middle)) else (middle, high)
+        low, high = (low, middle) if covers(account, Fraction(middle) * budget) else (middle, high)
     return high
-
-
-def _run(run: str, lines: list[Line], charged: _Charged, delta: float) -> Run:
-    """Return a run with its lines in the log, which may have been set aside, and its charges."""
-    times = [line["at"] for line in lines] or charged.times
-    different = {frozenset(account.items()): account for account in charged.accounts.values()}.values()
-    pure = max((pure_spent(account) for account in different), default=0)
-    return Run(
-        run,
-        times[0],
-        times[-1],
-        dict(Counter(line["decision"] for line in lines)),
-        tuple(dict.fromkeys(line["request"] for line in lines if line.get("request"))),
-        sum(sum(account.values()) for account in charged.accounts.values()),
-        tuple(sorted(charged.accounts)),
-        amount(pure),
-        _highest(guarantee(account, delta) for account in different),
-        _highest(row_guarantee(account, delta) for account in different),
-    )
-
-
-def _highest(costs: Iterable[Guarantee | None]) -> str:
-    """Return the epsilon of the client that a run cost most; none where a release of one has no guarantee."""
-    found = [math.inf if one is None else one.epsilon for one in costs]
-    return amount(max(found, default=0.0))
-
-
-def _accounts(numbers: Mapping[int, Counter[int]], releases: Mapping[int, Release]) -> dict[int, Account]:
-    """Return the accounts of clients whose releases are given by number."""
-    accounts: dict[int, Account] = {}
-    for client, own in numbers.items():
-        account: Counter[Release] = Counter()
-        for number, times in own.items():
-            account[releases[number]] += times
-        accounts[client] = account
-    return accounts
-
-
-def counted(left: int | None) -> str:
-    """Return a client's remaining releases (`Client.left`) in words."""
-    return "\N{EN DASH}" if left is None else f"{left:,} or more" if left == _MANY else str(left)
 
 
 def with_prices(request: Request) -> dict[str, Any]:
@@ -409,27 +226,11 @@ def prices(request: Request) -> list[tuple[str, str]]:
 
 
 def plan(request: Request, whole: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield a request's settings: those that say how clients train, or all."""
-    entries: Mapping[str, Any] = request.asks["config"]
-    for name in entries if whole else _PLAN:
-        off = entries.get(name) == "" or (name in _OFF_AT_0 and entries.get(name) == 0)
-        if name in entries and (whole or not off):
-            yield name, entries[name]
-
-
-# The training entries of a run config, in the order of a reader's questions.
-_PLAN = (
-    "strategy", "strategy-options", "model", "loss", "metric", "pretrained", "frozen", "local", "hypotheses", "rounds",
-    "clients-per-round", "local-epochs", "local-steps", "batch-size", "step-size", "optimizer", "optimizer-options",
-    "clip-gradient", "proximal", "message-noise", "protect", "row-clip-norm", "row-noise-multiplier", "row-rate",
-    "row-batch", "noise-multiplier", "mechanism", "choice-epsilon", "max-participations", "noise-per", "clipping",
-    "clip-norm", "clip-norm-decay", "clip-norm-floor", "restarts", "start-from", "validate-every",
-    "anonymous-least",
-)  # fmt: skip
-_OFF_AT_0 = frozenset(
-    ("row-clip-norm", "row-noise-multiplier", "row-rate", "row-batch", "anonymous-least", "message-noise")
-)
-"""Settings that say nothing where they are 0."""
+    """Yield a request's settings: those that decide the price, and others that are not defaults; or all."""
+    defaults = RunConfig().entries()
+    for name, value in request.asks["config"].items():
+        if whole or name in _PRICING or defaults.get(name) != value:
+            yield name, value
 
 
 def _release(request: Request) -> tuple[Release, int, int] | str:
@@ -442,7 +243,7 @@ def _release(request: Request) -> tuple[Release, int, int] | str:
     asks, differs = request.asks, request.asks["differs"]
     try:
         run = RunConfig(**{name.replace("-", "_"): value for name, value in asks["config"].items()})
-    except ConfigError as error:  # another version of umbel kept it
+    except ConfigError as error:  # such as for code that is not installed
         return str(error)
     if (mechanism := differs.get("mechanism", run.mechanism)) not in MECHANISMS:
         # A name may lead to any installed code, and the site has not approved it.
@@ -472,7 +273,7 @@ _OF_ROWS: Mapping[str, Callable[[str], Any]] = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=1024)  # some take seconds, and the console shows all of them again after each decision
+@lru_cache(maxsize=1024)  # some take seconds, and requests may ask the same
 def _cost_of_row(release: Release, times: int) -> str:
     pure, at_delta = in_words(row_guarantee({release: times}))
     return f"epsilon for one row added or removed: {pure}; at delta {DELTA:g}: {at_delta}"

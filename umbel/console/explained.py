@@ -1,4 +1,4 @@
-"""A policy and a request in words, for the people who are responsible for the data."""
+"""A policy in words, for the people who are responsible for the data."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Iterator
 
 from umbel.privacy.accounting.guarantee import amount
 from umbel.privacy.gate.policy import AcceptedRadius, AcceptedRelease, Approval, Policy, Role
-from umbel.privacy.gate.runs import Request
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.release import Protect
-from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 
 
@@ -18,7 +16,6 @@ def explained(policy: Policy) -> list[tuple[str, str]]:
     """Return what a policy means, as answers to the questions of the people who are responsible for the data."""
     return [
         ("who may ask", " ".join(_who(policy))),
-        ("when", f"By the site's own clock: {policy.hours}." if policy.hours else "At any time."),
         ("what leaves", " ".join(_what(policy))),
         ("what it costs a client", " ".join(_cost(policy))),
         ("what is not covered", " ".join(_gaps(policy)) or "Nothing that this policy allows."),
@@ -51,7 +48,6 @@ def _what(policy: Policy) -> Iterator[str]:
             AcceptedRelease.CLIENT: "Models of single clients, each with its own noise.",
             AcceptedRelease.SITE: f"Sums over at least {policy.min_clients} clients, with noise added once.",
             AcceptedRelease.SECURE: f"Sums of {policy.least_parties} or more asked sites, each with some of the noise.",
-            AcceptedRelease.ANONYMOUS: "Models of single clients, each with its own noise, through the relay alone.",
             AcceptedRelease.ANY: f"Models of single clients with noise, or sums over {policy.min_clients} clients.",
         }[policy.release]
         alone = ", unless its training hides rows" if policy.protect is Protect.ROWS else ""
@@ -112,11 +108,6 @@ def _gaps(policy: Policy) -> Iterator[str]:
     if policy.parties and policy.release in (AcceptedRelease.SECURE, AcceptedRelease.ANY):
         most = count_of(policy.colluding_parties, "site")
         yield f"The noise of a secure sum is that of all its sites: at most {most} may tell the server everything."
-    if policy.relay:
-        yield (
-            f"The relay {policy.relay} and the server together know whose release is whose. The site trusts the relay "
-            f"to hand on only batches of {policy.anonymous_least:,} releases or more."
-        )
     if others := sorted({*policy.mechanisms.split()} - MECHANISMS.keys()):
         yield f"Other code adds the noise: {', '.join(others)}."
     if policy.app:
@@ -133,22 +124,3 @@ def _work(policy: Policy) -> str:
     ]
     said = [f"{most:,.0f} {what}" for most, what in limits if math.isfinite(most)]
     return f"At most {', '.join(said)}." if said else "There is no limit."
-
-
-def asked(request: Request) -> str:
-    """Return what a request asks of the site, in a few sentences."""
-    # Another version of umbel, with fewer settings, may have kept it.
-    entries, differs = RunConfig().entries() | request.asks["config"], request.asks["differs"]
-    who = request.asks.get("researcher")
-    model = entries["model"] or "the model of this site's data"
-    steps, epochs = entries["local-steps"], entries["local-epochs"]
-    work = count_of(steps, "step") if steps else count_of(epochs, "epoch")
-    said = (
-        f"{who or 'An unknown researcher'} asks to train {model} ({request.asks['n']:,} shared numbers) by strategy "
-        f"{entries['strategy']}. There are {count_of(entries['rounds'], 'round')}; in each, "
-        f"{count_of(entries['clients-per-round'], 'client')} of all sites train for {work}."
-    )
-    if differs:
-        changes = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in differs.items())
-        said += f" This message differs from the run's settings: {changes}."
-    return said

@@ -1,4 +1,4 @@
-"""``umbel site metrics``: a site for Prometheus, read off its ledger and log.
+"""``python -m umbel.cli.parts metrics``: a site for Prometheus, read off its ledger and log.
 
 No series depends on a client's data, choice or loss. All follow from what was asked, decided and charged.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
+from prometheus_client.metrics_core import Metric
 
 from umbel.client.checks import entries_of
 from umbel.client.readiness import Readiness, Seen, seen_of
@@ -25,7 +26,7 @@ from umbel.privacy.gate.runs import Status
 from umbel.privacy.gate.site_log import Decision
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import UmbelError
-from umbel.protocol.metrics import Series, machine, publish, watched
+from umbel.protocol.metrics import machine, metric, publish, watched
 
 _OTHER = "other"
 _QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
@@ -39,9 +40,9 @@ class Reading:
     def __init__(self, books: Books) -> None:
         self.ledger, self._books = books.ledger, books
         self._seen: tuple[Seen, Limits] | None = None
-        self._series: list[Series] = []
+        self._series: list[Metric] = []
 
-    def series(self) -> list[Series]:
+    def series(self) -> list[Metric]:
         """Return them; none before the ledger exists. Raises `UmbelError` if ledger or log is refused."""
         if not self.ledger.exists():
             return []
@@ -51,7 +52,7 @@ class Reading:
         return self._series
 
 
-def series(reading: Reading, readiness: Readiness, certificates: dict[str, Path]) -> list[Series]:
+def series(reading: Reading, readiness: Readiness, certificates: dict[str, Path]) -> list[Metric]:
     """Return all series of a site as it is now; if its ledger or log is refused, only that and the machine's."""
     fault = readiness.fault()
     try:
@@ -59,10 +60,8 @@ def series(reading: Reading, readiness: Readiness, certificates: dict[str, Path]
     except UmbelError as error:
         known, fault = [], error
     return [
-        Series.of(
-            "umbel_site_ready",
-            "1 if the site can answer: disk, ledger, log, policy and data are usable.",
-            float(not fault),
+        metric(
+            "umbel_site_ready", "1 if the site can answer: disk, ledger, log, policy and data are usable.", not fault
         ),
         *known,
         # Without the memory of its processes: it grows with the rows of the clients that compute.
@@ -70,9 +69,9 @@ def series(reading: Reading, readiness: Readiness, certificates: dict[str, Path]
     ]
 
 
-def _known(books: Books) -> list[Series]:
+def _known(books: Books) -> list[Metric]:
     lines = books.lines
-    messages = Counter((_kind(line["message"]), line["decision"]) for line in lines)
+    messages: Mapping[tuple[str, ...], float] = Counter((_kind(line["message"]), line["decision"]) for line in lines)
     # A code outside `PUBLIC` may depend on data. A reason without a code is a fault.
     refused = [line["reason"] for line in lines if line["decision"] in (Decision.REFUSED, Decision.PARTLY)]
     codes = [code for reason in refused for code in _CODE.findall(reason) or [""]]
@@ -88,25 +87,23 @@ def _known(books: Books) -> list[Series]:
     quantiles = {f"{q:g}": float(np.quantile(left, q)) for q in _QUANTILES} if left else {}
     last = datetime.fromisoformat(lines[-1]["at"]).timestamp() if lines else 0.0
     return [
-        Series(
-            "umbel_site_messages_total",
-            "Messages in the log, by type and decision.",
-            {(("message", kind), ("decision", decision)): many for (kind, decision), many in messages.items()},
+        metric(
+            "umbel_site_messages_total", "Messages in the log, by type and decision.", messages, "message", "decision"
         ),
-        Series.of("umbel_site_refusals_total", "Refusals and faults in the log, by code.", refusals, "code"),
-        Series.of(
+        metric("umbel_site_refusals_total", "Refusals and faults in the log, by code.", refusals, "code"),
+        metric(
             "umbel_site_releases_total", "Releases charged in the ledger.", sum(sum(one.values()) for one in accounts)
         ),
-        Series.of("umbel_site_clients", "Clients that have released something.", len(accounts)),
-        Series.of("umbel_site_requests", "Requests to the site's people, by status.", requests, "status"),
-        Series.of("umbel_site_runs_total", "Runs that asked something.", len(runs)),
-        Series.of(
+        metric("umbel_site_clients", "Clients that have released something.", len(accounts)),
+        metric("umbel_site_requests", "Requests to the site's people, by status.", requests, "status"),
+        metric("umbel_site_runs_total", "Runs that asked something.", len(runs)),
+        metric(
             "umbel_site_budget_left_ratio",
             "Part of the budget that clients which took part have left, as quantiles over them.",
             quantiles,
             "quantile",
         ),
-        Series.of("umbel_site_last_message_timestamp_seconds", "Time of the last line of the log.", last),
+        metric("umbel_site_last_message_timestamp_seconds", "Time of the last line of the log.", last),
     ]
 
 
@@ -130,11 +127,7 @@ def main(
         readiness = Readiness.of(entries_of(node_config), keeps=False)
         assert readiness is not None, "a site with books has a ledger's path"
         certificates = watched(certificate)
-
-        def collect() -> Sequence[Series]:
-            return series(reading, readiness, certificates)
-
-        publish(collect, listen)
+        publish(lambda: series(reading, readiness, certificates), listen)
 
 
 app = command_line(main)

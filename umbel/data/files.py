@@ -35,7 +35,7 @@ OF_RUN = "dataset.json"
 
 
 def read_manifest_of_run(run: Path) -> Manifest | None:
-    """Return the manifest that a run's dataset had; None for real sites, and for runs of an umbel that saved none.
+    """Return the manifest that a run's dataset had; None for real sites.
 
     Raises
     ------

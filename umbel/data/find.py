@@ -1,6 +1,7 @@
 """Datasets by name, and the recipes that make them from public raw data.
 
 Recipes are scripts that are loaded by path: a package ``datasets`` would hide Hugging Face's library of that name.
+Other packages may bring more, in a package that they name as an entry point of the group ``umbel.recipes``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
@@ -137,17 +139,26 @@ def _version(path: Path) -> Version | None:
 def recipes() -> Mapping[str, str]:
     """Return a short description of each recipe by name, without running it."""
     found = {}
-    for file in sorted(BUNDLED.glob("*.py")):
+    for name, file in sorted(_scripts().items()):
         first = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
         if first.startswith("Recipe: "):
-            found[file.stem] = first.removeprefix("Recipe: ")
+            found[name] = first.removeprefix("Recipe: ")
     return found
+
+
+def _scripts() -> dict[str, Path]:
+    """Return the scripts of recipes by name, umbel's own before those of other packages."""
+    folders = [BUNDLED]
+    for point in entry_points(group="umbel.recipes"):
+        with suppress(ModuleNotFoundError):  # a package of which only the metadata are left
+            folders += map(Path, point.load().__path__)
+    return {file.stem: file for folder in reversed(folders) for file in folder.glob("*.py")}
 
 
 @cache
 def load_recipe(name: str) -> ModuleType:
     """Return the module of a recipe; its ``app`` is its command."""
-    spec = importlib.util.spec_from_file_location(f"umbel_recipe_{name}", BUNDLED / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"umbel_recipe_{name}", _scripts()[name])
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -29,7 +29,7 @@ class Syntax(StrEnum):
                 return f"columns={{{column!r}: {{{entry!r}: {value!r}}}}}"
         said = f"{entry} = {json.dumps(value)} for the column {column!r}"
         if self is Syntax.PREDICTION:
-            return f"{said} in a schema (umbel data describe DATASET --schema > FILE, then --schema FILE)"
+            return f"{said} in a schema (umbel data show DATASET --schema > FILE, then --schema FILE)"
         return said
 
     def missing(self, how: str) -> str:

@@ -1,4 +1,4 @@
-"""``umbel data split``: split a dataset over several sites, so that each has a dataset with other clients."""
+"""``python -m umbel.data.split``: split a dataset over several sites, so that each has a dataset with other clients."""
 
 from __future__ import annotations
 
@@ -8,23 +8,35 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from umbel.data.data import offsets_of
+from umbel.data.data import offsets_of, shard
 from umbel.data.files import write_dataset
-from umbel.data.find import find_dataset, open_dataset
+from umbel.data.find import find_typed, open_dataset
 from umbel.data.manifest import Manifest
-from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import DatasetError
 
 
 def main(
-    dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data, or a path.")],
-    out: Annotated[Path, typer.Option(help="The folder for site-1, site-2, ...")],
+    dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data or in datasets/, or a path.")],
+    out: Annotated[Path, typer.Option(help="The folder for site-1, site-2, ..., or part-0, part-1, ...")],
     sites: Annotated[int, typer.Option(help="Number of sites.")] = 3,
+    shards: Annotated[
+        int, typer.Option(min=0, help="Instead of sites: parts for so many machines of a Ray cluster.")
+    ] = 0,
+    only: Annotated[int | None, typer.Option(min=0, help="Write only this part.", show_default="all")] = None,
 ) -> None:
-    """Split a dataset over several sites."""
+    """Split a dataset over several sites, or into parts for machines that simulate one run."""
     with errors_in_one_line():
-        for folder in split(find_dataset(dataset), sites, out):
-            typer.echo(folder)
+        path = find_typed(dataset)
+        if not shards:
+            for folder in split(path, sites, out):
+                typer.echo(folder)
+            return
+        name, whole = path.name if path.is_dir() else path.stem, open_dataset(path)
+        for i in range(shards) if only is None else [only]:
+            part, folder = shard(whole, i, shards), out / f"part-{i}" / "data" / name
+            write_dataset(folder, part.manifest, part.features, part.targets, part.offsets, part.names)
+            typer.echo(f"{folder}: the rows of {len(part.lengths):,} clients")
 
 
 def split(source: Path, sites: int, out: Path) -> list[Path]:
@@ -60,3 +72,7 @@ def split(source: Path, sites: int, out: Path) -> list[Path]:
         write_dataset(folder, part, whole.features[rows], whole.targets[rows], offsets_of(lengths), names)
         folders.append(folder)
     return folders
+
+
+if __name__ == "__main__":
+    command_line(main)()

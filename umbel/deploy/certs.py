@@ -59,7 +59,7 @@ def main(
     for file in made:
         typer.echo(f"made {file}")
     if out / "server.crt" in made:
-        typer.echo("If the server or relay runs, restart it: it keeps the certificate that it has loaded.")
+        typer.echo("If the server runs, restart it: it keeps the certificate that it has loaded.")
     if not made:
         typer.echo(f"{out} has all files")
 

@@ -113,7 +113,7 @@ class Door:
             task.add_done_callback(self._served.discard)
 
     def _tell(self) -> None:
-        """Say that connections are closed, at most once in a while; a relay's log names no address."""
+        """Say that connections are closed, at most once in a while."""
         if (now := self._loop.time()) >= self._silent_until:
             self._silent_until = now + _SILENT_S
             told = "new connections are closed at once: %d are open, and at most %d may be, %d of them from one address"

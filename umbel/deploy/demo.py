@@ -47,7 +47,7 @@ POLICY = (
     "report-noise-multiplier=10.0 report-bound=0.25"
 )
 LEDGER = "/ledger/umbel.sqlite"
-MAKE_LEDGER = f"test -e {LEDGER} || umbel ledger create {LEDGER}"
+MAKE_LEDGER = f"test -e {LEDGER} || umbel site journal --create {LEDGER}"
 _READY_S, _LOOK_S = 300.0, 0.3
 _RUN_S = 1800.0
 """Longest time of the run, which takes about two minutes on a machine that has nothing else to do."""
@@ -75,7 +75,7 @@ def main() -> None:
         _title("All containers are stopped; the sites' ledgers remain on their volumes")
         with ThreadPoolExecutor() as at_once:
             check = ("run", "--rm", "--no-deps", "-T")
-            list(at_once.map(lambda app: compose(*check, app, "umbel", "ledger", "check", LEDGER), APPS))
+            list(at_once.map(lambda app: compose(*check, app, "umbel", "site", "journal", LEDGER), APPS))
         compose("down")
     typer.echo(f"The results are in this folder; open report.html first:\n{results}")
 

@@ -91,7 +91,7 @@ def _executor(options: list[str], **how: Any) -> subprocess.Popen[Any]:
     """Start the executor with installed modules only, never those in the working folder."""
     places = filter(None, [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(PACKAGE.parent)])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
-    command = [sys.executable, "-P", "-m", "umbel", "site", "executor", *options]
+    command = [sys.executable, "-P", "-m", "umbel.cli.parts", "executor", *options]
     return subprocess.Popen(command, env=environment, **how)
 
 

@@ -1,6 +1,6 @@
 """Flower's own programs at the server, whose logs have umbel's form.
 
-    umbel server executor --runtime-api-address HOST:PORT ...
+    python -m umbel.cli.parts server-executor --runtime-api-address HOST:PORT ...
 
 takes the options of ``flower-superexec``, and starts the program of each task, such as ``flwr-serverapp``, by this
 module.

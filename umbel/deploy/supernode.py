@@ -1,6 +1,6 @@
 """A site's SuperNode: Flower's, which looks for messages more often while there are any.
 
-    umbel site supernode --superlink HOST:PORT --isolation=process ...
+    python -m umbel.cli.parts supernode --superlink HOST:PORT --isolation=process ...
 
 takes the options of Flower's ``flower-supernode``. Flower looks every three seconds, which takes most of a small
 model's round. This SuperNode looks as rarely only after a minute without a message. If the server is slow to answer it

@@ -25,7 +25,7 @@ from umbel.models.libraries import library_of
 from umbel.models.losses import LOSSES, METRICS, SLOPES, Loss, Score, load_loss, load_metric
 from umbel.models.model import Model, check, stamp_of
 from umbel.models.networks import CNN, LeNet, Linear, Softmax, TanhCNN, Units, mlp
-from umbel.protocol import builds, old_names
+from umbel.protocol import builds
 from umbel.protocol.errors import ConfigError, ModelError, UmbelError
 from umbel.protocol.plugins import import_by_name, parse_options, parse_pairs
 from umbel.protocol.run_config import RunConfig
@@ -152,7 +152,6 @@ def _load(
 ) -> Model:
     """Return the model of `load`, once for what its names mean and for a version of its file."""
     own = load_loss(loss) if loss else None
-    name = old_names.model(name)
     kind, _, words = name.partition(" ")
     if ":" in kind:
         usual = own or (load_loss(usual_loss) if usual_loss else None)

@@ -245,29 +245,6 @@ class Model:
         found: Tensor = getattr(outputs, "logits", outputs)
         return found
 
-    def representations(self, parameters: Parameters, inputs: Tensor) -> Tensor:
-        """Return the input ``(batch, ...)`` of the last layer with shared parameters, as `apply` computes it.
-
-        For a model of one layer it is the model's input. If the network does not call that layer, the innermost module
-        around it counts that it calls.
-        """
-        path = next(reversed(self.shapes)).split(".")[:-1]
-        seen: dict[int, Tensor] = {}
-        hooks = []
-        for depth in range(len(path) + 1):
-
-            def keep(_layer: nn.Module, given: tuple[Any, ...], depth: int = depth) -> None:
-                if given and isinstance(given[0], Tensor):
-                    seen[depth] = given[0]
-
-            hooks.append(self.module.get_submodule(".".join(path[:depth])).register_forward_pre_hook(keep))
-        try:
-            self.apply(parameters, inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return seen[max(seen)]
-
     def initial(self, seed: int) -> Arrays:
         """Draw initial shared parameters."""
         return self._values(self.module if seed == _FROZEN_SEED else self._build(seed), Kind.SHARED)

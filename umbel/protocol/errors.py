@@ -21,9 +21,7 @@
     ├── GuardError          the guard in front of the server cannot be set up
     ├── MetricsError        metrics cannot be collected or served
     ├── ServerError         the server cannot start
-    ├── UnitError           a systemd unit cannot be written
     ├── DemoError           the demonstration cannot continue
-    ├── RelayError          a relay cannot be reached, or refuses
     ├── DiskError           a file cannot be written, because its disk is full
     └── WorthError          under ``--strict``, a run is not shown to be worth it
 
@@ -150,16 +148,8 @@ class ServerError(UmbelError, kind="server"):
     """The server cannot start."""
 
 
-class UnitError(UmbelError, kind="unit", exit_code=2):
-    """A systemd unit cannot be written."""
-
-
 class DemoError(UmbelError, kind="demo"):
     """The demonstration cannot continue."""
-
-
-class RelayError(UmbelError, kind="relay"):
-    """A relay cannot be reached, or refuses."""
 
 
 class DiskError(UmbelError, OSError, kind="disk"):

@@ -12,7 +12,6 @@ import os
 import re
 import sys
 import time
-from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +28,7 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.config import parse_config_args
 from flwr.common.constant import ErrorCode, SType, SubStatus
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesResponse
+from flwr.proto.fleet_pb2 import PushMessagesResponse
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.runtime_pb2 import PushTaskOutputRequest, SendTaskHeartbeatRequest
 from flwr.supercore import log
@@ -53,7 +52,6 @@ __all__ = [
     "Run",
     "SType",
     "TaskIdentity",
-    "ask_about_key",
     "build_bundle",
     "delivered",
     "drop_limit",
@@ -180,30 +178,15 @@ def _shallow(value: T) -> T:
 
 
 def build_bundle(folder: Path) -> bytes:
-    """Return the bundle that ``flwr run`` would submit for the app in a folder.
-
-    Flower looks at every file there, which takes seconds in a folder with a virtual environment.
-    """
-    return bytes(import_module("flwr.cli.build").build_fab_from_files(_files(folder.resolve()))[0])
-
-
-def _files(folder: Path) -> dict[str, Path]:
-    """Return the files of a folder by relative path, without links and without folders that git ignores."""
-    utils = import_module("flwr.cli.utils")
-    rules = folder / ".gitignore"
-    patterns = [] if rules.is_symlink() else utils.load_gitignore_patterns(rules)
-    # A rule that re-includes files may concern a folder that the other rules leave out.
-    ignored = utils.build_pathspec([] if any(one.startswith("!") for one in patterns) else patterns)
-    found: dict[str, Path] = {}
-    for where, folders, names in os.walk(folder):
-        inside = Path(where).relative_to(folder)
-        folders[:] = [name for name in folders if not ignored.match_file(f"{inside / name}/")]
-        files = [Path(where, name) for name in names]
-        found |= {(inside / file.name).as_posix(): file for file in files if not file.is_symlink()}
-    if folder == project.INSTALLED:
-        package = {name: file for name, file in _files(project.PACKAGE).items() if folder not in file.parents}
-        found |= {f"{project.PACKAGE.name}/{name}": file for name, file in package.items()}
-    return found
+    """Return the bundle that ``flwr run`` would submit for the app in a folder."""
+    build, folder = import_module("flwr.cli.build"), folder.resolve()
+    if folder != project.APP:
+        return bytes(build.build_fab_from_disk(folder))
+    # Of umbel's own app Flower takes only these, wherever they lie: a checkout has a virtual environment beside them.
+    files = {file.name: file for file in folder.iterdir() if file.is_file() and not file.is_symlink()}
+    package = import_module("flwr.cli.utils").collect_files(project.PACKAGE)
+    own = {name: file for name, file in package.items() if project.INSTALLED not in file.parents}
+    return bytes(build.build_fab_from_files(files | {f"{project.PACKAGE.name}/{name}": own[name] for name in own})[0])
 
 
 def run_superexec(
@@ -471,47 +454,6 @@ def refusal_in(reply: str) -> Refusal:
     return next((one for one in Refusal if one == error.public_details), Refusal.UNTOLD)
 
 
-def ask_about_key(address: str, ca: Path, key: Any) -> Refusal | None:
-    """Return why a server would not admit a node with this key; None if it has the key. Nothing changes there.
-
-    The request to admit the node names no valid interval of heartbeats. A server refuses that only after it has found
-    the key, and admits no one.
-
-    Parameters
-    ----------
-    address : str
-        ``HOST:PORT`` of the server.
-    ca : Path
-        The certificate authority's certificate.
-    key : EllipticCurvePrivateKey
-
-    Raises
-    ------
-    httpx.HTTPError
-        If the server cannot be asked, or answers in another way.
-    """
-    connection = import_module("flwr.supernode.fleet_http_connection")
-    codes = import_module("flwr.supercore.error").ApiErrorCode
-    own = key.public_key()
-    stay_at_server()
-    request = ActivateNodeRequest(public_key=connection.public_key_to_bytes(own), heartbeat_interval=0.0)
-    with connection.FleetHttpClient.from_server_address(
-        address, False, str(ca), interceptors=[connection.NodeAuthHttpInterceptor(key, own)]
-    ) as client:
-        try:
-            client.ActivateNode(request)
-        except import_module("httpx").HTTPStatusError as error:
-            told = import_module("flwr.supercore.error").FlowerError.from_json(error.response.text)
-            if told is None or told.code not in (
-                codes.FLEET_INVALID_HEARTBEAT_INTERVAL,
-                codes.FLEET_NODE_ACTIVATION_FAILED,
-            ):
-                raise
-            known = told.code == codes.FLEET_INVALID_HEARTBEAT_INTERVAL
-            return None if known else refusal_in(error.response.text)
-    return None
-
-
 def tell_why(activate: Callable[..., Any]) -> Callable[..., Any]:
     """Return a version of Flower's ``activate_node`` that tells the key's owner why a node is not admitted.
 
@@ -536,21 +478,6 @@ def _refusal(key: bytes, state: Any) -> Refusal:
         return Refusal.ONLINE
     removed = state.get_node_info(statuses=[status.UNREGISTERED])
     return Refusal.REVOKED if any(node.public_key == key for node in removed) else Refusal.UNKNOWN
-
-
-def parse_options(program: str, arguments: Sequence[str]) -> Namespace:
-    """Return the options of ``flower-supernode`` or ``flower-superlink``; end the process if Flower refuses them."""
-    module, function = _PARSERS[program]
-    parser = getattr(import_module(module), function)()
-    parser.prog = program
-    found: Namespace = parser.parse_args([*arguments])
-    return found
-
-
-_PARSERS = {
-    "flower-superlink": ("flwr.superlink.cli.flower_superlink", "_parse_args_run_superlink"),
-    "flower-supernode": ("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode"),
-}
 
 
 def keep_beating() -> None:

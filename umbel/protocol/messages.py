@@ -60,13 +60,10 @@ _HOSTING = "hosting"
 _RUN = "run"
 SECURE = "secure"
 """The record of a message about secure sums (`umbel.privacy.secure.wire`)."""
-ANONYMOUS = "anonymous"
-"""The record of a message about anonymous releases (`umbel.privacy.anonymous.terms`), and of its reply."""
-_SUBMISSIONS = "submissions"
 # Bytes of an answer without its parameters: Flower's description of records, arrays or an error; and for each client
 # whether it released, its choice, its loss and its metric.
 _OF_FLOWER, _OF_A_CLIENT = 1 << 16, 32
-PARTS = (_HYPOTHESES, _TRAINING, _EVALUATION, _VERSION, _RUN, SECURE, ANONYMOUS)
+PARTS = (_HYPOTHESES, _TRAINING, _EVALUATION, _VERSION, _RUN, SECURE)
 """The records that a message to a node may have; a node ignores all others."""
 
 
@@ -111,8 +108,7 @@ def largest_answer(content: RecordDict) -> int:
     if isinstance(training, ConfigRecord) and isinstance(hypotheses, ArrayRecord):
         for name, matrix in hypotheses.items():
             k, *columns = matrix.shape
-            by = training.get("release_by")
-            rows = 0 if by == ReleaseBy.ANONYMOUS else _number_asked(training) if by == ReleaseBy.CLIENT else k
+            rows = _number_asked(training) if training.get("release_by") == ReleaseBy.CLIENT else k
             # The name is JSON within JSON, and Flower names each 5 MiB of the array.
             size += 2 * len(name) + math.ceil(4 * rows * math.prod(columns) * (1 + 2**-10))
     if isinstance(secure := content.get(SECURE), ConfigRecord):
@@ -266,14 +262,6 @@ def share_reply(masked: ConfigRecord, released: Sequence[int], reported: Sequenc
     return RecordDict({SECURE: masked, _RELEASED: flags})
 
 
-def acknowledgement(submissions: Sequence[bytes] = ()) -> RecordDict:
-    """Return the part of a round's reply that acknowledges a request for anonymous releases.
-
-    It is the same for all clients. Only in simulation it holds the submissions to the relay.
-    """
-    return RecordDict({ANONYMOUS: ConfigRecord({_SUBMISSIONS: list(submissions)} if submissions else {})})
-
-
 def evaluation_reply(
     losses: NDArray[Any], metrics: NDArray[Any], noise_multiplier: float = 0.0, bound: float = 0.0
 ) -> RecordDict:
@@ -329,14 +317,6 @@ def shared_in(content: RecordDict, asked: int, reporting: int) -> tuple[NDArray[
     return _flags(record, asked), _flags(record, reporting, "reported")
 
 
-def submissions_in(content: RecordDict) -> list[bytes]:
-    """Return the submissions in a simulated node's acknowledgement."""
-    found: Any = record_in(content, ANONYMOUS, ConfigRecord).get(_SUBMISSIONS, [])
-    if type(found) is not list or any(type(one) is not bytes for one in found):
-        raise ProtocolError("its acknowledgement holds no submissions", code="protocol.anonymous")
-    return list(found)
-
-
 def _flags(record: MetricRecord, asked: int, whose: str = "clients") -> NDArray[np.bool_]:
     flags = np.asarray(record.get(whose, ()))
     if flags.shape != (asked,) or not ((flags == 0) | (flags == 1)).all():
@@ -349,8 +329,6 @@ def number_released(content: RecordDict, asked: int, rows: int | None = None) ->
 
     Its matrix must have `rows` rows: k where a site was asked for sums, by default one for each client that released.
     """
-    if ANONYMOUS in content:
-        return asked
     record = content.get(_RELEASED)
     flags = record.get("clients") if isinstance(record, MetricRecord) else None
     if not isinstance(flags, list) or len(flags) != asked or not set(flags) <= {0, 1}:
@@ -370,7 +348,7 @@ def let_go(content: RecordDict) -> None:
 
 def answers_training(content: RecordDict) -> bool:
     """Return whether a reply has a part about training clients."""
-    return _RELEASED in content or ANONYMOUS in content
+    return _RELEASED in content
 
 
 def number_reported(content: RecordDict, asked: int) -> int:

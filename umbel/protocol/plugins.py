@@ -11,18 +11,36 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.machinery import PathFinder
 from itertools import dropwhile
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from umbel.protocol import builds, old_names
+from umbel.protocol import builds
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import append, make_folder, umbel_home
 from umbel.protocol.project import OWN_PATH, PACKAGE
 from umbel.protocol.rules import fault_text
 
 T = TypeVar("T")
+
+
+LAB: Mapping[str, str] = {
+    "cfl": "umbel_lab.strategies:ClusteredFL",
+    "r-dpcfl": "umbel_lab.strategies:RDPCFL",
+    "ditto": "umbel_lab.personal:ditto",
+    "mr-mtl": "umbel_lab.personal:mr_mtl",
+    "apfl": "umbel_lab.personal:apfl",
+    "fedrep": "umbel_lab.personal:fedrep",
+    "knn-per": "umbel_lab.personal:knn_per",
+}
+"""Methods that umbel-lab has, by their names in papers."""
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+    """Return the sentence that there is no `name` among the built-in ones, and how else to name it."""
+    if name in LAB:
+        return f"{what} {name!r} is in umbel's lab: pip install umbel-lab, and name it {LAB[name]!r}"
+    return f"unknown {what} {name!r}; choose from {', '.join(known)} or give package.module:name"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +116,6 @@ def import_by_name(name: str) -> Any:
     if not module_name or module_name.startswith("."):
         raise ConfigError(f"cannot import {module_name!r} of {name!r}: give its full name", code="config.import")
     trusted = _is_trusted(name)
-    module_name = _current(module_name)
     if not trusted and module_name.partition(".")[0] != PACKAGE.name:
         raise _untrusted(name)
     # Without a module of the user's, their folders stay unread: somebody may have sent the working folder.
@@ -170,24 +187,6 @@ def _own_found(folders: list[str]) -> Iterator[None]:
                 sys.path.remove(folder)
 
 
-def _current(module_name: str) -> str:
-    """Return the current name of a module of umbel 0.1, unless the user has a module of that name."""
-    top, dot, rest = module_name.partition(".")
-    package = old_names.PACKAGES.get(top)
-    if package is None or not _is_umbels(top):
-        return module_name
-    new = old_names.PACKAGES.get(module_name, f"{package}{dot}{rest}")
-    old_names.hint(module_name, new)
-    return new
-
-
-def _is_umbels(top: str) -> bool:
-    """Return whether a top-level name is not the user's: nothing is there, or a link into umbel in a checkout."""
-    found = PathFinder.find_spec(top, [*_own_folders(), *sys.path])
-    places = [found.origin or "", *(found.submodule_search_locations or [])] if found else []
-    return not any(place and not Path(place).resolve().is_relative_to(PACKAGE) for place in places)
-
-
 def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type[Any]) -> type[T]:
     """Return the class `name`: built in, or a user's as ``package.module:Class``.
 
@@ -206,10 +205,7 @@ def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type
     if name in built_in:
         return built_in[name]
     if ":" not in name:
-        raise ConfigError(
-            f"unknown {what} {name!r}; choose from {', '.join(built_in)} or give package.module:Class",
-            code="config.unknown-name",
-        )
+        raise ConfigError(unknown_name(what, name, built_in), code="config.unknown-name")
     found = import_by_name(name)
     if not (isinstance(found, type) and issubclass(found, base)):
         built_on = f"{base.__module__}.{base.__name__}"

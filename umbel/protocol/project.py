@@ -28,6 +28,9 @@ They come before installed modules of the same name, or, if the first entry is e
 Its name does not begin with ``UMBEL_``, since such a name would be an entry of a site's policy.
 """
 
+ENGINE = "UMBEL_ENGINE"
+"""Environment variable with the engine that computes simulated clients (`umbel.client.engines.engine_asked`)."""
+
 
 @cache
 def described() -> Mapping[str, Any]:

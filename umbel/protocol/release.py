@@ -53,13 +53,6 @@ class ReleaseBy(StrEnum):
     """A site, once, to the sums of its clients' updates: the clients trust it."""
     SECURE = "secure"
     """Several sites together, each a share, to a sum that the server reads only as a whole (`umbel.privacy.secure`)."""
-    ANONYMOUS = "anonymous"
-    """Each client, to its own model, which the server reads without its sender (`umbel.privacy.anonymous`)."""
-
-    @property
-    def single(self) -> bool:
-        """Whether the release is a single client's model."""
-        return self in (ReleaseBy.CLIENT, ReleaseBy.ANONYMOUS)
 
 
 class Protect(StrEnum):

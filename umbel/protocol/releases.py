@@ -15,7 +15,7 @@ SPREAD = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 @dataclass(frozen=True)
 class Releases:
-    """The releases of a round, in client order; anonymous ones in the order of their numbers.
+    """The releases of a round, in client order.
 
     Attributes
     ----------
@@ -23,7 +23,7 @@ class Releases:
         Sanitised parameter vectors as they travelled; read-only. Sum over clients in 64 bits
         (`umbel.protocol.arrays.mean_of`).
     clients : ndarray of int, shape (m,)
-        The clients that released, counted over the dataset; all -1 if releases are anonymous.
+        The clients that released, counted over the dataset.
     choices : ndarray of int, shape (m,), or None
         Their choices, if clients were asked for them.
     asked : int

@@ -18,7 +18,6 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from umbel.protocol import old_names
 from umbel.protocol.errors import UmbelError
 
 # Beginnings of pydantic's error types, in our words.
@@ -71,20 +70,13 @@ class Settings(BaseModel):
 
     @classmethod
     def current(cls, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """Return entries under current names, with hyphens; a setting under two names stays twice and is refused.
-
-        The model's name becomes the current one, too.
-        """
+        """Return entries with hyphens in their names; a setting that is there both ways stays twice and is refused."""
         found: dict[str, Any] = {}
         for name, value in entries.items():
             kebab = name.replace("_", "-")
-            if name not in cls.names() and kebab in {*cls.names(), *old_names.SETTINGS} and kebab not in entries:
+            if name not in cls.names() and kebab in cls.names() and kebab not in entries:
                 name = kebab
-            new = old_names.SETTINGS.get(name)
-            if new and new in cls.names() and name not in cls.names() and new not in entries.keys() | found.keys():
-                old_names.hint(name, new)
-                name = new
-            found[name] = old_names.model(value) if name == "model" and isinstance(value, str) else value
+            found[name] = value
         return found
 
     @classmethod
@@ -127,12 +119,7 @@ class Settings(BaseModel):
         told = []
         for name in sorted(names):
             near = difflib.get_close_matches(name, known, 1)
-            if old_names.SETTINGS.get(name) in known:
-                told.append(f"{name} is now called {old_names.SETTINGS[name]}; give only one of them")
-            elif near:
-                told.append(f"there is no {name}; did you mean {near[0]}?")
-            else:
-                told.append(f"there is no {name}")
+            told.append(f"there is no {name}" + (f"; did you mean {near[0]}?" if near else ""))
         return cls.error(f"{cls.source}: {'; '.join(told)}", code=f"{cls.error.kind}.unknown-key")
 
     @classmethod

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from umbel.protocol.errors import ConfigError, ProtocolError
-from umbel.protocol.plugins import distrust
+from umbel.protocol.plugins import distrust, parse_options
 from umbel.protocol.release import (
     LAPLACE,
     MAX_CHOICE_EPSILON,
@@ -23,7 +23,7 @@ from umbel.protocol.release import (
 )
 from umbel.protocol.rules import Settings
 from umbel.protocol.signatures import SIGNATURE
-from umbel.protocol.tasks import ROWS, TrainingSpec
+from umbel.protocol.tasks import TrainingSpec
 
 # More than any experiment needs, and few enough to fit a node's memory.
 MAX_HYPOTHESES = 1000
@@ -34,9 +34,8 @@ MAX_ROW_STEPS = 1_000_000
 AUTO = 0
 """Placeholder for a number of hypotheses that the strategy chooses (`umbel.strategies.how_many`)."""
 _AUTO_MOST, _RELEASES_EACH = 8, 4
-_OF_ROWS = (name.replace("_", "-") for name in ROWS)
-_LATER = frozenset(("anonymous-least", "relay", "relay-ca", "protect", "delta", *_OF_ROWS))
-"""Settings that runs had no need to name before there were relays, or guarantees for rows."""
+FOLDER_VERSION = 1
+"""The version of the run folders that this umbel writes, and the only one that it reads."""
 
 
 def _number(value: Any) -> Any:
@@ -57,6 +56,36 @@ Noised = Annotated[NoisePer, Field(strict=False)]
 Protected = Annotated[Protect, Field(strict=False)]
 
 
+@dataclass(frozen=True)
+class RowSettings:
+    """C, sigma, q and B of the key ``rows`` (`umbel.protocol.release.RowPrivacy`)."""
+
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    noise: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    rate: Annotated[float, Field(gt=0, le=1)]
+    batch: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+    def __str__(self) -> str:
+        return f"clip={self.clip!r} noise={self.noise!r} rate={self.rate!r} batch={self.batch!r}"
+
+
+@dataclass(frozen=True)
+class NodeLimits:
+    """Limits for one node, of the key ``per-node``."""
+
+    clients: Annotated[int, Field(ge=1)] = MAX_CLIENTS
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    update_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+
+@dataclass(frozen=True)
+class Pause:
+    """When a later round waits, of the key ``pause``."""
+
+    below: Annotated[int, Field(ge=1)] = 1
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 86400.0
+
+
 class RunConfig(Settings):
     """The configuration of a run. The server sets it, and a site's policy overrules it."""
 
@@ -67,7 +96,7 @@ class RunConfig(Settings):
         "rounds": "Rounds",
         "local-epochs": "Local training",
         "protect": "Privacy; a site's own policy overrules these settings",
-        "max-clients-per-node": "Limits for one node",
+        "per-node": "Limits for one node",
         "observers": "Watching",
         "min-nodes": "Waiting",
     }
@@ -75,10 +104,10 @@ class RunConfig(Settings):
 
     strategy: str = Field(
         "group-privacy",
-        description="group-privacy, site-average, secure-average, trimmed-mean, geometric-median, fedavg, ifca, cfl, "
-        "r-dpcfl, recommender, flower:Class for a strategy of Flower, or package.module:Class",
+        description="group-privacy, site-average, secure-average, trimmed-mean, geometric-median, fedavg, ifca, "
+        "recommender, flower:Class for a strategy of Flower, or package.module:Class; options follow the name, as in "
+        "group-privacy respawn=3",
     )
-    strategy_options: str = Field("", description='options of the strategy, as "name=value name=value"')
     dataset: str = Field(
         "synthetic",
         description='a name under $UMBEL_HOME/data or in datasets/, or an absolute path; "" if every node '
@@ -153,18 +182,14 @@ class RunConfig(Settings):
     )
     step_size: Number = Field(TrainingSpec.step_size, gt=0, description="s, the step size of local training")
     batch_size: int = Field(TrainingSpec.batch_size, ge=0, description="B; 0 for all of a client's rows at once")
-    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = Field(
-        "sgd", description="sgd, momentum, adam or adamw, as in torch.optim; each round starts with a new state"
+    optimizer: str = Field(
+        "sgd",
+        description="sgd, momentum, adam or adamw, as in torch.optim; each round starts with a new state. Options "
+        'follow the name, as in "momentum nesterov=true": momentum, nesterov, weight-decay, beta1, beta2, epsilon; '
+        "clip-gradient, the maximum gradient norm of a step; proximal, mu of FedProx, which keeps clients near the "
+        "round's hypotheses",
     )
-    optimizer_options: str = Field(
-        "", description='momentum, nesterov, weight-decay, beta1, beta2 or epsilon, as "name=value name=value"'
-    )
-    clip_gradient: Number = Field(0.0, ge=0, description="maximum gradient norm of a step; 0 for no limit")
-    proximal: Number = Field(0.0, ge=0, description="mu of FedProx, which keeps clients near the round's hypotheses")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="cpu, cuda, or auto: the GPU if there is one")
-    engine: Literal["auto", "loop", "batched"] = Field(
-        "auto", description="how a simulated node computes its clients; loop and batched are for debugging"
-    )
 
     protect: Protected = Field(
         Protect.CLIENTS,
@@ -211,64 +236,38 @@ class RunConfig(Settings):
         description="sigma of the PAC paper's noisy messages; the guarantee does not count it",
     )
 
-    row_clip_norm: Number = Field(
-        TrainingSpec.row_clip_norm, ge=0, description="C, the norm to which the gradient of each row is clipped"
-    )
-    row_noise_multiplier: Number = Field(
-        TrainingSpec.row_noise_multiplier,
-        ge=0,
-        description="sigma, the noise of each training step per unit of row-clip-norm",
-    )
-    row_rate: Number = Field(
-        TrainingSpec.row_rate,
-        ge=0,
-        le=1,
-        description="q, probability of each row to be drawn in a training step; steps are local-steps, or "
-        "local-epochs / row-rate, and batch-size has no effect",
-    )
-    row_batch: Number = Field(
-        TrainingSpec.row_batch,
-        ge=0,
-        description="B, the public number by which a step's sum of gradients is divided, such as row-rate times the "
-        "rows of a typical client",
+    rows: str = Field(
+        "",
+        description='with protect = "rows" or "both", as in "clip=1 noise=1.1 rate=0.1 batch=256": C, the norm to '
+        "which the gradient of each row is clipped; sigma, the noise of each training step per unit of C; q, the "
+        "probability of each row to be drawn in a step; B, the public number by which a step's sum of gradients is "
+        "divided, such as q times the rows of a typical client. Steps are local-steps, or local-epochs / q, and "
+        "batch-size has no effect",
     )
 
-    anonymous_least: int = Field(
-        0,
-        ge=0,
-        description="fewest releases in a batch that a relay hands on without their senders; 0 for releases that name "
-        "their client",
-    )
-    relay: str = Field("", description="address of that relay, as https://HOST:PORT; not in simulation")
-    relay_ca: str = Field("", description="absolute path of the CA certificate of the relay's operator")
-
-    max_clients_per_node: int = Field(
-        MAX_CLIENTS, ge=1, description="nodes that report more clients are left out; not in simulation"
-    )
-    max_node_share: Number = Field(
-        1.0, gt=0, le=1, description="maximum share of a round's clients on one node; not in simulation"
-    )
-    max_update_norm: Number = Field(
-        0.0,
-        ge=0,
-        description="longer updates are left out; 0 means the clip norm if clipping is public, otherwise 1,000,000",
+    per_node: str = Field(
+        "",
+        description='limits for one node, as in "clients=500 share=0.2 update-norm=5": nodes that report more clients '
+        "(by default 1,000,000) are left out; share is a node's maximum share of a round's clients (by default 1); "
+        "longer updates are left out (by default those beyond the clip norm if clipping is public, otherwise "
+        "1,000,000). The first two not in simulation",
     )
 
     observers: str = Field("", description='observers of the run, as "package.module:Class name=value", separated by ;')
 
-    track: str = Field("", description='tool that records the run: mlflow, tensorboard or wandb; "" for none')
-    track_options: str = Field(
-        "", description='options of that tool, as "name=value": uri and experiment, folder, or project'
+    track: Literal["", "mlflow", "tensorboard"] = Field(
+        "", description='tool that records the run: mlflow or tensorboard; "" for none'
     )
 
     min_nodes: int = Field(1, ge=1, description="nodes that must be connected before round 1")
     node_wait: Number = Field(
         300.0, gt=0, description="maximum seconds to wait for nodes; a node imports PyTorch before its first reply"
     )
-    pause_below: int = Field(
-        1, ge=1, description="a later round waits while fewer nodes than this can be asked; not in simulation"
+    pause: str = Field(
+        "",
+        description='when a later round waits, as in "below=3 seconds=3600": while fewer nodes than this can be asked '
+        "(by default 1), and so many seconds at most (by default 86400), after which the run fails; not in simulation",
     )
-    max_pause: Number = Field(86400.0, ge=0, description="maximum seconds of such a pause; then the run fails")
     round_timeout: Number = Field(3600.0, gt=0, description="seconds to wait for a round's replies")
     quorum: Number = Field(1.0, gt=0, le=1, description="share of a round's clients whose replies close the round")
     signature: str = Field(
@@ -277,6 +276,10 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        try:
+            _ = self.of_rows, self.limits, self.pauses
+        except ConfigError as error:
+            raise ValueError(error.text) from None
         if self.min_releases > self.clients_per_round:
             text = f"min-releases = {self.min_releases} exceeds clients-per-round = {self.clients_per_round}; lower it"
             raise ValueError(text)
@@ -288,14 +291,9 @@ class RunConfig(Settings):
         if self.mechanism != LAPLACE and self.clipping is Clipping.UPDATE and self.noise_multiplier:
             text = f'mechanism = "{self.mechanism}" needs a public clip norm; set clipping = "public"'
             raise ValueError(text)
-        if self.anonymous_least > self.clients_per_round:
-            text = f"anonymous-least = {self.anonymous_least} exceeds clients-per-round = {self.clients_per_round}"
-            raise ValueError(f"{text}; lower it, or ask more clients")
-        if self.anonymous_least and self.clipping is not Clipping.PUBLIC:
-            raise ValueError('anonymous-least needs a public clip norm; set clipping = "public"')
-        if self.max_participations and self.max_node_share < 1:
-            text = "max-participations and max-node-share cannot be combined; set max-participations = 0"
-            raise ValueError(f"{text}, or max-node-share = 1")
+        if self.max_participations and self.limits.share < 1:
+            text = "max-participations and the share of per-node cannot be combined; set max-participations = 0"
+            raise ValueError(f"{text}, or leave share out")
         if not (self.local_epochs or self.local_steps):
             raise ValueError("local-epochs = 0 and local-steps = 0 train nothing; set one of them")
         self._check_protection()
@@ -307,14 +305,13 @@ class RunConfig(Settings):
 
     def _check_protection(self) -> None:
         """Raise `ValueError` if settings of rows and `protect` do not fit together."""
-        keys = {name.replace("_", "-"): getattr(self, name) for name in ROWS}
         if not self.protect.rows:
-            if some := [key for key, value in keys.items() if value]:
-                text = f'{some[0]} has no effect with protect = "clients"; set protect = "rows" or "both"'
+            if self.rows:
+                text = 'rows has no effect with protect = "clients"; set protect = "rows" or "both"'
                 raise ValueError(f"{text}, or leave it out")
             return
-        if missing := [key for key, value in keys.items() if not value]:
-            text = f'protect = "{self.protect}" needs {", ".join(missing)} above 0'
+        if not self.rows:
+            text = f'protect = "{self.protect}" needs rows = "clip=C noise=sigma rate=q batch=B"'
             raise ValueError(f"{text}; umbel plan --rows finds them")
         if self.protect is Protect.ROWS and self.noise_multiplier:
             text = f'protect = "rows" adds no noise to models, and noise-multiplier is {self.noise_multiplier:g}'
@@ -323,11 +320,35 @@ class RunConfig(Settings):
             raise ValueError('protect = "both" needs noise on models; set a noise-multiplier, or protect = "rows"')
         if self.message_noise:
             raise ValueError("message-noise reveals facts about rows, which protect hides; set it to 0")
-        if self.anonymous_least:
-            raise ValueError('anonymous-least is for protect = "clients" alone; set it to 0')
-        if self.local_epochs > MAX_ROW_STEPS * self.row_rate and not self.local_steps:
-            text = f"local-epochs / row-rate makes more than {MAX_ROW_STEPS:,} steps a round"
-            raise ValueError(f"{text}; raise row-rate, or set local-steps")
+        rows = self.of_rows
+        if rows and self.local_epochs > MAX_ROW_STEPS * rows.rate and not self.local_steps:
+            text = f"local-epochs / rate makes more than {MAX_ROW_STEPS:,} steps a round"
+            raise ValueError(f"{text}; raise the rate of rows, or set local-steps")
+
+    @property
+    def strategy_name(self) -> str:
+        """The strategy without its options."""
+        return self.strategy.partition(" ")[0]
+
+    @property
+    def strategy_options(self) -> str:
+        """The strategy's options, as ``name=value name=value``."""
+        return self.strategy.partition(" ")[2]
+
+    @property
+    def of_rows(self) -> RowSettings | None:
+        """How clients train if `protect` hides rows."""
+        return parse_options(RowSettings, self.rows, "rows") if self.rows else None
+
+    @property
+    def limits(self) -> NodeLimits:
+        """Limits for one node."""
+        return parse_options(NodeLimits, self.per_node, "per-node")
+
+    @property
+    def pauses(self) -> Pause:
+        """When a later round waits."""
+        return parse_options(Pause, self.pause, "pause")
 
     @property
     def most_hypotheses(self) -> int:
@@ -364,6 +385,13 @@ class RunConfig(Settings):
     def training(self, round: int = 1) -> TrainingSpec:
         """Return the template of a round's task for training clients."""
         said = {entry.name: getattr(self, entry.name) for entry in fields(TrainingSpec) if hasattr(self, entry.name)}
+        if rows := self.of_rows:
+            said |= {
+                "row_clip_norm": rows.clip,
+                "row_noise_multiplier": rows.noise,
+                "row_rate": rows.rate,
+                "row_batch": rows.batch,
+            }
         return TrainingSpec(**said | {"clip_norm": self.schedule.at(round)})
 
     def release(self, n: int, hypotheses: int) -> Release:
@@ -378,16 +406,8 @@ class RunConfig(Settings):
         }
 
     def unsigned(self) -> dict[str, Any]:
-        """Return the entries without the signature: what it covers, and what people approve.
-
-        Later settings are left out while they have their defaults: earlier signatures and approvals still hold.
-        """
-        defaults = {field.alias: field.default for field in type(self).model_fields.values()}
-        return {
-            key: value
-            for key, value in self.entries().items()
-            if key != SIGNATURE and not (key in _LATER and value == defaults[key])
-        }
+        """Return the entries without the signature: what it covers, and what people approve."""
+        return {key: value for key, value in self.entries().items() if key != SIGNATURE}
 
 
 def read_saved(text: str) -> dict[str, Any]:
@@ -396,13 +416,19 @@ def read_saved(text: str) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        If it holds control characters, which a terminal would act on.
+        If its folder is of another version, or it holds control characters, which a terminal would act on.
     """
     try:
         saved = tomllib.loads(text)
     except RecursionError:
         raise ConfigError("config.toml is nested too deep; restore an intact copy", code="config.unreadable") from None
     if isinstance(config := saved.get("config"), dict):
+        if (version := saved.get("version")) != FOLDER_VERSION:
+            raise ConfigError(
+                f"the run's folder has version {version!r}, but this umbel reads version {FOLDER_VERSION}; read it "
+                "with the umbel that made it, or run it again",
+                code="config.version",
+            )
         distrust(*config.values())
         if odd := [one for one in (*config, *config.values()) if isinstance(one, str) and not one.isprintable()]:
             raise ConfigError(

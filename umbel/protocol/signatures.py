@@ -21,11 +21,8 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
-    NoEncryption,
-    PrivateFormat,
     PublicFormat,
     load_ssh_private_key,
     load_ssh_public_key,
@@ -98,12 +95,6 @@ def signed(text: bytes, key: Path) -> bytes:
 def public_half(key: Path) -> PublicKey:
     """Return the public key that belongs to a private SSH key; errors as for `sign`."""
     return _private(key).public_key()
-
-
-def secret_of(key: Path, purpose: str) -> bytes:
-    """Return 32 bytes for a purpose that only a private SSH key's owner can compute; errors as for `sign`."""
-    private = _private(key).private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
-    return HKDF(hashes.SHA256(), 32, salt=None, info=purpose.encode()).derive(private)
 
 
 def simulated_key(seed: int | None, place: int) -> ed25519.Ed25519PrivateKey:

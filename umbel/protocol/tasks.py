@@ -26,7 +26,7 @@ from umbel.protocol.release import (
     participation,
 )
 
-VERSION = 8
+VERSION = 1
 
 _VERSION = "version"
 _MAX_WHOLE = 2**31  # more than any run needs, and a ledger can hold it
@@ -152,9 +152,8 @@ class TrainingSpec(_Spec):
         Share of a site's clients that train a hypothesis drawn at random, so that none stays without
         clients; only where the site releases.
     release_by : ReleaseBy
-        ``client``: each client's model, with separate noise. ``anonymous``: the same, through a relay. ``site``: for
-        each hypothesis the sum of the updates of the node's asked clients and their number, with noise once.
-        ``secure``: the same over several nodes.
+        ``client``: each client's model, with separate noise. ``site``: for each hypothesis the sum of the updates of
+        the node's asked clients and their number, with noise once. ``secure``: the same over several nodes.
     moments : bool
         Whether a secure sum also has the second moments of updates (`umbel.privacy.secure.layout`).
     row_clip_norm, row_noise_multiplier, row_rate, row_batch : float
@@ -204,7 +203,7 @@ class TrainingSpec(_Spec):
         if not 0 <= self.explore <= 1:
             raise _range(f"explore must be between 0 and 1, got {self.explore}")
         if self.release_by is not ReleaseBy.CLIENT:
-            _check_public_release(self)
+            _check_sums(self)
         if self.moments and self.release_by is not ReleaseBy.SECURE:
             raise ProtocolError("only a secure sum has second moments", code="protocol.site-sums")
         _short("the run's name", self.run)
@@ -238,7 +237,7 @@ class TrainingSpec(_Spec):
 
         A client that chooses among several hypotheses, in the open or in a site's sums, chooses by all its rows.
         """
-        hidden = hypotheses == 1 or (self.release_by.single and self.choice_epsilon > 0)
+        hidden = hypotheses == 1 or (self.release_by is ReleaseBy.CLIENT and self.choice_epsilon > 0)
         return self.row_privacy is not None and hidden
 
     @property
@@ -321,9 +320,7 @@ class Hosting:
         """Return a node's reply, checked; `ProtocolError` for another protocol version or impossible counts."""
         version = record.get(_VERSION)
         if type(version) is not int or version != VERSION:
-            newer = type(version) is int and version > VERSION
-            fix = "start the run with a newer umbel" if newer else "upgrade umbel at the site"
-            text = f"speaks protocol {version!r}, and this run {VERSION}; {fix}"
+            text = f"speaks protocol {version!r}, and this run {VERSION}; use the same umbel on both sides"
             raise ProtocolError(text, code="protocol.version")
         values: dict[str, Any] = {entry.name: record.get(entry.name) for entry in fields(cls)}
         if any(type(value) is not int for value in values.values()) or min(values["train"], values["validation"]) < 0:
@@ -338,9 +335,9 @@ class Hosting:
         return self.step > 0
 
 
-def _check_public_release(spec: TrainingSpec) -> None:
-    """Raise if a site cannot make the sums or the anonymous releases of this spec."""
-    # The bound on each client's part of a sum must not depend on the client's data, nor the size of anonymous noise.
+def _check_sums(spec: TrainingSpec) -> None:
+    """Raise if a site cannot make the sums of this spec."""
+    # The bound on each client's part of a sum must not depend on the client's data.
     if spec.clipping is not Clipping.PUBLIC:
         reason = f'only with clipping "public", not {spec.clipping.value!r}'
     elif spec.noise_per is not NoisePer.VECTOR:
@@ -349,8 +346,6 @@ def _check_public_release(spec: TrainingSpec) -> None:
         reason = "and does not disclose which hypothesis each client chose"
     else:
         return
-    if spec.release_by is ReleaseBy.ANONYMOUS:
-        raise ProtocolError(f"a site releases anonymously {reason}", code="protocol.anonymous")
     raise ProtocolError(f"a site releases sums {reason}", code="protocol.site-sums")
 
 
@@ -370,9 +365,6 @@ def _check_rows(spec: TrainingSpec) -> None:
     if not least <= spec.row_clip_norm <= most:
         raise _range(f"row-clip-norm must be between {least:g} and {most:g}, got {spec.row_clip_norm}")
     _whole("the number of steps, local-epochs / row-rate,", spec._row_steps, 1)
-    if spec.release_by is ReleaseBy.ANONYMOUS:
-        text = "anonymous releases are for clients, and have no account of rows; leave the row settings out"
-        raise ProtocolError(text, code="protocol.rows")
     if not spec.noise_multiplier and spec.release_by is not ReleaseBy.CLIENT:
         text = "sums need noise too where rows are protected; set a noise-multiplier"
         raise ProtocolError(text, code="protocol.rows")

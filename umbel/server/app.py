@@ -78,9 +78,6 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
     if setup.config.patience and not roster.validation:
         text = "patience = %d has no effect without validation clients: the run does all its rounds"
         log(WARNING, text, setup.config.patience)
-    if least := setup.config.anonymous_least:
-        log(INFO, "Releases name no client, in batches of at least %d; the guarantee holds against server and relay "
-            "together", least)  # fmt: skip
     if not roster.simulated:
         logs.configure()
         logs.about(run=run_id)
@@ -101,10 +98,12 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
             state = State(hypotheses=start, best=start)
             snapshots = Snapshots(state)
         checkpoints = held.enter_context(Checkpoints(snapshots))
-        observers += [Log(summary), Spending(summary), checkpoints, Sites(), Released(), *watching]
+        sites = Sites()
+        observers += [Log(summary), Spending(summary), checkpoints, sites, Released(), *watching]
         if setup.config.resume:
             observers.append(Resumed())
         run = Run(setup, grid, state, observers, folder.path.name, folder)
+        held.enter_context(sites.until_end(run))
         try:
             run_rounds(run)
         except DiskError as error:
@@ -165,5 +164,5 @@ def _resume(setup: Setup, grid: Grid) -> tuple[State, Snapshots]:
 def _name(setup: Setup, run_id: int) -> str:
     """Return a name that sorts by time and distinguishes runs of the same second."""
     what = setup.manifest.name if setup.manifest else setup.model.name
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{what}-{setup.config.strategy}")
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{what}-{setup.config.strategy_name}")
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}-{run_id % 10**6:06d}"

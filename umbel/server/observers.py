@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from logging import ERROR, INFO, WARNING
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.durations import in_time
-from umbel.protocol.errors import ConfigError, FleetError
+from umbel.protocol.errors import FleetError, UmbelError
 from umbel.protocol.flower import log
 from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room
 from umbel.protocol.words import count_of
@@ -24,9 +25,9 @@ from umbel.server.observer import Observer, Run, Section, load_observers
 from umbel.server.report.alarms import why_collapsed
 from umbel.server.setup import Setup
 from umbel.server.snapshots import Snapshots
-from umbel.server.status import status_of
+from umbel.server.status import RunState, status_of
 from umbel.server.summary import Summary
-from umbel.server.tracking import TRACKERS, load_tracker
+from umbel.server.tracking import load_tracker
 
 _FIRST = 3  # rounds; a node without a reply in a single round may only be slow
 _LINES = 100
@@ -45,13 +46,7 @@ def named(setup: Setup) -> tuple[Observer, ...]:
     """
     run, strategy = setup.config, setup.strategy
     observes = (strategy,) if isinstance(strategy, Observer) else ()
-    observers = load_observers(run.observers)
-    for tool, place in TRACKERS.items():
-        # `track` has its own rule: a run that was sent must not report to whom its sender likes.
-        if any(place == f"{type(one).__module__}:{type(one).__qualname__}" for one in observers):
-            text = f"observers: {place!r} would track the run elsewhere; set track={tool!r} instead"
-            raise ConfigError(text, code="config.track-again")
-    return (*observers, *load_tracker(run.track, run.track_options), *observes)
+    return (*load_observers(run.observers), *load_tracker(run.track), *observes)
 
 
 class Released(Observer):
@@ -81,21 +76,38 @@ class Released(Observer):
 
 
 class Sites(Observer):
-    """Saves which sites are there, for ``umbel sites``; nothing in simulation."""
+    """Saves which sites are there and how the run ends, for ``umbel server status``; nothing in simulation."""
+
+    @contextmanager
+    def until_end(self, run: Run) -> Iterator[None]:
+        """Inside, the run begins and ends; then save how."""
+        try:
+            yield
+        except BaseException as error:
+            # Flower ends a stopped run by `SystemExit`. A status that cannot be saved hides no other error.
+            with suppress(UmbelError, OSError):
+                self._write(run, RunState.FAILED if isinstance(error, Exception) else RunState.STOPPED)
+            raise
+        over = run.state.history[-1].number >= run.setup.config.rounds
+        self._write(run, RunState.COMPLETED if over else RunState.STOPPED)
+
+    def begin(self, run: Run) -> None:
+        """Save it: a run that is resumed may have failed before."""
+        self._write(run)
 
     def in_pause(self, run: Run, number: int, since: float, ends: float) -> None:
         """Save it, with the pause."""
-        self._write(run, number, since, ends)
+        self._write(run, paused=since, ends=ends)
 
     def after_round(self, run: Run) -> None:
         """Save it."""
-        self._write(run, run.state.history[-1].number + 1)
+        self._write(run)
 
-    def _write(self, run: Run, round: int, paused: float = 0.0, ends: float = 0.0) -> None:
-        roster = run.fleet.roster(run.grid)
+    def _write(self, run: Run, state: RunState = RunState.RUNNING, paused: float = 0.0, ends: float = 0.0) -> None:
+        roster, number = run.fleet.roster(run.grid), len(run.state.history) + 1
         if run.folder is not None and not roster.simulated:
             participations = run.fleet.participations
-            run.folder.write_status(status_of(run.setup.config, roster, round, participations, paused, ends))
+            run.folder.write_status(status_of(run.setup.config, roster, number, participations, paused, ends, state))
 
 
 class Resumed(Observer):

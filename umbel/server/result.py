@@ -118,7 +118,7 @@ class Result:
     def _worth(self) -> Worth:
         found = RunFolder(self.path).read_worth()
         if found is None:
-            text = f"the worth of {self.name} was not measured; where its data are, run umbel report {self.name}"
+            text = f"the worth of {self.name} was not measured; where its data are, run umbel runs report {self.name}"
             raise ConfigError(text, code="config.no-worth")
         return found
 

@@ -35,7 +35,7 @@ from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import append, make_folder, write_atomically
 from umbel.protocol.release import Release
-from umbel.protocol.run_config import read_saved
+from umbel.protocol.run_config import FOLDER_VERSION, read_saved
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
 from umbel.server.status import FILE as status_file
@@ -95,7 +95,8 @@ class RunFolder:
     ``ledger.csv``              clients that released: participations, the pure epsilon between any
                                 two data sets ("none" if there is none), and n/nu in all; during a run up to a tenth
                                 of the releases may be only in ``participations.jsonl``
-    ``config.toml``             the run config, the versions it ran with, digests of data and frozen parameters
+    ``config.toml``             the folder's version, the run config, the versions it ran with, digests of data and
+                                frozen parameters
     ``dataset.json``            the dataset's manifest at the start: a dataset of that name may change later; for real
                                 sites none
     ``releases.safetensors``    for a model of two parameters: what the first and the best round
@@ -160,11 +161,12 @@ class RunFolder:
             yield
 
     def write_config(self, run_config: Mapping[str, Any], **digests: str) -> None:
-        """Save the configuration of the run, the versions it runs with, and digests of what else it depends on.
+        """Save the run's configuration, versions of the folder and of packages, and digests of what else it depends on.
 
         The digests are ``data``, of the dataset's files, and ``frozen``, of the frozen parameters.
         """
-        self._write("config.toml", tomli_w.dumps({**digests, "config": dict(run_config), "versions": versions()}))
+        content = {"version": FOLDER_VERSION, **digests, "config": dict(run_config), "versions": versions()}
+        self._write("config.toml", tomli_w.dumps(content))
 
     def write_manifest(self, manifest: Manifest | None) -> None:
         """Save the manifest of the run's dataset, if the server has one."""
@@ -300,7 +302,7 @@ class RunFolder:
         try:
             return Status.model_validate_json(self._text(status_file))
         except FileNotFoundError:
-            text = f"{self.path} has no {status_file}: it is a simulation's, or its first round is not over"
+            text = f"{self.path} has no {status_file}: it is a simulation's, or has not begun"
         except (OSError, ValueError) as error:
             text = f"{status_file} in {self.path} cannot be used: {error}"
         raise ConfigError(text, code="config.status")
@@ -310,7 +312,7 @@ class RunFolder:
         self._write("report.html", html)
 
     def read_config(self) -> dict[str, Any]:
-        """Return the content of `write_config`: ``config``, ``versions``, and digests by name."""
+        """Return the content of `write_config`: ``version``, ``config``, ``versions``, and digests by name."""
         return read_saved(self._text("config.toml"))
 
     def read_run_config(self) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from umbel.protocol import old_names
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import ConfigError, ProtocolError
@@ -22,9 +21,8 @@ from umbel.server.snapshots import Snapshots
 
 # Settings that may change when a run resumes.
 _FREE = {
-    "resume", "rounds", "patience", "validate-every", "observers", "min-releases", "device", "engine", "min-nodes",
-    "node-wait", "round-timeout", "pause-below", "max-pause", "quorum", "max-clients-per-node", "max-node-share",
-    "max-update-norm", "track", "track-options", "relay", "relay-ca",
+    "resume", "rounds", "patience", "validate-every", "observers", "min-releases", "device", "min-nodes",
+    "node-wait", "round-timeout", "pause", "quorum", "per-node", "track",
 }  # fmt: skip
 
 
@@ -118,7 +116,7 @@ def _check_the_same(setup: Setup, saved: Mapping[str, Any], name: str) -> None:
                 f"resume: {key} was {value!r} and is {config.get(key)!r}; restore the old value",
                 code="config.resume-changed",
             )
-    if data and (now := setup.digests["data"]) and now not in (data, old_names.DIGESTS.get(data)):
+    if data and (now := setup.digests["data"]) and now != data:
         raise ConfigError(
             f"resume: the rows of dataset {setup.config.dataset!r} differ from those at the start of the run; "
             f"restore them, or start a new run: start-from={name} seed={setup.config.seed + 1}",

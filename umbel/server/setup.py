@@ -13,7 +13,7 @@ from umbel import models, strategies
 from umbel.data import Dataset, Manifest, digest_of, find_dataset, open_dataset
 from umbel.models.fit import misfit
 from umbel.models.model import Model
-from umbel.models.optimizers import LocalOptimizer
+from umbel.models.optimizers import descent_of
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import released_by
 from umbel.protocol.arrays import Arrays, all_finite, flatten
@@ -77,10 +77,6 @@ class Setup:
                 f"message-noise is for models with local parameters, not {model.name!r}; set it to 0",
                 code="config.message-noise",
             )
-        if run.anonymous_least and (strategy.release_by is not ReleaseBy.CLIENT or strategy.discloses_choice):
-            why = "knows its clients' choices" if strategy.discloses_choice else "reads sums"
-            text = f"anonymous-least is for strategies that read single releases; {run.strategy!r} {why}"
-            raise ConfigError(f"{text}: set it to 0, or use another strategy", code="config.anonymous")
         if run.protect is Protect.ROWS and strategy.release_by is not ReleaseBy.CLIENT:
             text = f'protect = "rows" is for strategies that read single releases; {run.strategy!r} reads sums'
             raise ConfigError(f'{text}: set protect = "both", or use another strategy', code="config.rows")
@@ -90,7 +86,7 @@ class Setup:
                 mechanism(run.noise_multiplier).count_radius(run.choice_epsilon)
             except Refused as error:
                 raise ConfigError(error.text, code="config.choice-epsilon") from error
-        LocalOptimizer.of(run)
+        descent_of(run.optimizer)
         return cls(run, strategy, fleet, model, manifest)
 
     @classmethod

@@ -1,13 +1,14 @@
 """The status of a run at real sites: which sites are there, and whether the run waits for some.
 
-The ServerApp writes ``status.json`` into the run's folder after each round and in a pause. The commands ``umbel sites``
-and ``umbel server status`` read it.
+The ServerApp writes ``status.json`` into the run's folder at the start and the end, after each round and in a pause.
+The command ``umbel server status`` reads it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,16 @@ from umbel.server.nodes.roster import TRAIN, Roster
 
 FILE = "status.json"
 _LONGEST = 300  # of a name
+
+
+class RunState(StrEnum):
+    """Whether a run is under way, or how it ended. The status of a run whose process was killed grows old."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    """Before its last round: by its patience, by an observer, by its sites or by people."""
+    FAILED = "failed"
 
 
 class _Row(BaseModel):
@@ -69,6 +80,7 @@ class Status(_Row):
     paused, ends : float
         Start and latest end of the current pause, in seconds since 1970; 0 without one.
     sites : tuple of SiteStatus
+    state : RunState
     """
 
     round: int
@@ -78,6 +90,7 @@ class Status(_Row):
     paused: float = 0.0
     ends: float = 0.0
     sites: tuple[SiteStatus, ...] = ()
+    state: RunState = RunState.RUNNING
 
 
 def status_of(
@@ -87,16 +100,18 @@ def status_of(
     participations: NDArray[np.int64],
     paused: float = 0.0,
     ends: float = 0.0,
+    state: RunState = RunState.RUNNING,
 ) -> Status:
-    """Return the status of a run before a round."""
+    """Return the status of a run before a round, or after its end."""
     return Status(
         round=round,
         rounds=run.rounds,
-        pause_below=run.pause_below,
+        pause_below=run.pauses.below,
         written=time.time(),
         paused=paused,
         ends=ends,
         sites=tuple(_sites(roster, round, participations)),
+        state=state,
     )
 
 

@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from umbel.data import Manifest
 from umbel.models.model import Model
-from umbel.privacy.accounting.anonymous import anonymous
-from umbel.privacy.accounting.guarantee import DELTA, Guarantee, amount, gap, guarantee, in_words, stated
+from umbel.privacy.accounting.guarantee import DELTA, Guarantee, amount, gap, guarantee, stated
 from umbel.privacy.accounting.odometer import clients_to_date
 from umbel.privacy.accounting.rows import row_gap, row_guarantee, rows_to_date
 from umbel.protocol.arrays import Arrays, flatten
-from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Release
 from umbel.protocol.words import count_of
 from umbel.server.history import Round, State, at_bound, diverged, stuck, undecided
@@ -54,8 +52,6 @@ class Summary:
         The data's manifest, for units and truth, if there is one.
     release : Release
         A client's release in each participation.
-    batch : int
-        Minimum number of releases that a relay shuffles before the server reads them; 0 without a relay.
     rounds : int
         Number of rounds that were planned; 0 if that is not known.
     most : float
@@ -70,7 +66,6 @@ class Summary:
     model: Model
     manifest: Manifest | None
     release: Release
-    batch: int = 0
     rounds: int = 0
     most: float = math.inf
     capped: bool = False
@@ -81,7 +76,7 @@ class Summary:
         """Return the summary of a run's setup."""
         run = setup.config
         limits = run.rounds, run.most_participations, run.max_participations > 0
-        return cls(setup.model, setup.manifest, setup.release, run.anonymous_least, *limits, run.delta)
+        return cls(setup.model, setup.manifest, setup.release, *limits, run.delta)
 
     def round_line(self, entry: Round, rounds: int) -> str:
         """Return the log's line for a round."""
@@ -160,7 +155,6 @@ class Summary:
         lines = []
         if of_client:
             lines = [f"Guarantee, between any two data sets of a client: {stated(of_client)}."]
-            lines += self._anonymous_lines(maximum, self._planned(maximum, left))
             lines += ["That guarantee hides a client's whole data."] * self.release.by_rows
         if of_row:
             lines.append(f"Guarantee for a row of a client, added or removed: {stated(of_row)}.")
@@ -223,20 +217,6 @@ class Summary:
     def _planned(self, maximum: int, left: int) -> int:
         """Return a number of releases that no client exceeds, whichever of the `left` rounds are done."""
         return int(min(self.most, maximum + left))
-
-    def _anonymous_lines(self, maximum: int, planned: int) -> Iterator[str]:
-        """Yield what the relay adds to the guarantee, if there is one, and not far fewer releases than `planned`."""
-        if not self.batch or planned > _FEW_TIMES * max(maximum, 1):
-            return
-        delta = self.delta or DELTA
-        try:
-            found = anonymous(self.release, int(self.most) if self.capped else planned, self.batch, delta)
-        except ConfigError:  # there is no account for this mechanism
-            return
-        yield (
-            f"Against a server that reads {self.batch:,} releases or more in each batch, and no sender: "
-            f"epsilon {in_words(found)[1]} at delta {delta:g}. Ledgers do not count on that."
-        )
 
     def spent_lines(self, times: int) -> list[str]:
         """Return the guarantee during a run in which the busiest client has made so many releases; empty without one.

@@ -25,9 +25,8 @@ from umbel.client.trial import try_out
 from umbel.data import Dataset
 from umbel.models.fit import look
 from umbel.models.model import Model
-from umbel.models.optimizers import LocalOptimizer
+from umbel.models.optimizers import descent_of
 from umbel.models.prior import Prior
-from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays, flatten, unflatten
 from umbel.protocol.errors import DatasetError
@@ -96,7 +95,7 @@ def train_alone(
     train for `LOCAL_EPOCHS` more.
     """
     clients = range(len(support))
-    update = LocalUpdate(LOCAL_EPOCHS, run.step_size / smaller, run.batch_size, descent=LocalOptimizer.of(run))
+    update = LocalUpdate(LOCAL_EPOCHS, run.step_size / smaller, run.batch_size, descent=descent_of(run.optimizer))
     outputs = look(learner.model, tuple(query.features.shape[1:])).outputs[-1]
     models, chosen = draw_hypotheses(learner.model, 1, run.seed, 0), np.zeros(len(support), np.int64)
     local = learner.model.initial_local(streams(run.seed, "local", 0, clients))
@@ -144,7 +143,7 @@ def personalised(
     dataset: Dataset,
     hypotheses: Arrays,
     run: RunConfig,
-    how: Personal,
+    how: str,
     epochs: int = 0,
     prior: Prior | None = None,
 ) -> dict[str, float]:
@@ -163,12 +162,12 @@ def own(
     query: Cohort,
     hypotheses: Arrays,
     run: RunConfig,
-    how: Personal,
+    how: str,
     epochs: int = 0,
     prior: Prior | None = None,
 ) -> NDArray[np.float64]:
     """Return the metric (clients,) on one cohort's rows for models that clients personalised on the other's."""
-    update = LocalUpdate(epochs or LOCAL_EPOCHS, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
+    update = LocalUpdate(epochs or LOCAL_EPOCHS, run.step_size, run.batch_size, descent=descent_of(run.optimizer))
     draws = partial(streams, run.seed, "shuffle", 0, range(len(support)))
     made = make_own(how, learner, hypotheses, support, update, draws, prior)
     return made.score(learner, query)[1]

@@ -85,13 +85,14 @@ def places(found: Sequence[tuple[Machine, Holding]], own: Holding, dataset: str)
             who, at = (name, other.path) if same else ("this machine", own.path)
             raise ClusterError(
                 f"dataset {dataset!r} differs between machine {machine.name}, in {holding.path}, and {who}, in {at}; "
-                "copy one of them, or its parts (umbel data shard), to all machines",
+                "copy one of them, or its parts (python -m umbel.data.split --shards), to all machines",
                 code="cluster.other-data",
             )
         there += [Place(machine, index, holding) for index in range(max(1, machine.gpus))]
     if not there:
         raise ClusterError(
-            f"no machine of the Ray cluster has dataset {dataset!r}; copy it, or parts of it (umbel data shard), "
+            f"no machine of the Ray cluster has dataset {dataset!r}; copy it, or parts of it "
+            "(python -m umbel.data.split --shards), "
             "to data/ in each machine's UMBEL_HOME, or give its path on a shared file system",
             code="cluster.no-data",
         )
@@ -108,7 +109,7 @@ def deal(there: Sequence[Place], nodes: int = 0) -> list[Place]:
     if len(splits) > 1:
         raise ClusterError(
             f"the machines of the Ray cluster have parts of {splits[0]} and of {splits[1]}; shard the dataset once, "
-            "into as many parts as there are machines (umbel data shard)",
+            "into as many parts as there are machines (python -m umbel.data.split --shards)",
             code="cluster.parts",
         )
     parts = splits[0] if splits else 1

@@ -23,7 +23,7 @@ from umbel.client.engines import learner_for
 from umbel.client.loop import LoopLearner
 from umbel.data import Dataset
 from umbel.models.model import Model
-from umbel.models.optimizers import LocalOptimizer
+from umbel.models.optimizers import descent_of
 from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee, pure_spent, released_by, stated
 from umbel.privacy.accounting.plan import Task, plan_for
 from umbel.privacy.mechanisms import load as load_mechanism
@@ -161,8 +161,8 @@ def _training(setup: Setup, dataset: Dataset, exact: bool) -> dict[str, Any]:
     run, model = setup.config, setup.model
     found: dict[str, Any] = {}
     several = setup.strategy.hypotheses > 1 and run.hypotheses != AUTO
-    if several and run.strategy == "group-privacy" and "respawn" not in run.strategy_options:
-        found["strategy-options"] = f"{run.strategy_options} respawn=3".strip()
+    if several and run.strategy_name == "group-privacy" and "respawn" not in run.strategy:
+        found["strategy"] = f"{run.strategy} respawn=3"
     shape = dataset.features.shape[1:]
     kind, _, words = model.name.partition(" ")
     if kind not in ("linear", "mlp") or not words or len(shape) != 1 or dataset.manifest.feature_scale != 1:
@@ -408,7 +408,7 @@ class _Search:
     def _update(self) -> LocalUpdate:
         run = self.run
         steps = run.local_epochs, run.step_size, run.batch_size, run.local_steps
-        return LocalUpdate(*steps, descent=LocalOptimizer.of(run))
+        return LocalUpdate(*steps, descent=descent_of(run.optimizer))
 
     def _tried(self) -> tuple[Rounds, int, float] | None:
         """Return the best schedule on artificial clients, its participations, and its share of the gain without noise.

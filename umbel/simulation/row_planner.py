@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from umbel.privacy.accounting.guarantee import stated
@@ -48,7 +49,8 @@ def with_noise(
         If the user's entries break the guarantee, or no noise reaches it.
     """
     run, k, fewest = setup.config, setup.strategy.hypotheses, setup.strategy.fewest_hypotheses
-    epsilon, typical = wanted.row_epsilon, wanted.rows
+    epsilon, typical, settings = wanted.row_epsilon, wanted.rows, run.of_rows
+    assert settings is not None, "they are those of the wanted guarantee"
     assert epsilon is not None, "it is asked for"
     assert typical is not None, "it comes with the epsilon"
     _check(setup, kept)
@@ -64,7 +66,7 @@ def with_noise(
     assert rows is not None, "the run hides rows"
     task = RowTask(typical, rows.rate, rows.steps, times, fewest, found["choice-epsilon"])
     planned = row_plan_for(task, epsilon, wanted.at_delta)
-    found["row-noise-multiplier"] = planned.noise_multiplier
+    found["rows"] = str(replace(settings, noise=planned.noise_multiplier))
     found.setdefault("delta", wanted.at_delta)
     n = setup.model.num_parameters
     have = row_guarantee({RunConfig.parse(found).release(n, fewest): times}, wanted.at_delta)
@@ -78,8 +80,8 @@ def _check(setup: Setup, kept: frozenset[str]) -> None:
     wrong = ""
     if run.protect is not Protect.ROWS:
         wrong = f'protect = "{run.protect}" needs noise on models as well: plan the rows by umbel plan --rows'
-    elif "row-noise-multiplier" in kept:
-        wrong = "row-noise-multiplier is planned for row-epsilon: leave one out"
+    elif "rows" in kept:
+        wrong = "the noise of rows is planned for row-epsilon: leave one out"
     elif setup.strategy.discloses_choice and setup.strategy.hypotheses > 1:
         wrong = f"strategy {run.strategy!r} discloses choices, so rows have no guarantee: name another strategy"
     if wrong:
@@ -89,12 +91,14 @@ def _check(setup: Setup, kept: frozenset[str]) -> None:
 def _words(planned: RowPlan, run: RunConfig, numbers: int, clients: int) -> list[str]:
     task, have, sigma = planned.task, planned.guarantee, planned.noise_multiplier
     often = "once" if task.participations == 1 else f"up to {task.participations} times"
-    noise = sigma / run.row_batch * math.sqrt(numbers / clients)
+    settings = run.of_rows
+    assert settings is not None, "the run hides rows"
+    noise = sigma / settings.batch * math.sqrt(numbers / clients)
     return [
         f"Planned: {stated(have)} for each row of a client over the whole run, "
         f"with {count_of(run.rounds, 'round')} of {count_of(clients, 'client')}. A client takes part {often}, with "
         f"{count_of(task.steps, 'training step')} each time.",
-        f"Noise multiplier {sigma:.4g} in training, row clip norm {run.row_clip_norm:g}: in a round's mean gradient, "
+        f"Noise multiplier {sigma:.4g} in training, row clip norm {settings.clip:g}: in a round's mean gradient, "
         f"the noise is {noise:.2g} row clip norms long if clients have {count_of(task.rows, 'row')}.",
         "It hides each single row, and not what the rows of a client have in common. No row was read.",
         *planned.warnings,

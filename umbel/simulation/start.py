@@ -42,7 +42,7 @@ def read_values(source: str | Path = "", given: Mapping[str, Any] | None = None)
     when it cannot be read, or for the first value that cannot be used.
     """
     trust(*(given or {}).values())
-    values = _named(str(source), given or {}) | RunConfig.current(given or {})
+    values = _named(str(source)) | RunConfig.current(given or {})
     if before := RunConfig.parse(values).start_from:
         # Resolved here: the run may execute elsewhere, where "last" could mean another run.
         values["start-from"] = str(run_named("start-from", before))
@@ -89,7 +89,7 @@ def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a run to resume, overridden by the given ones; errors as for `read_values`."""
     folder = find_run(run)
     trust(*given.values())
-    values = _read(folder / "config.toml", given, sent=True) | RunConfig.current(given) | {"resume": str(folder)}
+    values = _read(folder / "config.toml", sent=True) | RunConfig.current(given) | {"resume": str(folder)}
     RunConfig.parse(values)
     return values
 
@@ -122,7 +122,7 @@ def check(values: Mapping[str, Any], part: bool = False) -> Setup:
         if (asked := run.entries()[key]) > (there := dataset.manifest.split[kind]):
             text = f"{key} = {asked}, but dataset {run.dataset!r} has only {there}; set {key}={there}"
             raise ConfigError(text, code="config.too-few-clients")
-    try_out(setup.model, dataset, run.device, run.engine, setup.strategy.hypotheses)
+    try_out(setup.model, dataset, run.device, hypotheses=setup.strategy.hypotheses)
     return setup
 
 
@@ -213,21 +213,21 @@ def _dataset_of(name: str) -> str | None:
 _SENT = ("manifest.json", "config.toml")
 
 
-def _named(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _named(name: str) -> dict[str, Any]:
     """Return the values of a configuration, or the dataset for a name or a path."""
     if not name:
         return {}
     if name == "." and Path("pyproject.toml").is_file() and not any(map(os.path.exists, _SENT)):
-        return _read(Path("pyproject.toml"), given)
+        return _read(Path("pyproject.toml"))
     if (dataset := _dataset_of(name)) is not None:
         return {"dataset": dataset}
     path = Path(name).expanduser()
     if path.is_file():
         _refuse_table(path)
-        return _read(path, given)
+        return _read(path)
     known = {one.stem: one for one in CONFIGS.glob("*.toml")}
     if name in known:
-        return _read(known[name], given)
+        return _read(known[name])
     try:
         found = find_run(name)
     except ConfigError:
@@ -249,11 +249,8 @@ def _refuse_table(file: Path) -> None:
     raise ConfigError(f"{file} is a table, not a dataset; {fix}", code="config.is-a-table")
 
 
-def _read(file: Path, given: Mapping[str, Any], sent: bool = False) -> dict[str, Any]:
-    """Return the values in a file; a `sent` one, in a run's folder, has the table of a run's own config.
-
-    `given` are the values that a person types over them.
-    """
+def _read(file: Path, sent: bool = False) -> dict[str, Any]:
+    """Return the values in a file; a `sent` one, in a run's folder, has the table of a run's own config."""
     try:
         values = read_saved(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -268,7 +265,7 @@ def _read(file: Path, given: Mapping[str, Any], sent: bool = False) -> dict[str,
         values = app.get("config", {})
     # A run's own config.toml has its run config in a separate table.
     if isinstance(own := values.get("config"), dict):
-        return _unfollowed(file, RunConfig.current(own), given)
+        return RunConfig.current(own)
     if sent:
         raise ConfigError(f"{file} has no table config; give the folder of a run", code="config.no-run")
     # A file is sent around like a folder. Modules in the person's working folder are the person's own.
@@ -276,12 +273,3 @@ def _read(file: Path, given: Mapping[str, Any], sent: bool = False) -> dict[str,
     remember(name for name in names_in(values.values()) if name.partition(":")[0].partition(".")[0] in here)
     distrust(*values.values())
     return RunConfig.current(values)
-
-
-def _unfollowed(file: Path, own: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's own values without its tracker, which the sender of the folder may have chosen."""
-    if own.get("track") and "track" not in given:
-        told = " ".join(f"{key}={str(own[key])!r}" for key in ("track", "track-options") if own.get(key))
-        text = f"{file} would track the run elsewhere; add {told} if you want that, or track=''"
-        raise ConfigError(text, code="config.track-again")
-    return own | {"track": "", "track-options": ""}

@@ -11,6 +11,7 @@ from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.accounting.plan import impossible
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, Protect
+from umbel.protocol.run_config import RowSettings
 
 _STEPS = 5  # of a participation
 _BATCH = 256  # rows of a step: smaller batches have more noise at the same epsilon, larger ones take longer
@@ -75,10 +76,7 @@ class Wanted:
             "noise-multiplier": 0.0,
             "clipping": str(Clipping.UPDATE),
             "choice-epsilon": 1.0,
-            "row-clip-norm": 1.0,
-            "row-rate": rate,
-            "row-batch": float(f"{rate * self.rows:.4g}"),
-            "row-noise-multiplier": 1.0,
+            "rows": str(RowSettings(1.0, 1.0, rate, float(f"{rate * self.rows:.4g}"))),
             "local-steps": _STEPS,
         }
 

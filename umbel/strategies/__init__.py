@@ -7,12 +7,10 @@ from umbel.protocol.plugins import load_class, parse_options
 from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.protocol.uncalled import refuse_uncalled
 from umbel.strategies.base import Clients, HypothesisStrategy
-from umbel.strategies.cfl import ClusteredFL
 from umbel.strategies.fedavg import FedAvg
 from umbel.strategies.group_privacy import GroupPrivacy
 from umbel.strategies.how_many import HowMany
 from umbel.strategies.ifca import IFCA
-from umbel.strategies.r_dpcfl import RDPCFL
 from umbel.strategies.recommender import Recommender
 from umbel.strategies.robust import GeometricMedian, TrimmedMean
 from umbel.strategies.secure_average import SecureAverage
@@ -21,9 +19,7 @@ from umbel.strategies.stock import PREFIX, Stock, adapted
 
 __all__ = [
     "IFCA",
-    "RDPCFL",
     "STRATEGIES",
-    "ClusteredFL",
     "FedAvg",
     "GeometricMedian",
     "GroupPrivacy",
@@ -43,8 +39,6 @@ STRATEGIES: dict[str, type[HypothesisStrategy]] = {
     "geometric-median": GeometricMedian,
     "fedavg": FedAvg,
     "ifca": IFCA,
-    "cfl": ClusteredFL,
-    "r-dpcfl": RDPCFL,
     "recommender": Recommender,
     "site-average": SiteAverage,
     "secure-average": SecureAverage,
@@ -72,7 +66,7 @@ def load(name: str) -> type[HypothesisStrategy]:
         choices. Also if it has a public method that nothing calls (`umbel.protocol.uncalled.refuse_uncalled`).
     """
     if name == "fedprox":
-        text = 'there is no strategy "fedprox"; set strategy = "fedavg", and proximal above 0'
+        text = 'there is no strategy "fedprox"; set strategy = "fedavg", and optimizer = "sgd proximal=0.1"'
         raise ConfigError(text, code="config.unknown-name")
     if name.startswith(PREFIX):
         return adapted(name.removeprefix(PREFIX))
@@ -87,13 +81,13 @@ def load(name: str) -> type[HypothesisStrategy]:
 
 def make(run: RunConfig, fleet: Clients) -> HypothesisStrategy:
     """Return the strategy of a run config, with its options and a run's clients."""
-    kind = load(run.strategy)
+    kind = load(run.strategy_name)
     strategy = kind(
         fleet,
         hypotheses=run.most_hypotheses,
         min_releases=run.min_releases,
         radius=run.schedule,
-        options=parse_options(kind.Options, run.strategy_options, "strategy-options"),
+        options=parse_options(kind.Options, run.strategy_options, "strategy"),
     )
     if run.hypotheses == AUTO and strategy.fixed_hypotheses is None:
         strategy.how_many = HowMany.for_run(run)

@@ -98,7 +98,7 @@ class Outcome:
     Attributes
     ----------
     clients : ndarray of int, shape (m,)
-        The training clients that released; all -1 if releases are anonymous.
+        The training clients that released.
     groups : ndarray of int, shape (m,)
         The hypothesis that each release was assigned to; -1 if there were too few releases, and if sites released
         sums, which hide who trained which hypothesis.
@@ -143,7 +143,7 @@ class HypothesisStrategy(Strategy):
     """
 
     Options: ClassVar[type] = NoOptions
-    """A dataclass; its fields are set by ``strategy-options``."""
+    """A dataclass; its fields are set behind the strategy's name."""
     fixed_hypotheses: ClassVar[int | None] = None
     """The only number of hypotheses that the strategy can train, if there is one."""
     discloses_choice: ClassVar[bool] = False

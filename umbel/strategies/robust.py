@@ -47,7 +47,7 @@ class Robust(GroupPrivacy):
         """Refuse a share with which groups of equal size would all stay unchanged."""
         share, k = self.options.hostile, self.hypotheses
         if share * k >= 1:
-            text = f"strategy-options: hostile = {share:g} is no less than the share of each of {k} groups"
+            text = f"strategy: hostile = {share:g} is no less than the share of each of {k} groups"
             text += f"; set it below {1 / k:.3g}"
             raise ConfigError(text, code="config.option-value")
 

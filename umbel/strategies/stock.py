@@ -39,7 +39,7 @@ _OURS = ("fraction_", "min_", "_key", "_fn")
 _SIMPLE = {kind.__name__: kind for kind in (int, float, bool, str)}
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _UNFIT = {
-    "FedProx": "its proximal term is a part of the clients' training; use fedavg with proximal above 0",
+    "FedProx": 'its proximal term is a part of the clients\' training; use fedavg with optimizer = "sgd proximal=0.1"',
     "QFedAvg": "it weights clients by their training losses, which never leave a node",
     "FedXgbBagging": "it is for trees",
     "FedXgbCyclic": "it is for trees",
@@ -73,7 +73,7 @@ class Stock(GroupPrivacy):
         except Exception as error:
             raise _unfit(f"strategy {run.strategy!r} cannot aggregate releases: {error}") from error
         if aggregated is None:
-            raise _unfit(f"strategy {run.strategy!r} returns nothing for {_TRIAL} releases; change strategy-options")
+            raise _unfit(f"strategy {run.strategy!r} returns nothing for {_TRIAL} releases; change its options")
 
     def learn(self, round: int, releases: Releases) -> Outcome:
         """Learn as group privacy does, and tell the strategy the round."""

@@ -20,6 +20,8 @@ from umbel.cli.main import app
 from umbel.client.node import Node
 from umbel.data import find_dataset, open_dataset, read_manifest
 from umbel.data.importers.ranges import enough
+from umbel.data.split import main as parts
+from umbel.protocol.cli import command_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation import in_process
@@ -43,6 +45,12 @@ def refused(code: str, *words: Any) -> str:
     status, output = umbel(*words)
     ended(status, output, code)
     return output
+
+
+def split(*words: Any, code: int = 0) -> str:
+    done = CliRunner().invoke(command_line(parts), [str(word) for word in words])
+    assert done.exit_code == code, done.output
+    return done.output
 
 
 @pytest.fixture
@@ -108,18 +116,18 @@ def test_what_is_there_is_listed_and_described(stays: Path, umbel_home: Path) ->
     assert "stays 6 2 smoker linear inputs=3 outputs=1 log" in listed
     assert "synthetic 100 100 linear" in listed
     assert "broken/manifest.json: the manifest lacks name" in listed
-    described = said("data", "describe", "stays")
+    described = said("data", "show", "stays")
     assert "clients 6 training, 2 validation" in described
     assert "smoker target boolean -1 or 1" in described
     assert described.splitlines()[-1] == str(umbel_home / "data" / "stays")
-    assert "clients 0 training, 2 validation" in said("data", "describe", "stays/test")
+    assert "clients 0 training, 2 validation" in said("data", "show", "stays/test")
 
 
 def test_brackets_in_a_name_are_described_as_text(stays: Path) -> None:
     frame = pd.read_csv(stays).rename(columns={"age": "age [years]", "ward": "ward [/A]", "cost": "cost [usd]"})
     frame.to_csv(stays, index=False)
     said("data", "import", stays, "--client", "hospital", "--target", "cost [usd]")
-    described = said("data", "describe", "stays")
+    described = said("data", "show", "stays")
     for text in ("age [years] feature", "ward [/A] feature", "cost [usd] target"):
         assert text in described
     assert " cost [usd] " in said("data", "list")
@@ -128,7 +136,7 @@ def test_brackets_in_a_name_are_described_as_text(stays: Path) -> None:
 def test_a_site_checks_its_own_table_and_serves_it(stays: Path, tmp_path: Path) -> None:
     said("data", "import", stays, "--client", "hospital", "--target", "cost", *SCALES)
     schema = tmp_path / "schema.toml"
-    schema.write_text(said("data", "describe", "stays", "--schema"))
+    schema.write_text(said("data", "show", "stays", "--schema"))
     own = tmp_path / "own.csv"
     own.write_text("hospital,age,ward,smoker,cost\nours,70,B,yes,12000\n")
     assert f"{own} fits {schema}; clients: 1, rows: 1" in said("data", "check", own, "--schema", schema)
@@ -142,9 +150,9 @@ def test_a_site_checks_its_own_table_and_serves_it(stays: Path, tmp_path: Path) 
 
 def test_a_schema_makes_a_dataset_of_another_table(stays: Path, tmp_path: Path) -> None:
     said("data", "import", stays, "--client", "hospital", "--target", "cost", *SCALES)
-    (tmp_path / "schema.toml").write_text(said("data", "describe", "stays", "--schema"))
+    (tmp_path / "schema.toml").write_text(said("data", "show", "stays", "--schema"))
     said("data", "import", stays, "--schema", tmp_path / "schema.toml", "--name", "again")
-    first, again = (open_dataset(Path(said("data", "describe", name).splitlines()[-1])) for name in ("stays", "again"))
+    first, again = (open_dataset(Path(said("data", "show", name).splitlines()[-1])) for name in ("stays", "again"))
     np.testing.assert_array_equal(first.features, again.features)
 
 
@@ -163,7 +171,7 @@ def test_an_unreadable_table_is_told_in_one_line(tmp_path: Path) -> None:
 def test_rows_without_clients_are_dealt_out(stays: Path) -> None:
     told = said("data", "import", stays, "--clients", 4, "--target", "cost", "--drop", "hospital", "--standardise")
     assert told.splitlines()[-1] == "Next: umbel run stays"
-    assert "3 training, 1 validation" in said("data", "describe", "stays")
+    assert "3 training, 1 validation" in said("data", "show", "stays")
     assert "Test clients: 2, as dataset skewed/test." in said(
         *("data", "import", stays, "--clients", 6, "--alpha", 0.5, "--target", "ward", "--drop", "hospital"),
         *("--name", "skewed", "--test", 0.3),
@@ -206,7 +214,7 @@ def test_dates_and_gaps_need_no_python(stays: Path) -> None:
     told = said(*words, "--missing", "drop", "--set", "came.parts=['days']", *since, "--replace")
     assert open_dataset(find_dataset("stays")).features[0, -1] == 1
     schema = stays.with_name("schema.toml")
-    schema.write_text(said("data", "describe", "stays", "--schema").replace('"2024-02-19"', "2024-02-19"))
+    schema.write_text(said("data", "show", "stays", "--schema").replace('"2024-02-19"', "2024-02-19"))
     frame.drop(index=3).to_csv(stays, index=False)
     assert "rows: 199" in said("data", "check", stays, "--schema", schema)
 
@@ -270,26 +278,27 @@ def test_what_is_there_is_kept(stays: Path) -> None:
 def test_a_dataset_is_sharded_where_the_user_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     save_plane(tmp_path / "plane", 5, 2)
-    told = said("data", "shard", "plane", 2)
+    told = split("plane", "--shards", 2, "--out", "plane-shards")
     assert "plane-shards/part-1/data/plane: the rows of 3 clients" in told
     monkeypatch.setenv("UMBEL_HOME", str(tmp_path / "plane-shards" / "part-1"))
     assert read_manifest(find_dataset("plane")).part == "1/2"
-    told = said("data", "describe", find_dataset("plane"))
+    told = said("data", "show", find_dataset("plane"))
     assert "part 1/2, with the rows of 3 clients" in told
     assert "clients 5 training, 2 validation" in told, "of the whole"
-    refused("data.no-schema", "data", "describe", tmp_path / "plane", "--schema")
+    refused("data.no-schema", "data", "show", tmp_path / "plane", "--schema")
 
 
 def test_one_part_alone_may_be_written(tmp_path: Path) -> None:
     save_plane(tmp_path / "plane", 5, 2)
-    said("data", "shard", tmp_path / "plane", 3, "--only", 2, "--out", tmp_path / "out")
+    split(tmp_path / "plane", "--shards", 3, "--only", 2, "--out", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["part-2"]
-    assert "0 to 2" in refused("data", "data", "shard", tmp_path / "plane", 3, "--only", 3)
+    told = split(tmp_path / "plane", "--shards", 3, "--only", 3, "--out", tmp_path / "out", code=3)
+    assert "0 to 2" in told
 
 
 def test_a_part_is_not_run_without_the_others(tmp_path: Path) -> None:
     save_plane(tmp_path / "plane", 5, 2)
-    said("data", "shard", tmp_path / "plane", 2, "--out", tmp_path / "out")
+    split(tmp_path / "plane", "--shards", 2, "--out", tmp_path / "out")
     part = tmp_path / "out" / "part-0" / "data" / "plane"
     told = refused("data", "run", f"dataset={part}", "clients-per-round=2", "--in-process")
     assert "part 0/2" in told

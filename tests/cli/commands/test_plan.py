@@ -48,21 +48,6 @@ def test_the_numbers_come_from_the_config_and_its_dataset(hospitals: None) -> No
     assert "twice the clients" not in output, "100 of 140 are asked"
 
 
-def test_a_plan_behind_a_relay_tells_both_guarantees_apart() -> None:
-    numbers = ["--parameters", "7", "--hypotheses", "1", "--clients", "2062", "--clients-per-round", "2062"]
-    run_of_one_round = [*numbers, "--noise-multiplier", "3.5", "--rounds", "1"]
-    code, output = run(*run_of_one_round, "--anonymous", "2062")
-    assert code == 0, output
-    for text in ("median 4, most 4", "most 3.855", "most 0.3021", "relay and server together", "needs umbel relay"):
-        assert text in output
-    near = run(*run_of_one_round, "--anonymous", "2062", "--distance", "0.5")[1]
-    assert "its epsilon at distance 0.5" in near
-    assert "distance" not in output
-    ended(*run(*run_of_one_round, "--distance", "0.5"), "config.missing-figure")
-    assert "relay" not in run(*run_of_one_round)[1]
-    ended(*run(*run_of_one_round, "--anonymous", "3000"), "config.impossible-figure")
-
-
 def test_a_plan_tells_nothing_about_rows_unless_they_are_public(umbel_home: Path, tmp_path: Path) -> None:
     """A clip norm of clients' updates would be a release without noise that no ledger counts."""
     told = []
@@ -86,7 +71,7 @@ def test_a_config_that_hides_rows_alone_names_the_command_that_plans_it(umbel_ho
     config = tmp_path / "rows.toml"
     config.write_text(
         'dataset = "own"\nprotect = "rows"\nclipping = "update"\nnoise-multiplier = 0.0\nchoice-epsilon = 0.5\n'
-        "row-noise-multiplier = 2.0\nrow-clip-norm = 1.0\nrow-rate = 1.0\nrow-batch = 4.0\nlocal-steps = 5\n"
+        'rows = "clip=1 noise=2 rate=1 batch=4"\nlocal-steps = 5\n'
         "rounds = 2\nhypotheses = 2\n",
         encoding="utf-8",
     )
@@ -95,7 +80,7 @@ def test_a_config_that_hides_rows_alone_names_the_command_that_plans_it(umbel_ho
     (command,) = re.findall(r"umbel plan (--rows 4 .*) \[config", output)
     code, output = run(*command.split())
     assert code == 0, output
-    for text in ("row-noise-multiplier=2.0 row-rate=1.0 row-batch=4 local-steps=5 max-participations=2", "│ 0.5 "):
+    for text in ("rows='clip=1 noise=2.0 rate=1.0 batch=4' local-steps=5 max-participations=2", "│ 0.5 "):
         assert text in output
 
 
@@ -108,7 +93,8 @@ def test_a_whole_run_that_hides_rows_is_planned_and_written(umbel_home: Path, tm
     assert "for each row of a client" in output
     planned = tomllib.loads(file.read_text(encoding="utf-8"))
     assert planned == umbel.plan("own", row_epsilon=3, rows=4, rounds=2).values
-    assert (planned["protect"], planned["rounds"], planned["row-batch"]) == ("rows", 2, 4.0)
+    assert (planned["protect"], planned["rounds"]) == ("rows", 2)
+    assert "batch=4.0" in planned["rows"]
     ended(*run("own", "--rows", "4"), "config.missing-figure", "row-epsilon")
     ended(*run("own", "--rows", "4", "--row-epsilon", "3", "--row-rate", "1"), "config.both-ways", "--row-rate")
 

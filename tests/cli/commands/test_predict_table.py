@@ -179,7 +179,7 @@ def test_a_class_goes_by_its_name_and_without_labels_by_the_mean_of_the_probabil
 
 def test_a_run_of_sites_takes_the_schema_by_hand(run: Path, tmp_path: Path, new: Path) -> None:
     schema = tmp_path / "schema.toml"
-    schema.write_text(CliRunner().invoke(app, ["data", "describe", "stays", "--schema"]).stdout)
+    schema.write_text(CliRunner().invoke(app, ["data", "show", "stays", "--schema"]).stdout)
     sites = learnt(tmp_path / "sites", "linear", "mse", BEST)
     assert "sites" in refused("data.no-schema", sites, new)
     made = predict(sites, new, "--schema", schema, *PLAIN)
@@ -191,7 +191,7 @@ def test_a_run_whose_dataset_is_elsewhere_takes_the_schema_too(
     run: Path, umbel_home: Path, tmp_path: Path, new: Path
 ) -> None:
     schema = tmp_path / "schema.toml"
-    schema.write_text(CliRunner().invoke(app, ["data", "describe", "stays", "--schema"]).stdout)
+    schema.write_text(CliRunner().invoke(app, ["data", "show", "stays", "--schema"]).stdout)
     (umbel_home / "data" / "stays").rename(umbel_home / "data" / "away")
     assert "'stays'" in refused("data.unknown", run, new)
     assert predict(run, new, "--schema", schema).exit_code == 0
@@ -199,7 +199,7 @@ def test_a_run_whose_dataset_is_elsewhere_takes_the_schema_too(
 
 def test_a_schema_of_other_columns_than_the_datasets_is_refused(run: Path, tmp_path: Path, new: Path) -> None:
     schema = tmp_path / "schema.toml"
-    whole = CliRunner().invoke(app, ["data", "describe", "stays", "--schema"]).stdout
+    whole = CliRunner().invoke(app, ["data", "show", "stays", "--schema"]).stdout
     schema.write_text(whole.replace('name = "y"', 'name = "y", missing = "indicate"'))
     assert "(3,)" in refused("data.unfit-rows", run, new, "--schema", schema)
 
@@ -210,12 +210,12 @@ def test_the_fix_that_is_told_for_a_row_leads_to_a_prediction(umbel_home: Path, 
     umbel.from_dataframe(frame, client="hospital", target="cost", model="linear").write("wards")
     best = {"weight": np.ones((1, 1, 2), np.float32)}
     run = learnt(tmp_path / "run", "", "", best, "wards", [[3]])
-    said = CliRunner().invoke(app, ["data", "describe", "wards", "--schema"]).stdout
+    said = CliRunner().invoke(app, ["data", "show", "wards", "--schema"]).stdout
     for value, code, fix in ("C", "data.bad-value", "other"), ("", "data.missing-value", "missing"):
         new.write_text(f"hospital,ward\na,A\na,{value}\n")
         told = refused(code, run, new)
         entry = f'{fix} = "drop"'
-        assert f"{entry} for the column 'ward' in a schema (umbel data describe" in told
+        assert f"{entry} for the column 'ward' in a schema (umbel data show" in told
         assert "indicate" not in told
         (tmp_path / "schema.toml").write_text(said.replace('name = "ward"', f'name = "ward"\n{entry}'))
         done = predict(run, new, "--schema", tmp_path / "schema.toml")
@@ -230,7 +230,7 @@ def test_a_table_of_one_client_may_lack_its_name(run: Path, new: Path) -> None:
 
 def test_a_schema_names_no_code_to_run(run: Path, tmp_path: Path, new: Path) -> None:
     schema = tmp_path / "schema.toml"
-    whole = CliRunner().invoke(app, ["data", "describe", "stays", "--schema"]).stdout
+    whole = CliRunner().invoke(app, ["data", "show", "stays", "--schema"]).stdout
     schema.write_text(whole.replace('model = "linear"', 'model = "planted:boom"'))
     assert "planted:boom" in refused("config.untrusted-code", run, new, "--schema", schema)
 

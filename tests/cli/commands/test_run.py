@@ -16,7 +16,7 @@ from umbel.cli.commands.run import asked
 from umbel.cli.main import app
 from umbel.data import offsets_of, write_dataset
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.run_config import FOLDER_VERSION, RunConfig
 from umbel.simulation import in_process
 
 
@@ -46,7 +46,7 @@ def test_a_run_goes_on_with_all_that_it_was_asked(umbel_home: Path) -> None:
     folder = umbel_home / "runs" / "20260101-120000-synthetic"
     folder.mkdir(parents=True)
     was = RunConfig().entries() | {"seed": 7, "hypotheses": 3}
-    (folder / "config.toml").write_text(tomli_w.dumps({"config": was, "versions": {}}))
+    (folder / "config.toml").write_text(tomli_w.dumps({"version": FOLDER_VERSION, "config": was, "versions": {}}))
     for name in (folder.name, "20260101", "last", str(folder)):
         values, _ = asked([name, "rounds=200"], resume=True)
         assert values == was | {"rounds": 200, "resume": str(folder)}

@@ -1,4 +1,4 @@
-"""`umbel runs`, `export`, `report`, `keys`: what is there, by name."""
+"""`umbel runs` and `umbel config`: what is there, by name."""
 
 from __future__ import annotations
 
@@ -92,20 +92,19 @@ def test_one_is_shown_with_what_it_was_asked_and_what_it_cost(runs: list[str]) -
 def test_two_are_compared_where_they_differ(runs: list[str], umbel_home: Path) -> None:
     file = umbel_home / "runs" / runs[1] / "config.toml"
     file.write_text(file.read_text().replace("seed = 3", "seed = 4"))
-    told = umbel("runs", "compare", *runs[:2])
+    told = umbel("runs", "show", *runs[:2])
     assert "seed" in told
     assert not {"step-size", "digest"} & set(told.split())
-    assert "name two runs or more" in umbel("runs", "compare", runs[0], code=1)
-    assert umbel("runs", "compare", *runs[:2], runs[0]) == told, "named twice, it has one column"
+    assert umbel("runs", "show", *runs[:2], runs[0]) == told, "named twice, it has one column"
     file.write_text(re.sub('(?m)^data = ".*"$', 'data = "0123456789abcdef"', file.read_text()))
-    assert "0123456789abcdef" in umbel("runs", "compare", *runs[:2]), "of other rows under the same name"
+    assert "0123456789abcdef" in umbel("runs", "show", *runs[:2]), "of other rows under the same name"
 
 
 def test_a_run_without_validation_has_no_loss_that_is_not_a_number(runs: list[str], umbel_home: Path) -> None:
     file = umbel_home / "runs" / runs[0] / "history.jsonl"
     entries = [json.loads(line) | {"loss": None, "metric": None, "best_round": 0} for line in file.open()]
     file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    for words in (("show", runs[0]), ("compare", *runs[:2])):
+    for words in (("show", runs[0]), ("show", *runs[:2])):
         told = umbel("runs", *words)
         assert told.count("none was reported") == 2
         assert " nan" not in told
@@ -115,22 +114,22 @@ def test_brackets_in_a_runs_files_are_text(runs: list[str], umbel_home: Path) ->
     file = umbel_home / "runs" / runs[0] / "dataset.json"
     said = "estimated from the training clients' rows with epsilon [/4] a client"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"provenance": said}))
-    assert "epsilon [/4]" in umbel("runs", "compare", *runs[:2])
+    assert "epsilon [/4]" in umbel("runs", "show", *runs[:2])
 
 
 def test_one_is_removed_when_that_is_meant(runs: list[str], umbel_home: Path) -> None:
-    told = CliRunner().invoke(app, ["runs", "remove", runs[0]], input="n\n")
+    told = CliRunner().invoke(app, ["runs", "rm", runs[0]], input="n\n")
     assert told.exit_code == 0
     assert (umbel_home / "runs" / runs[0]).exists()
-    umbel("runs", "remove", runs[0], "--yes")
+    umbel("runs", "rm", runs[0], "--yes")
     assert sorted(path.name for path in (umbel_home / "runs").iterdir()) == runs[1:]
-    assert "there is no run" in umbel("runs", "remove", runs[0], "-y", code=2)
+    assert "there is no run" in umbel("runs", "rm", runs[0], "-y", code=2)
 
 
 def test_a_run_that_goes_on_is_not_removed(runs: list[str], umbel_home: Path) -> None:
     path = umbel_home / "runs" / runs[1]
     with RunFolder(path).held():
-        assert "config.run-held" in umbel("runs", "remove", *runs[:2], "-y", code=2)
+        assert "config.run-held" in umbel("runs", "rm", *runs[:2], "-y", code=2)
     assert path.is_dir()
     assert (umbel_home / "runs" / runs[0]).is_dir()
 
@@ -147,7 +146,7 @@ def test_a_run_does_not_resume_while_it_is_removed(
         return True
 
     monkeypatch.setattr("umbel.cli.commands.runs.typer.confirm", resumes)
-    umbel("runs", "remove", *runs[:2], runs[0])
+    umbel("runs", "rm", *runs[:2], runs[0])
     assert [path.name for path in (umbel_home / "runs").iterdir()] == runs[2:]
 
 
@@ -155,7 +154,7 @@ def test_a_folder_with_more_than_a_run_is_not_removed(runs: list[str], umbel_hom
     """Such as a home in which a run's config.toml lies."""
     path = umbel_home / "runs" / runs[0]
     (path / "letters").mkdir()
-    assert "config.not-a-run-alone" in umbel("runs", "remove", runs[0], runs[1], "-y", code=2)
+    assert "config.not-a-run-alone" in umbel("runs", "rm", runs[0], runs[1], "-y", code=2)
     assert path.is_dir()
     assert (umbel_home / "runs" / runs[1]).is_dir(), "nothing is removed where something is wrong"
 
@@ -164,14 +163,16 @@ def test_commands_take_a_runs_name_its_beginning_and_its_path(
     runs: list[str], umbel_home: Path, tmp_path: Path
 ) -> None:
     for name in (runs[0], "20260101", str(umbel_home / "runs" / runs[0])):
-        assert umbel("report", name).endswith(f"{runs[0]}/report.html\n")
-        assert umbel("export", name, str(tmp_path)).splitlines()[0] == str(tmp_path / "hypothesis-0.safetensors")
+        assert umbel("runs", "report", name).endswith(f"{runs[0]}/report.html\n")
+        assert umbel("runs", "export", name, str(tmp_path)).splitlines()[0] == str(
+            tmp_path / "hypothesis-0.safetensors"
+        )
         assert umbel("predict", name, "synthetic", "--client", "0").startswith(
             "client,name,row,hypothesis,prediction,target"
         )
-    assert "2 runs begin with '2026010'" not in umbel("report", "2026010", code=2)
-    assert "3 runs begin with '2026010'" in umbel("report", "2026010", code=2)
-    assert "holds no run that finished a round" in umbel("report", "last", code=2)
+    assert "2 runs begin with '2026010'" not in umbel("runs", "report", "2026010", code=2)
+    assert "3 runs begin with '2026010'" in umbel("runs", "report", "2026010", code=2)
+    assert "holds no run that finished a round" in umbel("runs", "report", "last", code=2)
 
 
 def test_without_runs_it_says_so(umbel_home: Path) -> None:
@@ -179,15 +180,15 @@ def test_without_runs_it_says_so(umbel_home: Path) -> None:
 
 
 def test_keys_are_all_there_and_found_by_a_word() -> None:
-    told = umbel("keys")
+    told = umbel("config")
     assert all(name in told for name in RunConfig.names())
-    found = umbel("keys", "patience")
+    found = umbel("config", "patience")
     assert "stop after this many validations" in found
     assert "a whole number of at least 0" in found
     assert "step-size" not in found
-    assert "clip-norm-decay" in umbel("keys", "clip_norm_decay")
-    assert "did you mean patience?" in umbel("keys", "patiance", code=2)
-    assert "min-noise-multiplier" in umbel("keys", "--site")
+    assert "clip-norm-decay" in umbel("config", "clip_norm_decay")
+    assert "did you mean patience?" in umbel("config", "patiance", code=2)
+    assert "min-noise-multiplier" in umbel("config", "--site")
 
 
 def test_a_name_that_no_file_can_have_is_no_run(runs: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import ssl
 import sys
@@ -21,13 +20,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
-from flwr.supercore.error import ApiErrorCode, FlowerError
 from typer.testing import CliRunner
 
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import ended
-from tests.helpers.relays import known, served
-from tests.strategies.test_secure_average import keys
 from umbel.cli.main import app
 from umbel.client.node import Node
 from umbel.data import offsets_of, write_dataset
@@ -69,7 +65,7 @@ def test_it_says_what_the_site_has_and_what_it_accepts(data: Path, tmp_path: Pat
     code, told = check(config)
     assert code == 0, told
     for text in (
-        "umbel 0.1.0, bundle", "protocol 8, and keeps ledgers of version 5",
+        "umbel 0.1.0, bundle", "protocol 1, and keeps ledgers of version 1",
         "4 clients, 8 rows", "4 train, 0 report", "linear, n = 2, loss mse", "intact",
         "budget = 7.0", "maximum epsilon between any two data sets", "The site can go online",
     ):  # fmt: skip
@@ -169,24 +165,8 @@ class Health(BaseHTTPRequestHandler):
         self.send_header("Date", formatdate(time.time() - self.ahead, usegmt=True))
         self.end_headers()
 
-    refusal: dict[str, Any] | None = FlowerError(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL, "").to_json("")
-    """What a server says to a node with a key that it has, but with no valid interval."""
-
-    def do_POST(self) -> None:
-        self.server.asked.append(self.path)  # type: ignore[attr-defined]
-        content = json.dumps(self.refusal).encode() if self.refusal else b""
-        self.send_response_only(412 if self.refusal else 500)
-        self.end_headers()
-        self.wfile.write(content)
-
     def log_message(self, *_: object) -> None:
         """Say nothing."""
-
-
-def refuse(server: HTTPServer, why: str) -> None:
-    """Let a server refuse to admit a node."""
-    fault = FlowerError(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, "", why)
-    server.RequestHandlerClass.refusal = fault.to_json("")  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -200,7 +180,6 @@ def server(certificates: Path) -> Iterator[HTTPServer]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
     with HTTPServer(("127.0.0.1", 0), type("Own", (Health,), {})) as server:
-        server.asked = []  # type: ignore[attr-defined]
         server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -229,9 +208,6 @@ def expire(certificates: Path) -> None:
         (lambda server, *_: setattr(server.RequestHandlerClass, "ahead", -60), []),
         (lambda server, *_: setattr(server.RequestHandlerClass, "ahead", -600), ["site.clock"]),
         (lambda server, *_: setattr(server.RequestHandlerClass, "status", 503), ["site.no-server"]),
-        (lambda server, *_: refuse(server, "unknown"), ["site.key-unknown"]),
-        (lambda server, *_: refuse(server, "revoked"), ["site.key-revoked"]),
-        (lambda server, *_: refuse(server, ""), ["site.key-refused"]),
         (lambda *_: _[2].update(superlink="localhost:1"), ["site.no-server"]),
         (lambda *_: _[2].update(superlink="nonsense"), ["site.no-server"]),
         (lambda *_: _[2].update(superlink=_[2]["superlink"].replace("localhost", "0.0.0.0")), ["site.certificate"]),
@@ -256,38 +232,3 @@ def test_the_way_to_the_server_is_checked_before_a_run(
         "--auth-supernode-private-key", str(certificates / "site-1"),
     )  # fmt: skip
     assert (code, found) == (2 if codes else 0, codes)
-
-
-def test_the_relay_of_anonymous_releases_is_checked(data: Path, tmp_path: Path) -> None:
-    paths, listed = keys(tmp_path / "keys", "east", "west")
-    Ledger.create(tmp_path / "ledger.sqlite")
-    with served(tmp_path / "relay", known(listed), 2) as relay:
-        config = (
-            f'data-path="{data}" ledger-path="{tmp_path}/ledger.sqlite" release="anonymous" '
-            f'relay="{relay.url}" relay-ca="{relay.ca}" parties="{listed}" '
-        )
-        code, told = check(f'{config} party-key="{paths["east"]}"')
-        assert code == 0, told
-        assert f"there, and parties lists this site: {relay.url}" in told
-        stranger, _ = keys(tmp_path / "others", "east")
-        code, told = check(f'{config} party-key="{stranger["east"]}"')
-        assert (code, "site.not-a-party" in told) == (2, True)
-    code, told = check(f'{config} party-key="{paths["east"]}"')
-    assert code != 0
-    assert "relay.away" in told
-
-
-def test_where_a_server_cannot_be_asked_about_the_key_the_check_says_so(
-    data: Path, tmp_path: Path, server: HTTPServer, certificates: Path
-) -> None:
-    Ledger.create(tmp_path / "ledger.sqlite")
-    config, ca = f'data-path="{data}" ledger-path="{tmp_path}/ledger.sqlite"', ["--root-certificates"]
-    ca += [str(certificates / "ca.crt")]
-    key = ["--auth-supernode-private-key", str(certificates / "site-1")]
-    address = ["--superlink", f"localhost:{server.server_port}"]
-    assert "the server has this site's key" in check(config, *address, *ca, *key)[1]
-    assert server.asked == ["/v1/fleet/activate-node"]  # type: ignore[attr-defined]
-    assert "not checked, without --auth-supernode-private-key" in check(config, *address, *ca)[1]
-    server.RequestHandlerClass.refusal = None  # type: ignore[attr-defined]
-    code, told = check(config, *address, *ca, *key)
-    assert (code, "not checked: the server replied 500" in told) == (0, True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
-from umbel.research.attacks.defences.process import TIMEOUT, Target, Worker
-from umbel.research.attacks.defences.worker.frames import Arrays
-from umbel.research.attacks.defences.worker.serve import Bench
+from umbel_lab.attacks.defences.process import TIMEOUT, Target, Worker
+from umbel_lab.attacks.defences.worker.frames import Arrays
+from umbel_lab.attacks.defences.worker.serve import Bench
 
 
 class WorkerHere(Worker):

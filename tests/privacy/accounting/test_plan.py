@@ -12,7 +12,6 @@ from scipy import stats
 
 from tests.helpers.errors import raises
 from tests.helpers.ledgers import proven
-from umbel.privacy.accounting.anonymous import anonymous, choice_alone
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.accounting.plan import Task, plan, plan_for, what_helps
 from umbel.protocol.errors import ConfigError
@@ -161,42 +160,3 @@ def test_what_helps_most_by_hand() -> None:
 
 def test_ways_that_cannot_be_gone_are_left_out() -> None:
     assert what_helps(Task(1, 1, 10, 10), 8.0, 0.0, 1) == {}
-
-
-# --- behind a relay
-
-
-def test_a_plan_with_a_batch_has_both_guarantees() -> None:
-    behind = plan(replace(HOSPITAL, clients_per_round=600, batch=600), 6.8, 0.75, rounds=4)
-    without = plan(replace(HOSPITAL, clients_per_round=600), 6.8, 0.75, rounds=4)
-    assert behind.maximum == without.maximum, "whoever knows the sender learns as much"
-    assert behind.anonymous_maximum == anonymous(behind.release, behind.max_participations, 600, 1e-5)
-    assert behind.anonymous_median == anonymous(behind.release, behind.median_participations, 600, 1e-5)
-    assert behind.anonymous_maximum is not None
-    assert behind.maximum is not None
-    assert behind.anonymous_maximum.epsilon < behind.maximum.epsilon / 5
-    assert without.anonymous_maximum is None
-
-
-@pytest.mark.parametrize(("hypotheses", "participations"), [(1, 1), (5, 1), (1, 3)])
-def test_the_noise_reaches_a_target_against_the_server(hypotheses: int, participations: int) -> None:
-    task = Task(7, hypotheses, clients=2062, clients_per_round=1000, batch=800)
-    figures = plan_for(task, 0.6, 1e-5, participations)
-    assert figures.anonymous_maximum is not None
-    assert 0.6 * 0.99 <= figures.anonymous_maximum.epsilon <= 0.6
-    assert figures.maximum is not None
-    assert figures.maximum.epsilon > 1.5
-    if hypotheses > 1:
-        alone = choice_alone(hypotheses, figures.release.choice_epsilon, participations, 800, 1e-5)
-        assert 0.1 < alone <= 0.3
-
-
-@pytest.mark.parametrize("changes", [{"batch": 101}, {"batch": 0}, {"batch": 50, "sites": 3}])
-def test_a_batch_holds_clients_of_one_round(changes: dict[str, int]) -> None:
-    with raises(ConfigError, "config.impossible-figure", "anonymous"):
-        replace(HOSPITAL, **changes)
-
-
-def test_at_delta_zero_a_batch_needs_the_noise_of_its_releases() -> None:
-    task = Task(7, 1, clients=100, clients_per_round=100, batch=100)
-    assert plan_for(task, 4.0, 0.0, 1).release.noise_multiplier == 3.5

@@ -1,4 +1,4 @@
-"""Which runs a site answers: in its hours, of its strategies, signed by its researchers, or approved by its people."""
+"""Which runs a site answers: of its strategies, signed by its researchers, or approved by its people."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from tests.cli.commands.test_approvals import Site
 from typer.testing import CliRunner
 
 import umbel.privacy.gate.consent
 import umbel.privacy.gate.runs
-from tests.cli.commands.test_approvals import Site
 from tests.helpers.keys import pair
 from tests.helpers.messages import refused
 from umbel.cli.main import app as command
@@ -320,36 +320,11 @@ def test_a_fault_in_the_data_is_only_in_the_nodes_own_log(
     assert "data.not-finite" in caplog.text
 
 
-@pytest.mark.parametrize(("hours", "day", "answered"), [("mon-fri", 23, True), ("mon-fri", 28, False), ("", 28, True)])
-def test_a_site_answers_in_its_hours(
-    hours: str,
-    day: int,
-    answered: bool,
-    tmp_path: Path,
-    run_config: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Then(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:
-            return datetime(2026, 11, day, 12, tzinfo=UTC)
-
-    monkeypatch.setattr(umbel.privacy.gate.consent, "datetime", Then)
-    site = Site(tmp_path, run_config, approve="policy", hours=hours)
-    assert answers(site) is answered
-    assert {*codes(site)} == (set() if answered else {"refused.hours"})
-    before = len(codes(site))
-    of(site, run_config | {"model": "mlp inputs=9 hidden=2 outputs=1"}, 2)
-    assert refused(site.query())
-    assert refused(site.keep())
-    assert (set(codes(site)[before:]) == {"refused.hours"}) is not answered, "before it looks at its data"
-
-
 def test_a_site_answers_the_strategies_that_it_accepts(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    site = Site(tmp_path, run_config, approve="policy", strategies="fedavg cfl")
+    site = Site(tmp_path, run_config, approve="policy", strategies="fedavg ifca")
     assert not answers(site)
     assert {*codes(site)} == {"refused.strategy"}
-    assert answers(of(site, run_config | {"strategy": "cfl"}, 2))
+    assert answers(of(site, run_config | {"strategy": "ifca"}, 2))
 
 
 def test_a_run_is_signed_from_the_command_line(

@@ -60,7 +60,7 @@ SITES: dict[str, dict[str, Any]] = {
     },
     "reports": {"report-noise-multiplier": 2.0, "report-bound": 3.0, "max-participations": 60},
     "validation": {"role": "validation", "max-evaluations": 40},
-    "keeps": {"role": "split", "keep-model": "{folder}/models", "tripwire": True},
+    "keeps": {"role": "split", "keep-model": "{folder}/models"},
     "place": {"role": "split", "place": "1/3"},
     "vectors": {"balanced-batches": True, "max-participations": 60},
 }  # fmt: skip
@@ -77,7 +77,7 @@ CLIENT_LISTS: list[list[int]] = [
 ]  # fmt: skip
 RUN_CONFIGS: list[dict[str, Any]] = [
     {"dataset": "/etc"}, {"model": "mlp"}, {"model": "os:getcwd"}, {"loss": "cross-entropy"}, {"local": "*"},
-    {"frozen": "weight"}, {"device": "cuda"}, {"engine": "loop"}, {"seed": 0}, {"seed": -1}, {"rounds": "many"},
+    {"frozen": "weight"}, {"device": "cuda"}, {"seed": 0}, {"seed": -1}, {"rounds": "many"},
     {"allow-unsanitised": True}, {"min-noise-multiplier": 0.0}, {"partition-id": 0}, {"noise-multiplier": 0.0},
     {"hypotheses": 10**9}, {"data-path": 1}, {"step-size": 1e308},
 ]  # fmt: skip

@@ -674,44 +674,6 @@ def test_with_one_hypothesis_there_is_nothing_to_draw_or_to_pay() -> None:
     assert release.formal
 
 
-# --- the tripwire
-
-ITEMS = {"items": (3, 2)}
-APART = np.arange(6.0)[None]
-
-
-def sent_to(context: Context, hypotheses: Any) -> tuple[Message, int]:
-    """Send hypotheses to a node; return its reply and how often it trained."""
-    spy = Spy(hands_over(np.ones((2, 6)), [0, 0], ITEMS))
-    return through_gate(request(hypotheses, (4, 7), ITEMS), context, spy), spy.calls
-
-
-@pytest.mark.parametrize("value", [0.0, 3.5])
-@pytest.mark.parametrize("node_config", [SIMULATED, OWN], ids=["simulated", "own data"])
-def test_a_tripwire_refuses_items_that_are_all_alike(
-    node_config: dict[str, Any], value: float, node_log: io.StringIO
-) -> None:
-    context = of_node(node_config | {"tripwire": True})
-    reply, trained = sent_to(context, np.full((1, 6), value))
-    assert what_left(reply, 2, ITEMS) is None
-    assert trained == 0
-    assert all_spent(context, (4, 7)) == [0, 0]
-    assert "all rows of hypotheses 'items' are alike" in node_log.getvalue()
-
-
-def test_a_tripwire_refuses_what_was_sent_before(node_log: io.StringIO) -> None:
-    context = of_node(SIMULATED | {"tripwire": True})
-    trained = [sent_to(context, hypotheses)[1] for hypotheses in (APART, APART, APART + 1, APART)]
-    assert trained == [1, 0, 1, 0]
-    assert all_spent(context, (4, 7)) == [Fraction(12, 5)] * 2, "two rounds of 6 / 5 each"
-    assert "the server sent the same hypotheses before" in node_log.getvalue()
-
-
-def test_without_a_tripwire_anything_is_trained() -> None:
-    context = of_node(SIMULATED)
-    assert [sent_to(context, np.zeros((1, 6)))[1] for _ in range(2)] == [1, 1]
-
-
 # --- what is refused before anything is trained
 
 

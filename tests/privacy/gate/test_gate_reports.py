@@ -417,7 +417,6 @@ def test_training_and_evaluation_travel_back_together() -> None:
         ({}, {"noise_multiplier": 0.5}),
         ({}, {"disclose_choice": True}),
         ({"clipping": "public"}, {}),
-        ({"tripwire": True}, {}),
     ],
     ids=str,
 )

@@ -22,7 +22,8 @@ from tests.helpers.ledgers import spent
 from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.privacy.gate.store import digest_of_totals
+from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.store import Names, digest_of_totals
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import LedgerError
 from umbel.protocol.release import Clipping, Kind, Release
@@ -54,7 +55,7 @@ def ledger(request: pytest.FixtureRequest, no_ledger: Path) -> Ledger | MemoryLe
 
 def test_one_that_is_not_there_is_not_made_by_opening_it(no_ledger: Path) -> None:
     """It may be one that was lost."""
-    with raises(LedgerError, "ledger.missing", no_ledger, f"umbel ledger create {no_ledger}"):
+    with raises(LedgerError, "ledger.missing", no_ledger, f"umbel site journal --create {no_ledger}"):
         Ledger(no_ledger)
     assert not no_ledger.exists()
 
@@ -163,13 +164,18 @@ def test_a_damaged_ledger_is_refused_and_left_as_it_is(path: Path) -> None:
     assert path.read_bytes() == bytes(damaged)
 
 
-def test_a_ledger_of_a_later_version_is_refused(path: Path) -> None:
-    Ledger(path)
+@pytest.mark.parametrize("version", [0, 5, 9])
+def test_a_ledger_of_another_version_is_refused_and_left_as_it_is(path: Path, version: int) -> None:
+    Ledger(path).charge(TRAIN, [0])
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 9")
+    connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    with raises(LedgerError, "ledger.version", 9, 5):
-        Ledger(path)
+    content = path.read_bytes()
+    for kind in (Ledger, Runs, Names):
+        for open_store in (kind, kind.create):
+            with raises(LedgerError, "ledger.version", path, f"version {version}", "version 1", "ledger-path"):
+                open_store(path)
+    assert path.read_bytes() == content
 
 
 # --- the chain of hashes
@@ -467,7 +473,7 @@ def test_a_charge_that_could_not_be_written_is_none_and_the_ledger_is_no_damaged
 
 
 def test_who_reads_slowly_holds_up_no_charge(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ``umbel ledger export`` does, whose output goes to a pager."""
+    """As ``umbel site journal --csv charges`` does, whose output goes to a pager."""
     monkeypatch.setattr("umbel.privacy.gate.store._BUSY_S", 0)
     monkeypatch.setattr("umbel.privacy.gate.store._PAGE", 2)
     ledger = Ledger(path)

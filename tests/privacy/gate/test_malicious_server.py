@@ -139,10 +139,11 @@ def test_what_makes_no_sense_or_is_below_the_policy_is_refused_for_nothing(
 @pytest.mark.parametrize(
     "asks",
     [
-        {"optimizer-options": "no-such=1"},
-        {"optimizer-options": "momentum=nan"},
-        {"optimizer": "adam", "optimizer-options": "momentum=0.9"},
-        {"optimizer": "adam", "optimizer-options": "epsilon=1e-400"},
+        {"optimizer": "sgd no-such=1"},
+        {"optimizer": "sgd momentum=nan"},
+        {"optimizer": "adam momentum=0.9"},
+        {"optimizer": "adam epsilon=1e-400"},
+        {"optimizer": "steam"},
     ],
 )
 def test_an_optimizer_that_there_is_not_is_refused_before_anybody_pays(

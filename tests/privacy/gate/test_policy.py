@@ -78,8 +78,8 @@ def test_a_site_that_allows_unsanitised_releases_may_still_set_a_lowest_noise() 
 
 @pytest.mark.parametrize("node", [own, simulated], ids=["own data", "simulated"])
 def test_what_guards_local_parameters_is_off_until_a_site_sets_it(node: Any) -> None:
-    guards = ("tripwire", "noise-all-items", "balanced-batches")
-    assert [field(node().policy, name) for name in guards] == [False] * 3
+    guards = ("noise-all-items", "balanced-batches")
+    assert [field(node().policy, name) for name in guards] == [False] * 2
     for name in guards:
         policy = node(**{name: True}).policy
         assert [other for other in guards if field(policy, other)] == [name]

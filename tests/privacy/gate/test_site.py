@@ -21,7 +21,6 @@ from umbel.data import BUNDLED
 from umbel.privacy.gate.charges import Limits
 from umbel.privacy.gate.policy import AcceptedRadius, Policy, Role
 from umbel.privacy.gate.site import Site
-from umbel.protocol import old_names
 from umbel.protocol.errors import SiteError
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.plugins import import_by_name
@@ -249,14 +248,14 @@ def test_a_budget_is_kept_exactly() -> None:
         ({"max-evaluations": 0}, "wrong-value", "at least 1"), ({"report-bound": math.inf}, "wrong-value", "finite"),
         ({"allow-unsanitised": "perhaps"}, "wrong-value", "true or false"),
         ({"allow-unsanitised": True}, "allow-unsanitised", "simulation"),
-        ({"tripwire": 1}, "wrong-value", "true or false"), ({"ledger-path": ""}, "relative-path", "absolute"),
+        ({"noise-all-items": 1}, "wrong-value", "true or false"), ({"ledger-path": ""}, "relative-path", "absolute"),
         ({"role": "validation", "budget": "inf", "report-noise-multiplier": 1}, "conflict", "max-evaluations"),
         ({"budget": "inf", "delta": 1e-5}, "conflict", "set budget"),
         ({"role": "validation", "exact-losses": "yes", "budget": 40}, "conflict", "max-evaluations"),
         ({"insecure-seed": True, "budget": 8}, "insecure-seed", "inf"),
         ({"exact-losses": "perhaps"}, "wrong-value", "true"),
         ({"role": "validation", "budget": "inf", "max-participations": 9}, "conflict", "max-evaluations"),
-        ({"approve": "yes"}, "wrong-value", "policy, ask"), ({"trip-wire": True}, "unknown-key", "tripwire"),
+        ({"approve": "yes"}, "wrong-value", "policy, ask"), ({"exact-loses": True}, "unknown-key", "exact-losses"),
         ({"min_noise_multiplier": 9.0, "min-noise-multiplier": 1.0}, "unknown-key", "min-noise-multiplier"),
         ({"Budget": 9.0}, "unknown-key", "budget"),
     ],
@@ -277,21 +276,21 @@ SET: dict[str, tuple[str, Any]] = {
     "exact-losses": ("yes", True),
     "budget": ("7", 7.0), "delta": ("1e-5", 1e-5), "paper-budget": ("40", 40.0), "max-participations": ("9", 9.0),
     "max-evaluations": ("12", 12.0), "max-evaluations-in-all": ("13", 13.0), "report-noise-multiplier": ("4", 4.0),
-    "report-bound": ("3", 3.0), "personalise-epochs": ("3", 3), "tripwire": ("true", True),
+    "report-bound": ("3", 3.0), "personalise-epochs": ("3", 3),
     "noise-all-items": ("TRUE", True), "balanced-batches": ("True", True), "insecure-seed": ("true", True),
     "row-budget": ("3", 3.0), "row-delta": ("1e-6", 1e-6), "min-row-noise-multiplier": ("1.5", 1.5),
     "max-row-rate": ("0.5", 0.5),
-    "least-parties": ("4", 4), "colluding-parties": ("1", 1), "anonymous-least": ("600", 600),
+    "least-parties": ("4", 4), "colluding-parties": ("1", 1),
 }  # fmt: skip
 TEXTS = {
     "researchers": "ann=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb",
-    "strategies": "group-privacy fedavg", "hours": "mon-fri 20:00-06:00",
+    "strategies": "group-privacy fedavg",
     "reader": "umbel.data.hospital_table:read", "reader-options": "geonames=/data/US.txt", "role": "split",
     "place": "1/3", "clipping": "any", "release": "site", "mechanisms": "laplace gaussian",
     "ledger-path": "/ledger/umbel.sqlite", "approve": "ask", "app": "hospital.client_app:app",
     "app-keys": "device workers", "bundle": "ab" * 32, "keep-model": "/models", "personalise": "interpolate",
     "parties": "north=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb", "party-key": "/keys/north",
-    "protect": "both", "relay": "https://relay:8443", "relay-ca": "/keys/relay-ca.crt",
+    "protect": "both",
 }  # fmt: skip
 SET |= {key: (text, text) for key, text in TEXTS.items()}
 # What a key is of no use without.
@@ -318,7 +317,7 @@ def test_every_key_is_tried_here() -> None:
     assert {*SET, NEVER, "data-path", "policy-file"} == set(Policy.names())
 
 
-@pytest.mark.parametrize("key", [key for key in SET if key != "relay"])
+@pytest.mark.parametrize("key", SET)
 def test_a_key_may_come_from_the_environment_and_the_node_configuration_wins(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,15 +335,6 @@ def test_a_key_may_come_from_the_environment_and_the_node_configuration_wins(
     entries = PARTITION | WITH.get(key, {}) | ({"role": "train"} if key == "report-noise-multiplier" else {})
     with in_process():
         assert field(Site.of(entries).policy, key) == value
-
-
-def test_so_may_a_relay_which_needs_its_release_and_is_needed_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = OWN | {"release": "anonymous", "relay-ca": "/keys/ca.crt", "parties": TEXTS["parties"], "party-key": "/own"}
-    with raises(SiteError, "site.conflict"):
-        Site.of(base)
-    monkeypatch.setenv("UMBEL_RELAY", "https://relay:8443")
-    assert Site.of(base).policy.relay == "https://relay:8443"
-    assert Site.of(base | {"relay": "https://other:8443"}).policy.relay == "https://other:8443"
 
 
 def test_no_way_lets_a_site_release_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,30 +362,6 @@ def test_a_variable_that_there_is_not_closes_a_site_and_is_nothing_to_a_simulati
     with raises(SiteError, "site.unknown-key"):
         own()
     assert simulated() == without
-
-
-@pytest.mark.parametrize("node", [own, simulated], ids=["own data", "simulated"])
-def test_a_variable_of_an_old_name_is_understood_with_a_hint(
-    node: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    old_names.hint.cache_clear()
-    monkeypatch.setenv("UMBEL_RADIUS_FLOOR", "0.5")
-    assert node().policy.clip_norm_floor == 0.5
-    assert "radius-floor is now called clip-norm-floor" in caplog.text
-
-
-def test_a_setting_under_both_names_closes_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which of the two counts would be a guess."""
-    with raises(SiteError, "site.unknown-key", "radius-floor", "clip-norm-floor"):
-        own(**{"radius-floor": 0.5, "clip-norm-floor": 0.1})
-
-
-@pytest.mark.parametrize("first", ["radius", "radius-mode"])
-def test_a_setting_under_two_old_names_closes_the_site(first: str) -> None:
-    """The later of the two would win, and might be the weaker."""
-    entries = {"radius": "any", "radius-mode": "public"}
-    with raises(SiteError, "site.unknown-key", "clipping"):
-        own(**{first: entries[first]} | entries)
 
 
 def test_a_value_of_the_environment_that_cannot_be_used_closes_the_site(monkeypatch: pytest.MonkeyPatch) -> None:

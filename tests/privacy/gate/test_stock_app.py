@@ -30,7 +30,6 @@ from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.stock_app import Gate
 from umbel.privacy.gate.store import beside
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.old_names import hint
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.simulation.grid import InProcessGrid
 
@@ -311,7 +310,7 @@ HEEDED = {
     "allow-unsanitised", "app", "app-keys", "budget", "bundle", "data-path", "delta", "ledger-path",
     "max-choice-epsilon", "max-evaluations", "max-evaluations-in-all", "max-hypotheses", "max-participations",
     "max-seconds", "mechanisms", "min-clients", "min-noise-multiplier", "paper-budget", "clip-norm-floor", "clipping",
-    "protect", "release", "report-bound", "row-budget", "row-delta", "report-noise-multiplier", "role", "tripwire",
+    "protect", "release", "report-bound", "row-budget", "row-delta", "report-noise-multiplier", "role",
     "exact-losses", "policy-file",
 }  # fmt: skip
 
@@ -495,8 +494,7 @@ def test_a_run_whose_budget_is_spent_keeps_what_it_has_found() -> None:
         ({"noise_multiplier": "4"}, "config.wrong-type", "noise_multiplier"),
         ({"clip_norm": 0.0}, "protocol.out-of-range", "clip-norm"),
         ({"clip_norm": math.nan}, "protocol.out-of-range", "clip-norm"),
-        ({"clip_norm": None}, "config.clip-norm", "clip_norm"),
-        ({"radius": 1.0}, "config.clip-norm", "clip_norm"),
+        ({"clip_norm": None}, "config.wrong-type", "clip_norm"),
         ({"mechanism": "laplase"}, "config.unknown-name", "'laplase'"),
         ({"budget": -1.0}, "site.wrong-value", "budget"),
         ({"delta": 1e-5}, "config.delta", "budget"),
@@ -511,12 +509,6 @@ def test_a_run_whose_budget_is_spent_keeps_what_it_has_found() -> None:
 def test_an_argument_that_cannot_be_used_is_named_at_once(arguments: dict[str, Any], code: str, part: str) -> None:
     with raises(ConfigError, code, "umbel.Gate", part):
         Gate(**{"noise_multiplier": 2.0, "clip_norm": 1.0} | arguments)
-
-
-def test_the_old_name_of_the_clip_norm_is_understood_with_a_hint(caplog: pytest.LogCaptureFixture) -> None:
-    hint.cache_clear()
-    assert Gate(2.0, radius=0.5)._task == Gate(2.0, 0.5)._task
-    assert "radius is now called clip_norm" in caplog.text
 
 
 def test_umbel_gate_is_this_and_importing_umbel_takes_no_pytorch() -> None:

@@ -190,14 +190,6 @@ def test_a_round_that_cannot_be_is_on_record_as_the_first(site: Node) -> None:
     assert {row["round"] for row in Ledger(site.path).rows()} == {1}
 
 
-def test_a_sites_tripwire_finds_here_too_what_no_honest_server_sends(tmp_path: Path) -> None:
-    node = Node(Gate(4.0, 1.0), honest, tmp_path, tripwire=True)
-    model = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
-    assert [refused(node.send(asks(model))) for _ in range(2)] == [False, True], "the same again"
-    assert refused(node.send(asks({"w": np.zeros((2, 3), np.float32)}))), "all rows alike"
-    assert node.paid == 1
-
-
 def test_a_message_sent_again_and_two_of_a_round_are_each_paid_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

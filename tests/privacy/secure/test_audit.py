@@ -19,9 +19,9 @@ from umbel.privacy.accounting.guarantee import DELTA, guarantee
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.secure import party, sums
 from umbel.protocol.arrays import flatten
-from umbel.research.attacks.audit.bounds import best_guesses, count_right, lower_bound
 from umbel.server.rounds import draw_hypotheses
 from umbel.simulation.in_process import play, run_config
+from umbel_lab.attacks.audit.bounds import best_guesses, count_right, lower_bound
 
 EACH = 700
 CANARIES = 3 * EACH

@@ -316,7 +316,7 @@ def test_a_release_that_no_honest_client_would_send_is_left_out_and_counted(
 
 
 def test_how_far_a_release_may_lie_is_the_runs() -> None:
-    grid, fleet = PaperGrid.simulated(train=4), Fleet(clients_per_round=4, max_update_norm=1.5)
+    grid, fleet = PaperGrid.simulated(train=4), Fleet(clients_per_round=4, per_node="update-norm=1.5")
     messages = fleet.ask_training(1, RECORD, replace(TASK, noise_multiplier=0.0), grid)
     release = {0: (0, 0, 0), 1: (1.4, 0, 0), 2: (1.6, 0, 0), 3: (10, 10, 11)}
     assert fleet.releases(grid.releases(messages, release.__getitem__)).clients.tolist() == [0, 1, 3]

@@ -33,7 +33,7 @@ def gather(
 ) -> Roster:
     run = RunConfig(
         min_nodes=min_nodes, node_wait=wait_s, clients_per_round=clients[0], validation_clients_per_round=clients[1],
-        max_clients_per_node=max_clients,
+        per_node=f"clients={max_clients}",
     )  # fmt: skip
     return umbel.server.nodes.roster.gather(Exchange(transport_of(grid)), run)
 
@@ -475,7 +475,7 @@ def test_bad_nodes_are_not_counted_as_nodes_that_are_there(clock: Clock) -> None
 def test_the_bound_on_what_a_node_hosts_is_the_runs() -> None:
     says = {1: Hosting(3, 0), 2: Hosting(2, 2), 3: Hosting(2, 1)}
     assert [node for node, _ in gather(Afar(says), 1, 60, max_clients=3).nodes] == [1, 3]
-    with raises(ProtocolError, "protocol.too-many-clients", "max-clients-per", "2"):
+    with raises(ProtocolError, "protocol.too-many-clients", "per-node", "2"):
         admitted(hosting_reply(says[2]), 3, together=False)
     part = Hosting(10**7, 10**7, 0, 1)
     assert admitted(hosting_reply(part), 3, together=True) == part, "one node may simulate all"
@@ -485,7 +485,7 @@ def test_another_version_in_a_simulation_is_told(caplog: pytest.LogCaptureFixtur
     theirs = MetricRecord({**EVEN.to_record(), "version": VERSION + 1})
     with raises(FleetError, "nodes.refused", "1"):
         gather(PaperGrid({5: ODD, 6: theirs}), min_nodes=1, wait_s=60)
-    expected = f"node 6 cannot take part: it speaks protocol {VERSION + 1}, and this run {VERSION}; start"
+    expected = f"node 6 cannot take part: it speaks protocol {VERSION + 1}, and this run {VERSION}; use the same umbel"
     assert expected in caplog.text
 
 

@@ -151,7 +151,7 @@ def test_a_sum_that_is_too_long_is_left_out_with_all_of_its_site(caplog: pytest.
     assert found.lost_nodes == 0
     assert one.fleet.dropped == 3
     assert one.fleet.participations.tolist() == [1] * 6, "they have paid as well"
-    assert "if its clip-norm-floor explains such long sums, raise max-update-norm" in caplog.text
+    assert "if its clip-norm-floor explains such long sums, raise the update-norm of per-node" in caplog.text
 
 
 def test_a_site_cannot_lengthen_its_sums_by_clients_that_did_not_take_part() -> None:
@@ -163,7 +163,7 @@ def test_a_site_cannot_lengthen_its_sums_by_clients_that_did_not_take_part() -> 
 
 def test_a_longer_update_is_allowed_by_the_run_config() -> None:
     one = Sites()
-    one.fleet.run = RunConfig(clients_per_round=one.fleet.clients_per_round, max_update_norm=1e3)
+    one.fleet.run = RunConfig(clients_per_round=one.fleet.clients_per_round, per_node="update-norm=1000")
     assert len(heard(one.fleet.sums([one.says(1, sums=((0, 0, 0), (0, 1e3, 0)))]))) == 3
 
 

@@ -1,4 +1,4 @@
-"""``umbel data``: list and describe datasets, and make more from recipes and tables."""
+"""``umbel data``: list and show datasets, and make more from recipes and tables."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ from umbel.data import (
     find_typed,
     open_dataset,
     read_manifest,
-    shard,
-    write_dataset,
 )
 from umbel.data.find import load_recipe, recipes
 from umbel.data.hints import Syntax
-from umbel.data.split import main as split
 from umbel.protocol.cli import command_group, console, errors_in_one_line
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.words import count_of
 
-app = command_group("List and describe datasets, and make more from recipes and tables.")
+app = command_group("List and show datasets, and make more from recipes and tables.")
 
 _LARGE = 10.0  # a number for which a local step of the usual size is too large
 _SMALL = 0.001  # a target beside which a hypothesis at the start and public constants are large
 _ODD = 40  # times the median: a number that may be no measurement
 _MOST = 0.99  # the share of the rows whose size gives a scale
+
+
+_LAB = dict.fromkeys(("femnist_features", "qmnist", "qmnist_features"), "umbel-lab")
+"""Recipes of another package, by which a hint names it."""
 
 
 def _load(name: str) -> typer.Typer:
@@ -51,10 +52,11 @@ def _load(name: str) -> typer.Typer:
 
 
 _make = typer.Typer(
-    cls=lazy(recipes, _load, "recipes"), no_args_is_help=True, help="Make a dataset from public raw data by its recipe."
+    cls=lazy(recipes, _load, "recipes", _LAB),
+    no_args_is_help=True,
+    help="Make a dataset from public raw data by its recipe.",
 )
 app.add_typer(_make, name="make")
-app.command("split")(split)
 
 
 @app.command("list")
@@ -84,7 +86,7 @@ def list_() -> None:
 
 
 @app.command()
-def describe(
+def show(
     dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data or in datasets/, or a path.")],
     schema: Annotated[
         bool, typer.Option("--schema", help="Print only the schema, as TOML, for sites to check their tables.")
@@ -120,28 +122,6 @@ def check(
     typer.echo(f"{table} fits {schema}; clients: {len(set(rows.clients)):,}, rows: {len(rows.clients):,}")
     for reason, count in rows.left_out.items():
         typer.echo(f"Rows left out: {count:,}, because {reason}.")
-
-
-@app.command("shard")
-def shard_(
-    dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data or in datasets/, or a path.")],
-    parts: Annotated[int, typer.Argument(min=1, help="Number of parts.")],
-    out: Annotated[
-        Path | None, typer.Option(help="The folder for part-0, part-1, ...", show_default="NAME-shards")
-    ] = None,
-    only: Annotated[int | None, typer.Option(min=0, help="Write only this part.", show_default="all")] = None,
-) -> None:
-    """Split a dataset into parts for the machines of a Ray cluster. Results of runs stay the same."""
-    with errors_in_one_line():
-        path = find_typed(dataset)
-        name = path.name if path.is_dir() else path.stem
-        whole, folder = open_dataset(path), out or Path(f"{name}-shards")
-        for i in range(parts) if only is None else [only]:
-            part = shard(whole, i, parts)
-            target = folder / f"part-{i}" / "data" / name
-            write_dataset(target, part.manifest, part.features, part.targets, part.offsets, part.names)
-            typer.echo(f"{target}: the rows of {len(part.lengths):,} clients")
-    typer.echo("Next: copy each part to one machine, as its $UMBEL_HOME.")
 
 
 @app.command("import")

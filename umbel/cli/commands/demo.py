@@ -22,7 +22,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     ONE: {},
     # Algorithm 1. Of epsilon 4, .75 go to the choice of a hypothesis, and 2 n / nu = 3.25 to the update.
     SEVERAL: {
-        "hypotheses": 3, "noise-multiplier": 4.3077, "choice-epsilon": 0.75, "strategy-options": "respawn=3",
+        "hypotheses": 3, "noise-multiplier": 4.3077, "choice-epsilon": 0.75, "strategy": "group-privacy respawn=3",
     },
 }  # fmt: skip
 """Changes of `CONFIG`, by the table's name of the run."""

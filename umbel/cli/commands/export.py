@@ -1,4 +1,4 @@
-"""``umbel export``: a run's result as files for other programs, each read back before it is reported."""
+"""``umbel runs export``: a run's result as files for other programs, each read back before it is reported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from umbel.privacy.gate.policy import Personal
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
 from umbel.server.runs import find_run, reading
@@ -38,9 +37,9 @@ def command(
         ),
     ] = "",
     personalise: Annotated[
-        Personal | None,
+        str,
         typer.Option(help="How the client personalises the hypotheses.", show_default="as umbel predict"),
-    ] = None,
+    ] = "",
 ) -> None:
     """Write a run's best hypotheses, one file each: hypothesis-0, hypothesis-1, ..."""
     with errors_in_one_line(), reading(run):
@@ -50,6 +49,6 @@ def command(
         # The import loads PyTorch; a missing run is reported before.
         from umbel.cli.runs import Run, export
 
-        how = {"personalise": personalise.value} if personalise else {}
+        how = {"personalise": personalise} if personalise else {}
         for file in export(Run(path), folder.expanduser().absolute(), format.value, client=client or None, **how):
             typer.echo(file)

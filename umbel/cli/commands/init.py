@@ -47,7 +47,7 @@ fab-include = ["my_project/**/*.py", "README.md"]
 serverapp = "umbel.server.app:app"
 clientapp = "umbel.client.app:app"
 
-# `umbel keys` lists all settings. Settings that are missing here have umbel's defaults.
+# `umbel config` lists all settings. Settings that are missing here have umbel's defaults.
 [tool.flwr.app.config]
 dataset = "hospital-services"     # comes with umbel; `umbel data import my-table.csv` makes one of your table
 model = "my_project.model:net"

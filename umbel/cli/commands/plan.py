@@ -16,7 +16,6 @@ from rich.table import Table
 
 from umbel.cli.commands.run import pairs
 from umbel.cli.plans import Planned, ReleaseName, as_toml, costs, strategy_of
-from umbel.privacy.accounting.anonymous import anonymous as behind_relay
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
 from umbel.privacy.accounting.plan import rounded_up
 from umbel.privacy.accounting.row_plan import RowTask, row_plan, row_plan_for
@@ -79,26 +78,6 @@ def command(
         typer.Option(help="laplace, gaussian, discrete-gaussian, or package.module:Class.", show_default="laplace"),
     ] = None,
     delta: Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (epsilon, delta) guarantee.")] = DELTA,
-    anonymous: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Add the guarantee against a server that reads at least N releases in one shuffled batch, without "
-            "their senders; with --target-epsilon, reach it. Needs umbel relay.",
-            show_default="none",
-        ),
-    ] = None,
-    distance: Annotated[
-        float | None,
-        typer.Option(
-            min=1e-6,
-            max=2,
-            help="With --anonymous: add the guarantee between data sets of a client whose updates are at most so many "
-            "clip norms apart.",
-            show_default="any two data sets",
-        ),
-    ] = None,
     rows: Annotated[
         int | None,
         typer.Option(
@@ -148,12 +127,10 @@ def command(
         if given := [name for name in _OF_ROWS[1:] if _given(context, name)]:
             text = f"--{given[0].replace('_', '-')} plans the guarantee of a row; give --rows, too"
             raise ConfigError(text, code="config.missing-figure")
-        if distance is not None and anonymous is None:
-            raise ConfigError("--distance is for --anonymous; give it, too", code="config.missing-figure")
-        others = {"words", "epsilon", "write", "distance", *_OF_ROWS}
+        others = {"words", "epsilon", "write", *_OF_ROWS}
         config = named[0] if named else ""
         planned = costs(config, **{name: one for name, one in context.params.items() if name not in others})
-    _show(planned, bool(config), anonymous, distance)
+    _show(planned, bool(config))
 
 
 _OF_ROWS = "rows", "row_epsilon", "row_noise_multiplier", "row_rate", "local_steps"
@@ -194,7 +171,7 @@ def _of_rows(
     table = Table("figure", "value", "what it means", title="A planned run, for each row of a client")
     add = table.add_row
     add("row-noise-multiplier", f"{sigma:.4g}", "sigma, noise of a step in clip norms of a row's gradient")
-    add("row-rate", f"{task.rate:g}", f"q; about {batch:.4g} rows of {task.rows:,} in a step, for row-batch")
+    add("row-rate", f"{task.rate:g}", f"q; about {batch:.4g} rows of {task.rows:,} in a step")
     add("local-steps", f"{task.steps:,}", "of a participation")
     add("participations", f"{task.participations:,}", "assumed by these figures; set max-participations to it")
     if task.hypotheses > 1:
@@ -206,8 +183,8 @@ def _of_rows(
     add("noise against gradient", f"{sigma / batch:.3g}", "in each component of a step's mean gradient, in clip norms")
     console = Console()
     console.print(table)
-    settings = f"protect=rows noise-multiplier=0 row-clip-norm=1 row-noise-multiplier={sigma}"
-    settings += f" row-rate={task.rate} row-batch={batch:.4g} local-steps={task.steps}"
+    settings = f"protect=rows noise-multiplier=0 rows='clip=1 noise={sigma} rate={task.rate} batch={batch:.4g}'"
+    settings += f" local-steps={task.steps}"
     console.print(f"Settings: {settings} max-participations={task.participations}", soft_wrap=True)
     limits = f"row-budget={allowed:.4g} row-delta={delta:g} min-row-noise-multiplier={sigma} max-row-rate={task.rate}"
     limits += f" max-local-steps={task.steps} max-hypotheses={task.hypotheses}"
@@ -252,14 +229,12 @@ _WHOSE_NOISE = {
 }
 
 
-def _show(planned: Planned, from_config: bool, anonymous: int | None, distance: float | None) -> None:
+def _show(planned: Planned, from_config: bool) -> None:
     """Print a plan, changes that would leave less noise, and warnings."""
     figures, delta = planned.figures, planned.delta
     release = figures.release
     (pure, epsilon), (most_pure, most) = in_words(figures.median), in_words(figures.maximum)
     between = gap(release) or "between any two data sets of a client, over all its participations; clipping public"
-    if anonymous is not None and not gap(release):
-        between += "; against anyone who knows a release's sender, such as relay and server together"
     table = Table("figure", "value", "what it means", title="A planned run")
     add = table.add_row
     whose = f"; {_WHOSE_NOISE[planned.by]}" if planned.by in _WHOSE_NOISE else ""
@@ -274,19 +249,6 @@ def _show(planned: Planned, from_config: bool, anonymous: int | None, distance: 
     add("participations", participations, "assumed by these figures; set max-participations to the larger number")
     add("pure epsilon", f"median {pure}, most {most_pure}", between)
     add(f"epsilon at delta {delta:g}", f"median {epsilon}, most {most}", "the same, by numerical composition")
-    if anonymous is not None:
-        hidden, most_hidden = in_words(figures.anonymous_median)[1], in_words(figures.anonymous_maximum)[1]
-        behind = f"the same, against a server that reads {anonymous:,} releases or more shuffled in each batch, and"
-        add(
-            f"anonymous epsilon at delta {delta:g}",
-            f"median {hidden}, most {most_hidden}",
-            gap(release) or f"{behind} learns no sender; needs umbel relay",
-        )
-        if distance is not None and not gap(release):
-            often = (figures.median_participations, figures.max_participations)
-            near = (in_words(behind_relay(release, times, anonymous, delta, distance))[1] for times in often)
-            meaning = f"the same, between data sets whose updates are at most {distance:g} clip norms apart"
-            add(f"its epsilon at distance {distance:g}", "median {}, most {}".format(*near), meaning)
     if figures.maximum is not None:
         worst = guarantee({replace(release, hypotheses=min(release.hypotheses, 2)): figures.max_participations}, delta)
         allowed = in_words(worst)[1]

@@ -1,4 +1,4 @@
-"""``umbel policy``: explain a site's policy in words."""
+"""``umbel site policy``: a site's policy in words."""
 
 from __future__ import annotations
 
@@ -14,18 +14,10 @@ from umbel.console.explained import explained
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.policy_file import read_policy
 from umbel.privacy.gate.site import Site
-from umbel.protocol.cli import command_group, console, errors_in_one_line, printable
-
-app = command_group("Explain a site's policy, and check its file.")
+from umbel.protocol.cli import command_line, console, errors_in_one_line, printable
 
 
-@app.callback()
-def _group() -> None:
-    """Make a group of the one command."""
-
-
-@app.command("explain")
-def explain(
+def _policy(
     file: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
 ) -> None:
@@ -42,3 +34,6 @@ def explain(
     for what, text in rows:
         table.add_row(what, Text(printable(text)))
     console().print(table)
+
+
+app = command_line(_policy)

@@ -11,14 +11,15 @@ import pandas as pd
 import typer
 
 from umbel.cli.runs import Run
+from umbel.client.personal import method
 from umbel.client.prediction import DEFAULT, client_in, in_unit, predictions, read_features, read_run, table
 from umbel.client.table_prediction import is_table
 from umbel.data import find_typed, open_dataset
 from umbel.data.table import read_table
-from umbel.privacy.gate.policy import Personal
 from umbel.protocol.cli import csv_cell, errors_in_one_line, printable
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.home import write_atomically
+from umbel.protocol.plugins import trust
 from umbel.protocol.words import count_of
 from umbel.server.runs import find_run, reading
 
@@ -43,11 +44,12 @@ def command(
         typer.Option(help="With a dataset: rows without labels (.npy) to predict for.", show_default="the dataset's"),
     ] = None,
     personalise: Annotated[
-        Personal,
+        str,
         typer.Option(
-            help="How a client personalises the hypotheses, at no cost in privacy. no: the best one unchanged."
+            help="How a client personalises the hypotheses, at no cost in privacy: calibrate, mixture, bayes, "
+            "fine-tune, interpolate, auto, or package.module:function. no: the best one unchanged."
         ),
-    ] = DEFAULT,
+    ] = DEFAULT.value,
     schema: Annotated[
         Path | None, typer.Option(help="Schema of the table.", show_default="that of the run's dataset")
     ] = None,
@@ -61,6 +63,8 @@ def command(
     with errors_in_one_line(ValueError):
         if out is not None:
             _check_out(out.expanduser().absolute())
+        trust(personalise)
+        method(personalise)  # a wrong name is told before rows are read
         path = find_run(run)
         if is_table(rows):
             if features is not None:
@@ -94,9 +98,7 @@ def _check_out(file: Path) -> None:
         raise DatasetError(f"{file} cannot be written; give a file in a writable folder", code="data.not-writable")
 
 
-def _of_dataset(
-    run: Path, name: str, client: str, features: Path | None, how: Personal
-) -> tuple[pd.DataFrame, list[str]]:
+def _of_dataset(run: Path, name: str, client: str, features: Path | None, how: str) -> tuple[pd.DataFrame, list[str]]:
     data = open_dataset(find_typed(name))
     with reading(run):
         learnt = read_run(run, data, Run(run).prior)

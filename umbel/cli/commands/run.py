@@ -27,7 +27,7 @@ def command(
         typer.Argument(
             metavar="[CONFIG|DATASET|RUN] [KEY=VALUE...]",
             help="A TOML file with run-config values, its name in configs/, or a dataset; with --resume, a run. "
-            "KEY=VALUE overrides a value; umbel keys lists the keys.",
+            "KEY=VALUE overrides a value; umbel config lists the keys.",
             show_default="synthetic data, with a guarantee",
         ),
     ] = None,
@@ -111,7 +111,7 @@ def command(
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         if others:
-            from umbel.research.experiments.report import write_report
+            from umbel.simulation.report import write_report
 
             write_report(folder, others, baselines)
             typer.echo("The report compares it with the other runs.")
@@ -120,8 +120,8 @@ def command(
 
 
 def beside(against: list[str]) -> list[str | Path]:
-    """Return the runs for comparison in the report; errors as for `umbel.research.experiments.report.named`."""
-    from umbel.research.experiments.report import named  # it imports PyTorch
+    """Return the runs for comparison in the report; errors as for `umbel.simulation.report.named`."""
+    from umbel.simulation.report import named  # it imports PyTorch
 
     return named(against)
 
@@ -135,7 +135,7 @@ def done(values: dict[str, Any], nodes: int, relay: Relay, ray: bool, baselines:
     try:
         folder = launched(values, nodes, relay, baselines)
         if baselines and not on_cluster():
-            from umbel.research.experiments.report import write_report
+            from umbel.simulation.report import write_report
 
             write_report(folder)
             worth = RunFolder(folder).read_worth()

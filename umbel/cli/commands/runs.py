@@ -14,20 +14,16 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from umbel.data import find_dataset, read_manifest
-from umbel.protocol.cli import command_group, console, errors_in_one_line, fail, printable
+from umbel.protocol.cli import command_line, console, errors_in_one_line, printable
 from umbel.protocol.errors import ConfigError, UmbelError
 from umbel.protocol.run_config import RunConfig
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import all_runs, find_run, home_of_runs, reading
 
-app = command_group("List, show, compare and remove runs.")
-
 _COLUMNS = ("rounds", "last loss", "best loss", "ended")
-_Run = Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")]
 
 
-@app.command("list")
-def list_runs() -> None:
+def _list() -> None:
     """Print all runs under $UMBEL_HOME/runs, oldest first."""
     found = all_runs()
     if not found:
@@ -45,60 +41,58 @@ def list_runs() -> None:
     console().print(table)
 
 
-@app.command()
-def show(run: _Run) -> None:
-    """Print a run's settings, its results, and its cost in privacy."""
-    with errors_in_one_line(), reading(run):
-        path = find_run(run)
-        rounds, ended = _outcome(path)
-        table = Table("", "", title=Text(printable(path.name)), show_header=False)
-        table.add_row("folder", Text(printable(str(path))))
-        table.add_row("rounds", Text(f"{rounds}; {printable(ended)}"))
-        if rounds:
-            from umbel.server.result import Result
-
-            loaded = Result(path)
-            table.add_row("last loss", _loss(loaded.last_loss, loaded.unit))
-            table.add_row("best loss", _loss(loaded.loss, loaded.unit))
-            if worth := RunFolder(path).read_worth():
-                table.add_row("worth it?", Text(worth.verdict))
-            for line in loaded.privacy:
-                table.add_row("privacy", Text(line))
-        for key, value in _set(path).items():
-            table.add_row(key, Text(str(value)))
-        console().print(table)
-
-
-@app.command()
-def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Two runs or more: names, paths, or last.")],
+def _show(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="A run: its name, its path, or last. Several are compared.")
+    ],
 ) -> None:
-    """Print runs side by side: their results, and the settings in which they differ."""
-    with errors_in_one_line(), reading("one of the runs"):
+    """Print a run's settings, its results, and its cost in privacy; of several, those settings that differ."""
+    with errors_in_one_line(), reading(runs[0] if len(runs) == 1 else "one of the runs"):
         paths = list(dict.fromkeys(map(find_run, runs)))
-        if len(runs) < 2:
-            fail("name two runs or more")
+        console().print(_table_of(paths[0]) if len(paths) == 1 else _comparison(paths))
+
+
+def _table_of(path: Path) -> Table:
+    rounds, ended = _outcome(path)
+    table = Table("", "", title=Text(printable(path.name)), show_header=False)
+    table.add_row("folder", Text(printable(str(path))))
+    table.add_row("rounds", Text(f"{rounds}; {printable(ended)}"))
+    if rounds:
         from umbel.server.result import Result
 
-        loaded = [Result(path) for path in paths]
-        alike = len({path.name for path in paths}) < len(paths)
-        table = Table("", *(Column(Text(printable(str(path) if alike else path.name))) for path in paths))
-        table.add_row("rounds", *(str(_outcome(path)[0]) for path in paths))
-        table.add_row("last loss", *(_loss(one.last_loss, one.unit) for one in loaded))
-        table.add_row("best loss", *(_loss(one.loss, one.unit) for one in loaded))
-        table.add_row("privacy", *(Text("\n".join(one.privacy)) for one in loaded))
-        digests = [RunFolder(path).read_config().get("data", "") for path in paths]
-        if len(set(digests)) > 1:
-            table.add_row("digest of the data", *map(Text, digests))
-        for key in RunConfig.names():
-            values = [one.config.get(key) for one in loaded]
-            if any(value != values[0] for value in values):
-                table.add_row(key, *(Text(str(value)) for value in values))
-        console().print(table)
+        loaded = Result(path)
+        table.add_row("last loss", _loss(loaded.last_loss, loaded.unit))
+        table.add_row("best loss", _loss(loaded.loss, loaded.unit))
+        if worth := RunFolder(path).read_worth():
+            table.add_row("worth it?", Text(worth.verdict))
+        for line in loaded.privacy:
+            table.add_row("privacy", Text(line))
+    for key, value in _set(path).items():
+        table.add_row(key, Text(str(value)))
+    return table
 
 
-@app.command()
-def remove(
+def _comparison(paths: list[Path]) -> Table:
+    from umbel.server.result import Result
+
+    loaded = [Result(path) for path in paths]
+    alike = len({path.name for path in paths}) < len(paths)
+    table = Table("", *(Column(Text(printable(str(path) if alike else path.name))) for path in paths))
+    table.add_row("rounds", *(str(_outcome(path)[0]) for path in paths))
+    table.add_row("last loss", *(_loss(one.last_loss, one.unit) for one in loaded))
+    table.add_row("best loss", *(_loss(one.loss, one.unit) for one in loaded))
+    table.add_row("privacy", *(Text("\n".join(one.privacy)) for one in loaded))
+    digests = [RunFolder(path).read_config().get("data", "") for path in paths]
+    if len(set(digests)) > 1:
+        table.add_row("digest of the data", *map(Text, digests))
+    for key in RunConfig.names():
+        values = [one.config.get(key) for one in loaded]
+        if any(value != values[0] for value in values):
+            table.add_row(key, *(Text(str(value)) for value in values))
+    return table
+
+
+def _remove(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or paths.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
@@ -106,8 +100,10 @@ def remove(
     with errors_in_one_line(), ExitStack() as held:
         paths = list(dict.fromkeys(map(find_run, runs)))
         for path in paths:
-            # A run is a folder of files. A folder with subfolders holds more, which umbel must not delete.
-            if more := next((one for one in path.iterdir() if one.is_symlink() or not one.is_file()), None):
+            # A run is a folder of files, and of what followed it. A folder with others holds more, which umbel must not
+            # delete.
+            own = (one for one in path.iterdir() if one.name != "tensorboard" or one.is_symlink())
+            if more := next((one for one in own if one.is_symlink() or not one.is_file()), None):
                 text = f"{path} holds {more.name!r}, which is not part of a run; delete it by hand"
                 raise ConfigError(text, code="config.not-a-run-alone")
             held.enter_context(RunFolder(path).held())  # so that it neither runs nor resumes
@@ -164,3 +160,6 @@ def _set(path: Path) -> dict[str, Any]:
     """Return a run's settings that differ from the defaults."""
     defaults = RunConfig().entries()
     return {key: value for key, value in RunFolder(path).read_run_config().items() if defaults.get(key) != value}
+
+
+list_runs, show, rm = command_line(_list), command_line(_show), command_line(_remove)

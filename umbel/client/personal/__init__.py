@@ -1,13 +1,12 @@
 """Each client's own predictor, made at its node from a run's hypotheses; it never leaves the node and costs no privacy.
 
-`make` calls methods by name: `tune`, `calibrate`, `bayes`, `papers`, and `auto`, which chooses among them. `keep`
-writes the predictors that a site keeps.
+`make` calls methods by name or by import path: `tune`, `calibrate`, `bayes`, and `auto`, which chooses among them.
+`keep` writes the predictors that a site keeps.
 """
 
 from umbel.client.personal.bayes import as_regression, closed_form
-from umbel.client.personal.make import make_own
-from umbel.client.personal.memory import check_memory
+from umbel.client.personal.make import make_own, method
 from umbel.client.personal.own import Own
 from umbel.client.personal.task import Generators, Task
 
-__all__ = ["Generators", "Own", "Task", "as_regression", "check_memory", "closed_form", "make_own"]
+__all__ = ["Generators", "Own", "Task", "as_regression", "closed_form", "make_own", "method"]

@@ -1,4 +1,4 @@
-"""Methods by name."""
+"""Methods by name, or by import path."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from umbel.client.personal.auto import auto
 from umbel.client.personal.bayes import bayes
 from umbel.client.personal.calibrate import calibrate, mixture
 from umbel.client.personal.own import Own
-from umbel.client.personal.papers import apfl, ditto, fedrep, knn_per, mr_mtl
 from umbel.client.personal.task import Generators, Task
 from umbel.client.personal.tune import as_it_is, fine_tune, interpolate
 from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.plugins import import_by_name, unknown_name
 
-METHODS: Mapping[Personal, Callable[[Task], Own]] = {
+Method = Callable[[Task], Own]
+
+METHODS: Mapping[str, Method] = {
     Personal.NO: as_it_is,
     Personal.FINE_TUNE: fine_tune,
     Personal.INTERPOLATE: interpolate,
@@ -25,16 +28,30 @@ METHODS: Mapping[Personal, Callable[[Task], Own]] = {
     Personal.MIXTURE: mixture,
     Personal.BAYES: bayes,
     Personal.AUTO: auto,
-    Personal.DITTO: ditto,
-    Personal.MR_MTL: mr_mtl,
-    Personal.APFL: apfl,
-    Personal.FEDREP: fedrep,
-    Personal.KNN_PER: knn_per,
 }
 
 
+def method(name: str) -> Method:
+    """Return the method `name`, or a user's as ``package.module:function``.
+
+    Raises
+    ------
+    ConfigError
+        If there is none; the text lists the choices.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    if ":" not in name:
+        raise ConfigError(unknown_name("personalise", name, METHODS), code="config.personalise")
+    found = import_by_name(name)
+    if not callable(found):
+        raise ConfigError(f"personalise {name!r} is no function of a client's task", code="config.personalise")
+    own: Method = found
+    return own
+
+
 def make_own(
-    how: Personal,
+    how: str,
     learner: Learner,
     hypotheses: Arrays,
     cohort: Cohort,
@@ -49,6 +66,8 @@ def make_own(
 
     Parameters
     ----------
+    how : str
+        See `method`.
     update : LocalUpdate
         Settings for clients' further training, if a method trains.
     generators : callable
@@ -56,4 +75,4 @@ def make_own(
     prior : Prior, optional
         The differences of clients around each hypothesis, estimated by the server from releases; for `Personal.BAYES`.
     """
-    return METHODS[how](Task(learner, hypotheses, cohort, update, generators, prior))
+    return method(how)(Task(learner, hypotheses, cohort, update, generators, prior))

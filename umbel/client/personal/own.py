@@ -1,4 +1,4 @@
-"""Clients' own predictors: each has a few networks with weights, a factor and an offset on the result, or a memory."""
+"""Clients' own predictors: each has a few networks with weights, a factor and an offset on the result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner
-from umbel.client.personal.memory import KEYS, SHARE, VALUES, Memory
 from umbel.models.losses import Score
 from umbel.protocol.arrays import Arrays
 
@@ -30,6 +29,7 @@ class Own:
     r"""Each client's predictor: ``factor * mixture + offset``.
 
     The mixture is `mixed` of the outputs of m networks. For a loss of classes, factor and offset apply to the logits.
+    A method by import path may return another kind of predictor, which derives from this one.
 
     Attributes
     ----------
@@ -38,14 +38,12 @@ class Own:
     weights : ndarray, shape (clients, m)
     factor, offset : ndarray, shape (clients, outputs)
         For each number along the last axis of an output.
-    memory : Memory, optional
     """
 
     parameters: Arrays
     weights: Floats
     factor: Floats
     offset: Floats
-    memory: Memory | None = None
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -61,7 +59,7 @@ class Own:
 
     @classmethod
     def joined(cls, parts: Sequence[Own]) -> Own:
-        """Join the predictors of several cohorts, with as many networks each and no memory, to those of one."""
+        """Join the predictors of several cohorts, with as many networks each, to those of one."""
         if len(parts) == 1:
             return parts[0]
         names = parts[0].parameters
@@ -74,7 +72,7 @@ class Own:
 
     @classmethod
     def chosen(cls, made: Sequence[Own], which: NDArray[np.int64]) -> Self:
-        """Return, for each client, one of its predictors, which have no memory.
+        """Return, for each client, one of its predictors.
 
         If one has fewer networks, the rest get weight 0.
         """
@@ -101,34 +99,34 @@ class Own:
         r"""Return a client's predictor as named arrays, for a file.
 
         A single network becomes its parameters, (\*shape) each. Otherwise parameters are (m, \*shape), beside `WEIGHTS`
-        (m,), `FACTOR` and `OFFSET` (outputs,). A memory with a share adds `Memory.arrays`.
+        (m,), `FACTOR` and `OFFSET` (outputs,).
         """
         used = self.weights[client] > 0
         networks = {name: value[client][used] for name, value in self.parameters.items()}
         weights, factor, offset = self.weights[client][used], self.factor[client], self.offset[client]
-        memory = self.memory.arrays(client) if self.memory else {}
-        if len(weights) == 1 and weights[0] == 1 and (factor == 1).all() and (offset == 0).all() and not memory:
+        if len(weights) == 1 and weights[0] == 1 and (factor == 1).all() and (offset == 0).all():
             return {name: value[0] for name, value in networks.items()}
-        return networks | {WEIGHTS: weights, FACTOR: factor, OFFSET: offset} | memory
+        return networks | {WEIGHTS: weights, FACTOR: factor, OFFSET: offset}
 
     @classmethod
     def read(cls, arrays: Arrays, outputs: int = 1) -> Self:
         """Return the predictor of one client from `arrays`; `outputs` is for a single network."""
-        others = WEIGHTS, FACTOR, OFFSET, KEYS, VALUES, SHARE
-        networks = {name: value[None] for name, value in arrays.items() if name not in others}
+        networks = {name: value[None] for name, value in arrays.items() if name not in (WEIGHTS, FACTOR, OFFSET)}
         if WEIGHTS not in arrays:
             return cls.plain({name: value[None] for name, value in networks.items()}, outputs)
-        factor, offset = arrays[FACTOR][None], arrays[OFFSET][None]
-        return cls(networks, arrays[WEIGHTS][None], factor, offset, Memory.read(arrays))
+        return cls(networks, arrays[WEIGHTS][None], arrays[FACTOR][None], arrays[OFFSET][None])
 
     def part(self, clients: slice | NDArray[np.int64]) -> Own:
         """Return the predictors of some clients."""
         parameters = {name: value[clients] for name, value in self.parameters.items()}
-        memory = self.memory and self.memory.part(clients)
-        return Own(parameters, self.weights[clients], self.factor[clients], self.offset[clients], memory)
+        return Own(parameters, self.weights[clients], self.factor[clients], self.offset[clients])
 
     def outputs(self, learner: Learner, cohort: Cohort) -> Tensor:
         """Return each client's predictions for its rows, (rows, \\*output shape)."""
+        return self.exact_outputs(learner, cohort).float()
+
+    def exact_outputs(self, learner: Learner, cohort: Cohort) -> Tensor:
+        """Return what `outputs` rounds to float32."""
         owner = torch.from_numpy(np.repeat(np.arange(len(self)), cohort.lengths)).to(learner.device)
         found = learner.own_outputs(self.parameters, cohort).double()
         result = mixed(learner.model.loss, found, torch.from_numpy(self.weights).to(learner.device)[owner].T)
@@ -136,15 +134,7 @@ class Own:
             torch.from_numpy(one).to(learner.device)[owner].reshape(len(owner), *[1] * (result.ndim - 2), one.shape[1])
             for one in (self.factor, self.offset)
         )
-        result = factor * result + offset
-        if self.memory:
-            told = self.memory.told(
-                learner, {name: value[:, 0] for name, value in self.parameters.items()}, cohort, result
-            )
-            result = with_share(
-                learner.model.loss, result, told, torch.from_numpy(self.memory.shares).to(learner.device)[owner]
-            )
-        return result.float()
+        return factor * result + offset
 
     def score(self, learner: Learner, cohort: Cohort) -> tuple[Floats, Floats]:
         """Return each client's loss and metric (clients,) as reported; NaN for a client without rows."""
@@ -183,12 +173,6 @@ def mixed(loss: Score, outputs: Tensor, weights: Tensor) -> Tensor:
             weights.log() + functional.logsigmoid(-outputs), 0
         )
     return (weights * outputs).sum(0)
-
-
-def with_share(loss: Score, outputs: Tensor, others: Tensor, shares: Tensor) -> Tensor:
-    r"""Mix other outputs into outputs, both (rows, \*output shape), in shares (rows,); unchanged if a share is 0."""
-    both = mixed(loss, torch.stack([outputs, others]), torch.stack([1 - shares, shares]))
-    return torch.where((shares > 0).reshape(-1, *[1] * (outputs.ndim - 1)), both, outputs)
 
 
 def row_scores(score: Score, outputs: Tensor, cohort: Cohort) -> Floats:

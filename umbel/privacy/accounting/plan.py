@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from umbel.privacy.accounting.anonymous import anonymous, choice_alone
 from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, Guarantee, guarantee, site_release
 from umbel.privacy.mechanisms import load
 from umbel.privacy.mechanisms.gaussian import calibrate
@@ -17,7 +16,6 @@ from umbel.protocol.release import LAPLACE, Release, participation
 _CHOICE_SHARE, _LARGEST_CHOICE = 0.25, 2.0
 _LEAST = 1e-4  # smallest wanted epsilon; a smaller one needs too much noise to learn anything
 _RARE = 1e-3  # probability that a client takes part more often than planned
-_ALONE = 3.0  # epsilon of a release with its sender, from which the search for noise behind a relay begins
 _DIGITS = 4  # of a computed noise multiplier
 _NOTHING = 1e-300  # in place of an epsilon of 0, which has no logarithm
 
@@ -37,9 +35,6 @@ class Task:
     mechanism : str
     sites : int
         Number of sites that release sums of their clients' updates; 0 if each client releases its own.
-    batch : int, optional
-        N, the least number of releases that a relay shuffles before the server reads them, by clients that do not work
-        with the server; None without a relay.
     """
 
     parameters: int
@@ -48,7 +43,6 @@ class Task:
     clients_per_round: int
     mechanism: str = LAPLACE
     sites: int = 0
-    batch: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("parameters", "hypotheses", "clients"):
@@ -56,11 +50,6 @@ class Task:
                 raise impossible(name, "at least 1", getattr(self, name))
         if not 1 <= self.clients_per_round <= self.clients:
             raise impossible("clients-per-round", f"between 1 and the {self.clients} clients", self.clients_per_round)
-        if self.batch is not None and self.sites:
-            raise impossible("anonymous", "left out where sites release sums", self.batch)
-        if self.batch is not None and not 1 <= self.batch <= self.clients_per_round:
-            rule = f"between 1 and the {self.clients_per_round} clients per round"
-            raise impossible("anonymous", rule, self.batch)
         load(self.mechanism)
 
     def release(self, noise_multiplier: float, choice_epsilon: float) -> Release:
@@ -100,8 +89,6 @@ class Plan:
         See `Task.noise_left`.
     largest_curvature_step : float
         Step size times curvature must stay below this for stable rounds.
-    anonymous_median, anonymous_maximum : Guarantee or None
-        As `median` and `maximum`, against a server that reads shuffled batches; None without a relay.
     """
 
     release: Release
@@ -111,8 +98,6 @@ class Plan:
     maximum: Guarantee | None
     noise_left: float
     largest_curvature_step: float
-    anonymous_median: Guarantee | None = None
-    anonymous_maximum: Guarantee | None = None
 
     @property
     def warnings(self) -> list[str]:
@@ -169,14 +154,13 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
     ----------
     task : Task
     target : float
-        Maximum epsilon between any two data sets of a client, over all its participations. If the task has a batch,
-        this is the guarantee against a server that reads shuffled batches.
+        Maximum epsilon between any two data sets of a client, over all its participations.
     delta : float
         Delta of that guarantee; 0 for a pure epsilon.
     participations : int
         Maximum participations of a client.
     choice_epsilon : float, optional
-        By default `usual_choice`. If the task has a batch, the choices alone cost at most half the target.
+        By default `usual_choice`.
 
     Raises
     ------
@@ -187,9 +171,7 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
         raise impossible("target-epsilon", f"a finite number of at least {_LEAST}", target)
     if participations < 1:
         raise impossible("participations", "at least 1", participations)
-    if choice_epsilon is None and task.batch is not None:
-        choice_epsilon = _choice_in(task.batch, task.hypotheses, target, delta, participations)
-    elif choice_epsilon is None:
+    if choice_epsilon is None:
         choice_epsilon = usual_choice(target, participations)
     _check_numbers(1.0, choice_epsilon, delta)
     nu = _noise_for(task, target, delta, participations, choice_epsilon)
@@ -234,21 +216,7 @@ def _figures(task: Task, nu: float, choice_epsilon: float, median: int, most: in
         maximum=guarantee({release: most}, delta),
         noise_left=left,
         largest_curvature_step=2 / (1 + left**2),
-        anonymous_median=_anonymous(task, release, median, delta),
-        anonymous_maximum=_anonymous(task, release, most, delta),
     )
-
-
-def _anonymous(task: Task, release: Release, times: int, delta: float) -> Guarantee | None:
-    return anonymous(release, times, task.batch, delta) if task.batch else None
-
-
-def _choice_in(batch: int, hypotheses: int, target: float, delta: float, participations: int) -> float:
-    """Return a choice-epsilon of at most 2 whose choices alone, in shuffled batches, cost at most half the target."""
-    found = _LARGEST_CHOICE
-    while choice_alone(hypotheses, found, participations, batch, delta) > target / 2:
-        found = round(found * 2 / 3, 6)
-    return found
 
 
 def _check_numbers(nu: float, choice_epsilon: float, delta: float) -> None:
@@ -269,10 +237,7 @@ def _noise_for(task: Task, target: float, delta: float, participations: int, cho
     """Return the smallest noise multiplier, with a few digits, that reaches the target."""
 
     def epsilon(nu: float) -> float:
-        release = task.release(nu, choice_epsilon)
-        found = guarantee({release: participations}, delta)
-        if task.batch:
-            found = anonymous(release, participations, task.batch, delta)
+        found = guarantee({task.release(nu, choice_epsilon): participations}, delta)
         if found is None:
             raise ConfigError(
                 "choice-epsilon must be above 0: an open choice has no guarantee", code="config.open-choice"
@@ -290,9 +255,7 @@ def _noise_for(task: Task, target: float, delta: float, participations: int, cho
     # With much noise the loss is nearly normal with mu = 2 / (nu of a Gaussian), and vector Laplace noise of n
     # components behaves like Gaussian noise of deviation nu / sqrt(n).
     scale = load(task.mechanism)(1.0).deviation(task.parameters)
-    # Behind a relay, releases reveal more by themselves.
-    start = max(target, _ALONE) if task.batch else target
-    guess = math.log(calibrate(start, max(delta, 1e-9), 2.0) * math.sqrt(participations) / scale)
+    guess = math.log(calibrate(target, max(delta, 1e-9), 2.0) * math.sqrt(participations) / scale)
     low, high = guess - 0.5, guess + 0.5
     while excess(high) > 0:
         low, high = high, high + 1

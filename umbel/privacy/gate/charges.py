@@ -157,11 +157,7 @@ def written(release: Release) -> str:
 
 @lru_cache(maxsize=1024)
 def read(text: str) -> Release:
-    """Return the release in a text from `written`; raise `ValueError` or `TypeError` for another text.
-
-    Releases written by umbel 0.1 have other names for clipping.
-    """
-    text = text.replace('"radius_mode":', '"clipping":')
+    """Return the release in a text from `written`; raise `ValueError` or `TypeError` for another text."""
     entries = json.loads(text)
     release = Release(**entries | {"kind": Kind(entries["kind"]), "clipping": Clipping(entries["clipping"])})
     if written(release) != text:

@@ -1,4 +1,4 @@
-"""Which runs a site answers: by hours and strategy, by the researcher who signed them, or by people's approval."""
+"""Which runs a site answers: by strategy, by the researcher who signed them, or by people's approval."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from typing import Any, TypeVar
 
 from flwr.app import RecordDict
 
-from umbel.privacy.anonymous.terms import Opening
-from umbel.privacy.gate.hours import is_open
 from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy, Role
 from umbel.privacy.gate.refusals import explain
-from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
+from umbel.privacy.gate.runs import Request, Runs, Status
 from umbel.privacy.gate.site import SERVER_CA, Site
 from umbel.privacy.gate.site_log import SiteLog, told
 from umbel.privacy.gate.store import beside
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import LedgerError, Refused
+from umbel.protocol.errors import Refused
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
@@ -43,7 +41,7 @@ def check_admitted(
     waits for separate approval, so that only approved tasks are carried out.
     """
     policy = site.policy
-    check_open(site, config)
+    check_strategy(site, config)
     if not site.approves:
         return ""
     researcher = _researcher(site, run, config)
@@ -65,18 +63,11 @@ def check_admitted(
     return Runs.of(site).check_approved(run, asks, policy.digest, signed)
 
 
-def check_open(site: Site, config: RunConfig) -> None:
-    """Raise `Refused` unless the site answers at this hour, and runs of this strategy: before it looks at its data."""
-    policy = site.policy
-    if site.simulated:
-        return
-    now = datetime.now().astimezone()
-    if not is_open(policy.hours, now):
-        raise Refused(
-            f"this site answers in these hours only: {policy.hours}; here it is {now:%a %H:%M %Z}", code="refused.hours"
-        )
-    if policy.strategies and config.strategy not in policy.strategies.split():
-        text = f"the run has strategy {config.strategy!r}; this site accepts {policy.strategies}"
+def check_strategy(site: Site, config: RunConfig) -> None:
+    """Raise `Refused` unless the site answers runs of this strategy: before it looks at its data."""
+    accepted = site.policy.strategies
+    if not site.simulated and accepted and config.strategy_name not in accepted.split():
+        text = f"the run has strategy {config.strategy_name!r}; this site accepts {accepted}"
         raise Refused(text, code="refused.strategy")
 
 
@@ -92,9 +83,7 @@ def check_allowed(site: Site, run: str, config: RunConfig, fault: Exception) -> 
     Runs.of(site).check_allowed(run, config.unsigned(), told(fault))
 
 
-def decide(
-    ledger: Path, beginning: str, status: Status, person: str, reason: str = "", seen: str | None = None
-) -> Request:
+def decide(ledger: Path, beginning: str, status: Status, person: str, reason: str = "") -> Request:
     """Approve or refuse the request whose digest has this beginning, and record that in the site's log.
 
     An approval is written first to the log, then to the store; a refusal first to the store. So if the process is
@@ -103,7 +92,7 @@ def decide(
     Raises
     ------
     LedgerError
-        If there is no such request, or it is not in the status any more in which the person has `seen` it.
+        If there is no such request.
     """
     # Bytes of a terminal that are no text could not be stored.
     person, reason = (text.encode("utf-8", "replace").decode() for text in (person, reason))
@@ -112,10 +101,6 @@ def decide(
     # Another person may decide at the same time: the last line of the log is the decision that holds.
     with SiteLog(beside(ledger)).deciding() as decided:
         request = runs.request(beginning)
-        if seen is not None and seen != request.status:
-            who = f" by {request.person}" if request.person else ""
-            text = f"request {request.digest[:SHOWN]} has changed: it is {request.status}{who} now; look at it again"
-            raise LedgerError(text, code="ledger.decided-meanwhile")
         if status is Status.REFUSED:
             refused = runs.decide(request, status, person, reason)
             decided(request, status, person, reason)
@@ -171,7 +156,7 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             round=round,
             clients=training.clients[: config.clients_per_round],
             # A run config does not say who adds the noise; a site that accepts one has decided it.
-            release_by=_accepted(config, policy),
+            release_by=_accepted(policy),
             # These do not change the price: the run's models, and a strategy's own option.
             run=training.run,
             frozen_digest=training.frozen_digest,
@@ -179,11 +164,6 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             moments=training.moments,
         )
         differs |= _unlike(training, said, "clients_per_round")
-        if (
-            training.release_by is ReleaseBy.ANONYMOUS
-            and (least := Opening.read(content).least) < config.anonymous_least
-        ):
-            differs["anonymous_least"] = str(least)
     if evaluation is not None:
         expected = replace(
             evaluation,
@@ -203,10 +183,8 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
     return differs
 
 
-def _accepted(config: RunConfig, policy: Policy) -> ReleaseBy:
-    if policy.release is not AcceptedRelease.ANY:
-        return ReleaseBy(policy.release.value)
-    return ReleaseBy.ANONYMOUS if config.anonymous_least else ReleaseBy.CLIENT
+def _accepted(policy: Policy) -> ReleaseBy:
+    return ReleaseBy.CLIENT if policy.release is AcceptedRelease.ANY else ReleaseBy(policy.release.value)
 
 
 def _unlike(asked: Spec, said: Spec, clients: str) -> dict[str, Any]:

@@ -22,11 +22,9 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from umbel.privacy.accounting.guarantee import amount, pure_cost
-from umbel.privacy.anonymous.submission import Submission
-from umbel.privacy.anonymous.terms import Opening, Terms
-from umbel.privacy.gate import anonymous, randomness
+from umbel.privacy.gate import randomness
 from umbel.privacy.gate.charges import Account, Charge
-from umbel.privacy.gate.hypotheses import check_honest, check_hypotheses
+from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.releases import Sanitiser, check_noise, round_to_grid, sanitise
@@ -176,33 +174,12 @@ class Passage:
                 return self._by_site(task)
             case ReleaseBy.SECURE:
                 raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
-        raise Refused("anonymous releases do not leave in a reply", code="refused.anonymous")
 
     def _checked(self, task: TrainingSpec) -> int:
         """Return k; raise `Refused` if task or hypotheses violate the policy."""
         k = len(next(iter(self.hypotheses.values())))
         self.site.policy.check(task, k)
-        if self.site.policy.tripwire:
-            check_honest(self.hypotheses, self.state)
         return k
-
-    def check_anonymous(self, task: TrainingSpec, opening: Opening) -> None:
-        """Raise `Refused` if no client may release anonymously for a task; charge nothing, and read no data."""
-        site = self.site
-        self._checked(task)
-        anonymous.check(site, self.seed, task, opening)
-        site.check_priced(Sanitiser.of(site, self.hypotheses, task).release)
-        self.clients.check(task)
-
-    def train_anonymously(self, task: TrainingSpec, opening: Opening) -> list[Submission]:
-        """Return the releases of the clients within their budgets, for the relay; `check_anonymous` comes first.
-
-        Each is charged as for a release that names its client, which holds against relay and server together.
-        """
-        found = self._by_client(task, len(next(iter(self.hypotheses.values()))))
-        terms = Terms.of(opening, task, task.round, self.hypotheses)
-        paying = self.site.client_ids(tuple(compress(task.clients, found.paid)))
-        return anonymous.submissions(self.site, self.seed, terms, opening.least, found.releases, paying)
 
     def _by_client(self, task: TrainingSpec, k: int) -> Sanitised:
         """Return the release of each client within its budget."""
@@ -487,7 +464,7 @@ def _price(release: Release) -> str:
         prices = [f"an epsilon at a delta, by {release.mechanism} noise of {release.noise_multiplier:g} clip norms"]
     return (
         f"which costs {', and '.join(prices)}; limits of the site are lower or used up, or its clients released "
-        "without a guarantee before: see umbel ledger show"
+        "without a guarantee before: see umbel site journal"
     )
 
 

@@ -1,4 +1,4 @@
-"""A site's identity among the sites that list each other's keys, for secure sums and anonymous releases."""
+"""A site's identity among the sites that list each other's keys, for secure sums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from umbel.protocol.signatures import (
     line_of,
     public_half,
     public_key,
-    secret_of,
     signed,
     simulated_key,
     simulated_keys,
@@ -34,22 +33,18 @@ class Identity:
         The listed sites' keys, its own included.
     sign : callable
         Returns the site's signature of a text.
-    secret : callable
-        Returns bytes for a purpose that only this site can compute.
     """
 
     name: str
     keys: Mapping[str, PublicKey]
     sign: Callable[[bytes], bytes] = field(repr=False)
-    secret: Callable[[str], bytes] = field(repr=False)
 
     @classmethod
     def of(cls, site: Site, seed: int | None) -> Identity:
         """Return the identity of a site; `Refused` if it lists no sites, `SiteError` if not itself."""
         if site.simulated:
             key = simulated_key(seed, site.first)
-            # A simulation has no one to hide from, so any bytes do.
-            return cls(simulated_name(site.first), simulated_keys(seed, site.step), key.sign, str.encode)
+            return cls(simulated_name(site.first), simulated_keys(seed, site.step), key.sign)
         policy = site.policy
         if not (policy.parties and policy.party_key):
             text = "this site lists no sites to work with: set parties and party-key"
@@ -59,5 +54,5 @@ class Identity:
         own = line_of(public_half(path))
         for name, key_of in keys.items():
             if line_of(key_of) == own:
-                return cls(name, keys, partial(signed, key=path), partial(secret_of, path))
+                return cls(name, keys, partial(signed, key=path))
         raise SiteError(f"parties does not list the key of {path}; add this site itself", code="site.not-a-party")

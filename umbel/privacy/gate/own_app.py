@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from logging import INFO
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -19,9 +18,6 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
-from umbel.privacy.anonymous.submission import Submission
-from umbel.privacy.anonymous.terms import Opening
-from umbel.privacy.gate.anonymous import hand_over
 from umbel.privacy.gate.consent import check_admitted, most_participations, most_reports
 from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, SanitisedSums, Share
 from umbel.privacy.gate.refusals import answered, explain, refusal
@@ -33,10 +29,9 @@ from umbel.protocol import logs
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import Refused
-from umbel.protocol.flower import filled, log, with_content
+from umbel.protocol.flower import filled, with_content
 from umbel.protocol.messages import (
     SECURE,
-    acknowledgement,
     evaluation_in,
     evaluation_only,
     evaluation_reply,
@@ -49,10 +44,9 @@ from umbel.protocol.messages import (
     training_reply,
 )
 from umbel.protocol.records import Held, held_in
-from umbel.protocol.release import ReleaseBy, RowPrivacy
+from umbel.protocol.release import RowPrivacy
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
-from umbel.protocol.words import count_of
 
 _RESULT, _NODE = "result", "node"
 
@@ -100,8 +94,6 @@ class RoundGate:
     def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return a sanitised reply, or "refused"."""
 
-        outbox: list[Submission] = []
-
         def answer(site: Site, entry: Entry) -> Message:
             run, run_id = RunConfig.of(context.run_config), str(context.run_id)
             logs.about(run=context.run_id)
@@ -115,24 +107,12 @@ class RoundGate:
                 # At the end of the run, the site must know the hypotheses that the run can have found.
                 for name in run_names(msg.content):
                     Runs.of(site).note_sent(run_id, name, hypotheses)
-            return _reply(passage, msg, outbox)
+            return _reply(passage, msg)
 
-        reply = answered(msg, context, answer)
-        if outbox and not reply.has_error():  # the message is on record
-            _hand_over(context, outbox)
-        return reply
+        return answered(msg, context, answer)
 
 
-def _hand_over(context: Context, outbox: list[Submission]) -> None:
-    """Send anonymous releases to the relay. If that fails, only the node's own log says so."""
-    try:
-        hand_over(Site.of(context.node_config), outbox)
-        log(INFO, "the relay has taken %s", count_of(len(outbox), "release"))
-    except Exception as error:
-        explain("anonymous releases; their clients are charged", error)
-
-
-def _reply(passage: Passage, msg: Message, outbox: list[Submission]) -> Message:
+def _reply(passage: Passage, msg: Message) -> Message:
     """Return those results of both parts that may leave, or "refused"."""
     content: dict[str, Any] = {}
     first: Exception | None = None
@@ -141,12 +121,9 @@ def _reply(passage: Passage, msg: Message, outbox: list[Submission]) -> Message:
     except Exception as error:
         explain("train", error, passage.entry)
         return refusal(msg, error)
-    for what, part in (
-        ("train", partial(_train, share=share, outbox=outbox)),
-        ("evaluate", partial(_evaluate, share=share)),
-    ):
+    for what, part in (("train", _train), ("evaluate", _evaluate)):
         try:
-            content.update(part(passage, msg.content))
+            content.update(part(passage, msg.content, share))
         except Exception as error:  # fail closed for any error
             explain(what, error, passage.entry)
             first = first or error
@@ -161,11 +138,8 @@ def _share(passage: Passage, content: RecordDict) -> Share:
     return Share(passage, Request.read(content), training_in(content), evaluation_in(content))
 
 
-def _train(passage: Passage, content: RecordDict, share: Share | None, outbox: list[Submission]) -> RecordDict:
-    """Return what the asked training clients, if there are any, let leave outside a secure sum.
-
-    Anonymous releases go to the outbox.
-    """
+def _train(passage: Passage, content: RecordDict, share: Share | None) -> RecordDict:
+    """Return what the asked training clients, if there are any, let leave outside a secure sum."""
     task = training_in(content)
     if task is None:
         return RecordDict()
@@ -173,29 +147,11 @@ def _train(passage: Passage, content: RecordDict, share: Share | None, outbox: l
     if share is not None:
         share.train(task)
         return RecordDict()
-    if task.release_by is ReleaseBy.ANONYMOUS:
-        return _train_anonymously(passage, task, Opening.read(content), outbox)
     found = passage.train(task)
     paid = found.paid.astype(int).tolist()
     if isinstance(found, SanitisedSums):
         return site_reply(found.sums, found.counts, paid)
     return training_reply(found.releases, paid, found.choices, found.step)
-
-
-def _train_anonymously(passage: Passage, task: TrainingSpec, opening: Opening, outbox: list[Submission]) -> RecordDict:
-    """Return the acknowledgement, the same for all sites and clients once the task is accepted."""
-    passage.check_anonymous(task, opening)
-    try:
-        found = passage.train_anonymously(task, opening)
-    except Exception as error:
-        if passage.site.simulated:
-            raise
-        explain("train", error, passage.entry)
-        return acknowledgement()
-    if passage.site.simulated:
-        return acknowledgement([one.to_bytes() for one in found])
-    outbox += found
-    return acknowledgement()
 
 
 def _evaluate(passage: Passage, content: RecordDict, share: Share | None) -> RecordDict:

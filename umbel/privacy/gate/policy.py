@@ -16,12 +16,10 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from umbel.privacy.anonymous.link import address_of
-from umbel.privacy.gate.hours import windows
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused, SiteError
-from umbel.protocol.plugins import parse_pairs
+from umbel.protocol.plugins import parse_pairs, unknown_name
 from umbel.protocol.release import (
     LAPLACE,
     Clipping,
@@ -47,13 +45,11 @@ class Role(StrEnum):
 
 class AcceptedRelease(StrEnum):
     """The party that may add the noise: each client to its release, the site once for all clients, listed sites
-    together, each client to a release that the server reads without its sender, or any of them; at a site, the last
-    goes with no other."""
+    together, or any of them; at a site, the last goes with no other."""
 
     CLIENT = "client"
     SITE = "site"
     SECURE = "secure"
-    ANONYMOUS = "anonymous"
     ANY = "any"
 
 
@@ -82,11 +78,6 @@ class Personal(StrEnum):
     MIXTURE = "mixture"
     BAYES = "bayes"
     AUTO = "auto"
-    DITTO = "ditto"
-    MR_MTL = "mr-mtl"
-    APFL = "apfl"
-    FEDREP = "fedrep"
-    KNN_PER = "knn-per"
 
 
 def _flag(value: Any) -> Any:
@@ -170,13 +161,11 @@ class Policy(Settings):
         AcceptedRelease.CLIENT,
         description="client: each client's model, with separate noise; site: only sums over the site's clients, with "
         "noise added once, if the clients trust the site; secure: only sums over the sites in parties, to which each "
-        "adds a share of the noise; anonymous: each client's model, through the relay alone; any: as the run asks, but "
-        "without a relay",
+        "adds a share of the noise; any: as the run asks",
     )
     parties: Text = Field(
         "",
-        description="public keys of the sites for secure sums and anonymous releases, this one included, as "
-        '"name=key name=key"; empty for neither',
+        description='public keys of the sites for secure sums, this one included, as "name=key name=key"',
     )
     party_key: Text = Field("", description="absolute path of this site's private SSH key in parties")
     least_parties: Whole = Field(
@@ -185,17 +174,7 @@ class Policy(Settings):
     colluding_parties: Whole = Field(
         0,
         ge=0,
-        description="sites that may tell the server everything: a secure sum has enough noise, and a batch enough "
-        "releases, without theirs",
-    )
-    relay: Text = Field("", description="address of the relay for anonymous releases, as https://HOST:PORT")
-    relay_ca: Text = Field(
-        "", description="absolute path of the CA certificate of the relay's operator, who is not the server's"
-    )
-    anonymous_least: Whole = Field(
-        100,
-        ge=2,
-        description="fewest releases in a batch; the relay withholds a smaller batch if it has a release of this site",
+        description="sites that may tell the server everything: a secure sum has enough noise without theirs",
     )
     min_clients: Whole = Field(
         10, ge=1, description="fewest clients in a site's sums; a round with fewer is refused, and none is charged"
@@ -273,9 +252,6 @@ class Policy(Settings):
     strategies: Text = Field(
         "", description="strategies of a run that the site accepts, separated by spaces; all if empty"
     )
-    hours: Text = Field(
-        "", description='hours in which the site answers, as in "mon-fri 20:00-06:00, sat-sun"; always if empty'
-    )
     policy_file: Text = Field(
         "", description="absolute path of a policy.toml with these entries, which all other entries may only narrow"
     )
@@ -305,15 +281,12 @@ class Policy(Settings):
     )
     report_bound: Number = Field(1.0, gt=0, description="reports with noise are clipped to lie between 0 and this")
     keep_model: Text = Field("", description="folder for each client's best hypothesis at the end of a run")
-    personalise: Annotated[Personal, Field(strict=False)] = Field(
-        Personal.NO,
+    personalise: Text = Field(
+        Personal.NO.value,
         description="how the site personalises the kept models: no, calibrate, mixture, bayes, fine-tune, "
-        "interpolate, ditto, mr-mtl, apfl, fedrep, knn-per, or auto: the method that best suits the client's rows",
+        "interpolate, package.module:function, or auto: the method that best suits the client's rows",
     )
     personalise_epochs: Whole = Field(10, ge=1, description="epochs of such a method, if it trains")
-    tripwire: Flag = Field(
-        False, description="refuse to train hypotheses that no honest server would send: degenerate or repeated"
-    )
     noise_all_items: Flag = Field(
         False, description="in simulation: if a run has message-noise, add it to all rows, not only to changed ones"
     )
@@ -360,27 +333,22 @@ class Policy(Settings):
             value = getattr(self, f"max_{name}")
             if not (math.isinf(value) or float(value).is_integer()):
                 raise ValueError(f"max-{name.replace('_', '-')} must be a whole number, got {value}")
-        if unknown := [name for name in self.mechanisms.split() if name not in MECHANISMS and ":" not in name]:
+        if strange := [name for name in self.mechanisms.split() if name not in MECHANISMS and ":" not in name]:
             raise ValueError(
                 f"mechanisms must be {', '.join(MECHANISMS)} or package.module:Class, separated by spaces, "
-                f"got {unknown[0]!r}"
+                f"got {strange[0]!r}"
             )
         if not self.mechanisms.split():
             raise ValueError("mechanisms must name at least one")
-        windows(self.hours)
         self._check_researchers()
         if same := same_key({name: public_key(name, key) for name, key in self.party_keys.items()}):
-            # One site would count as two, and its clients twice in a batch.
+            # One site would count as two.
             raise ValueError(f"parties {' and '.join(same)} have the same key; list each site once")
         if self.release is AcceptedRelease.SECURE and not (self.parties and self.party_key):
             raise ValueError(
                 'release = "secure" needs the sites to add with, and this one\'s key: set parties, party-key'
             )
-        if self.relay:
-            self._check_relay()
-        elif self.release is AcceptedRelease.ANONYMOUS:
-            raise ValueError('release = "anonymous" needs a relay: set relay, relay-ca, parties and party-key')
-        if self.release is not AcceptedRelease.ANONYMOUS and self.colluding_parties > self.least_parties - 2:
+        if self.colluding_parties > self.least_parties - 2:
             few = f"colluding-parties = {self.colluding_parties} needs more sites in a sum"
             raise ValueError(f"{few}: set least-parties to {self.colluding_parties + 2} or more")
         if self.delta > 0 and math.isinf(self.budget):
@@ -390,9 +358,11 @@ class Policy(Settings):
         if self.protect is Protect.ROWS and math.isfinite(self.budget):
             text = 'protect = "rows" accepts models without a guarantee for the client, which no budget covers'
             raise ValueError(f'{text}: set budget = "inf", and row-budget')
-        if self.personalise is not Personal.NO and not self.keep_model:
+        if ":" not in self.personalise and self.personalise not in {*Personal}:
+            raise ValueError(unknown_name("personalise", self.personalise, Personal))
+        if self.personalise != Personal.NO and not self.keep_model:
             raise ValueError("personalise needs kept models: set keep-model, or leave personalise out")
-        if "personalise_epochs" in self.model_fields_set and self.personalise is Personal.NO:
+        if "personalise_epochs" in self.model_fields_set and self.personalise == Personal.NO:
             raise ValueError("personalise-epochs has no effect without personalise: set it, or leave both out")
         if self.report_noise_multiplier > 0 and self.reports_exactly and self.role is not Role.TRAIN:
             raise ValueError(f"report-noise-multiplier adds no noise to exact losses of role {self.role}: {_EXACT}")
@@ -400,20 +370,6 @@ class Policy(Settings):
             # It would look like a limit on the clients' reports.
             raise ValueError(f"budget, paper-budget and max-participations do not bound exact losses: {_EXACT}")
         return self
-
-    def _check_relay(self) -> None:
-        """Raise `ValueError` unless the site can send anonymous releases to its relay."""
-        address_of(self.relay)
-        if self.release is not AcceptedRelease.ANONYMOUS:
-            # A server could ask for a client's releases by name, and the anonymous ones would hide less.
-            raise ValueError(f'relay hides no sender with release = "{self.release}": set "anonymous", or leave it out')
-        if not (self.relay_ca and self.parties and self.party_key):
-            raise ValueError(
-                "relay needs its CA certificate, and the sites that use it: set relay-ca, parties, party-key"
-            )
-        if self.trainers_report:
-            # Each report names its client, and so shows how well the server's guess of its release fits.
-            raise ValueError("report-noise-multiplier names training clients, and relay hides them: leave one out")
 
     def _check_researchers(self) -> None:
         """Raise `ValueError` unless each researcher has a key, and each key one researcher."""
@@ -478,7 +434,7 @@ class Policy(Settings):
             )
         limited = hypotheses > 1 and math.isfinite(self.max_choice_epsilon)
         # A site's release always covers the choice, or its mechanism says what it lacks.
-        is_open = task.choice_epsilon == 0 and task.release_by.single
+        is_open = task.choice_epsilon == 0 and task.release_by is ReleaseBy.CLIENT
         if limited and (is_open or task.choice_epsilon > self.max_choice_epsilon):
             raise Refused(
                 f"the server asks for choice-epsilon {task.choice_epsilon:g} among {hypotheses} hypotheses; "
@@ -559,7 +515,6 @@ class Policy(Settings):
                 ReleaseBy.CLIENT: "each client's own model",
                 ReleaseBy.SITE: "sums over this site's clients",
                 ReleaseBy.SECURE: "sums over several sites",
-                ReleaseBy.ANONYMOUS: "each client's own model, through a relay",
             }[release_by]
             text = f'the server asks for {asked}; this site has release = "{self.release}"'
             raise Refused(f"{text}: {_INSTEAD[self.release]}", code="refused.release")
@@ -569,5 +524,4 @@ _INSTEAD = {
     AcceptedRelease.CLIENT: 'set release = "site", or "any", if clients trust the site',
     AcceptedRelease.SITE: "use strategy site-average",
     AcceptedRelease.SECURE: "use strategy secure-average",
-    AcceptedRelease.ANONYMOUS: "set anonymous-least in the run config",
 }

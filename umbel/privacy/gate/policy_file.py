@@ -37,12 +37,11 @@ _NARROWER: Mapping[str, Callable[[Any, Any], bool]] = {
     **dict.fromkeys(
         (
             "min-noise-multiplier", "min-row-noise-multiplier", "clip-norm-floor", "min-clients", "least-parties",
-            "colluding-parties", "anonymous-least",
+            "colluding-parties",
         ),
         lambda own, file: own >= file,
     ),
     "exact-losses": lambda own, file: own <= file,
-    "tripwire": lambda own, file: own >= file,
     "clipping": lambda own, file: own is AcceptedRadius.PUBLIC,
     "release": lambda own, file: file is AcceptedRelease.ANY,
     "protect": lambda own, file: own is Protect.BOTH,

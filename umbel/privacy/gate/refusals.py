@@ -27,14 +27,14 @@ from umbel.protocol.words import one_line
 PUBLIC = frozenset(
     f"refused.{reason}"
     for reason in (
-        "anonymous", "anonymous-least", "budget", "bundle-or-task", "by-people",
-        "choice", "clipping", "disclose-choice", "evaluations", "hours",
-        "hypotheses", "long-request", "mechanism", "message-type", "min-clients", "no-relay", "no-reports", "noise",
-        "noise-out-of-range", "old-run", "old-site", "open-choice", "other-server", "private-radius", "relay-away",
+        "budget", "bundle-or-task", "by-people",
+        "choice", "clipping", "disclose-choice", "evaluations",
+        "hypotheses", "long-request", "mechanism", "message-type", "min-clients", "no-reports", "noise",
+        "noise-out-of-range", "open-choice", "other-server", "private-radius",
         "release", "role", "row-noise", "row-rate", "rows",
         "secure-parties", "secure-round", "secure-shares", "secure-survivors", "secure-terms",
-        "signature", "strategy", "told-before", "too-late", "too-many-wait", "tripwire", "unbounded",
-        "unbounded-rows", "unknown-result", "unknown-run", "unsanitised", "waits", "work",
+        "signature", "strategy", "told-before", "too-late", "too-many-wait", "unbounded",
+        "unbounded-rows", "unknown-result", "unknown-run", "unsanitised", "version", "waits", "work",
     )
 )  # fmt: skip
 """Codes that a server reads. They depend on messages, policy, approvals and the clients' participations alone."""

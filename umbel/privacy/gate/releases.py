@@ -23,7 +23,7 @@ from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource, clip
 from umbel.protocol.arrays import Arrays, Packed, all_finite, flatten
 from umbel.protocol.errors import Refused
 from umbel.protocol.records import MOST_STEPS
-from umbel.protocol.release import NOISE_STEPS, Clipping, NoisePer, Release
+from umbel.protocol.release import NOISE_STEPS, Clipping, NoisePer, Release, ReleaseBy
 from umbel.protocol.tasks import TrainingSpec
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -292,7 +292,7 @@ class Sanitiser:
 
 def check_hidden(site: Site, task: TrainingSpec) -> None:
     """Raise `Refused` if a task's releases would leave a site with noise neither of the release nor of training."""
-    hidden = task.noise_multiplier > 0 or (task.row_privacy is not None and task.release_by.single)
+    hidden = task.noise_multiplier > 0 or (task.row_privacy is not None and task.release_by is ReleaseBy.CLIENT)
     if not (hidden or site.simulated):
         raise Refused("nothing leaves without noise", code="refused.unsanitised")
 

@@ -197,7 +197,7 @@ class Runs(Store):
 
     @property
     def _look(self) -> str:
-        return f"umbel approvals list --ledger {self.path}"
+        return f"umbel site requests --ledger {self.path}"
 
     def _check_room(self, connection: sqlite3.Connection) -> None:
         """Raise `Refused` if too many requests wait."""
@@ -224,7 +224,7 @@ class Runs(Store):
         """Return the request whose digest begins with `beginning`, at least as many digits as are shown."""
         if len(beginning) < SHOWN:
             raise LedgerError(
-                f"give the {SHOWN} digits of a request, as umbel approvals list prints them", code="ledger.short-name"
+                f"give the {SHOWN} digits of a request, as umbel site requests prints them", code="ledger.short-name"
             )
         found = [request for request in self.requests() if request.digest.startswith(beginning)]
         if len(found) != 1:

@@ -26,8 +26,8 @@ from umbel.protocol.clients import ClientInDataset, ClientOnNode, counted
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.logs import FORM
-from umbel.protocol.old_names import SETTINGS
 from umbel.protocol.plugins import TRUST
+from umbel.protocol.project import ENGINE
 from umbel.protocol.release import Protect, Release, exact
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 from umbel.protocol.signatures import server_of
@@ -44,14 +44,12 @@ SERVER_CA = "UMBEL_SERVER_CA"
 NODE_CONFIG = "UMBEL_NODE_CONFIG"
 """Environment variable with the node's configuration, for an executor that the same command starts: it believes no
 other."""
-_NO_ENTRIES = ("UMBEL_HOME", TRUST, FORM, SERVER_CA, NODE_CONFIG)
-
-_KNOWN = {*Policy.names(), *(old for old, new in SETTINGS.items() if new in Policy.names())}
+_NO_ENTRIES = ("UMBEL_HOME", TRUST, FORM, ENGINE, SERVER_CA, NODE_CONFIG)
 
 # A simulated node holds no site's data, and allows every request of a run.
 _SIMULATED: dict[str, Any] = {
     "role": "split", "min-noise-multiplier": 0.0, "clip-norm-floor": 0.0, "release": "any", "min-clients": 1,
-    "anonymous-least": 2, "clipping": "any", "max-choice-epsilon": "inf", "budget": "inf", "exact-losses": True,
+    "clipping": "any", "max-choice-epsilon": "inf", "budget": "inf", "exact-losses": True,
     "max-hypotheses": MAX_HYPOTHESES, "max-local-epochs": "inf", "max-local-steps": "inf", "max-examples": "inf",
     "max-seconds": "inf", "allow-unsanitised": True, "min-row-noise-multiplier": 0.0,
 }  # fmt: skip
@@ -107,7 +105,7 @@ class Site:
                 code="site.no-data",
             )
         # A user's other environment variables are not policy of a simulated node.
-        known = {key: environment[key] for key in _KNOWN & environment.keys() - {DATA_PATH, POLICY_FILE}}
+        known = {key: environment[key] for key in environment.keys() & {*Policy.names()} - {DATA_PATH, POLICY_FILE}}
         policy = Policy.of(_SIMULATED | known | own)
         return cls(policy, None, int(node_config["partition-id"]), int(node_config["num-partitions"]))
 
@@ -142,7 +140,7 @@ class Site:
             raise SiteError(text, code="site.insecure-seed")
         if policy.protect is Protect.ROWS and math.isinf(policy.row_budget) and not policy.insecure_seed:
             raise SiteError('protect = "rows" needs a row-budget; set it, and row-delta', code="site.row-budget")
-        _ = self.ledger_path, self.keep_model, _path("relay-ca", policy.relay_ca)
+        _ = self.ledger_path, self.keep_model
 
     @cached_property
     def ledger_path(self) -> Path | None:
@@ -252,7 +250,7 @@ def _environment() -> dict[str, Any]:
 def _app_keys(entries: Mapping[str, Any]) -> list[str]:
     """Return the entries that are only for an app of the site."""
     named = str(entries.get("app-keys", "")).split()
-    if taken := sorted(_KNOWN.intersection(named)):
+    if taken := sorted({*Policy.names()}.intersection(named)):
         raise SiteError(f"app-keys names {taken[0]}, an entry of umbel; rename the app's entry", code="site.app-keys")
     return named
 

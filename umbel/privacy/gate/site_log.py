@@ -62,10 +62,7 @@ _LONGEST_TEXT = 300  # of a text whose length a server or a path decides
 _LONGEST_ENTRY = LONGEST_NAME  # of a task
 _MOST_RANGES = 2000  # of clients in a line
 _LONGEST_END = 1 << 20  # more than two of the longest possible lines
-_KEYS = {entry.name for kind in (TrainingSpec, EvaluationSpec) for entry in fields(kind)} | {
-    "version",
-    *("radius", "radius_mode"),  # of servers before protocol 6: clip_norm and clipping
-}
+_KEYS = {"version"} | {entry.name for kind in (TrainingSpec, EvaluationSpec) for entry in fields(kind)}
 # The text of these concerns the message or the site's set-up; the text of other errors may contain data.
 _TOLD = (Refused, ProtocolError, ConfigError, SiteError, LedgerError, LogError, DiskError)
 _END = b',"hash":"'
@@ -178,7 +175,7 @@ class SiteLog:
         if not self._in_ledger(line):
             raise LogError(
                 f"the ledger {self.ledger} lacks charges that {self.path} records: it may be an older copy; take the "
-                f"log's word: umbel ledger restore {self.ledger}",
+                f"log's word: umbel site journal --repair {self.ledger}",
                 code="log.ledger-behind",
             )
 
@@ -193,11 +190,11 @@ class SiteLog:
         later: list[Line] = []
         lines = list(self.lines())
         for line in reversed(lines):
-            if line.get("charges") and self._in_ledger(line):
+            if line["charges"] and self._in_ledger(line):
                 return later[::-1]
             if line["paid"]:
                 later.append(line)
-        if lines and (before := lines[0].get("charges", 0) - lines[0]["paid"]) > 0:
+        if lines and (before := lines[0]["charges"] - lines[0]["paid"]) > 0:
             raise LogError(
                 f"{self.path} began when the ledger had {before} charges, and does not say which clients were charged; "
                 "restore a newer backup",
@@ -206,19 +203,8 @@ class SiteLog:
         return later[::-1]
 
     def restored(self) -> int:
-        """Charge again what the ledger has lost; return the number of charges. Refusals by people hold again.
-
-        Raises
-        ------
-        LogError
-            If the log does not say which clients were charged, as in lines of umbel 0.1.
-        """
+        """Charge again what the ledger has lost; return the number of charges. Refusals by people hold again."""
         lost, ledger, number = self.lost(), Ledger(self.ledger, whole=True), 0
-        if unknown := [line["number"] for line in lost if "charged" not in line]:
-            raise LogError(
-                f"line {unknown[0]} of {self.path} does not say which clients were charged; restore a newer backup",
-                code="log.no-clients",
-            )
         for line in lost:
             for one in line["charged"]:
                 release = replace(read(one["release"]), radius=one["clip_norm"])
@@ -250,10 +236,8 @@ class SiteLog:
             runs.decide(request, Status.REFUSED, person, reason)
 
     def _in_ledger(self, line: Line | None) -> bool:
-        """Return whether the ledger has the charges up to a line; lines of umbel 0.1 do not say."""
-        if line is None or not (charges := line.get("charges", 0)):
-            return True
-        return has_charge(self.ledger, charges, line["charge"])
+        """Return whether the ledger has the charges up to a line."""
+        return line is None or not line["charges"] or has_charge(self.ledger, line["charges"], line["charge"])
 
     def answered(self, entry: Entry, answered: bool) -> None:
         """Add the line of a message; on return it is on disk."""
@@ -400,6 +384,8 @@ class SiteLog:
         if end != sha256(body).hexdigest().encode() + b'"}\n':
             raise self._damaged("a line has been changed")
         line: Line = json.loads(text)
+        if "charges" not in line:
+            raise self._damaged("a line does not say how many charges the ledger had")
         return line
 
     @contextmanager
@@ -417,7 +403,8 @@ class SiteLog:
 
     def _damaged(self, fault: str) -> LogError:
         return LogError(
-            f"the log {self.path} is damaged ({fault}); look into it, then set it aside: umbel log set-aside PATH",
+            f"the log {self.path} is damaged ({fault}); look into it, then set it aside: "
+            "umbel site log --set-aside PATH",
             code="log.broken-chain",
         )
 

@@ -27,7 +27,6 @@ from umbel.privacy.gate.refusals import answered
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry
 from umbel.privacy.gate.undisclosed import Some, undisclosed
-from umbel.protocol import old_names
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError, ProtocolError, Refused, SiteError, UmbelError
@@ -45,10 +44,10 @@ _ONLY = (ClientOnNode(0),)  # the one client of the node
 _told: dict[str, int] = {}  # by run: the largest number of participations that the log has told
 # Entries of a site that only umbel's own app uses: whoever sets one would believe that it has an effect.
 _NOT_HERE = (
-    "anonymous_least", "approve", "balanced_batches", "colluding_parties", "hours", "insecure_seed", "keep_model",
+    "approve", "balanced_batches", "colluding_parties", "insecure_seed", "keep_model",
     "least_parties", "max_examples", "max_local_epochs", "max_local_steps", "max_row_rate", "max_rows",
     "min_row_noise_multiplier", "noise_all_items", "parties", "party_key", "personalise", "personalise_epochs",
-    "place", "reader", "reader_options", "relay", "relay_ca", "researchers", "strategies",
+    "place", "reader", "reader_options", "researchers", "strategies",
 )  # fmt: skip
 
 
@@ -82,8 +81,6 @@ class Gate:
         clients report: with noise (``report-noise-multiplier``), or exactly (role ``validation``).
     weighted_by_key : str
         The strategy's setting: the metric by which it weights clients. It becomes 1 for all.
-    radius : float, optional
-        The old name of `clip_norm`; it works until umbel 2.0.
 
     Raises
     ------
@@ -94,7 +91,7 @@ class Gate:
     def __init__(
         self,
         noise_multiplier: float,
-        clip_norm: float | None = None,
+        clip_norm: float,
         mechanism: str = LAPLACE,
         *,
         budget: float | None = None,
@@ -102,7 +99,6 @@ class Gate:
         frozen: str = "",
         reports: Sequence[str] = (),
         weighted_by_key: str = "num-examples",
-        radius: float | None = None,
     ) -> None:
         self._reports, self._weight = tuple(reports), weighted_by_key
         try:
@@ -110,11 +106,7 @@ class Gate:
                 text = f"frozen must be one text with patterns separated by spaces, got {frozen!r}"
                 raise ConfigError(text, code="config.frozen-patterns")
             self._frozen = frozen.split()
-            if (clip_norm is None) == (radius is None):
-                raise ConfigError("give clip_norm, the norm to which updates are clipped", code="config.clip-norm")
-            if radius is not None:
-                old_names.hint("radius", "clip_norm")
-            self._task = _task(noise_multiplier, radius if clip_norm is None else clip_norm, mechanism)
+            self._task = _task(noise_multiplier, clip_norm, mechanism)
             if budget is None and delta:
                 raise ConfigError("delta needs a budget: give budget, or leave delta out", code="config.delta")
             if (

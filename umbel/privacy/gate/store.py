@@ -1,6 +1,6 @@
 """A site's store: one SQLite file with its ledger, its memory of runs, and its clients' names.
 
-The store is made, changed and migrated in one step each. After a crash it is in the state before the step, or after.
+The store is made and changed in one step each. After a crash it is in the state before the step, or after.
 `umbel.privacy.gate.ledger` describes the tables of charges, and checks them.
 """
 
@@ -20,15 +20,13 @@ from typing import Any, Self
 
 from umbel.privacy.gate.reserve import Reserve
 from umbel.privacy.gate.site import Site
-from umbel.protocol.errors import LedgerError, UmbelError
+from umbel.protocol.errors import LedgerError
 from umbel.protocol.flower import log
 from umbel.protocol.home import free_text, is_full, make_home_of, sync
-from umbel.protocol.old_names import SETTINGS
-from umbel.protocol.run_config import RunConfig
 
 _APPLICATION = 0x554D424C  # "UMBL"
-VERSION = 5
-"""The version of the stores that this umbel writes."""
+VERSION = 1
+"""The version of the stores that this umbel writes, and the only one that it reads."""
 _NAMED = bytes.fromhex("d9d505f920a163d7")  # the end of an SQLite journal that names a journal of several databases
 _BUSY_S = 60.0
 _PAGE = 10_000  # rows that are read at once
@@ -71,25 +69,8 @@ _RUNS = {
 ) STRICT""",
     "signed": "CREATE TABLE signed (id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, run TEXT NOT NULL) STRICT",
 }
-# Version 4 did not say who decided on a request, and had no signatures.
-_WITHOUT_PEOPLE = 4
-_REQUESTS_4 = """CREATE TABLE requests (
-    id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, at TEXT NOT NULL, run TEXT NOT NULL, status TEXT NOT NULL,
-    asks TEXT NOT NULL
-) STRICT"""
-_REQUEST = "id, digest, at, run, status, asks"
 _NAMES = {"clients": "CREATE TABLE clients (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT"}
 TABLES = _LEDGER | _RUNS | _NAMES
-
-# umbel 0.1 kept only the ledger in this file, and the rest in two files beside it.
-_ALONE, _RUNS_APPLICATION = 3, 0x554D4252
-_RUNS_FILE, _NAMES_FILE, _TAKEN_OVER = ".runs.sqlite", ".clients.json", ".taken-over"
-_FIELDS = {"radius": "clip_norm", "radius_mode": "clipping"}
-# Two old requests may be the same under current names. A refusal of either holds, and otherwise an approval of either.
-_SAME_REQUEST = (
-    " ON CONFLICT (digest) DO UPDATE SET status = CASE WHEN 'refused' IN (status, excluded.status) THEN 'refused' "
-    "WHEN 'approved' IN (status, excluded.status) THEN 'approved' ELSE status END"
-)
 
 
 class Store:
@@ -98,20 +79,18 @@ class Store:
     Parameters
     ----------
     path : Path
-        An existing store; see `create` and `of`. A store of an earlier version is migrated.
+        An existing store; see `create` and `of`.
 
     Raises
     ------
     LedgerError
-        If the file is not a store, or is damaged. It stays unchanged: a site that lost its ledger must decide itself
-        how much its clients have spent.
+        If the file is not a store, is of another version, or is damaged. It stays unchanged: a site that lost its
+        ledger must decide itself how much its clients have spent.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # If there is a journal, the header may be that of a migration that SQLite is about to roll back.
-        if self._version_in_header() < VERSION or Path(f"{path}-journal").exists():
-            self._migrate()
+        self._check_header()
 
     @classmethod
     def create(cls, path: Path) -> Self:
@@ -189,14 +168,8 @@ class Store:
 
     def _check_schema(self, connection: sqlite3.Connection) -> None:
         """Raise unless the tables are a store's."""
-        [[version]] = connection.execute("PRAGMA user_version")
-        tables = {
-            _ALONE: [sql.replace("clip_norm", "radius") for sql in _LEDGER.values()],
-            _WITHOUT_PEOPLE: [*(TABLES | {"requests": _REQUESTS_4, "signed": ""}).values()],
-            VERSION: [*TABLES.values()],
-        }
         schema = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql")
-        if [sql for (sql,) in schema] != sorted(filter(None, tables.get(version, []))):
+        if [sql for (sql,) in schema] != sorted(TABLES.values()):
             raise self._damaged("its tables are not a ledger's")
 
     def _check_integrity(self, connection: sqlite3.Connection, *tables: str) -> None:
@@ -206,8 +179,8 @@ class Store:
             if faults != ["ok"]:
                 raise self._damaged(str(faults[0]).splitlines()[-1])
 
-    def _version_in_header(self) -> int:
-        """Return the file's version; raise unless the file is a store of a supported version.
+    def _check_header(self) -> None:
+        """Raise unless the file is a store of this version.
 
         Nothing is written: SQLite would roll back an interrupted change, and a file that is not umbel's must stay
         unchanged.
@@ -217,7 +190,7 @@ class Store:
             application, version = _header(path)
         except FileNotFoundError:
             raise LedgerError(
-                f"there is no ledger {path}; name another, or make a new one: umbel ledger create {path}",
+                f"there is no ledger {path}; name another, or make a new one: umbel site journal --create {path}",
                 code="ledger.missing",
             ) from None
         except OSError as error:
@@ -226,35 +199,12 @@ class Store:
             raise LedgerError(f"the ledger {path} is empty; restore it from a backup", code="ledger.empty")
         if application != _APPLICATION:
             raise LedgerError(f"{path} is not umbel's ledger; set another ledger-path", code="ledger.another-file")
-        if version not in (_ALONE, _WITHOUT_PEOPLE, VERSION):
+        if version != VERSION:
             raise LedgerError(
-                f"the ledger {path} has version {version}, but this umbel reads version {VERSION}; upgrade umbel",
+                f"the ledger {path} has version {version}, but this umbel reads version {VERSION}; use the umbel that "
+                "wrote it, or set another ledger-path",
                 code="ledger.version",
             )
-        return version
-
-    def _migrate(self) -> None:
-        """Bring a store of an earlier version to this one, in one transaction.
-
-        A ledger of umbel 0.1 gets the other tables, with what the files beside it hold. Charges, releases, totals and
-        hashes do not change.
-        """
-        with self._transaction(write=True) as connection:
-            [[version]] = connection.execute("PRAGMA user_version")
-            if version == VERSION:
-                return  # another process was first
-            self._check_schema(connection)
-            self._check_integrity(connection)
-            if version == _WITHOUT_PEOPLE:
-                connection.execute("ALTER TABLE requests RENAME TO older")
-                _add_tables(connection, {name: _RUNS[name] for name in ("requests", "signed")})
-                connection.execute(f"INSERT INTO requests ({_REQUEST}) SELECT {_REQUEST} FROM older")
-                connection.execute("DROP TABLE older")
-                return
-            connection.execute("ALTER TABLE charges RENAME COLUMN radius TO clip_norm")
-            _add_tables(connection, _RUNS | _NAMES)
-            _take_over(connection, self.path)
-        _set_aside(self.path)
 
 
 class Names(Store):
@@ -276,7 +226,8 @@ class Names(Store):
                     f"another process has just numbered clients in {self.path}; restart this one",
                     code="ledger.clients-changed",
                 )
-            _add_names(connection, new, len(known))
+            rows = [(number, json.dumps(name)) for number, name in enumerate(new, len(known))]
+            connection.executemany("INSERT INTO clients VALUES (?, ?)", rows)
 
 
 class NamesOnTrial:
@@ -336,29 +287,17 @@ def _make(path: Path) -> None:
         try:
             with _connected(scratch, write=True) as connection:
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-                _add_tables(connection, TABLES)
+                connection.execute(f"PRAGMA user_version = {VERSION}")
+                for table in TABLES.values():
+                    connection.execute(table)
                 connection.execute("INSERT INTO head VALUES (1, 0, ?, ?)", (bytes(32), digest_of_totals([], [])))
-                if not path.exists():
-                    _take_over(connection, path)
             with suppress(FileExistsError):
                 os.link(scratch, path)  # unlike a rename, this never replaces another process's file
                 sync(path.parent)
-                _set_aside(path)
         finally:
             scratch.unlink(missing_ok=True)
     except (OSError, sqlite3.Error) as error:
         raise LedgerError(f"the ledger {path} cannot be made: {error}", code="ledger.unusable") from error
-
-
-def _add_tables(connection: sqlite3.Connection, tables: dict[str, str]) -> None:
-    for table in tables.values():
-        connection.execute(table)
-    connection.execute(f"PRAGMA user_version = {VERSION}")
-
-
-def _add_names(connection: sqlite3.Connection, names: Sequence[int | str], first: int) -> None:
-    rows = [(number, json.dumps(name)) for number, name in enumerate(names, first)]
-    connection.executemany("INSERT INTO clients VALUES (?, ?)", rows)
 
 
 @contextmanager
@@ -398,60 +337,6 @@ def _header(path: Path) -> tuple[int, int]:
     return int.from_bytes(first[68:72], "big"), int.from_bytes(first[60:64], "big")
 
 
-# --- the files of umbel 0.1 beside the ledger
-
-
 def beside(ledger: Path) -> Path:
     """Return the path of the log of the site with that ledger."""
     return ledger.with_name(ledger.name + LOG_SUFFIX)
-
-
-def _beside(path: Path) -> tuple[Path, Path]:
-    return path.with_name(path.name + _RUNS_FILE), path.with_name(path.name + _NAMES_FILE)
-
-
-def _take_over(connection: sqlite3.Connection, path: Path) -> None:
-    """Copy the files of umbel 0.1 beside a ledger into the store; raise if they are damaged."""
-    runs, names = _beside(path)
-    try:
-        if runs.exists():
-            if _header(runs)[0] != _RUNS_APPLICATION:
-                raise ValueError(f"{runs.name} is not umbel's")
-            with _connected(runs, write=False) as old:
-                for table in _RUNS.keys() - {"signed"}:
-                    change, same = (_renamed, _SAME_REQUEST) if table == "requests" else (tuple, "")
-                    into = f"requests ({_REQUEST})" if table == "requests" else table
-                    for row in map(change, old.execute(f"SELECT * FROM {table} ORDER BY id").fetchall()):
-                        connection.execute(f"INSERT INTO {into} VALUES ({', '.join('?' * len(row))}){same}", row)
-        if names.exists():
-            known = json.loads(names.read_text(encoding="utf-8"))
-            if not isinstance(known, list) or not all(type(client) in (int, str) for client in known):
-                raise ValueError(f"{names.name} is not a list of clients")
-            _add_names(connection, known, 0)
-    except (OSError, sqlite3.Error, *_FAULTS) as error:
-        raise LedgerError(
-            f"a file of umbel 0.1 beside the ledger {path} is damaged ({error}); restore it from a backup",
-            code="ledger.damaged",
-        ) from error
-
-
-def _renamed(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a request under current names, so that an approval or refusal still applies.
-
-    Settings that umbel 0.1 did not have are at their defaults.
-    """
-    id, digest, at, run, status, text = row
-    asks = json.loads(text)
-    with suppress(UmbelError):  # a run config that is invalid now is never requested again
-        config = {SETTINGS.get(name, name): value for name, value in asks["config"].items()}
-        asks["config"] = RunConfig.parse(config).unsigned()
-        asks["differs"] = {_FIELDS.get(name, name): value for name, value in asks["differs"].items()}
-        digest, text = request_of(asks)
-    return id, digest, at, run, status, text
-
-
-def _set_aside(path: Path) -> None:
-    """Rename the files that were taken over, so that a later store does not take them over too."""
-    for file in _beside(path):
-        with suppress(FileNotFoundError):
-            os.rename(file, file.with_name(file.name + _TAKEN_OVER))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from logging import INFO, WARNING
 from typing import Any
@@ -41,7 +41,6 @@ from umbel.protocol.release import ReleaseBy
 from umbel.protocol.releases import Releases, Scores, Sums, Total
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
-from umbel.server.nodes.anonymous import Anonymous
 from umbel.server.nodes.bounds import count_deviation, furthest, furthest_sum
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.presence import Absence
@@ -115,7 +114,6 @@ class Fleet:
         self._outside = 0
         self._together: Together | None = None
         self._joint: _Joint | None = None
-        self._anonymous: Anonymous | None = None
 
     def roster(self, grid: Grid) -> Roster:
         """Return the nodes and their clients, asking them the first time."""
@@ -124,8 +122,6 @@ class Fleet:
             check_enough("clients-per-round", self.clients_per_round, roster.train)
             check_enough("validation-clients-per-round", self.run.validation_clients_per_round, roster.validation)
             self.participations, self._turns = np.zeros((2, roster.train), np.int64)
-            if self.run.anonymous_least:
-                self._anonymous = Anonymous.of(self.run, roster, self.exchange_on(grid).transport.together)
             self._roster = roster
         return self._roster
 
@@ -174,19 +170,16 @@ class Fleet:
         roster = self._look(grid, round)
         if clients is None:
             clients = self._draw(roster, round)
-        if self._anonymous is not None:
-            task = replace(task, release_by=ReleaseBy.ANONYMOUS)
         placed, self.task = roster.place(TRAIN, clients), task
         self.sent, packed = self._open(hypotheses)
-        rows = None if task.release_by.single else len(next(iter(self.sent.values())))
+        rows = None if task.release_by is ReleaseBy.CLIENT else len(next(iter(self.sent.values())))
         self._training = _asked(clients, placed, roster.names, task.disclose_choice, rows)
-        self._furthest = furthest(task, as_matrix(self.sent), self.run.max_update_norm)
+        self._furthest = furthest(task, as_matrix(self.sent), self.run.limits.update_norm)
         asked = {node: task.asking(round, locals_) for node, (_, locals_) in placed.items()}
-        messages = [
+        return [
             Message(round_request(packed, training=one), node, "train", group_id=str(round))
             for node, one in asked.items()
         ]
-        return messages if self._anonymous is None else self._anonymous.asking(messages, round)
 
     def together(
         self,
@@ -290,8 +283,9 @@ class Fleet:
     def wait(self, round: int, grid: Grid, paused: Callable[[float, float], None] = lambda *_: None) -> None:
         """Wait until enough nodes are there for a round.
 
-        They are `pause_below`, one of them with training clients. In simulation lost nodes do not return. Before the
-        first release of a run, a node that refuses is more likely to disagree with the run config than to be away.
+        They are as many as the run config's ``pause`` says, one of them with training clients. In simulation lost nodes
+        do not return. Before the first release of a run, a node that refuses is more likely to disagree with the run
+        config than to be away.
 
         Parameters
         ----------
@@ -301,28 +295,28 @@ class Fleet:
         Raises
         ------
         FleetError
-            If the nodes are missing after `max_pause` seconds, counted from the first reply that no node gave.
+            If the nodes are missing after the seconds that it allows, counted from the first reply that no node gave.
         """
         if not self.waits(grid):
             return
         roster, exchange = self._look(grid, round), self.exchange_on(grid)
-        now, told, least = time.monotonic(), -math.inf, self.run.pause_below
+        now, told, least = time.monotonic(), -math.inf, self.run.pauses.below
         # Otherwise a round whose nodes are connected, and never reply, would be repeated without end.
         began = min(now, self._unanswered_since)
         since = time.time() - (now - began)
         while not roster.enough(round, least):
             waited = time.monotonic() - began
             waits_for = f"for {roster.missing(round)}" if roster.left_out(round) else "for more nodes"
-            if waited >= self.run.max_pause:
+            if waited >= self.run.pauses.seconds:
                 raise FleetError(
-                    f"round {round} waited {in_time(waited)} {waits_for}, since fewer than pause-below = {least} can "
-                    "be asked; the run can be resumed when they are back, or with a lower pause-below",
+                    f"round {round} waited {in_time(waited)} {waits_for}, since fewer than the {least} below which "
+                    "it pauses can be asked; the run can be resumed when they are back, or with a lower pause",
                     code="nodes.away",
                 )
             if waited - told >= _TELL_S:
                 told = waited
                 text = "Paused before round %d since %s: %d of %d nodes can be asked. Waiting %s, at most until %s"
-                left, end = len(roster) - roster.left_out(round), since + self.run.max_pause
+                left, end = len(roster) - roster.left_out(round), since + self.run.pauses.seconds
                 log(WARNING, text, round, at_time(since), left, least, waits_for, at_time(end))
                 paused(since, end)
             for answer in exchange.run(self._invitations(round, exchange), _POLL_S, keep_late=("query",)):
@@ -420,27 +414,10 @@ class Fleet:
     # --- reading
 
     def releases(self, replies: Iterable[Message]) -> Releases:
-        """Return the releases in the replies to the last `ask_training`, and count participations.
-
-        Of anonymous ones the server knows no client: each asked client counts, unless its site refused.
-        """
-        if self._anonymous is not None:
-            return self._anonymously([*replies])
+        """Return the releases in the replies to the last `ask_training`, and count participations."""
         asked, answers = self._answers(replies)
         found = read_releases(answers, asked, self.sent, self._furthest)
         self._note(found.clients, found.outside)
-        return found
-
-    def _anonymously(self, replies: Sequence[Message]) -> Releases:
-        asked, answers = self._answers(replies)
-        assert self._anonymous is not None
-        found = self._anonymous.releases(self.task, self.sent, asked, answers, self._furthest)
-        # An app that crashed may have handed its releases to the relay before.
-        whole = [one for one in replies if not one.has_error() or one.error.code != ErrorCode.CLIENT_APP_CRASHED]
-        refused = {one.metadata.src_node_id for one in whole} - answers.keys()
-        charged = [its for node, its in asked.positions.items() if node not in refused]
-        self.participations[asked.clients[np.concatenate([np.zeros(0, np.int64), *charged])]] += 1
-        self._outside += len(found.outside)
         return found
 
     @property
@@ -452,7 +429,7 @@ class Fleet:
         """Return the sums in the replies to the last `ask_training`, if sites were asked for them; count as above."""
         asked, answers = self._answers(replies)
         k, n = as_matrix(self.sent).shape
-        most = partial(furthest_sum, self.task, k, n, most=self.run.max_update_norm)
+        most = partial(furthest_sum, self.task, k, n, most=self.run.limits.update_norm)
         found = read_sums(answers, asked, self.sent, most)
         self._note(found.clients, found.outside)
         return found
@@ -518,7 +495,7 @@ class Fleet:
         if answer.gone:
             self._invited.pop(answer.node, None)  # to be asked again
         names = self._roster.names
-        hosting = hosting_of(answer, self.run.max_clients_per_node, together, names, self._roster)
+        hosting = hosting_of(answer, self.run.limits.clients, together, names, self._roster)
         if hosting is None:
             return
         self._roster.join({answer.node: hosting})

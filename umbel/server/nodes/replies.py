@@ -105,7 +105,7 @@ def _take(node: int, reply: Message, asked: Asked, hypotheses: Arrays, sent: Mat
         return _Taken(reply, matrix, mine, chosen, mine[:0])
     text = (
         "left out %d of %d releases of %s, further than %.3g from the hypotheses; if its clip-norm-floor or its "
-        "data explain such long updates, raise max-update-norm"
+        "data explain such long updates, raise the update-norm of per-node"
     )
     log(WARNING, text, (~inside).sum(), len(inside), asked.names[node], furthest)
     return _Taken(reply, matrix[inside], mine[inside], chosen[inside] if asked.disclose else chosen, mine[~inside])
@@ -234,7 +234,7 @@ def read_sums(
         if not longest <= most:
             text = (
                 "left out the sums of %s: one has norm %.3g, above the %.3g that %d clients can have; if its "
-                "clip-norm-floor explains such long sums, raise max-update-norm"
+                "clip-norm-floor explains such long sums, raise the update-norm of per-node"
             )
             log(WARNING, text, asked.names[node], longest, most, len(mine))
             outside.append(mine)

@@ -332,7 +332,7 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
         queries = [Message(query(), node, "query", group_id="query", ttl=left) for node in new]
         for answer in exchange.run(queries, _POLL_S, keep_late=("query",)):
             known = answer.node in refused
-            hosting = hosting_of(answer, run.max_clients_per_node, together, exchange.names, quietly=known)
+            hosting = hosting_of(answer, run.limits.clients, together, exchange.names, quietly=known)
             if hosting is not None:
                 nodes[answer.node] = hosting
                 refused.pop(answer.node, None)
@@ -356,7 +356,7 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
                     log(WARNING, "%s splits the dataset differently from most and is left out", name)
                 hosts = f"{count_of(len(fitting), 'node')} {'hosts' if len(fitting) == 1 else 'host'}"
                 log(INFO, "%s %d training and %d validation clients", hosts, *there)
-                return Roster(fitting, run.max_node_share, exchange.names)
+                return Roster(fitting, run.limits.share, exchange.names)
         if together and parts < run.min_nodes and any(hosting.simulated for hosting in fitting.values()):
             raise FleetError(
                 f"min-nodes = {run.min_nodes}, and the simulation has {count_of(parts, 'node')}; lower it, or simulate "
@@ -430,7 +430,7 @@ def admitted(content: RecordDict, max_clients: int, together: bool) -> Hosting:
     if hosting.train + hosting.validation > max_clients and not hosting.simulated:
         raise ProtocolError(
             f"says that it hosts {hosting.train} training and {hosting.validation} validation clients, more than "
-            f"max-clients-per-node = {max_clients}",
+            f"the {max_clients} of per-node",
             code="protocol.too-many-clients",
         )
     if not (hosting.train or hosting.validation or hosting.simulated):

@@ -47,15 +47,10 @@ def moves(reason: str) -> str:
 
 PASSING = {
     "refused.waits": "its people have to approve the run",
-    "refused.hours": "it answers at other hours",
     "refused.too-many-wait": "its people have to decide on other requests first",
-    "refused.relay-away": "its relay is away",
 }
-"""Refusals that end by themselves, or by people of the site or its relay."""
-_MOVES = PASSING | {
-    "refused.old-site": "upgrade umbel at the site",
-    "refused.old-run": "start the run with a newer umbel",
-}
+"""Refusals that end by themselves, or by people of the site."""
+_MOVES = PASSING | {"refused.version": "use the same umbel on both sides"}
 
 
 def _ordered(version: str) -> list[int]:

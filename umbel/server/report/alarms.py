@@ -170,8 +170,8 @@ def why_collapsed(last: Sequence[Round]) -> str:
     if ratio < 1:
         return (
             f"Eq. 9's ratio is {ratio:.2g}: releases show which hypothesis they come from, so the clients themselves "
-            "choose this one. If strategy-options has no respawn, set respawn=3: the other hypotheses then start again "
-            "once these releases are of two kinds. If it is set, all clients look like one kind."
+            "choose this one. If the strategy has no option respawn, set respawn=3: the other hypotheses then start "
+            "again once these releases are of two kinds. If it is set, all clients look like one kind."
         )
     return (
         f"Eq. 9's ratio is {ratio:.2g}: releases are further from their hypothesis than its nearest neighbour is, so "

@@ -18,7 +18,7 @@ MAX_KINDS = 7
 """Maximum number of other groups of runs in a report."""
 
 # Settings that do not affect the result of a run.
-_NO_MATTER = {"seed", "resume", "device", "engine", "observers", "track", "track-options", "node-wait", "round-timeout"}
+_NO_MATTER = {"seed", "resume", "device", "observers", "track", "node-wait", "round-timeout"}
 _NAMED = 3  # keys in a label
 
 

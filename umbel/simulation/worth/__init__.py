@@ -69,7 +69,7 @@ def appraise(setup: Setup, state: State, kept: Arrays) -> Worth:
     found, level = list[Row | LeftOut](), Level.NOT_MEASURED
     verdict = "Not known: no validation client has two rows, one to choose a hypothesis and one to measure it."
     if clients:
-        learner = try_out(model, dataset, setup.config.device, setup.config.engine)
+        learner = try_out(model, dataset, setup.config.device)
         support, query = halves(Cohort.gather(dataset, clients, learner.device), seed)
         prior = prior_of(kept, len(next(iter(state.hypotheses.values()))))
         found = Ways(setup, learner, dataset, state, support, query, prior).compare()

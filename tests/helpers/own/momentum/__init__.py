@@ -12,7 +12,7 @@ from umbel.strategies import GroupPrivacy
 
 @dataclass(frozen=True)
 class Options:
-    """Set by ``strategy-options``."""
+    """Set behind the strategy's name."""
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     rate: Annotated[float, Field(gt=0)] = 1.0

@@ -65,41 +65,6 @@ livenessProbe: {{- toYaml . | nindent 2 }}
 exec: {command: [python, umbel/deploy/health.py, "127.0.0.1:9095/health"]}
 {{- end }}
 
-{{- define "umbel.service" -}}
-apiVersion: v1
-kind: Service
-metadata:
-  name: {{ .top.Release.Name }}
-  labels: {{- include "umbel.labels" .top | nindent 4 }}
-  {{- with .service.annotations }}
-  annotations: {{- toYaml . | nindent 4 }}
-  {{- end }}
-spec:
-  type: {{ .service.type }}
-  {{- if ne .service.type "ClusterIP" }}
-  # Connections are counted by address.
-  externalTrafficPolicy: Local
-  {{- end }}
-  selector: {{- include "umbel.selector" .top | nindent 4 }}
-  ports:
-    - {name: {{ .name }}, port: {{ .port }}, targetPort: {{ .name }}}
-{{- end }}
-
-{{- define "umbel.called" -}}
-apiVersion: networking.k8s.io/v1
-kind: NetworkPolicy
-metadata:
-  name: {{ .top.Release.Name }}
-  labels: {{- include "umbel.labels" .top | nindent 4 }}
-spec:
-  podSelector:
-    matchLabels: {{- include "umbel.selector" .top | nindent 6 }}
-  policyTypes: [Ingress, Egress]
-  ingress:
-    - ports: [{protocol: TCP, port: {{ .port }}}]
-  egress: {{- toYaml .egress | nindent 4 }}
-{{- end }}
-
 {{- define "umbel.claim" -}}
 apiVersion: v1
 kind: PersistentVolumeClaim

@@ -1,0 +1,1 @@
+"""Attacks by a curious or malicious server on releases, and audits."""

@@ -1,0 +1,293 @@
+"""An audit: the claim for a setting, beside the smallest epsilon that its canaries prove; also at the end of a run.
+
+The scores of one canary in four decide how many coins to guess; the bound uses only the others. As an observer,
+``observers = "umbel_lab.attacks.audit:Audit canaries=20000"``, it audits a run's own mechanism in the server's
+process, and the report gets the claim beside the result.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from logging import WARNING
+from typing import Annotated
+
+from pydantic import Field
+
+from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, site_release
+from umbel.privacy.mechanisms import Gaussian
+from umbel.protocol.errors import ConfigError, UmbelError
+from umbel.protocol.flower import log
+from umbel.protocol.release import LAPLACE, Clipping, Kind, Release
+from umbel.server.observer import Observer, Run, Section
+from umbel_lab.attacks.audit.bounds import best_guesses, count_right, lower_bound, most, p_value
+from umbel_lab.attacks.audit.canaries import Herd, Seen, Setting, watch
+from umbel_lab.attacks.audit.site import SiteHerd
+
+CONFIDENCE = 0.95
+"""Confidence of each lower bound."""
+
+ALARM = 1e-6
+"""A claim counts as refuted if the right guesses have a probability below this under it."""
+
+CANARIES = 50_000
+
+_PILOTS = 4  # one canary in this many
+_FEWEST = 100  # canaries
+_NUMBERS = 200_000_000  # that all canaries of a setting release at most, for the time that takes
+_TRAINED, _NUMBERS_OF_SITE = 10_000, 20_000_000  # that a site trains, one client at a time, and their data
+_MESSAGES, _MESSAGES_OF_SITE = (
+    4_000,
+    1_000,
+)  # of canaries in separate sites, each of which takes a message each time
+_ALL_NOISE = 1e6  # nu a parameter, beside which a choice is all that a release tells
+
+
+class Verdict(StrEnum):
+    """The verdict of a lower bound on a claim."""
+
+    WITHIN = "within the claim"
+    CHANCE = "above, perhaps by chance"
+    EXCEEDS = "EXCEEDS THE CLAIM"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The claim at a delta, infinite for none, and the lower bound that right guesses about canaries give.
+
+    `chance` bounds the probability of so many right guesses if the claim is true.
+    """
+
+    delta: float
+    claimed: float
+    shown: float
+    guesses: int
+    right: int
+    chance: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict."""
+        if self.shown <= self.claimed:
+            return Verdict.WITHIN
+        return Verdict.EXCEEDS if self.chance < ALARM else Verdict.CHANCE
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A setting, the number of canaries behind the bounds, and the bounds at delta = 0 and at the given delta."""
+
+    setting: Setting
+    canaries: int
+    pure: Bound
+    at_delta: Bound
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worse of the two."""
+        return max(self.pure.verdict, self.at_delta.verdict, key=list(Verdict).index)
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row of a table, for the headings of `columns`."""
+        pure, other = self.pure, self.at_delta
+        figures = (amount(pure.claimed), f"{pure.shown:.3g}", amount(other.claimed), f"{other.shown:.3g}")
+        return (self.setting.name, *figures, f"{other.right:,} of {other.guesses:,}", str(self.verdict))
+
+
+def columns(delta: float) -> tuple[str, ...]:
+    """Return the headings of a table of findings."""
+    return ("setting", "claimed, pure", "shown", f"claimed at {delta:g}", "shown", "guessed right", "verdict")
+
+
+def audit(
+    setting: Setting,
+    canaries: int = CANARIES,
+    seed: int = 0,
+    delta: float = DELTA,
+    confidence: float = CONFIDENCE,
+    as_site: bool = False,
+) -> Finding:
+    """Send canaries through the gate, and return the findings.
+
+    Fewer canaries than `canaries` take part if they would release too many values. The seed is that of all draws, the
+    gate's too, unless the canaries are a deployed site's clients (`as_site`). The confidence is that of each lower
+    bound.
+    """
+    if not 0 < delta < 1 or not 0 < confidence < 1:
+        text = f"delta and confidence must lie between 0 and 1, got {delta:g} and {confidence:g}"
+        raise ConfigError(text, code="config.out-of-range")
+    if canaries < _FEWEST:
+        raise ConfigError(f"an audit needs at least {_FEWEST} canaries, got {canaries}", code="config.too-few-canaries")
+    seen = watch(setting, affordable(setting, canaries, as_site), seed, SiteHerd if as_site else Herd)
+    claimed = guarantee(seen.account, delta)
+    assert claimed is not None, "no setting is without a guarantee"
+    return Finding(
+        setting,
+        len(seen.coins) - len(seen.coins) // _PILOTS,
+        _bound(seen, claimed.pure, 0.0, confidence),
+        _bound(seen, claimed.epsilon, delta, confidence),
+    )
+
+
+def affordable(setting: Setting, canaries: int, as_site: bool = False) -> int:
+    """Return how many of the canaries can take part in a reasonable time."""
+    limit = _NUMBERS // (setting.numbers * setting.times)
+    if as_site:
+        limit = min(_TRAINED // setting.times, _NUMBERS_OF_SITE // setting.numbers)
+    if setting.by_site:
+        limit = min(limit, (_MESSAGES_OF_SITE if as_site else _MESSAGES) // setting.times)
+    return min(canaries, max(_FEWEST, limit))
+
+
+def _bound(seen: Seen, claimed: float, delta: float, confidence: float) -> Bound:
+    pilots = len(seen.coins) // _PILOTS
+    scores, coins = seen.scores[pilots:], seen.coins[pilots:]
+    guesses = best_guesses(seen.scores[:pilots], len(coins), delta, confidence)
+    right = count_right(scores, coins, guesses)
+    chance = 1.0 if math.isinf(claimed) else p_value(len(coins), guesses, right, claimed, delta)
+    return Bound(delta, claimed, lower_bound(len(coins), guesses, right, delta, confidence), guesses, right, chance)
+
+
+def settings_of(release: Release, times: int = 1, report_noise_multiplier: float = 0.0) -> list[Setting]:
+    """Return the settings to audit for clients with such releases, once and several times."""
+    found, what = [], "update and choice" if release.chooses else "update"
+    if release.choice_epsilon:
+        # The sum of both is audited below; the cost of the choice alone must not exceed its share.
+        hidden = replace(release, noise_multiplier=_ALL_NOISE * release.n, radius=None, mechanism=LAPLACE)
+        found.append(Setting("choice alone", hidden, moves=False))
+    found.append(Setting(what, release))
+    if release.n > 1:
+        found.append(Setting(f"{what}, random directions", release, random=True))
+    if report_noise_multiplier:
+        found.append(Setting("report", None, report_noise_multiplier))
+        found.append(Setting(f"{what} and report", release, report_noise_multiplier))
+    if times > 1:
+        found.append(Setting(f"{what}, {times} times", release, report_noise_multiplier, times))
+    return found
+
+
+def training(n: int, nu: float, k: int = 1, choice_epsilon: float = 0.0, mechanism: str = LAPLACE) -> Release:
+    """Return a training release with a public clip norm."""
+    return Release(Kind.TRAIN, n, nu, Clipping.PUBLIC, mechanism=mechanism, hypotheses=k, choice_epsilon=choice_epsilon)
+
+
+def standard() -> list[Setting]:
+    """Return the settings that are audited by default: small models with meaningful claims."""
+    joint, often = training(2, 4, 2, 1.0), training(2, 16, 2, 0.25)
+    return [
+        *(Setting(f"laplace, n = {n}, nu = {nu:g}", training(n, nu)) for n, nu in _LAPLACE),
+        Setting("laplace, n = 11, nu = 5.5, random directions", training(11, 5.5), random=True),
+        *(Setting(f"gaussian, n = {n}, nu = {nu:g}", training(n, nu, mechanism=Gaussian.name)) for n, nu in _GAUSSIAN),
+        *(
+            Setting(f"choice of {k}, choice-epsilon {epsilon:g}", training(1, _ALL_NOISE, k, epsilon), moves=False)
+            for k, epsilon in _CHOICES
+        ),
+        Setting("update and choice, n = 2, nu = 4, k = 2, choice-epsilon 1", joint),
+        Setting("the same with nu = 16, choice-epsilon 0.25, 8 times", often, times=8),
+        Setting("report, nu = 1", None, 1.0),
+        Setting("update and choice as above, and report, nu = 2", joint, 2.0),
+        Setting("site, laplace, n = 1, nu = 1", site_release(training(1, 1.0))),
+        Setting("site, laplace, n = 2, nu = 4, k = 2, choice-epsilon 1", site_release(joint)),
+        Setting("site, gaussian, n = 2, nu = 2.5, k = 2", site_release(training(2, 2.5, 2, mechanism=Gaussian.name))),
+    ]
+
+
+def deployed() -> list[Setting]:
+    """Return the settings that are audited at a deployed site by default: fewer, since it trains its clients."""
+    joint = training(2, 4, 2, 1.0)
+    return [
+        Setting("laplace, n = 1, nu = 1", training(1, 1.0)),
+        Setting("laplace, n = 11, nu = 5.5, random directions", training(11, 5.5), random=True),
+        Setting("gaussian, n = 2, nu = 2.5", training(2, 2.5, mechanism=Gaussian.name)),
+        Setting("choice of 2, choice-epsilon 1", training(1, _ALL_NOISE, 2, 1.0), moves=False),
+        Setting("update and choice, n = 2, nu = 4, k = 2, choice-epsilon 1, twice", joint, times=2),
+        Setting("update and choice as above, and report, nu = 2", joint, 2.0),
+        Setting("site, laplace, n = 1, nu = 1", site_release(training(1, 1.0))),
+    ]
+
+
+_LAPLACE = ((1, 2.0), (1, 0.5), (2, 2.0), (4, 4.0), (11, 11.0), (11, 5.5))
+_GAUSSIAN = ((2, 8.0), (11, 4.0), (11, 2.5))
+_CHOICES = ((2, 1.0), (10, 2.0))
+
+
+_TITLE = "Claimed beside audited"
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """Number of canaries, and maximum of the busiest client's participations that are audited together."""
+
+    canaries: Annotated[int, Field(ge=100)] = 20_000
+    participations: Annotated[int, Field(ge=1)] = 10
+
+
+class Audit(Observer):
+    """Audits the run's task for its clients: parameters, mechanism and noise multiplier, choice.
+
+    The canaries pass the gate of the umbel that the server runs from, in the server's process. They test that gate;
+    they do not reach a site's own gate.
+    """
+
+    Options = AuditOptions
+    options: AuditOptions
+
+    def __init__(self, options: AuditOptions | None = None) -> None:
+        super().__init__(options)
+        self.findings: list[Finding] = []
+        self.reason = ""
+
+    def at_end(self, run: Run) -> None:
+        """Audit, if there is a claim."""
+        release = run.setup.release
+        if why := gap(release):
+            self.reason = f"Nothing is claimed, since {why}. So there is nothing to audit."
+            return
+        # The price does not depend on the clip norm; the gate may.
+        release = replace(release, radius=run.setup.config.schedule.at(1))
+        most_often = max((entry.max_participations for entry in run.state.history), default=1)
+        times = max(1, min(most_often, self.options.participations))
+        try:
+            for setting in settings_of(release, times):
+                self.findings.append(audit(setting, self.options.canaries, run.setup.config.seed))
+        except UmbelError as error:
+            # The run is over and good; its result must not be lost for this.
+            log(WARNING, "the audit could not be made: %s", error)
+            self.findings, self.reason = [], f"The audit could not be made: {error.text}."
+        for finding in self.findings:
+            if finding.verdict is Verdict.EXCEEDS:
+                log(WARNING, "the audit of this run's mechanism (%s) exceeds what is claimed", finding.setting.name)
+
+    def section(self) -> Section | None:
+        """Return the claims and the results; None for a run that has not been audited."""
+        if self.reason:
+            return Section(_TITLE, (self.reason,))
+        if not self.findings:
+            return None
+        exceeding = sum(finding.verdict is Verdict.EXCEEDS for finding in self.findings)
+        outcome = (
+            f"{exceeding} of {len(self.findings)} EXCEED the claim: the gate, the mechanism or the account has a fault."
+            if exceeding
+            else "None exceeds its claim beyond chance."
+        )
+        lead = (
+            "Canary clients, each with one of two opposite data sets, went through the gate with this run's mechanism. "
+            f"From their releases, an auditor guessed each one's data set. {outcome} Each result is a lower bound on "
+            f"epsilon at a confidence of {CONFIDENCE:.0%}; a low one does not prove the claim. The gate is that of the "
+            "machine that ran the server."
+        )
+        return Section(_TITLE, (lead, *map(_sentence, self.findings)))
+
+
+def _sentence(finding: Finding) -> str:
+    pure, other = finding.pure, finding.at_delta
+    limit = most(other.guesses)
+    beyond = f" This many guesses cannot show more than {limit:.3g}." if other.claimed > limit else ""
+    name = finding.setting.name
+    return (
+        f"{name[:1].upper()}{name[1:]}: claimed epsilon {amount(other.claimed)} at delta "
+        f"{other.delta:g}, shown {other.shown:.3g}; claimed pure {amount(pure.claimed)}, shown {pure.shown:.3g}. "
+        f"{other.right:,} of {other.guesses:,} guesses among {finding.canaries:,} canaries were right: "
+        f"{finding.verdict}.{beyond}"
+    )

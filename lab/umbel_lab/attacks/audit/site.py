@@ -1,0 +1,136 @@
+"""Canary clients of a deployed site, which is asked through its own executor.
+
+The site has data and a ledger on disk, and umbel's own ClientApp trains the canaries. Their noise comes from the
+operating system's entropy, the smallest radius applies, and releases are rounded to the public grid and travel as
+16-bit steps if these suffice. The site's policy accepts each setting that can be audited, so that no limit interferes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from flwr.app import Message, RecordDict
+from numpy.typing import NDArray
+
+from umbel import models
+from umbel.client.app import app
+from umbel.client.executor import load
+from umbel.data import Manifest, offsets_of, write_dataset
+from umbel.privacy.gate.ledger import Ledger
+from umbel.protocol.clients import ClientOnNode
+from umbel.protocol.flower import CLIENT_TASK
+from umbel.protocol.logs import quiet
+from umbel.protocol.messages import round_request
+from umbel.protocol.records import pack
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+from umbel.simulation.grid import InProcessGrid
+from umbel_lab.attacks.audit.canaries import Herd
+from umbel_lab.attacks.audit.pairs import BEYOND, BOUND, Coins, Matrix
+
+_BUNDLE = b"canaries"  # the bundle that the site has reviewed
+_ANY = {
+    "role": "train", "clipping": "public", "release": "any", "min-clients": 2, "min-noise-multiplier": 1e-6,
+    "clip-norm-floor": 1e-9, "max-choice-epsilon": "inf", "budget": "inf", "delta": 0.0, "paper-budget": "inf",
+    "max-participations": "inf", "max-evaluations": "inf", "max-evaluations-in-all": "inf", "max-examples": "inf",
+    "max-seconds": "inf", "approve": "policy", "app": "", "insecure-seed": False,
+    "bundle": sha256(_BUNDLE).hexdigest(),
+}  # fmt: skip
+_ROWS = 103  # purpose of draws, as in `canaries`
+# Distance of targets above predictions, and below: beyond the bound of reports, and near 0 or not.
+_ABOVE, _BELOW, _NEXT_TO = 10 * BOUND, BOUND, 1e-3 * BOUND
+
+
+class SiteGrid(InProcessGrid):
+    """A site with data, whose executor answers in this process."""
+
+    def _answer(self, message: Message) -> Message:
+        with quiet():  # each message says where its noise comes from
+            reply = load(CLIENT_TASK, _BUNDLE)(message, self.contexts[message.metadata.dst_node_id])
+        self.numbered(reply)
+        return reply
+
+
+class SiteHerd(Herd):
+    """Canaries that are clients of a deployed site; each has one row, for a linear model.
+
+    A row is the direction of the canary's updates. The coin places the target above or below the prediction of the best
+    hypothesis, so that the gradient points one way or the other. When canaries change sides, the site serves other data
+    with the same ledger.
+    """
+
+    less_shared = True
+
+    def _node(self) -> InProcessGrid:
+        self._home = TemporaryDirectory(prefix="umbel-audit-")
+        release, home = self._setting.release, Path(self._home.name)
+        n = release.n if release else 1
+        self._model = models.load(f"linear inputs={n} outputs=1", "mse", "1.bias")
+        self._rows = self._drawn(n)
+        for side in (1, -1):
+            self._write(self._data(side), side * self.coins)
+        Ledger.create(home / "ledger.sqlite")
+        policy = _ANY | {"max-hypotheses": release.hypotheses if release else 1, **self._reports}
+        if release:
+            policy["mechanisms"] = release.mechanism
+        own = {"data-path": str(self._data(1)), "ledger-path": str(home / "ledger.sqlite")}
+        return SiteGrid(app, {"seed": self._seed, "device": "cpu"}, node_configs=[policy | own])
+
+    def _data(self, side: int) -> Path:
+        return Path(self._home.name) / ("data" if side > 0 else "other-side")
+
+    def _drawn(self, n: int) -> Matrix:
+        """Return the directions (canaries, n), or (1, n) for all: away from all hypotheses but the first."""
+        drawn = np.eye(1, n)
+        if self._setting.random:
+            drawn = np.random.default_rng([self._seed, _ROWS]).standard_normal((len(self.coins), n))
+            drawn[:, 0] = np.abs(drawn[:, 0]) + 1
+        unit: Matrix = -drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+        return unit
+
+    def _write(self, folder: Path, coins: Coins) -> None:
+        """Write the data of the site's clients; those that are not canaries have no update."""
+        everybody = np.zeros(len(coins) * self._step, np.int64)
+        everybody[:: self._step] = coins
+        rows = np.repeat(np.broadcast_to(self._rows, (len(coins), self._rows.shape[1])), self._step, axis=0)
+        targets = np.full(len(everybody), float(self._model.frozen_values["1.bias"]))
+        if self._training:
+            targets += (rows * self._training.hypotheses[self._training.best(everybody)]).sum(axis=1)
+        if not self._training or self._training.moves:
+            targets += np.select([everybody > 0, everybody < 0], [_ABOVE, -self._below], 0.0)
+        clients = len(everybody)
+        manifest = Manifest(
+            name="canaries", clients=clients, split={"train": clients, "validation": 0}, model=self._model.name,
+            loss="mse", metric="rmse", frozen="1.bias",
+        )  # fmt: skip
+        write_dataset(folder, manifest, rows.astype(np.float32), targets.astype(np.float32), offsets_of([1] * clients))
+
+    @property
+    def _below(self) -> float:
+        return _NEXT_TO if self._report else _BELOW
+
+    @property
+    def _directions(self) -> Matrix:
+        return self._rows[self._some.start : self._some.stop] if self._setting.random else self._rows
+
+    def _ledger(self) -> Ledger:
+        return Ledger(Path(self._home.name) / "ledger.sqlite")
+
+    def _request(
+        self, hypotheses: NDArray[np.float32], task: TrainingSpec | None, evaluation: EvaluationSpec | None
+    ) -> RecordDict:
+        (context,) = self._grid.contexts.values()
+        context.node_config["data-path"] = str(self._data(self._side))
+        digest = self._model.frozen_digest
+        if task:
+            # The gradient of a squared error is twice the error.
+            task = replace(task, step_size=BEYOND * task.clip_norm / (2 * self._below), frozen_digest=digest)
+        if evaluation:
+            # A node counts clients that report after all that train.
+            trained = len(self.coins) * self._step
+            clients = tuple(ClientOnNode(trained + client) for client in evaluation.clients)
+            evaluation = replace(evaluation, clients=clients, frozen_digest=digest)
+        return round_request(pack({"1.weight": hypotheses[:, None]}), task, evaluation)

@@ -1,0 +1,208 @@
+"""Commands: ``umbel experiment`` with the papers' experiments, and the frontier.
+
+An experiment is a module with `specs`, the runs and their arms; `tables`, which makes tables of results; and, if a run
+is not `umbel.simulation.measured.finish`, `play`. A module without `specs` has no runs: its `tables` do the work.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import click
+import typer
+
+from umbel.data import find_dataset
+from umbel.protocol.cli import command_group, errors_in_one_line
+from umbel.protocol.home import umbel_home
+from umbel.simulation.measured import Spec, finish
+from umbel.simulation.sweep import FIRST_SEED, Result, done, pack, sweep, unpack
+from umbel_lab.experiments import (
+    attacks,
+    audits,
+    centaur,
+    dlg,
+    femnist_full,
+    frontier,
+    handwriting,
+    hospital,
+    methods,
+    pac,
+    page,
+    recommender,
+    secure_sums,
+    synthetic,
+)
+from umbel_lab.experiments.tables import good, trained
+
+app = command_group("The papers' experiments, and the frontier.")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A module, what it is about, and further arguments of its `specs`."""
+
+    module: ModuleType
+    text: str
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+
+_FRONTIER = "Accuracy against a client's epsilon, and without a guarantee: "
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "synthetic": Experiment(synthetic, "Two linear models in the plane: figures 1 and 2, over many seeds."),
+    "hospital": Experiment(hospital, "Hospital charges: figures 3 and 4, and the privacy budgets of Table 1."),
+    "femnist": Experiment(handwriting, "Handwritten characters: the accuracies of Table 2.", {"dataset": "femnist"}),
+    "qmnist": Experiment(handwriting, "Handwritten digits: Table 2 on a smaller dataset.", {"dataset": "qmnist"}),
+    "femnist-full": Experiment(femnist_full, "Table 2 at full length: all images, up to 500 rounds."),
+    "dlg": Experiment(dlg, "One image of FEMNIST, read from releases by deep leakage from gradients: figure 5."),
+    "pac": Experiment(pac, "PAC identifiability: Theorems 1 to 3, the Laplace release, Proposition 1."),
+    "recommender": Experiment(recommender, "A recommender beside baselines, on the rows of newcomers."),
+    "attacks": Experiment(attacks, "The main results of umbel attack: images and local vectors read from releases."),
+    "audits": Experiment(audits, "Other projects' filters and mechanisms: their claims, and what their noise gives."),
+    "frontier-hospital": Experiment(frontier, _FRONTIER + "hospitals.", {"task": "hospital"}),
+    "frontier-hospital-services": Experiment(
+        frontier, _FRONTIER + "hospitals, services as columns.", {"task": "hospital-services"}
+    ),
+    "frontier-qmnist-features": Experiment(frontier, _FRONTIER + "handwriting.", {"task": "qmnist-features"}),
+    "methods": Experiment(methods, "Methods of personalisation, by guarantee: client, site, secure and row release."),
+    "secure-sums": Experiment(secure_sums, "Secure sums over 20 sites, beside one trusted sum and site release."),
+    "centaur": Experiment(centaur, "Handwriting with a guarantee: users with few digits each, and local heads."),
+}
+
+
+def _add(name: str, experiment: Experiment) -> None:
+    def command(
+        seeds: Annotated[
+            int | None, typer.Option(min=1, help="Runs of each kind.", show_default="as in the paper")
+        ] = None,
+        first: Annotated[int, typer.Option("--first-seed", min=0, help="The first seed.")] = FIRST_SEED,
+        rounds: Annotated[
+            int | None, typer.Option(min=1, help="Maximum rounds of a run.", show_default="as configured")
+        ] = None,
+        quick: Annotated[
+            bool, typer.Option("--quick", help="Only a small part, in at most a minute, as a test.")
+        ] = False,
+        out: Annotated[
+            Path | None,
+            typer.Option(help="Folder for tables, figures and runs.", show_default="$UMBEL_HOME/experiments/NAME"),
+        ] = None,
+        workers: Annotated[
+            int | None, typer.Option(min=1, help="Parallel runs on this machine.", show_default="one per core")
+        ] = None,
+        tables: Annotated[bool, typer.Option("--tables", help="Start no runs: make tables of finished ones.")] = False,
+        keep: Annotated[
+            bool,
+            typer.Option("--keep", help="Keep finished runs that other code or versions made; the tables name them."),
+        ] = False,
+    ) -> None:
+        folder, module = _folder(out, name, quick), experiment.module
+        if not hasattr(module, "specs"):
+            with errors_in_one_line():
+                _write(name, folder, [first], quick, partial(module.tables, first, folder, quick))
+            typer.echo(folder / "table.md")
+            return
+        given = {"seeds": seeds or (getattr(module, "QUICK_SEEDS", 1) if quick else module.SEEDS), "first": first}
+        run = partial(done, keep=keep) if tables else partial(sweep, workers=workers, keep=keep)
+        _run(name, experiment, folder, run, rounds, given | {"quick": quick})
+
+    app.command(name, help=experiment.text)(command)
+
+
+for _name, _experiment in EXPERIMENTS.items():
+    _add(_name, _experiment)
+
+
+@app.command("pack")
+def run_pack(
+    name: Annotated[str, typer.Argument(help="Name of the experiment.")],
+    file: Annotated[Path, typer.Argument(help="File to write, or - for standard output.", allow_dash=True)],
+) -> None:
+    """Write the results of an experiment's runs, without their arrays, into one small file."""
+    lines = [f"{line}\n" for line in pack(_folder(None, name, False))]
+    with click.open_file(str(file), "w", encoding="utf-8", atomic=True) as target:
+        target.writelines(lines)
+    typer.echo(f"{len(lines)} runs", err=True)
+
+
+@app.command("unpack")
+def run_unpack(
+    name: Annotated[str, typer.Argument(help="Name of the experiment.")],
+    file: Annotated[Path, typer.Argument(help="File that umbel experiment pack wrote.", exists=True, dir_okay=False)],
+) -> None:
+    """Unpack runs for the experiment, which then need not repeat them with the same code."""
+    with errors_in_one_line():
+        names = unpack(file.read_text(encoding="utf-8").splitlines(), _folder(None, name, False))
+    typer.echo(f"{len(names)} runs")
+
+
+@app.command("page")
+def run_page(
+    names: Annotated[list[str], typer.Argument(help=f"Of {', '.join(page.SOURCES)}.", show_default="none")] = [],  # noqa: B006
+) -> None:
+    """Copy the tables of experiments into docs/results, and write the pages that have them."""
+    with errors_in_one_line():
+        for name in names:
+            page.take(name, _folder(None, name, False))
+        typer.echo("\n".join(map(str, page.write())))
+
+
+def _run(
+    name: str, experiment: Experiment, folder: Path, run: Any, rounds: int | None, given: Mapping[str, Any]
+) -> None:
+    """Do an experiment's remaining runs, and write the results."""
+    module, quick = experiment.module, given["quick"]
+    try:
+        with errors_in_one_line():
+            page.commit_of(quick=quick)  # before hours of work
+            specs = shortened(module.specs(folder, **given, **experiment.given), rounds)
+            for dataset in {spec.config["dataset"] for spec in specs}:
+                find_dataset(dataset)  # a missing one is named before any work
+            results: list[Result] = run(specs, folder, getattr(module, "play", finish))
+            if any_good := bool(trained(good(results))):
+                finished = [result.spec.config["seed"] for result in results]
+                _write(name, folder, finished, quick, partial(module.tables, results, folder))
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped. The same command resumes it: {folder}", err=True)
+        raise typer.Exit(130) from None
+    if any_good:
+        typer.echo(folder / "table.md")
+    if failed := sum(1 for result in results if result.error):
+        typer.echo(f"{failed} of {len(results)} runs failed; the reasons are in {folder / 'failed'}", err=True)
+        raise typer.Exit(1)
+
+
+def shortened(specs: Sequence[Spec], rounds: int | None) -> list[Spec]:
+    """Return the runs with at most so many rounds; None leaves them as they are."""
+    if rounds is None:
+        return list(specs)
+    lengths = [min(rounds, spec.config.get("rounds", rounds)) for spec in specs]
+    return [replace(one, config={**one.config, "rounds": most}) for one, most in zip(specs, lengths, strict=True)]
+
+
+def _folder(out: Path | None, name: str, quick: bool) -> Path:
+    # Separate, so that a quick look does not overwrite the results of hours.
+    return out.expanduser().absolute() if out else umbel_home() / "experiments" / (f"{name}-quick" if quick else name)
+
+
+def _write(name: str, folder: Path, seeds: Iterable[int], quick: bool, tables: partial[object]) -> None:
+    """Write an experiment's tables and how they were made, and in them that a quick look is not a result."""
+    commit = page.commit_of(quick=quick)
+    tables()
+    if quick:
+        page.mark_as_quick(folder)
+    # The command as typed, without the results' folder and the number of parallel runs.
+    words = sys.argv[1:]
+    for option in {"--out", "--workers"} & {*words}:
+        del words[(at := words.index(option)) : at + 2]
+    command = shlex.join(["umbel", "experiment", *words[words[:1] == ["experiment"] :]])
+    page.stamp(name, folder, command, seeds, commit)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,311 @@
+"""Pages of results, such as ``docs/papers/reproduce.md``: handwritten text with tables from experiments.
+
+The template ``docs/papers/NAME.md.j2`` becomes the page ``docs/papers/NAME.md``.
+
+``docs/results/NAME`` keeps an experiment's tables and their origin: command, commit, seeds, and a digest of its
+settings. The current code need not have made them. Tests of saved runs pin the numbers of training. If settings,
+recipes or these numbers have changed since, the page says so under the table.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import subprocess
+import tomllib
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from jinja2 import Environment, StrictUndefined
+
+from umbel.protocol import project
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.home import write_atomically
+from umbel.protocol.project import APP
+from umbel_lab.experiments import picture
+
+DOCS = APP / "docs"
+_TEMPLATE, _RESULTS = ".md.j2", "results"
+_TABLE, _MADE, _FIGURES = "table.md", "made.toml", "figure-*.svg"  # the figures that are numbered as in the papers
+_STATED = {"delta"}
+"""Entries of run configs that decide what a run says of its guarantee, and not what it learns."""
+_PICTURE, _PICTURED = Path("pictures", "hospital.svg"), "frontier-hospital-services"
+_TITLE = "Error in predicting the cost of a hospital stay (RMSE, dollars)"
+_BELOW = "Solid: mean over hospitals. Pale: the tenth that fares worst. Ten splits of the hospitals; lower is better."
+
+_PINNED = "tests/saved_runs/runs.json.gz"  # the numbers that training gives: who changes those changes all results
+
+_LAB = Path(__file__).resolve().parents[2]  # the folder `lab` of a checkout
+_WRITERS = "umbel/datasets/femnist.py umbel/datasets/writers.py"
+_HOSPITAL = "configs/hospital.toml umbel/datasets/hospital.py"
+_FEATURES = "umbel_lab/datasets/qmnist_features.py"
+_LISTED = {
+    "synthetic": "synthetic configs/synthetic.toml umbel/datasets/synthetic.py",
+    "hospital": f"hospital {_HOSPITAL}",
+    "qmnist": "handwriting configs/qmnist.toml umbel_lab/datasets/qmnist.py umbel/datasets/writers.py",
+    "femnist": f"handwriting configs/femnist.toml {_WRITERS}",
+    "femnist-full": f"femnist_full configs/femnist.toml {_WRITERS}",
+    "frontier-hospital": f"frontier configs/hospital-epsilon-*.toml {_HOSPITAL}",
+    "frontier-hospital-services": f"frontier configs/hospital-services.toml {_HOSPITAL}",
+    "frontier-qmnist-features": f"frontier configs/qmnist-features-*.toml {_FEATURES}",
+    "centaur": f"centaur configs/qmnist-features-epsilon-2.toml {_FEATURES}",
+    "secure-sums": "secure_sums configs/hospital-services.toml configs/qmnist-features-epsilon-8.toml "
+    f"configs/synthetic.toml umbel/datasets/hospital.py umbel/datasets/synthetic.py {_FEATURES}",
+    "methods": "methods shipped_tables configs/hospital-services.toml configs/qmnist-features-epsilon-8.toml "
+    f"umbel/datasets/hospital.py {_FEATURES} umbel_lab/datasets/femnist_features.py",
+    "recommender": "recommender configs/recommender.toml umbel/datasets/movielens.py",
+    "attacks": "attacks umbel_lab/attacks/images.py umbel_lab/attacks/reconstruct.py umbel_lab/attacks/identify.py "
+    f"umbel_lab/attacks/victims.py configs/pac-attack.toml umbel/datasets/movielens.py {_WRITERS}",
+    "dlg": f"dlg umbel_lab/attacks/reconstruct.py {_WRITERS}",
+    "audits": "audits",
+    "pac": "pac",
+}
+
+
+def _listed(word: str) -> str:
+    """Return the path of a file from the root of a checkout; a word alone is a module beside this one."""
+    path = word if "/" in word else f"umbel_lab/experiments/{word}.py"
+    return f"lab/{path}" if path.startswith("umbel_lab/") else path
+
+
+SOURCES: Mapping[str, tuple[str, ...]] = {
+    name: tuple(_listed(word) for word in words.split()) for name, words in _LISTED.items()
+}
+"""By name: the files with an experiment's settings, and the recipes of its data."""
+
+FROZEN = ("attacks-on-sums", "chosen-round", "drift", "own", "public-tables", "r-dpcfl", "secure-digits", "when")
+"""Experiments whose tables are kept, but whose code is only in the history, up to the commit `LAST`."""
+LAST = "575c2756"
+
+
+def source(name: str) -> Path:
+    """Return the location of a checkout's file, of the lab or else of umbel, also where they are installed."""
+    return _LAB / name.removeprefix("lab/") if name.startswith("lab/") else project.source(name)
+
+
+def digest(name: str) -> str:
+    """Return a digest of an experiment's settings, of its recipes' settings, and of the numbers of training.
+
+    Settings are the entries of run configs, the constants of modules that are not text, and the literal constants of
+    recipes. Recipes' own tests pin their results.
+    """
+    pinned = source(_PINNED)  # missing in an installed umbel
+    content = hashlib.sha256(pinned.read_bytes() if pinned.exists() else b"")
+    for pattern in SOURCES[name]:
+        files = source(pattern)
+        for file in sorted(files.parent.glob(files.name)):
+            text = file.read_text(encoding="utf-8")
+            said: list[Any]
+            if file.suffix == ".toml":
+                said = sorted(item for item in tomllib.loads(text).items() if item[0] not in _STATED)
+            else:
+                said = _constants(text, "/datasets/" in pattern)
+            content.update(repr((file.stem, said)).encode())
+    return content.hexdigest()[:16]
+
+
+def _constants(text: str, recipe: bool) -> list[str]:
+    """Return the constants of a module's source that are not text, as code; for a recipe, only literals."""
+    found = []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [one for name in targets for one in (name.elts if isinstance(name, ast.Tuple) else [name])]
+            constant = all(isinstance(one, ast.Name) and one.id.isupper() for one in names)
+            if constant and not _is_text(node.value) and (not recipe or _is_literal(node.value)):
+                found.append(ast.unparse(node))
+    return found
+
+
+def _is_text(value: ast.expr) -> bool:
+    return isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Constant) and isinstance(value.value, str))
+
+
+def _is_literal(value: ast.expr) -> bool:
+    try:
+        ast.literal_eval(value)
+    except ValueError:
+        return False
+    return True
+
+
+def stamp(name: str, folder: Path, command: str, seeds: Iterable[int], commit: str) -> None:
+    """Write beside an experiment's table its origin: command, commit, seeds, and a digest of the settings."""
+    document = {"command": command, "commit": commit, "seeds": _ranges(seeds), "settings": digest(name)}
+    write_atomically(folder / _MADE, tomli_w.dumps(document).encode())
+
+
+def mark_as_quick(folder: Path) -> None:
+    """Say in an experiment's table that its runs are too few or too short for results."""
+    title, _, rest = (folder / _TABLE).read_text(encoding="utf-8").partition("\n")
+    said = "**A quick look** (`--quick`): fewer runs, and shorter ones. Its numbers are not results."
+    write_atomically(folder / _TABLE, f"{title}\n\n{said}\n{rest}".encode())
+
+
+def take(name: str, folder: Path, docs: Path = DOCS) -> None:
+    """Copy an experiment's tables, their origin and the papers' figures to the place where the page finds them.
+
+    Raises `ConfigError` if the experiment has no place on the page, or has not been done in this folder.
+    """
+    if name not in SOURCES:
+        text = f"the page has no experiment {name!r}; name some of {', '.join(SOURCES)}"
+        raise ConfigError(text, code="config.unknown-experiment")
+    if missing := [file for file in (_TABLE, _MADE) if not (folder / file).is_file()]:
+        text = f"{folder} has no {missing[0]}; do the experiment first: umbel experiment {name}"
+        raise ConfigError(text, code="config.not-done")
+    target = docs / _RESULTS / name
+    target.mkdir(parents=True, exist_ok=True)
+    for old in target.glob(_FIGURES):
+        old.unlink()
+    for file in (folder / _TABLE, folder / _MADE, *folder.glob(_FIGURES)):
+        write_atomically(target / file.name, file.read_bytes())
+
+
+def write(docs: Path = DOCS) -> list[Path]:
+    """Write pages and picture from their text and the kept tables, and return the paths; errors as `render`."""
+    pages = render(docs)
+    for page, text in pages.items():
+        write_atomically(page, text.encode())
+    return list(pages)
+
+
+def render(docs: Path = DOCS) -> dict[Path, str]:
+    """Return the pages and the picture as they should be; raise `ConfigError` if a text asks for a missing result.
+
+    In its text, ``{{ table(experiment, heading) }}`` is the table under a heading. With more arguments it has only the
+    rows that begin with these words, and ``without=(...)`` leaves columns out. ``{{ text(experiment, heading) }}`` is
+    what else stands there, and ``{{ made(experiment) }}`` says in a line what made them.
+
+    So that no number in a sentence is older than its table, ``{{ cell(experiment, heading, words, column) }}`` is what
+    the row that begins with these words has in a column, ``{{ sentence(experiment, heading, words) }}`` is the sentence
+    with these words, and ``{{ answers(experiment, heading) }}`` counts the verdicts.
+    ``{{ picture(experiment, figure, text) }}`` shows a figure.
+    """
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    results = _Results(docs / _RESULTS)
+    names = ("table", "text", "made", "cell", "sentence", "answers", "picture")
+    given = {name: getattr(results, name) for name in names}
+    pages = {
+        source.with_suffix(""): environment.from_string(source.read_text(encoding="utf-8")).render(given)
+        for source in sorted(docs.rglob(f"*{_TEMPLATE}"))
+    }
+    return pages | {docs / _PICTURE: _picture(results)} if (docs / _RESULTS / _PICTURED).is_dir() else pages
+
+
+def _picture(results: _Results) -> str:
+    head, _, *rows = map(_cells, results.table(_PICTURED, "Accuracy against epsilon").splitlines())
+    bars = picture.hospitals([dict(zip(head, row, strict=True)) for row in rows])
+    return picture.draw(bars, _TITLE, _BELOW)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+class _Results:
+    """The values that a page's text may use."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def table(self, name: str, heading: str, *only: str, without: Collection[str] = ()) -> str:
+        lines = [line for line in self._section(name, heading).splitlines() if line.startswith("|")]
+        head, _, *rows = map(_cells, lines)
+        firsts = [row[0] for row in rows]
+        for what, wanted, there in (("row", only, firsts), ("column", without, head)):
+            if missing := [one for one in wanted if one not in there]:
+                text = f"results/{name} has no {what} {missing[0]!r} under {heading!r}; it has {', '.join(there)}"
+                raise ConfigError(text, code="config.unknown-table")
+        kept = [line for one in only for line in lines[2:] if _cells(line)[0] == one] if only else lines[2:]
+        left = [at for at, column in enumerate(head) if column not in without]
+        return "\n".join(f"| {' | '.join(_cells(line)[at] for at in left)} |" for line in [*lines[:2], *kept])
+
+    def text(self, name: str, heading: str) -> str:
+        lines = self._section(name, heading).splitlines()
+        return "\n".join(line for line in lines if not line.startswith("|")).strip()
+
+    def cell(self, name: str, heading: str, words: Sequence[str], column: str) -> str:
+        head, _, *rows = map(_cells, self.table(name, heading).splitlines())
+        found = [row for row in rows if row[: len(words)] == [*words]]
+        if len(found) != 1 or column not in head:
+            text = f"results/{name} has {len(found)} rows {' | '.join(words)} under {heading!r}, and columns {head}"
+            raise ConfigError(text, code="config.unknown-table")
+        return found[0][head.index(column)]
+
+    def sentence(self, name: str, heading: str, words: str) -> str:
+        found = [one for one in re.split(r"(?<=\.) (?=[A-Z0-9])", self.text(name, heading)) if words in one]
+        if not found:
+            text = f"results/{name} has no sentence with {words!r} under {heading!r}"
+            raise ConfigError(text, code="config.unknown-table")
+        return found[0]
+
+    def answers(self, name: str, heading: str) -> str:
+        """Return how many claims hold, by the first column of verdicts."""
+        head, _, *rows = map(_cells, self.table(name, heading).splitlines())
+        counts = Counter(row[head.index("so here?")] for row in rows)
+        return f"{counts['yes']} yes, {counts['no']} no, {counts['open']} open"
+
+    def picture(self, name: str, file: str, text: str) -> str:
+        self._read(name, f"{file}.svg")
+        return f"![{text}](../{_RESULTS}/{name}/{file}.svg)"
+
+    def made(self, name: str) -> str:
+        said: dict[str, Any] = tomllib.loads(self._read(name, _MADE))
+        commit = said["commit"].replace("+", ", with changes that were not committed")
+        if name in FROZEN:
+            made = f"Made at commit {commit}, seeds {said['seeds']}, by the experiment `{name}`"
+            return f"{made}. The table is frozen: its code is in the history, up to commit {LAST}."
+        line = f"Made by `{said['command']}` at commit {commit}, seeds {said['seeds']}."
+        if said["settings"] != digest(name):
+            line += " **Settings, recipes or pinned numbers have changed since.**"
+        return line
+
+    def _section(self, name: str, heading: str) -> str:
+        sections = re.split(r"^## ", self._read(name, _TABLE), flags=re.MULTILINE)[1:]
+        found = {title.strip(): body.strip() for title, _, body in (one.partition("\n") for one in sections)}
+        if heading not in found:
+            text = f"results/{name} has nothing under {heading!r}; there are {', '.join(found)}"
+            raise ConfigError(text, code="config.unknown-table")
+        return found[heading]
+
+    def _read(self, name: str, file: str) -> str:
+        path = self._folder / name / file
+        if name not in (*SOURCES, *FROZEN) or not path.is_file():
+            text = f"there is no {path}; do the experiment, then: umbel experiment page {name}"
+            raise ConfigError(text, code="config.not-done")
+        return path.read_text(encoding="utf-8")
+
+
+def commit_of(tree: Path = APP, quick: bool = False) -> str:
+    """Return the commit of a checkout, by which a result names the code that made it; "unknown" outside a checkout.
+
+    Raises `ConfigError` if umbel's files or the settings are not as they were committed. A quick look is no result, and
+    then has a plus behind the commit.
+    """
+    if not (tree / ".git").exists():
+        return "unknown"
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=tree, check=False, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    commit = git("rev-parse", "--short=10", "HEAD")
+    changed = git("status", "--porcelain", "--untracked-files=all", "--", "umbel", "lab", "configs").splitlines()
+    if changed and not quick:
+        text = f"{changed[0].split(maxsplit=1)[1]} differs from commit {commit}, which the result would name"
+        text += "; commit all changes in umbel/, lab/ and configs/ first, or take a look with --quick"
+        raise ConfigError(text, code="config.modified-tree")
+    return commit + "+" * bool(changed)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Return whole numbers as text, neighbours as ranges."""
+    # Neighbours are as far from their places in the order.
+    runs = groupby(enumerate(sorted(set(numbers))), lambda one: one[1] - one[0])
+    found = ([number for _, number in run] for _, run in runs)
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in found)

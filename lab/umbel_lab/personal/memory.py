@@ -1,0 +1,262 @@
+"""kNN-Per: clients' rows in memory, so that a prediction is in part a mean of the targets of the nearest rows.
+
+Distances are Euclidean, between representations: the inputs of the model's last layer. If that layer computes several
+outputs of a row apart, such as those of the next tokens, each has its own representation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from umbel.client.cohort import Cohort
+from umbel.client.learner import Learner
+from umbel.client.personal.calibrate import numbers
+from umbel.client.personal.own import FACTOR, OFFSET, WEIGHTS, Own, mixed, row_scores, sums
+from umbel.client.personal.task import Task
+from umbel.models.fit import look
+from umbel.models.losses import Loss, Score
+from umbel.models.model import Model
+from umbel.privacy.gate.undisclosed import check_time
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.errors import ModelError
+
+NEIGHBOURS = 10
+"""Nearest rows that a prediction reads; all, if there are fewer."""
+KEYS, VALUES, SHARE = "own:keys", "own:values", "own:share"
+"""Names of arrays in a client's file; no parameter's name has a colon."""
+
+SHARES = np.append(np.linspace(0, 0.9, 10), 0.99)
+"""Shares lambda to choose from; at 1, classes that no neighbour has would be impossible."""
+
+Rows = Tensor | NDArray[Any]
+
+_AT_ONCE = 1 << 22  # distances computed together
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of each client.
+
+    Attributes
+    ----------
+    keys : ndarray of float32, shape (keys, d)
+        Representations, those of a client together.
+    values : ndarray, shape (keys, numbers)
+        Their targets: numbers as they are stored, classes as one-hot vectors.
+    lengths : ndarray of int, shape (clients,)
+        Number of keys of each client.
+    shares : ndarray, shape (clients,)
+        Share of the memory in a client's predictions, from 0 to below 1.
+    """
+
+    keys: NDArray[np.float32]
+    values: NDArray[np.float64]
+    lengths: NDArray[np.int64]
+    shares: NDArray[np.float64]
+
+    def part(self, clients: slice | NDArray[np.int64]) -> Memory:
+        """Return the memories of some clients."""
+        ends, some = self.lengths.cumsum(), np.arange(len(self.lengths))[clients]
+        keys = np.concatenate([np.arange(0), *(np.arange(ends[c] - self.lengths[c], ends[c]) for c in some)])
+        return Memory(self.keys[keys], self.values[keys], self.lengths[clients], self.shares[clients])
+
+    def arrays(self, client: int) -> Arrays:
+        """Return a client's memory as named arrays, for a file; none if it has no share in predictions."""
+        one = self.part(slice(client, client + 1))
+        return {KEYS: one.keys, VALUES: one.values, SHARE: one.shares} if one.shares[0] > 0 else {}
+
+    def told(self, learner: Learner, networks: Arrays, cohort: Cohort, outputs: Tensor) -> Tensor:
+        r"""Return the memories' predictions for the clients' rows, in the shape of the networks' outputs.
+
+        Predictions of a client whose memory has no share are 0.
+
+        Parameters
+        ----------
+        networks : dict of ndarray, each (clients, \*shape)
+        outputs : Tensor, shape (rows, \*output shape)
+        """
+        clients = np.flatnonzero((self.shares > 0) & (cohort.lengths > 0))
+        found = torch.zeros(outputs.shape, dtype=torch.float64, device=outputs.device)
+        for c in clients:
+            one, rows = slice(c, c + 1), slice(cohort.starts[c], cohort.starts[c] + cohort.lengths[c])
+            own = {name: value[one] for name, value in networks.items()}
+            queries = by_key(representations(learner, own, cohort.part(one)), outputs[rows])
+            found[rows] = self.part(one).nearest(queries).reshape(outputs[rows].shape)
+        return as_outputs(learner.model.loss, found)
+
+    def nearest(self, queries: Tensor, without: int = 0) -> Tensor:
+        """Return the mean values (queries, numbers) of the `NEIGHBOURS` keys of a single client nearest to each query.
+
+        A key at distance d has the weight ``exp(-d)``. Among keys at the same distance, the earlier counts as nearer.
+
+        Parameters
+        ----------
+        queries : Tensor, shape (queries, d)
+        without : int
+            If it is above 0, the queries are the keys. Each reads no key of the row it belongs to, of so many keys.
+        """
+        keys, values = (torch.from_numpy(one).to(queries.device) for one in (self.keys, self.values))
+        parts, size = [], max(1, _AT_ONCE // max(len(keys), NEIGHBOURS * values.shape[1]))
+        for begin in range(0, len(queries), size):
+            check_time()
+            some = queries[begin : begin + size]
+            # Not by a product of matrices, whose rounding depends on the other queries.
+            far = torch.cdist(some, keys, compute_mode="donot_use_mm_for_euclid_dist").double()
+            if without:
+                row = torch.arange(len(keys), device=far.device) // without
+                far[row[begin : begin + size, None] == row] = torch.inf
+            far, which = far.sort(dim=1, stable=True)
+            # Relative to the nearest, so that far keys have weights above 0 too.
+            weights = torch.softmax(-far[:, :NEIGHBOURS], 1)
+            parts.append((weights[..., None] * values[which[:, :NEIGHBOURS]]).sum(1))
+        return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class Remembering(Own):
+    """A predictor with a memory, which has a share in its predictions."""
+
+    memory: Memory
+
+    def arrays(self, client: int) -> Arrays:
+        """Return a client's predictor as named arrays, for a file; a memory without a share is left out."""
+        found, memory = super().arrays(client), self.memory.arrays(client)
+        if not memory or WEIGHTS in found:
+            return found | memory
+        networks = {name: value[None] for name, value in found.items()}
+        return (
+            networks
+            | {WEIGHTS: self.weights[client], FACTOR: self.factor[client], OFFSET: self.offset[client]}
+            | memory
+        )
+
+    @classmethod
+    def read(cls, arrays: Arrays, outputs: int = 1) -> Own:  # type: ignore[override]
+        """Return the predictor of one client from `arrays`, with a memory if it has one."""
+        own = Own.read({name: value for name, value in arrays.items() if name not in (KEYS, VALUES, SHARE)}, outputs)
+        if SHARE not in arrays:
+            return own
+        memory = Memory(arrays[KEYS], arrays[VALUES], np.array([len(arrays[KEYS])]), arrays[SHARE])
+        return cls(**vars(own), memory=memory)
+
+    def part(self, clients: slice | NDArray[np.int64]) -> Self:
+        """Return the predictors of some clients."""
+        return type(self)(**vars(super().part(clients)), memory=self.memory.part(clients))
+
+    def exact_outputs(self, learner: Learner, cohort: Cohort) -> Tensor:
+        """Return what `outputs` rounds to float32."""
+        found = super().exact_outputs(learner, cohort)
+        networks = {name: value[:, 0] for name, value in self.parameters.items()}
+        told = self.memory.told(learner, networks, cohort, found)
+        shares = torch.from_numpy(np.repeat(self.memory.shares, cohort.lengths)).to(learner.device)
+        return with_share(learner.model.loss, found, told, shares)
+
+
+def knn_per(task: Task) -> Own:
+    """Return ``lambda kNN(x) + (1 - lambda) w(x)``: the hypothesis w, and a mean of the targets of the nearest rows.
+
+    Marfoq, Neglia, Kameni and Vidal, *Personalized federated learning through local memorization*, ICML 2022: `Memory`
+    keeps a client's rows as their representations under w. Classes are mixed as probabilities. Lambda is the best of
+    `SHARES` if each row is left out of the memory once; the paper takes rows for validation. A client of a single row
+    gets 0, the hypothesis alone.
+    """
+    model, cohort, outputs = task.learner.model, task.cohort, task.best_outputs.double()
+    check_memory(model, cohort.features, cohort.targets)
+    own = task.networks(task.start)
+    if not len(outputs):
+        return own
+    keys = by_key(representations(task.learner, task.start, cohort), outputs)
+    of_a_row = len(keys) // len(outputs)
+    values = numbers(outputs, cohort).reshape(len(keys), -1)
+    memory = Memory(keys.cpu().numpy(), values, cohort.lengths * of_a_row, np.zeros(len(cohort)))
+    ones = [memory.part(slice(c, c + 1)) for c in np.flatnonzero(cohort.lengths)]
+    means = torch.cat([one.nearest(torch.from_numpy(one.keys).to(keys.device), of_a_row) for one in ones])
+    told, losses = as_outputs(model.loss, means.reshape(outputs.shape)), []
+    for share in SHARES:
+        both = with_share(model.loss, outputs, told, outputs.new_full((len(outputs),), share))
+        losses.append(sums(row_scores(model.loss, both.float()[None], cohort)[0], cohort.lengths))
+    best = SHARES[np.where(np.isnan(losses), np.inf, losses).argmin(0)]
+    return Remembering(**vars(own), memory=replace(memory, shares=np.where(cohort.lengths > 1, best, 0.0)))
+
+
+def with_share(loss: Score, outputs: Tensor, others: Tensor, shares: Tensor) -> Tensor:
+    r"""Mix other outputs into outputs, both (rows, \*output shape), in shares (rows,); unchanged if a share is 0."""
+    both = mixed(loss, torch.stack([outputs, others]), torch.stack([1 - shares, shares]))
+    return torch.where((shares > 0).reshape(-1, *[1] * (outputs.ndim - 1)), both, outputs)
+
+
+def check_memory(model: Model, features: Rows, targets: Rows) -> None:
+    """Raise `ModelError` if the nearest rows cannot predict for such rows, of which only shapes and types are read."""
+    shape, of_a_row = tuple(features.shape[1:]), tuple(targets.shape[1:])
+    seen, classes = look(model, shape), "int" in str(targets.dtype)
+    outputs = seen.outputs
+    one_hot = (outputs[-1],) if classes and outputs[-1] > 1 and len(of_a_row) < len(outputs) else ()
+    if math.prod(of_a_row + one_hot) != math.prod(outputs):
+        raise _unfit(model, f"has outputs of shape {outputs}, which are no mean of targets of shape {of_a_row}")
+    rows = torch.zeros(2, *shape, dtype=torch.int64 if seen.tokens else torch.float32)
+    with torch.no_grad():
+        found = last_input(model, lambda: model.apply({}, rows))
+    if len(found) != 2 or found.ndim < 2:
+        raise _unfit(model, f"gives its last layer two rows as {tuple(found.shape)}, not one along the first axis")
+
+
+def _unfit(model: Model, why: str) -> ModelError:
+    text = f"model {model.name!r} {why}; choose another method than knn-per"
+    return ModelError(text, code="model.no-neighbours")
+
+
+def representations(learner: Learner, networks: Arrays, cohort: Cohort) -> Tensor:
+    r"""Return the representation of each row by its client's network, each (clients, \*shape)."""
+
+    def of(c: Any) -> Tensor:
+        own, rows = {name: value[c] for name, value in networks.items()}, cohort.part(slice(c, c + 1)).features
+        return last_input(learner.model, lambda: learner.outputs(own, rows))
+
+    return torch.cat([of(c) for c in np.flatnonzero(cohort.lengths)])
+
+
+def last_input(model: Model, call: Callable[[], object]) -> Tensor:
+    """Return the input ``(batch, ...)`` of the last layer with shared parameters when `call` applies a model.
+
+    For a model of one layer it is the model's input. If the network does not call that layer, the innermost module
+    around it counts that it calls.
+    """
+    path = next(reversed(model.shapes)).split(".")[:-1]
+    seen: dict[int, Tensor] = {}
+    hooks = []
+    for depth in range(len(path) + 1):
+
+        def keep(_layer: nn.Module, given: tuple[Any, ...], depth: int = depth) -> None:
+            if given and isinstance(given[0], Tensor):
+                seen[depth] = given[0]
+
+        hooks.append(model.module.get_submodule(".".join(path[:depth])).register_forward_pre_hook(keep))
+    try:
+        call()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen[max(seen)]
+
+
+def by_key(representation: Tensor, outputs: Tensor) -> Tensor:
+    r"""Return representations (keys, d) from those of rows; outputs (rows, \*output shape) say how many a row has."""
+    apart = representation.shape[:-1] == outputs.shape[:-1]
+    return representation.float().flatten(0, -2) if apart else representation.float().flatten(1)
+
+
+def as_outputs(loss: Loss, means: Tensor) -> Tensor:
+    r"""Return mean values (rows, \*output shape) as outputs: logarithms of shares of classes, log-odds of labels."""
+    if loss.name == "cross-entropy":
+        return means.log()
+    if loss.name == "log":
+        return (1 + means).clamp(min=0).log() - (1 - means).clamp(min=0).log()
+    return means

@@ -1,0 +1,168 @@
+"""What an object can do tells its kind; each kind is asked for a release as its framework does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from umbel_lab.attacks.defences.worker.kinds import Asked, Kind, Refusal, kind_of, maker, required
+
+UPDATE = {"w": np.array([[3.0, 4.0]], np.float32), "b": np.zeros(2, np.float32)}
+
+
+def made(one: Any, **options: Any) -> Kind:
+    return kind_of(lambda: one, options)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda arrays: [-array for array in arrays],
+        lambda named: {name: -array for name, array in named.items()},
+        lambda flat: -flat,
+    ],
+    ids=["list", "dictionary", "flat"],
+)
+def test_a_function_takes_a_list_a_dictionary_or_a_flat_array(function: Callable[..., Any]) -> None:
+    kind = made(function)
+    assert kind.name == "function of arrays"
+    left = kind.release(Asked(UPDATE, 1)).arrays
+    assert {name: value.tolist() for name, value in left.items()} == {"w": [[-3, -4]], "b": [0, 0]}
+
+
+@pytest.mark.parametrize("one", [lambda arrays: 7, lambda arrays: arrays[:1], 7, "text"])
+def test_nothing_else_is_a_target(one: Any) -> None:
+    with pytest.raises(TypeError):
+        made(one)
+
+
+def test_a_mod_needs_three_arguments() -> None:
+    assert required(lambda msg, context, call_next: msg) == 3
+    assert required(lambda msg, context, call_next, more=1: msg) == 3
+    kind = made(lambda msg, context, call_next: call_next(msg, context))
+    found = kind.release(Asked(UPDATE, 2, loss=0.25, examples=9))
+    assert kind.name == "Flower Mod"
+    assert found.arrays["w"].tolist() == [[3, 4]]
+    assert found.others == {"metrics.train_loss": 0.25, "metrics.num-examples": 9, "client.rows": 9}
+
+
+def test_a_mod_reads_what_the_server_sent() -> None:
+    seen = []
+
+    def mod(msg: Any, context: Any, call_next: Any) -> Any:
+        seen.append(dict(msg.content.config_records["config"]))
+        return call_next(msg, context)
+
+    made(mod, clip_norm=2).release(Asked(UPDATE, 5))
+    assert (seen[0]["server-round"], seen[0]["clipping_norm"]) == (5, 2.0)
+
+
+def test_arrays_of_a_list_are_matched_by_position() -> None:
+    from flwr.app import ArrayRecord
+
+    def mod(msg: Any, context: Any, call_next: Any) -> Any:
+        reply = call_next(msg, context)
+        reply.content["arrays"] = ArrayRecord(reply.content["arrays"].to_numpy_ndarrays())
+        return reply
+
+    left = made(mod).release(Asked(UPDATE, 1)).arrays
+    assert {name: value.tolist() for name, value in left.items()} == {"w": [[3, 4]], "b": [0, 0]}
+
+
+def test_an_error_reply_is_a_refusal() -> None:
+    from flwr.clientapp.mod import fixedclipping_mod
+
+    with pytest.raises(Refusal):  # it finds no clip norm in the message
+        made(fixedclipping_mod).release(Asked(UPDATE, 1))
+    left = made(fixedclipping_mod, clip_norm=1.0).release(Asked(UPDATE, 1)).arrays
+    np.testing.assert_allclose(left["w"], [[0.6, 0.8]], rtol=1e-6)
+
+
+WRAPPER = "flwr.serverapp.strategy:DifferentialPrivacyClientSideFixedClipping"
+GIVEN = {"noise_multiplier": 0.0, "clipping_norm": 1.0, "num_sampled_clients": 4}
+
+
+def test_a_wrapper_wraps_fedavg_and_averages_the_canary_with_others() -> None:
+    make, given = maker(WRAPPER, [], GIVEN)
+    assert given == [*GIVEN]
+    kind = kind_of(make, {})
+    facts = kind.facts()
+    assert (facts["share"], facts["clips"], facts["clip_norm"], facts["deviation"]) == (0.25, False, 1.0, 0.0)
+    left = kind.release(Asked(UPDATE, 1)).arrays
+    np.testing.assert_allclose(left["w"], [[0.75, 1]], atol=0.01)
+
+
+def test_a_wrappers_clients_run_the_mod() -> None:
+    mod = ("flwr.clientapp.mod:fixedclipping_mod", None, {})
+    kind = kind_of(maker(WRAPPER, [], GIVEN)[0], {"mod": mod})
+    assert kind.facts()["clips"]
+    np.testing.assert_allclose(kind.release(Asked(UPDATE, 1)).arrays["w"], [[0.15, 0.2]], atol=0.01)
+
+
+def test_a_filter_sees_a_difference_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVFlare itself is not installed here; the stand-ins have what the worker uses of it."""
+
+    class Dxo:
+        def __init__(self, data_kind: str, data: dict[str, NDArray[Any]]) -> None:
+            self.data_kind, self.data = data_kind, data
+
+        def to_shareable(self) -> Any:
+            return {"DXO": self}
+
+    stand_ins = {
+        "nvflare.apis.dxo": {
+            "DXO": Dxo, "DataKind": SimpleNamespace(WEIGHT_DIFF="WEIGHT_DIFF"),
+            "from_shareable": lambda one: one["DXO"],
+        },
+        "nvflare.apis.fl_context": {"FLContext": SimpleNamespace},
+    }  # fmt: skip
+    for name in ("nvflare", "nvflare.apis", *stand_ins):
+        module = ModuleType(name)
+        vars(module).update(stand_ins.get(name, {}))
+        monkeypatch.setitem(sys.modules, name, module)
+
+    class Clip:
+        gamma = 2.0
+
+        def process(self, shareable: Any, context: Any) -> Any:
+            dxo = shareable["DXO"]
+            assert dxo.data_kind == "WEIGHT_DIFF"
+            return {"DXO": Dxo(dxo.data_kind, {"w": np.clip(dxo.data["w"], -self.gamma, self.gamma)})}
+
+        def get_privacy_spent(self) -> float:
+            return 3.5
+
+    kind = made(Clip())
+    left = kind.release(Asked(UPDATE, 1)).arrays
+    assert kind.facts()["box"] == 2.0
+    assert {name: value.tolist() for name, value in left.items()} == {"w": [[2, 2]]}, "b is left out"
+    assert kind.spent() == [3.5, 0.0]
+
+
+def test_an_optimizer_protects_a_row_of_its_batch() -> None:
+    """Opacus itself is not installed here; the stand-in clips and averages gradients of rows as its optimizer does."""
+
+    class Clipping:
+        noise_multiplier, max_grad_norm, expected_batch_size, loss_reduction = 0.5, 1.0, 4, "mean"
+
+        def __init__(self) -> None:
+            self.param_groups: list[dict[str, Any]] = [{"params": []}]
+
+        def step(self) -> None:
+            parameters = self.param_groups[0]["params"]
+            flat = torch.cat([one.grad_sample.reshape(4, -1) for one in parameters], dim=1)
+            factor = (self.max_grad_norm / flat.norm(dim=1).clamp(min=1e-9)).clamp(max=1)
+            for one in parameters:
+                one.grad = torch.einsum("i,i...", factor, one.grad_sample) / self.expected_batch_size
+
+    kind = made(Clipping())
+    facts = kind.facts()
+    assert (facts["share"], facts["rows"], facts["deviation"]) == (0.25, True, 0.125)
+    np.testing.assert_allclose(kind.release(Asked(UPDATE, 1)).arrays["w"], [[0.15, 0.2]], rtol=1e-6)

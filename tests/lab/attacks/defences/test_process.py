@@ -1,0 +1,163 @@
+"""A target runs in a separate process, which needs only NumPy and the target's packages, and bad input is told."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.errors import raises
+from tests.helpers.sources import LAB, ROOT
+from umbel.protocol.errors import ConfigError, NotApplicableError
+from umbel.protocol.project import OWN_PATH
+from umbel_lab.attacks.defences.process import Target, Worker
+
+pytestmark = pytest.mark.rest
+
+WORKER = ROOT / LAB / "attacks" / "defences" / "worker"
+UPDATE = np.eye(8)[:1]
+
+TARGETS = """
+import os, sys
+import numpy as np
+
+print("a target may print")
+
+def doubled(arrays):
+    return [2 * array for array in arrays]
+
+def dies(arrays):
+    os._exit(3)
+
+def fails(arrays):
+    raise ValueError("not today")
+
+GENERATOR = np.random.default_rng(5)
+
+def seeded(arrays):
+    return [array + GENERATOR.standard_normal(array.shape) for array in arrays]
+
+def hangs(arrays):
+    while True:
+        pass
+
+class Half:
+    def __init__(self, factor, *, epsilon=1.0):
+        self.factor, self.epsilon = factor, epsilon
+    def __call__(self, arrays):
+        return [self.factor * array for array in arrays]
+
+number = 7
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of targets in the user's folder."""
+    (tmp_path / "targets.py").write_text(TARGETS)
+    monkeypatch.setenv(OWN_PATH, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("a.b:C", Target("a.b:C")),
+        ("a:C.made", Target("a:C.made")),
+        ("a:C()", Target("a:C", ())),
+        ("a:C(1, x=[2, -3.5], y='z')", Target("a:C", (1,), {"x": [2, -3.5], "y": "z"})),
+    ],
+)
+def test_a_target_is_named_with_literal_arguments(text: str, target: Target) -> None:
+    assert Target.parse(text) == target
+
+
+@pytest.mark.parametrize("text", ["a", "a:", ":C", "a:C(x=y)", "a:C(x=open('z'))", "a:1", "a b:C", "a:C(", "a:C()()"])
+def test_other_text_is_no_target(text: str) -> None:
+    with raises(ConfigError, "config.audit-target", text):
+        Target.parse(text)
+
+
+def test_a_target_runs_in_another_process() -> None:
+    with Worker(Target("targets:doubled")) as worker:
+        facts = worker.open()
+        seen = worker.run(UPDATE, [0, 0], rounds=2)
+    assert facts["kind"] == "function of arrays"
+    assert facts["package"] == "targets"
+    np.testing.assert_array_equal(seen.left, 2 * np.broadcast_to(UPDATE, (2, 2, 8)))
+    assert not seen.gone.any()
+
+
+def test_arguments_are_bound_by_name() -> None:
+    with Worker(Target("targets:Half", (0.5,))) as worker:
+        assert worker.open()["given"] == ["factor"]
+        assert worker.run(UPDATE, [0]).left[0, 0, 0] == 0.5
+        assert worker.open(factor=0.25)["epsilon"] == 1.0
+        assert worker.run(UPDATE, [0]).left[0, 0, 0] == 0.25
+
+
+def test_what_a_target_raises_is_no_error_of_the_audit() -> None:
+    with Worker(Target("targets:Half", (None,))) as worker, raises(NotApplicableError, "attack.target-fails"):
+        worker.open()
+
+
+def test_two_processes_have_the_seeds_of_their_own_start() -> None:
+    left = []
+    for _ in range(2):
+        with Worker(Target("targets:seeded")) as worker:
+            worker.open()
+            left.append(worker.run(UPDATE, [0, 0]).left)
+    np.testing.assert_array_equal(*left)
+    assert not np.array_equal(left[0][0], left[0][1])
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "part"),
+    [
+        ("targets:Half", "attack.target-fails", "factor=..."),
+        ("targets:number", "attack.target-fails", "int"),
+        ("targets:none", "attack.target-fails", "none"),
+        ("targets:fails", "attack.target-fails", "not today"),
+        ("no_such_module:x", "attack.target-not-found", "no_such_module"),
+        ("targets:dies", "attack.worker-died", "a target may print"),
+    ],
+)
+def test_a_target_that_cannot_be_run_is_told(name: str, code: str, part: str) -> None:
+    with Worker(Target(name)) as worker, raises(NotApplicableError, code, part, name):
+        worker.open()
+
+
+def test_a_target_that_hangs_is_ended() -> None:
+    with Worker(Target("targets:hangs"), timeout=0.1) as worker, raises(NotApplicableError, "attack.target-hangs"):
+        worker.open()
+
+
+def test_an_error_comes_with_the_last_line_of_the_targets_own_code() -> None:
+    line = 1 + TARGETS.splitlines().index('    raise ValueError("not today")')
+    with (
+        Worker(Target("targets:fails")) as worker,
+        raises(NotApplicableError, "attack.target-fails", f"(targets.py, line {line})"),
+    ):
+        worker.open()
+
+
+def test_a_file_is_not_a_module() -> None:
+    with raises(ConfigError, "config.audit-target", "mine:Mod(1)"):
+        Target.parse("./mine.py:Mod(1)")
+
+
+def test_an_interpreter_that_is_none_is_told(tmp_path: Path) -> None:
+    with raises(NotApplicableError, "attack.no-interpreter", tmp_path):
+        Worker(Target("targets:doubled"), str(tmp_path / "python"))
+
+
+def test_a_worker_imports_only_numpy_until_it_knows_its_target() -> None:
+    allowed = {*sys.stdlib_module_names, "numpy"}
+    for file in WORKER.glob("*.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names.append(node.module or "")
+            assert {name.partition(".")[0] for name in names} <= allowed, file.name

@@ -1,0 +1,224 @@
+"""A report keeps claimed, formula, fitted and proved figures apart, and its page and JSON have all of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+
+from tests.helpers.defences import right
+from tests.helpers.defences.bench import WorkerHere
+from tests.helpers.errors import raises
+from umbel.privacy.accounting.accountant import compose
+from umbel.privacy.accounting.guarantee import DELTA
+from umbel.privacy.mechanisms.gaussian import GaussianLoss
+from umbel.privacy.mechanisms.laplace import LaplaceLoss
+from umbel.protocol.errors import ConfigError, NotApplicableError
+from umbel_lab.attacks.audit.findings import Verdict
+from umbel_lab.attacks.defences import page, report
+from umbel_lab.attacks.defences.claims import Claim, claim_of, formula
+from umbel_lab.attacks.defences.faults import Fault
+from umbel_lab.attacks.defences.laws import GAUSSIAN, LAPLACE, VECTOR
+from umbel_lab.attacks.defences.process import Target
+from umbel_lab.attacks.defences.report import Options, Report, audit
+
+pytestmark = pytest.mark.rest
+
+FEW = Options(rounds=2, canaries=300)
+RIGHT = "tests.helpers.defences.right"
+TOLD = {"epsilon": None, "delta": None, "clip_norm": None, "box": None, "order": None}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Targets run in this process, with noise from a seed."""
+    monkeypatch.setattr(report, "Worker", WorkerHere)
+    monkeypatch.setattr(right, "seeds", np.random.default_rng(30))
+
+
+@pytest.fixture(scope="module")
+def plain() -> Report:
+    """The report of a function that sends updates as they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "Worker", WorkerHere)
+        return audit(Target(f"{__name__}:as_it_is"), replace(FEW, epsilon=1.0))
+
+
+def as_it_is(arrays: list[Any]) -> list[Any]:
+    return arrays
+
+
+def silent(arrays: list[Any]) -> list[Any]:
+    if np.abs(arrays[0]).max() >= 1:
+        raise RuntimeError("too large")
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("facts", "given", "claim"),
+    [
+        (TOLD, (), Claim(None, DELTA, None, None)),
+        (TOLD | {"epsilon": 2.0}, (), Claim(2.0, 0.0, None, None)),
+        (TOLD | {"epsilon": 2.0, "delta": 1e-6, "clip_norm": 3.0}, (), Claim(2.0, 1e-6, 3.0, None)),
+        (TOLD | {"clip_norm": 3.0, "order": 1.0}, (), Claim(None, DELTA, 3.0, None, sums=True)),
+        (TOLD | {"box": 0.5}, (), Claim(None, DELTA, None, 0.5)),
+        (TOLD | {"epsilon": 2.0, "box": 0.5}, (1.0, 1e-3, 4.0), Claim(1.0, 1e-3, 4.0, None)),
+        (TOLD | {"epsilon": 0.0, "delta": 0.0}, (), Claim(0.0, 0.0, None, None)),
+        (TOLD, (None, 0.0), Claim(None, 0.0, None, None)),
+    ],
+)
+def test_a_claim_is_that_of_the_attributes_unless_the_user_gives_another(
+    facts: dict[str, Any], given: tuple[float | None, ...], claim: Claim
+) -> None:
+    assert claim_of(facts, *given) == claim
+
+
+@pytest.mark.parametrize("given", [(-1.0,), (math.inf,), (1.0, 1.0), (1.0, 0.1, -2.0), (math.nan,)])
+def test_an_impossible_claim_is_refused(given: tuple[float, ...]) -> None:
+    with raises(ConfigError, "config.audit-claim"):
+        claim_of(TOLD, *given)
+
+
+def test_formulas_are_the_accountants() -> None:
+    """Two clip norms apart in Gaussian noise; corners of a box in Laplace noise of each value."""
+    norm, box = Claim(None, 1e-5, 1.0, None), Claim(None, 1e-5, None, 0.5)
+    assert formula(norm, GAUSSIAN, 4.0, 2.0, 8, 3) == compose({GaussianLoss(0.5): 3}, 1e-5)
+    assert formula(box, GAUSSIAN, 4.0, 1.0, 9, 1) == compose({GaussianLoss(0.75): 1}, 1e-5)
+    assert formula(box, LAPLACE, 4.0, 1.0, 8, 2) == compose({LaplaceLoss(1, 0.25): 16}, 1e-5)
+    assert formula(norm, LAPLACE, 4.0, 2.0, 9, 2) == pytest.approx(0.5 * 3 * 2), "at most root n times the norm"
+    sums = Claim(None, 0.0, 1.0, None, sums=True)
+    assert formula(sums, LAPLACE, 4.0, 2.0, 9, 2) == pytest.approx(0.5 * 2)
+    assert formula(norm, VECTOR, 4.0, 2.0, 8, 3) == compose({LaplaceLoss(8, 0.5): 3}, 1e-5)
+
+
+@pytest.mark.rest
+def test_flowers_own_mod_has_the_epsilon_of_its_noise() -> None:
+    """sigma = sqrt(2 ln(1.25 / delta)) / epsilon = .4845; any two updates are 2 apart, and an update and 0 are 1."""
+    np.random.seed(31)  # noqa: NPY002
+    target = Target("flwr.clientapp.mod:LocalDpMod", (1.0, 1.0, 10.0, 1e-5))
+    found = audit(target, replace(FEW, rounds=3))
+    assert [one.formula for one in found.figures] == pytest.approx([25.44, 55.27], abs=0.01)
+    assert [one.claimed for one in found.figures] == [10.0, 10.0]
+    assert all(one.proved.shown <= one.provable <= math.log(300) for one in found.figures)
+    assert (found.law, found.kind, found.noisy, found.trusted) == (GAUSSIAN, "Flower Mod", True, False)
+
+
+def test_a_target_with_an_account_claims_what_it_says() -> None:
+    found = audit(Target(f"{RIGHT}:LaplaceFunction", (2.0,)), FEW)
+    assert [one.claimed for one in found.figures] == [2.0, 4.0]
+    assert found.claim == Claim(2.0, 0.0, None, 0.5)
+    assert (found.law, found.faults) == (LAPLACE, ())
+    assert all(2 * one.rounds <= one.formula < 2.6 * one.rounds for one in found.figures if one.formula)
+
+
+def test_rounds_after_the_end_of_a_budget_cost_nothing() -> None:
+    """The Mod refuses a second round, so its account, and the figures, stay as after the first."""
+    found = audit(Target(f"{RIGHT}:GaussianMod", (), {"rounds": 1}), replace(FEW, rounds=3))
+    first, last = found.figures
+    assert first.claimed == last.claimed == pytest.approx(20.0, rel=1e-6)
+    assert (first.formula, first.fitted) == (last.formula, last.fitted)
+    assert not found.faults
+
+
+def test_the_account_of_a_large_model_is_read_where_there_is_one() -> None:
+    given = replace(FEW, canaries=200, parameters=1000)
+    assert audit(Target(f"{RIGHT}:LaplaceFunction", (2.0,)), given).accounted == 2.0
+    assert audit(Target(f"{RIGHT}:NoiseAlone"), given).accounted is None
+
+
+def test_counted_guesses_refute_a_claim(plain: Report) -> None:
+    assert [one.proved.verdict for one in plain.figures] == [Verdict.EXCEEDS, Verdict.EXCEEDS]
+    assert plain.refuted
+    assert plain.failed
+    assert "no-noise" in {fault.code for fault in plain.faults}
+
+
+def test_without_noise_the_formula_is_infinite_and_nothing_is_fitted(plain: Report) -> None:
+    assert {(one.formula, one.fitted, one.low) for one in plain.figures} == {(math.inf, None, None)}
+
+
+def test_a_target_that_claims_nothing_passes() -> None:
+    found = audit(Target(f"{__name__}:as_it_is"), FEW)
+    assert found.claim.epsilon is None
+    assert (found.faults, found.failed) == ((), False)
+    assert page.verdict(found).startswith("Nothing is claimed")
+
+
+def test_json_has_all_figures_and_no_infinity(plain: Report) -> None:
+    found = json.loads(json.dumps(plain.as_json(), allow_nan=False))
+    assert (found["refuted"], found["failed"]) == (True, True)
+    assert found["figures"][0]["formula"] == "inf"
+    assert found["figures"][0]["proved"]["shown"] == pytest.approx(plain.figures[0].proved.shown)
+    assert {fault["code"] for fault in found["faults"]} == {fault.code for fault in plain.faults}
+    assert all(fault["mend"] for fault in found["faults"])
+
+
+def test_the_page_has_each_fault_with_its_mend(plain: Report) -> None:
+    figures, faults, verdict = page.page(plain, 0.95).sections
+    assert [row[0] for row in figures.rows] == ["1 round", "2 rounds"]
+    assert [row[1:4] for row in figures.rows] == [("1", "infinite", "none")] * 2
+    assert [(row[0], row[2]) for row in faults.rows] == [(fault.code, fault.mend) for fault in plain.faults]
+    assert "REFUTED" in verdict.text
+
+
+def test_the_table_has_one_row_for_each_target(plain: Report) -> None:
+    fine = replace(plain, target="a:b", faults=(Fault("low-bits", "seen"),))
+    (section,) = page.table([plain, fine]).sections
+    assert [(row[0], row[-1]) for row in section.rows][1] == ("a:b", "low-bits")
+
+
+def test_a_target_that_sends_nothing_is_told() -> None:
+    with raises(NotApplicableError, "attack.target-silent", "too large"):
+        audit(Target(f"{__name__}:silent"), FEW)
+
+
+def renames(msg: Any, context: Any, call_next: Any) -> Any:
+    reply = call_next(msg, context)
+    reply.content["arrays"] = ArrayRecord({f"dp.{name}": one for name, one in reply.content["arrays"].items()})
+    return reply
+
+
+def test_a_target_whose_arrays_have_other_names_is_told() -> None:
+    """Otherwise nothing of it would be seen, and it would pass as one without noise."""
+    with raises(NotApplicableError, "attack.target-renames", "b, w"):
+        audit(Target(f"{__name__}:renames"), FEW)
+
+
+def test_the_page_says_how_to_tell_what_attributes_do_not() -> None:
+    found = audit(Target(f"{__name__}:as_it_is"), FEW)
+    text = page.page(found, 0.95).sections[0].text
+    assert "--clip-norm" in text
+    assert "--claim-epsilon" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"rounds": 0}, "config.out-of-range"),
+        ({"confidence": 1.0}, "config.out-of-range"),
+        ({"timeout": 0.0}, "config.out-of-range"),
+        ({"canaries": 100}, "config.too-few-canaries"),
+    ],
+)
+def test_options_out_of_range_are_refused(changes: dict[str, Any], code: str) -> None:
+    with raises(ConfigError, code):
+        replace(FEW, **changes)
+
+
+def test_gaussian_noise_with_a_pure_claim_is_told_to_give_a_delta(plain: Report) -> None:
+    found = replace(plain, noisy=True, law=GAUSSIAN, claim=Claim(1.0, 0.0, 1.0, None))
+    assert "--claim-delta" in page.page(found, 0.95).sections[0].text
+
+
+def test_noise_on_the_norm_of_all_values_has_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """umbel's Laplace noise: 2 n / nu = 2 between two updates. The formula takes the least scale that fits."""
+    monkeypatch.setattr(right, "seeds", np.random.default_rng(3))
+    found = audit(Target.parse("tests.helpers.defences.vectors:noisy()"), replace(FEW, canaries=1500))
+    assert found.law == VECTOR
+    assert found.figures[0].formula == pytest.approx(2.0, rel=0.15)
+    assert not {"no-pure-epsilon", "too-little-noise"} & {fault.code for fault in found.faults}

@@ -1,0 +1,457 @@
+"""The audit stays below what is claimed of the real gate, comes near it, and finds a gate or an account at fault.
+
+All of it goes through the app's own gate in this process, with noise from seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+from tests.helpers.errors import raises
+from tests.helpers.messages import SIMULATED
+from umbel.privacy.accounting import guarantee
+from umbel.privacy.accounting.guarantee import site_release
+from umbel.privacy.gate import randomness
+from umbel.privacy.gate.charges import Charge
+from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.mechanisms import Gaussian, Laplace, choice
+from umbel.privacy.mechanisms.base import Mechanism
+from umbel.protocol.errors import ConfigError, FleetError
+from umbel.protocol.release import Clipping, Kind, Release
+from umbel.server.observer import Section
+from umbel.simulation.in_process import play
+from umbel_lab.attacks.__main__ import app as commands
+from umbel_lab.attacks.audit import Audit
+from umbel_lab.attacks.audit.bounds import best_guesses, count_right, lower_bound, most, p_value
+from umbel_lab.attacks.audit.canaries import Setting, watch
+from umbel_lab.attacks.audit.findings import ALARM, Verdict, affordable, audit, standard, training
+
+Config = dict[str, Any]
+
+GAUSSIAN = Gaussian.name
+CHOICE = Setting("choice of 2", training(1, 1e6, 2, 1.0), moves=False)
+JOINT = Setting("update and choice", training(2, 4, 2, 1.0))
+LINE = Setting("n = 1", training(1, 1.0))
+
+
+# --- what right guesses say
+
+
+def of_one_run(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """Return the paper's bound on the probability (Theorem 5.2), for canaries that share a training run."""
+    chance = 1 / (1 + math.exp(-epsilon))
+    below = np.cumsum(stats.binom.pmf(np.arange(right - 1, -1, -1), guesses, chance)) / np.arange(1, right + 1)
+    return float(stats.binom.sf(right - 1, guesses, chance) + 2 * canaries * delta * below.max())
+
+
+@pytest.mark.parametrize(
+    ("counts", "delta", "printed"), [((1000, 100, 75), 1e-4, 0.673), ((100_000, 1510, 1439), 1e-5, 2.675)]
+)
+def test_bounds_are_a_little_above_those_that_the_paper_prints(
+    counts: tuple[int, int, int], delta: float, printed: float
+) -> None:
+    """Appendix D and section 7; at delta = 0, where the theorems are one, nothing is above."""
+    assert of_one_run(*counts, printed, delta) == pytest.approx(0.05, abs=5e-4)
+    assert printed - 1e-3 < lower_bound(*counts, delta) < printed + 0.15
+    for epsilon in (0.1, 0.5, 1.0, 2.0, 3.0):
+        assert p_value(*counts, epsilon, delta) <= of_one_run(*counts, epsilon, delta) + 1e-12
+        assert p_value(*counts, epsilon) == pytest.approx(of_one_run(*counts, epsilon, 0.0), rel=1e-9)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 5.0])
+@pytest.mark.parametrize("delta", [0.0, 1e-3, 0.05])
+def test_a_bound_is_too_large_in_one_of_twenty_at_most(epsilon: float, delta: float) -> None:
+    """All outcomes of the worst mechanism: it tells with probability delta, and is randomised response otherwise."""
+    right = delta + (1 - delta) / (1 + math.exp(-epsilon))
+    for canaries in (1, 20, 200):
+        too_large = [v for v in range(canaries + 1) if lower_bound(canaries, canaries, v, delta) > epsilon + 1e-6]
+        assert sum(stats.binom.pmf(v, canaries, right) for v in too_large) <= 0.05
+
+
+def test_bound_and_probability_say_the_same() -> None:
+    for delta in (0.0, 1e-5, 1e-3):
+        bound = lower_bound(1000, 400, 350, delta)
+        assert p_value(1000, 400, 350, bound, delta) == pytest.approx(0.05, abs=1e-5)
+    assert lower_bound(1000, 400, 350) > lower_bound(1000, 400, 350, 1e-3) > 0
+    assert lower_bound(1000, 400, 350, 1e-300) == pytest.approx(lower_bound(1000, 400, 350), abs=1e-6)
+
+
+def test_guesses_show_nothing_where_they_are_no_better_than_chance_and_at_most_so_much() -> None:
+    assert lower_bound(100, 100, 50) == lower_bound(100, 100, 0) == lower_bound(100, 10, 5, 1e-5) == 0
+    assert p_value(100, 100, 0, 1.0) == 1
+    assert lower_bound(100, 20, 17, 0.5) == 0, "a delta that explains everything"
+    assert most(1000) == pytest.approx(math.log(0.05**1e-3 / (1 - 0.05**1e-3)))
+    assert math.isfinite(most(10**9))
+
+
+@pytest.mark.parametrize("counts", [(10, 11, 5), (10, 5, 6), (10, 5, -1)])
+def test_more_guesses_than_canaries_are_a_mistake(counts: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="canaries"):
+        p_value(*counts, 1.0)
+
+
+def test_the_surest_are_guessed_and_a_score_of_zero_is_no_guess() -> None:
+    scores, coins = np.array([0.1, -3.0, 2.0, 0.0]), np.array([-1, -1, 1, 1])
+    assert [count_right(scores, coins, guesses) for guesses in (1, 2, 3, 4)] == [1, 2, 2, 2]
+
+
+def test_as_many_are_guessed_as_give_the_best_bound() -> None:
+    """Of 1000 pilots 300 are sure and the others guess blindly: as many as are sure, in proportion, within the grid."""
+    scores = np.where(np.arange(1000) < 300, 2.0, 0.0)
+    assert 2700 <= best_guesses(scores, 10_000) <= 3300
+
+
+# --- the claim holds, and the audit comes near it
+
+
+@pytest.mark.parametrize("setting", [LINE, CHOICE], ids=lambda setting: setting.name)
+def test_of_a_hundred_audits_one_in_twenty_is_above_the_claim_at_most(setting: Setting) -> None:
+    """Each is with probability .05 at most, the hundred binomial(100, .05). False-alarm rate 1e-6 for each count.
+
+    Both leave nothing of the claim unused, so about five of a hundred are to be expected. That one of a hundred audits
+    raises an alarm has probability 2e-4 at most, the seeds being fixed.
+    """
+    findings = [audit(setting, 400, seed) for seed in range(100)]
+    for bounds in ([one.pure for one in findings], [one.at_delta for one in findings]):
+        above = sum(bound.shown > bound.claimed for bound in bounds)
+        print(f"{setting.name}: {above} of 100 above the claim at delta {bounds[0].delta:g}")
+        assert above <= stats.binom.isf(1e-6, 100, 0.05)
+    assert not any(one.verdict is Verdict.EXCEEDS for one in findings)
+
+
+def test_a_verdict_counts_on_no_confidence() -> None:
+    """That of a bound is an option."""
+    assert not any(digit in verdict for verdict in Verdict for digit in "0123456789")
+
+
+@pytest.mark.parametrize(
+    ("setting", "canaries"),
+    [
+        (Setting("laplace", training(1, 0.5)), 5_000),
+        (Setting("laplace", training(11, 5.5), random=True), 10_000),
+        (Setting("gaussian", training(11, 2.0, mechanism=GAUSSIAN), random=True), 20_000),
+        (Setting("choice of 10", training(1, 1e6, 10, 3.0), moves=False), 5_000),
+        (Setting("update and choice", training(4, 4, 3, 1.0)), 5_000),
+        (Setting("four times", training(2, 8.0, 2, 0.25), times=4), 5_000),
+        (Setting("report", None, 1.0), 5_000),
+        (Setting("all at once", training(2, 4.0, 2, 1.0), 2.0, random=True), 5_000),
+        (Setting("site", site_release(training(1, 1.0))), 400),
+        (Setting("site, choice", site_release(training(2, 4.0, 2, 1.0))), 600),
+    ],
+    ids=lambda value: value.name if isinstance(value, Setting) else "",
+)
+def test_at_least_half_of_the_claim_is_shown(setting: Setting, canaries: int) -> None:
+    found = audit(setting, canaries, seed=1)
+    assert found.verdict is not Verdict.EXCEEDS
+    assert found.at_delta.shown > found.at_delta.claimed / 2
+    if math.isfinite(found.pure.claimed):
+        assert found.pure.shown > found.pure.claimed / 2
+        assert 1 <= found.pure.claimed <= 4
+    else:
+        assert setting.release is not None
+        assert setting.release.mechanism == GAUSSIAN
+
+
+def test_what_is_claimed_is_what_the_ledger_has() -> None:
+    for release in (training(2, 4.0, 3, 1.0), site_release(training(2, 4.0, 3, 1.0))):
+        setting = Setting("all", release, 2.0, times=3)
+        assert watch(setting, 20, seed=5).account == {release: 3, Release(Kind.REPORT, 2, 2.0, Clipping.PUBLIC): 3}
+    # 3 times 2 n / nu = 1, choice-epsilon 1, and 2 / nu = 1 of the report.
+    assert audit(setting, 100).pure.claimed == pytest.approx(9)
+
+
+@pytest.mark.parametrize("release", [training(3, 4.0, 2, 1.0), site_release(training(3, 4.0, 2, 1.0))])
+def test_a_seed_gives_the_same_scores_again(release: Release) -> None:
+    setting = Setting("all", release, 2.0, times=2, random=True)
+    first, again, other = (watch(setting, 40, seed) for seed in (4, 4, 5))
+    np.testing.assert_array_equal(first.scores, again.scores)
+    np.testing.assert_array_equal(first.coins, again.coins)
+    assert (first.scores != other.scores).all()
+    assert (first.coins != other.coins).any()
+
+
+@pytest.mark.parametrize(
+    ("setting", "canaries"),
+    [
+        (LINE, 2000),
+        (JOINT, 2000),
+        (Setting("n = 11", training(11, 4.0), random=True), 2000),
+        (Setting("gaussian", training(7, 1.5, mechanism=GAUSSIAN), random=True), 2000),
+        (Setting("three times", training(2, 4.0, 2, 1.0), times=3), 1000),
+        (Setting("site", site_release(training(2, 1.0)), random=True), 400),
+        (Setting("site, gaussian", site_release(training(2, 1.5, 3, mechanism=GAUSSIAN)), times=2), 200),
+    ],
+    ids=lambda value: value.name if isinstance(value, Setting) else "",
+)
+def test_the_auditor_leaves_nothing_of_the_loss_unused(setting: Setting, canaries: int) -> None:
+    """Where a canary's data sets are the worst, scores have the law of the privacy loss; here its mean.
+
+    False-alarm rate 6e-7, five deviations.
+    """
+    assert setting.release is not None
+    laws = guarantee.losses(setting.release)
+    seen = watch(setting, canaries, seed=6)
+    mean = setting.times * sum(law.mean for law in laws)
+    deviation = math.sqrt(setting.times * sum(law.deviation**2 for law in laws))
+    assert abs(float((seen.scores * seen.coins).mean()) - mean) < 5 * deviation / math.sqrt(canaries)
+
+
+# --- what is at fault is found
+
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+
+
+def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (Laplace, Gaussian):
+        whole = kind.noise
+        monkeypatch.setattr(kind, "noise", lambda *args, whole=whole: whole(*args) / 2)
+
+
+def an_open_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "draw", lambda epsilon, k, sources: np.array([choice.OWN for _ in sources], np.int64))
+
+
+def half_the_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The account forgets that two updates may be two radii apart."""
+    for kind in (Kind.TRAIN, Kind.SITE):
+        monkeypatch.setitem(guarantee.DISTANCE, kind, 1)
+
+
+def no_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mechanism, "constrain", lambda self, updates, radius: updates)
+
+
+def a_charge_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two rounds the ledger has one."""
+    charge = MemoryLedger.charge
+
+    def forgetful(self: MemoryLedger, asked: Charge, clients: Sequence[int], *rest: Any) -> list[bool]:
+        return charge(self, asked, clients, *rest) if asked.round == 1 else [True] * len(clients)
+
+    monkeypatch.setattr(MemoryLedger, "charge", forgetful)
+
+
+def counts_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = Laplace.noise
+
+    def of_sums_alone(self: Laplace, sizes: Any, radii: Any, generators: Any) -> Any:
+        """In a site's release the parts of another radius than the first are counts."""
+        return noise(self, sizes, radii, generators) * np.repeat(radii == radii[:, :1], sizes, axis=1)
+
+    monkeypatch.setattr(Laplace, "noise", of_sums_alone)
+
+
+def draws_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a client draws is the same in each round."""
+    noise = randomness.noise
+    monkeypatch.setattr(randomness, "noise", lambda seed, round, *args: noise(seed, 1, *args))
+
+
+def forget() -> None:
+    """Empty the account's caches: what it has computed at fault must not be found there, nor the other way round."""
+    guarantee._pure_cost.cache_clear()
+    guarantee.composed.cache_clear()
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A monkeypatch, after which the account remembers nothing."""
+    yield monkeypatch
+    forget()
+
+
+TWICE = Setting("twice", training(1, 2.0), times=2)
+CAUGHT: list[tuple[Fault, Setting]] = [
+    (half_the_noise, LINE),
+    (half_the_noise, Setting("gaussian", training(2, 4.0, mechanism=GAUSSIAN))),
+    (half_the_noise, Setting("report", None, 1.0)),
+    (an_open_choice, CHOICE),
+    (an_open_choice, JOINT),
+    (half_the_distance, LINE),
+    (no_clipping, Setting("n = 11", training(11, 11.0), random=True)),
+    (a_charge_forgotten, TWICE),
+    (draws_used_twice, TWICE),
+    (draws_used_twice, Setting("choice of 2, twice", CHOICE.release, times=2, moves=False)),
+    (draws_used_twice, Setting("report, twice", None, 2.0, times=2)),
+    (half_the_noise, Setting("site", site_release(training(1, 2.0)))),
+    (counts_without_noise, Setting("site, choice", site_release(training(1, 1e6, 2, 1.0)), moves=False)),
+    (half_the_distance, Setting("site", site_release(training(1, 1.0)))),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "setting"), CAUGHT, ids=lambda one: getattr(one, "name", getattr(one, "__name__", ""))
+)
+def test_what_is_at_fault_is_found(fault: Fault, setting: Setting, faulty: pytest.MonkeyPatch) -> None:
+    # Where losses are nearly normal, few are large, and it takes more canaries.
+    release = setting.release
+    many = release is not None and (release.n > 4 or release.mechanism == GAUSSIAN)
+    canaries = 40_000 if many else 400 if setting.by_site else 4_000
+    forget()
+    fault(faulty)
+    found = audit(setting, canaries, seed=2)
+    assert found.verdict is Verdict.EXCEEDS
+    assert min(found.pure.chance, found.at_delta.chance) < ALARM
+
+
+# --- what cannot be audited
+
+
+def test_where_nothing_is_claimed_there_is_nothing_to_audit() -> None:
+    release = training(2, 4.0)
+    for heuristic, reason in (
+        (Release(release.kind, 2, 4.0, Clipping.UPDATE), "each update is clipped to its own norm"),
+        (training(2, 0.0), "there is no noise"),
+        (training(2, 4.0, 2), "the choice among 2 hypotheses is open"),
+    ):
+        with raises(ConfigError, "config.nothing-claimed", reason):
+            Setting("heuristic", heuristic)
+    with raises(ConfigError, "config.idle-canaries"):
+        Setting("idle")
+    with raises(ConfigError, "config.out-of-range", 0):
+        Setting("never", release, times=0)
+    with raises(ConfigError, "config.too-few-canaries", 100, 99):
+        audit(LINE, 99)
+    with raises(ConfigError, "config.out-of-range", "delta"):
+        audit(LINE, delta=0.0)
+
+
+def test_a_gate_that_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "50")
+    with raises(FleetError, "nodes.refused"):
+        watch(LINE, 100, seed=0)
+    monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "0")
+    monkeypatch.setenv("UMBEL_BUDGET", "0")
+    with raises(FleetError, "nodes.refused"):
+        watch(Setting("report", None, 1.0), 100, seed=0)
+
+
+def test_as_many_canaries_take_part_as_can_be_waited_for() -> None:
+    assert affordable(LINE, 50_000) == 50_000
+    assert affordable(Setting("large", training(1_000_000, 5.0)), 50_000) == 200
+    assert affordable(Setting("larger", training(100_000_000, 5.0)), 50_000) == 100
+    assert affordable(Setting("site", site_release(training(1, 1.0)), times=8), 50_000) == 500
+
+
+def test_large_models_are_audited_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel_lab.attacks.audit.canaries._NUMBERS", 1000)
+    setting = Setting("large", training(300, 300.0), random=True)
+    assert (watch(setting, 100, seed=0).scores != 0).all()
+
+
+class Unknown(Laplace):
+    """A mechanism of somebody else, whose density the audit does not know."""
+
+
+def test_a_mechanism_that_is_not_known_is_audited_by_distances() -> None:
+    found = audit(Setting("own", training(1, 1.0, mechanism=f"{__name__}:Unknown")), 10_000)
+    assert found.pure.shown > 0.9 * found.pure.claimed
+
+
+# --- as an observer
+
+
+def audited(config: Config, node: Config = SIMULATED, **changes: Any) -> Audit:
+    """Return the audit of a short run in public mode."""
+    observed = {"observers": "umbel_lab.attacks.audit:Audit canaries=1000 participations=3"}
+    formal = {"clipping": "public", "rounds": 4, "restarts": 1, "choice-epsilon": 1.0, "noise-multiplier": 4.0}
+    asked = {name.replace("_", "-"): value for name, value in changes.items()}
+    watching = play(config | formal | observed | asked, node_configs=[node]).observers
+    (observer,) = (one for one in watching if isinstance(one, Audit))
+    return observer
+
+
+def said(observer: Audit) -> Section:
+    section = observer.section()
+    assert section is not None
+    return section
+
+
+def test_a_run_audits_its_own_mechanism(run_config: Config) -> None:
+    observer = audited(run_config, clip_norm=0.5, clients_per_round=100)
+    both = "update and choice"
+    names = ["choice alone", both, f"{both}, random directions", f"{both}, 3 times"]
+    assert [found.setting.name for found in observer.findings] == names
+    joint = observer.findings[1]
+    assert joint.setting.release == replace(training(2, 4.0, 2, 1.0), radius=0.5)
+    assert joint.pure.claimed == 2
+    assert said(observer).title == "Claimed beside audited"
+    assert "claimed epsilon 2 at delta 1e-05" in said(observer).paragraphs[2]
+
+
+def test_a_run_of_one_hypothesis_and_another_mechanism_audits_that(run_config: Config) -> None:
+    observer = audited(run_config, strategy="fedavg", mechanism=GAUSSIAN, rounds=1)
+    assert [found.setting.name for found in observer.findings] == ["update", "update, random directions"]
+    assert "claimed pure none" in said(observer).paragraphs[1]
+
+
+def test_a_run_is_not_lost_where_the_audit_cannot_be_made_or_nothing_is_claimed(
+    run_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's own node has an entry of its own, the audit's has the environment's."""
+    monkeypatch.setenv("UMBEL_MAX_HYPOTHESES", "1")
+    node = {"partition-id": 0, "num-partitions": 1, "max-hypotheses": 2}
+    for changes, reason in (
+        ({}, "the gate refused"),
+        ({"clipping": "update"}, "each update is clipped to its own norm"),
+    ):
+        observer = audited(run_config, node, **changes)
+        assert observer.findings == []
+        assert reason in said(observer).paragraphs[0]
+
+
+def test_what_exceeds_the_claim_is_said_aloud(run_config: Config, faulty: pytest.MonkeyPatch) -> None:
+    half_the_noise(faulty)
+    many = "umbel_lab.attacks.audit:Audit canaries=10000"
+    assert "EXCEED" in said(audited(run_config, strategy="fedavg", observers=many)).paragraphs[0]
+
+
+# --- as a command
+
+
+def run(*words: str) -> tuple[int, str]:
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(commands, ["audit", *words])
+    return done.exit_code, done.output
+
+
+OWN = ("--parameters", "1", "--noise-multiplier", "1", "--canaries", "4000", "--seed", "3")
+
+
+def test_the_command_prints_claims_beside_bounds() -> None:
+    code, text = run(*OWN, "--hypotheses", "2", "--choice-epsilon", "1", "--participations", "2")
+    assert code == 0
+    for word in ("choice alone", "update and choice", "2 times", "claimed at 1e-05"):
+        assert word in text
+    code, text = run(*OWN[:4], "--canaries", "100", "--by-site", "--report-noise-multiplier", "2")
+    assert code == 0
+    assert "update and report" in text
+
+
+def test_the_command_fails_where_a_claim_is_exceeded(faulty: pytest.MonkeyPatch) -> None:
+    half_the_noise(faulty)
+    code, text = run(*OWN)
+    assert code == 1
+    assert "EXCEEDS THE CLAIM" in text
+
+
+def test_the_command_takes_a_setting_as_a_whole() -> None:
+    for words in (("--parameters", "2"), ("--noise-multiplier", "2"), ("--by-site",), ("--choice-epsilon", "1")):
+        code, text = run(*words)
+        assert code == 2
+        assert words[0] in text
+        assert "[config.incomplete-setting]" in text
+
+
+def test_without_a_setting_the_command_audits_the_standard_ones() -> None:
+    code, text = run("--canaries", "100")
+    assert code == 0
+    assert text.count("within the claim") + text.count("by chance") == len(standard())

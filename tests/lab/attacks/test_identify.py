@@ -1,0 +1,180 @@
+"""The identification audit: what is stolen at which price, behind the policy that each defence is."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from umbel.data import find_dataset, open_dataset, write_dataset
+from umbel.privacy.gate.policy import Policy
+from umbel_lab.attacks import identify
+from umbel_lab.attacks.__main__ import app
+from umbel_lab.attacks.identify import ATTACKS, PAPER, Attacked, Audit, Stolen, attack, audit, defences, strongest
+from umbel_lab.attacks.pac_attack import theorem_1
+
+pytestmark = pytest.mark.rest
+
+FEW: dict[str, Any] = {"victims": 6, "after": 5, "interactions": 48}
+
+
+@cache
+def without(multipliers: str, name: str = PAPER) -> list[Stolen]:
+    """What is stolen without any defence."""
+    return attack("preferences", {}, FEW | {"multipliers": multipliers} | ATTACKS[name])
+
+
+@cache
+def behind(name: str, attacked: str = PAPER, multipliers: str = "1") -> list[Stolen]:
+    """What is stolen behind the defence whose name begins like this."""
+    defence = next(defence for defence in defences(5) if defence.name.startswith(name))
+    nu = "0" if defence.run.get("message_noise") else multipliers
+    return attack("preferences", defence.policy, FEW | {"multipliers": nu} | ATTACKS[attacked], **defence.run)
+
+
+def stolen(found: list[Stolen]) -> int:
+    return sum(one.enough is not None for one in found)
+
+
+def row(found: list[Stolen]) -> dict[str, Any]:
+    return Attacked("none", 1.0, PAPER, found, 0.05).row
+
+
+def test_without_noise_all_local_parameters_are_stolen_within_the_bound_of_theorem_1_or_two() -> None:
+    found = without("0")
+    assert stolen(found) == 6
+    # A bound that holds with probability .9: of six clients, three or more beyond it have a chance below .02.
+    assert sum((one.enough or 0) > (one.bound or 0) for one in found) <= 2
+    assert all(one.spent is None for one in found), "nothing bounds what an unsanitised release tells"
+
+
+def test_noise_makes_a_theft_take_longer_and_each_interaction_costs_n_by_nu() -> None:
+    found = behind("none")
+    assert all(one.spent == one.interactions * 800 / 1.0 for one in found)
+    assert row(found)["enough"] > row(without("0"))["enough"]
+
+
+def test_who_reads_the_direction_needs_fewer_interactions_than_the_paper() -> None:
+    papers, spectral = behind("none"), behind("none", "spectral")
+    assert stolen(spectral) == 6
+    assert row(spectral)["enough"] < row(papers)["enough"]
+
+
+def test_the_bound_of_theorem_1_is_that_of_the_paper() -> None:
+    assert [theorem_1(p, 10, 0.1) for p in (0.1, 0.3, 0.4, 0.45)] == [1, 3, 12, 47]
+    assert theorem_1(0.5, 10, 0.1) is None
+
+
+# --- defences
+
+
+def test_balanced_batches_leave_the_sum_a_guess_and_the_direction_as_it_is() -> None:
+    # A guess errs on one half; that all six lie below .2 by chance happens less than once in 10,000.
+    assert min(one.error or 0 for one in behind("balanced batches")) > 0
+    assert stolen(behind("balanced batches")) < 2
+    assert stolen(behind("balanced batches", "spectral")) == 6
+
+
+def test_noise_on_all_items_hides_more_than_noise_on_those_that_changed() -> None:
+    changed, everywhere = (row(behind(f"Eq. 3, sigma = 0.1, noise on {which}"))["error"] for which in ("ch", "all"))
+    assert changed < everywhere
+
+
+def test_a_public_radius_larger_than_updates_are_makes_a_theft_take_longer() -> None:
+    assert row(behind("public"))["error"] > row(behind("none"))["error"]
+
+
+def test_every_defence_is_a_policy_that_a_site_can_set() -> None:
+    named = {key for defence in defences(5) for key in defence.policy}
+    assert named == {"max-participations", "clipping", "noise-all-items", "balanced-batches"}
+    assert named <= set(Policy.names())
+
+
+# --- tables
+
+
+def one(client: int, error: float | None, enough: int | None, by_rate: Any, by_items: Any, likes: float) -> Stolen:
+    return Stolen(client, 10 if error is not None else 0, likes, error, by_rate, by_items, enough, 100.0, 3)
+
+
+FOUND = [one(1, 0.0, 2, 0.0, 0.0, 0.4), one(2, 0.04, 6, 0.96, 0.04, 0.5), one(3, 0.4, None, 0.4, 0.6, 0.7)]
+
+
+def test_a_row_counts_directions_and_beside_them_signs_and_takes_medians_of_what_was_stolen() -> None:
+    assert row(FOUND) == {
+        "nu": 1.0, "attack": PAPER, "stolen": "2 of 3", "sign by rate": 1, "by items": 2, "enough": 4.0, "maximum": 6,
+        "asked": 10, "error": 0.04, "spent": 40.0,
+    }  # fmt: skip
+    nothing = row([one(1, None, None, None, None, 0.4)])
+    assert (nothing["stolen"], nothing["enough"], nothing["error"]) == ("0 of 1", None, None)
+    open_sign = row([one(1, 0.0, 1, None, None, 0.4)])
+    assert (open_sign["stolen"], open_sign["sign by rate"], open_sign["by items"]) == ("1 of 1", None, None)
+
+
+def test_the_strongest_attack_steals_most_and_of_these_the_fastest() -> None:
+    slow, fast = [one(1, 0.0, 9, 0, 0, 0.4)], [one(1, 0.0, 2, 0, 0, 0.4)]
+    made = [(1.0, "a", slow), (1.0, "b", fast), (1.0, "c", FOUND[2:]), (3.0, "c", FOUND), (3.0, "a", slow)]
+    attacks = [Attacked("none", *one, 0.05) for one in made]
+    assert [(found.nu, found.attack) for found in strongest(attacks)] == [(1.0, "b"), (3.0, "c")]
+
+
+def test_the_notes_count_who_breaks_assumption_1() -> None:
+    first, *_ = Audit("films", "likes", [Attacked("none", 1.0, PAPER, FOUND, 0.05)], []).notes()
+    assert "2 of 3 victims" in first
+
+
+def test_an_audit_leaves_a_page_and_a_row_a_client_and_attack(tmp_path: Path) -> None:
+    done = audit("preferences", (0.0, 1.0), False, FEW)
+    done.page().write(tmp_path)
+    page = (tmp_path / "table.md").read_text()
+    assert "| 0 | Protocol 2 | 6 of 6 | 6 | " in page
+    assert "| 1 | spectral | 6 of 6 | " in page
+    assert "by Theorem 1" in page
+    assert len((tmp_path / "clients.csv").read_text().splitlines()) == 1 + 2 * 3 * 6
+
+
+@pytest.mark.rest
+def test_who_likes_most_items_is_stolen_too(tmp_path: Path) -> None:
+    """Against Assumption 1: everybody's labels turned round are the same theft with the other sign."""
+    source = open_dataset(find_dataset("preferences"))
+    turned = tmp_path / "turned"
+    write_dataset(turned, source.manifest, source.features, -np.asarray(source.targets), source.offsets)
+    done = audit(str(turned), (0.0,), False, FEW)
+    assert done.lean == "likes"
+    assert [found.row["stolen"] for found in done.plain] == ["6 of 6"] * 3
+    assert done.plain[0].row["sign by rate"] == 6
+    assert all(victim.bound is None for victim in done.plain[0].stolen)
+    biased = attack(str(turned), {}, FEW | {"multipliers": "0"} | ATTACKS["spectral"], model="biased-factors")
+    assert all(victim.by_rate == victim.error for victim in biased)
+
+
+# --- the command
+
+
+def test_the_command_prints_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identify, "defences", lambda after: defences(after)[:2])
+    line = ["identify", "--victims", "3", "--after", "2", "--interactions", "4", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, [*line, "--noise-multiplier", "0"])
+    assert result.exit_code == 0, result.output
+    assert "behind defences of the site" in result.output
+    assert (tmp_path / "out" / "table.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--dataset", "nowhere"], "'nowhere'"),
+        (["--dataset", "synthetic"], "[data.no-preferences]"),
+        (["--model", "steal"], "'steal'"),
+        (["--noise-multiplier", "-1"], "multipliers"),
+        (["--noise-per", "item"], "noise-per"),
+    ],
+)
+def test_bad_input_is_named_before_anything_is_attacked(tmp_path: Path, arguments: list[str], part: str) -> None:
+    result = CliRunner().invoke(app, ["identify", "--no-defences", "--out", str(tmp_path / "out"), *arguments])
+    assert result.exit_code in (2, 3)
+    assert part in " ".join(result.output.split())

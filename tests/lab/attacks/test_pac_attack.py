@@ -1,0 +1,406 @@
+"""A server that steals local parameters, played against the real ClientApp and its gate."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+from tests.helpers.errors import raises
+from tests.helpers.grids import ListeningGrid
+from tests.helpers.ledgers import participations
+from tests.helpers.sources import ROOT
+from umbel.client.app import app
+from umbel.data import BUNDLED, open_dataset
+from umbel.models import load
+from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.messages import hypotheses_in, training_in
+from umbel.protocol.plugins import parse_options
+from umbel.protocol.tasks import TrainingSpec
+from umbel.server.observer import Section
+from umbel.server.rounds import run_rounds
+from umbel.server.run_folder import RunFolder
+from umbel.server.setup import Setup
+from umbel.simulation.in_process import run_config
+from umbel_lab.attacks.pac_attack import (
+    AttackOptions,
+    Estimate,
+    PacAttack,
+    checkpoint,
+    direction_error,
+    error_rate,
+    factors_of,
+    lean_of,
+    local_parameters,
+    needed,
+    signs_by_items,
+)
+
+from .conftest import Config, RelayGrid, prepared
+
+pytestmark = pytest.mark.rest
+
+COLUMNS = ["attack", "noise_multiplier", "client", "interactions", "error", "by_rate", "by_items", "spent"]
+ERRORS = COLUMNS[4:7]
+N = 800  # parameters of 100 items of 8 factors
+TRAINING = 60
+# Three rounds of honest training, then at most twelve interactions with each of five clients, without noise.
+OPTIONS = {"after": 3, "victims": 5, "interactions": 12, "multipliers": "0"}
+
+attacks = pytest.mark.parametrize("attack", ["zero", "jitter", "spectral"])
+
+
+def options(**changes: Any) -> Config:
+    """Return the entry of the run config that sets the attack's options."""
+    pairs = " ".join(f"{name}={value}" for name, value in (OPTIONS | changes).items())
+    return {"strategy": f"umbel_lab.attacks.pac_attack:PacAttack {pairs}"}
+
+
+class Attacked:
+    """A run that is over."""
+
+    def __init__(
+        self, config: Config, nodes: int = 1, folder: RunFolder | None = None, relayed: bool = False, **policy: Any
+    ) -> None:
+        places = [{"partition-id": i, "num-partitions": nodes} | policy for i in range(nodes)]
+        self.grid = ListeningGrid(app, config, node_configs=places)
+        run = prepared(config, RelayGrid(self.grid) if relayed else self.grid, folder)
+        run_rounds(run)
+        self.strategy, self.state = run.strategy, run.state
+        self.items: NDArray[Any] = run.state.hypotheses["items"]
+
+    @property
+    def trains(self) -> list[tuple[TrainingSpec, NDArray[Any]]]:
+        """What was asked in each training message, and the items that it began from."""
+        asked = [(training_in(message.content), message) for message in self.grid.sent]
+        return [(task, hypotheses_in(message.content)["items"]) for task, message in asked if task is not None]
+
+    def local_parameters(self) -> NDArray[Any]:
+        """What the training clients keep."""
+        truth = local_parameters(self.grid, self.strategy.fleet.roster(self.grid), np.arange(TRAINING))
+        return np.stack([truth[client]["user"] for client in range(TRAINING)])
+
+    @property
+    def attack(self) -> PacAttack:
+        assert isinstance(self.strategy, PacAttack)
+        return self.strategy
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        return self.attack.findings
+
+    @property
+    def victims(self) -> list[int]:
+        return sorted({row["client"] for row in self.findings})
+
+    def last(self, client: int, noise_multiplier: float) -> dict[str, Any]:
+        """Return the last row on a client at a noise multiplier."""
+        rows = [row for row in self.findings if (row["client"], row["noise_multiplier"]) == (client, noise_multiplier)]
+        return rows[-1]
+
+
+@pytest.fixture
+def attack_config(run_config: Config) -> Config:
+    """The run config of an attack with `OPTIONS`."""
+    attack = {"strategy": "umbel_lab.attacks.pac_attack:PacAttack", "dataset": "preferences", "rounds": 1000}
+    steps = {"local-epochs": 0, "local-steps": 1, "clients-per-round": 20, "validate-every": 1000, "restarts": 1}
+    return run_config | attack | steps | {"noise-multiplier": 0.0, "clip-norm-floor": 1e-6} | options()
+
+
+# --- what an attack makes of updates, by hand
+
+U = np.array([3.0, -4.0])
+
+
+def test_from_updates_of_zeros_their_sum_turned_round_is_the_local_vector() -> None:
+    """Delta v_i = alpha / 2 y_i u: of three labels two are negative, so u is added up to minus itself."""
+    estimate = Estimate(2, spectral=False)
+    estimate.add(np.array([U, -U, -U, 0 * U]))
+    assert estimate.vector.tolist() == U.tolist()
+    estimate.add(np.array([-U, -U, -U, 0 * U]))
+    assert estimate.vector.tolist() == (4 * U).tolist()
+    assert estimate.messages == 2
+
+
+def test_from_honest_updates_the_direction_of_the_longest_is_the_local_vector() -> None:
+    """And their sum tells its sign, which the direction alone does not."""
+    for sign in (1, -1):
+        estimate = Estimate(2, spectral=True)
+        estimate.add(np.array([0.1 * U, -0.2 * U, -0.3 * U]) * sign)
+        direction = estimate.vector
+        np.testing.assert_allclose(direction / np.linalg.norm(direction), sign * U / 5, atol=1e-12)
+
+
+def test_an_estimate_errs_on_items_on_the_other_side_and_a_direction_where_no_sign_sets_it_right() -> None:
+    items = np.array([[1.0, 0], [0, 1], [-1, 0], [1, 1]])
+    assert error_rate(np.array([1.0, 2]), np.array([1.0, -0.5]), items) == 0.25
+    assert error_rate(-U, U, items) == error_rate(0 * U, U, items) == 1
+    assert direction_error(-U, U, items) == 0
+    assert direction_error(np.array([1.0, 2]), np.array([1.0, -0.5]), items) == 0.25
+    assert direction_error(np.array([-1.0, -2]), np.array([1.0, -0.5]), items) == 0.25
+    assert direction_error(0 * U, U, items) == 1, "who knows nothing predicts nothing, whatever its sign"
+    assert direction_error(U, 0 * U, items) == 1, "and of who has no taste nothing is to be known"
+
+
+def test_biases_tell_the_sign_of_who_likes_most() -> None:
+    """Delta (v_i, b_i) = x_i (u, 1), with x_i > 0 for liked items: four of five, against Assumption 1."""
+    rows = np.outer([0.2, 0.3, 0.1, 0.2, -0.7], [*U, 1.0])
+    for spectral in (True, False):
+        estimate = Estimate(2, spectral, biases=True)
+        estimate.add(rows)
+        np.testing.assert_allclose(estimate.vector / np.linalg.norm(estimate.vector), U / 5, atol=1e-12)
+        without = Estimate(2, spectral)
+        without.add(rows[:, :2] + (0.05 * U if spectral else 0))
+        assert without.vector @ U < 0, "where most labels are likes, Assumption 1 turns it round"
+
+
+def test_what_people_agree_on_tells_the_signs_together() -> None:
+    """Three of four like item 0 and dislike item 1; the last of them was stolen the wrong way round."""
+    pushes = np.array([[1.0, -1, 1, 0], [2, -2, 0, 2], [0, -1, 1, 1], [-3, 3, -3, 0]])
+    assert signs_by_items(pushes).tolist() == [1, 1, 1, -1]
+    assert signs_by_items(-pushes).tolist() == [-1, -1, -1, 1], "items are pushed up on the whole"
+    assert len(signs_by_items(np.zeros((2, 3)))) == 2
+
+
+def test_which_labels_are_more_frequent_is_read_off_who_trains() -> None:
+    preferences = open_dataset(BUNDLED / "preferences.json")
+    assert lean_of(preferences) == "dislikes"
+    assert lean_of(replace(preferences, targets=-np.asarray(preferences.targets))) == "likes"
+    half = np.asarray(preferences.targets).copy()
+    half[::2], half[1::2] = 1, -1
+    assert lean_of(replace(preferences, targets=half)) == "unknown"
+
+
+def test_the_attack_is_measured_ever_more_seldom() -> None:
+    assert [t for t in range(1, 100) if checkpoint(t)] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
+
+
+def test_what_was_needed_is_when_the_error_became_and_stayed_low() -> None:
+    errors = {7: [0.3, 0.05, 0.0], 8: [0.0, 0.3, 0.04], 9: [0.0, 0.0, 0.06], 4: [None, None, None]}
+    found = ((client, t, error) for client, own in errors.items() for t, error in enumerate(own, start=1))
+    rows = [dict(zip(("client", "interactions", "error"), one, strict=True)) for one in found]
+    assert needed(rows, 0.05) == {7: 2, 8: 3, 9: None, 4: None}
+
+
+# --- without noise
+
+
+@attacks
+@pytest.mark.parametrize("unit", [{}, {"local-steps": 0, "local-epochs": 1}], ids=["steps", "epochs"])
+def test_without_noise_all_local_parameters_are_stolen_in_a_few_interactions(
+    attack_config: Config, attack: str, unit: Config
+) -> None:
+    played = Attacked(attack_config | unit | options(attack=attack))
+    assert len(played.victims) == 5
+    for row in (played.last(client, 0.0) for client in played.victims):
+        assert row["error"] <= 0.05
+        assert row["interactions"] <= 8
+        assert row["spent"] is None, "no number bounds what it gave away"
+    assert "5 of 5" in played.attack.remarks[0]
+    assert played.state.stopped == "the attack is over"
+
+
+def test_the_victims_notice_nothing(attack_config: Config) -> None:
+    """Their local parameters, and the items, are what the same rounds of honest training leave (Protocol 2, line 5)."""
+    attacked = Attacked(attack_config)
+    honest = Attacked(attack_config | {"strategy": "recommender", "rounds": 3})
+    np.testing.assert_array_equal(attacked.local_parameters(), honest.local_parameters())
+    np.testing.assert_array_equal(attacked.items, honest.items)
+    assert len(attacked.state.history) > len(honest.state.history)
+    assert all(entry.moved for entry in attacked.state.history), "nobody reads of too few releases"
+
+
+def test_the_messages_are_those_of_protocol_2(attack_config: Config) -> None:
+    played = Attacked(attack_config | options(error=0.0) | {"local-steps": 3})
+    assert [row["error"] for row in played.findings] == [0.0] * 5, "items of zeros show the local parameters exactly"
+    *honest, (task, stolen), (last, restored) = played.trains
+    assert [task.local_steps for task, _ in honest] == [3, 3, 3]
+    assert (task.local_steps, task.local_epochs, list(task.clients)) == (1, 0, played.victims)
+    assert not stolen.any()
+    assert (last.local_steps, last.local_epochs, list(last.clients)) == (0, 0, played.victims)
+    np.testing.assert_array_equal(restored, played.items)
+
+
+@pytest.mark.parametrize(("run", "step"), [({}, 0.1 / 64), ({"message-noise": 0.01}, 6.4)], ids=["short", "long"])
+def test_a_spectral_reading_asks_for_a_step_on_all_rows(attack_config: Config, run: Config, step: float) -> None:
+    """A short one where noise is in proportion, and a long one where it is not; neither moves the victims' vectors."""
+    played = Attacked(attack_config | options(reading="spectral", attack="jitter", interactions=1) | run)
+    *_, (task, _), (last, _) = played.trains
+    assert (task.local_steps, task.local_epochs, task.batch_size) == (0, 1, 0)
+    assert task.step_size == pytest.approx(step)
+    assert (last.local_steps, last.local_epochs) == (0, 0)
+
+
+@pytest.mark.parametrize("attack", ["zero", "spectral"])
+def test_biases_give_away_the_sign_as_well(attack_config: Config, attack: str) -> None:
+    config = attack_config | options(attack=attack, reading="spectral", after=20, lean="unknown")
+    played = Attacked(config | {"model": "biased-factors", "local-steps": 0, "local-epochs": 1})
+    for client in played.victims:
+        row = played.last(client, 0.0)
+        assert row["error"] == row["by_rate"] == row["by_items"] <= 0.05
+
+
+def test_the_other_lean_takes_the_other_sign(attack_config: Config) -> None:
+    """Clients dislike most here, so that a server that believes the contrary errs on every item."""
+    right, wrong, open_ = (Attacked(attack_config | options(lean=lean)) for lean in ("dislikes", "likes", "unknown"))
+    assert {(row["by_rate"], row["by_items"]) for row in open_.findings} == {(None, None)}
+    for client in right.victims:
+        one, other = right.last(client, 0.0), wrong.last(client, 0.0)
+        assert one["error"] == other["error"] == one["by_rate"] == 0
+        assert other["by_rate"] == 1
+
+
+def test_jitter_is_never_the_same_and_almost_nothing(attack_config: Config) -> None:
+    played = Attacked(attack_config | options(attack="jitter", multipliers="9", error=0.0, after=0))
+    sent = [items for _, items in played.trains[:-1]]
+    assert len(sent) == 12
+    assert all(0 < np.abs(items).max() < 0.01 for items in sent)
+    assert len({items.tobytes() for items in sent}) == len(sent)
+
+
+# --- with noise
+
+
+def test_a_seed_gives_the_same_findings_whatever_the_number_of_nodes(attack_config: Config) -> None:
+    config = attack_config | options(attack="jitter", multipliers="0,2") | {"message-noise": 0.01}
+    first, *others = (Attacked(config, nodes).findings for nodes in (1, 7))
+    assert [first] == others
+    assert Attacked(config | {"seed": 1}).findings != first
+
+
+# --- what a site can do
+
+
+@pytest.mark.parametrize(
+    ("policy", "run", "maximum"),
+    [
+        ({"max-participations": 3}, {}, 3),
+        ({"paper-budget": 5 * N / 2 + 1}, {}, 5),
+        ({"budget": 4 * 2 * N / 2 + 1}, {"clipping": "public", "noise-per": "vector"}, 4),
+    ],
+    ids=["participations", "paper's budget", "epsilon"],
+)
+def test_a_budget_caps_the_interactions(attack_config: Config, policy: Config, run: Config, maximum: int) -> None:
+    """Of all noise multipliers together; at the first, n / nu = 400 a participation, or an epsilon of 2 n / nu."""
+    config = attack_config | options(after=0, multipliers="2,4") | {"noise-multiplier": 2.0} | run
+    played = Attacked(config, **policy)
+    ledger = MemoryLedger(next(iter(played.grid.contexts.values())).state)
+    for client in played.victims:
+        assert played.last(client, 2.0)["interactions"] == maximum
+        assert played.last(client, 2.0)["spent"] == maximum * N / 2
+        assert played.last(client, 4.0)["interactions"] == 0
+        assert participations(ledger, client) == maximum
+    assert played.state.stopped == "the attack is over"
+    assert len(played.state.history) == maximum + 3, "two rounds without an answer, and one to restore the items"
+
+
+def test_the_papers_budget_counts_no_noise_but_the_papers(attack_config: Config) -> None:
+    played = Attacked(attack_config | options(multipliers="2") | {"mechanism": "gaussian"})
+    assert {row["spent"] for row in played.findings} == {None}
+    assert max(row["interactions"] for row in played.findings) > 0
+
+
+def test_of_nodes_elsewhere_nobody_knows_what_was_stolen(attack_config: Config) -> None:
+    config = attack_config | options(multipliers="2") | {"noise-multiplier": 2.0}
+    played, here = Attacked(config, relayed=True), Attacked(config)
+    assert {row["error"] for row in played.findings} == {None}
+    for client in here.victims:
+        assert played.last(client, 2.0) == here.last(client, 2.0) | dict.fromkeys(ERRORS), "which changes nothing else"
+
+
+# --- what it leaves behind
+
+
+def test_a_run_leaves_a_table_and_a_section(attack_config: Config, tmp_path: Path) -> None:
+    config = attack_config | options(multipliers="0,2")
+    played = Attacked(config, folder=RunFolder(tmp_path / "run"))
+    table = pd.read_csv(tmp_path / "run" / "findings.csv")
+    assert list(table) == COLUMNS
+    assert table.astype(object).where(table.notna(), None).to_dict("records") == played.findings
+    assert played.attack.section() == Section("What the server stole", tuple(played.attack.remarks))
+    assert "zero, no noise" in played.attack.remarks[0]
+
+
+# --- the truth
+
+
+def test_the_truth_is_what_each_client_keeps_whatever_the_number_of_nodes(attack_config: Config) -> None:
+    config = attack_config | {"strategy": "recommender", "rounds": 3}
+    first, *others = (Attacked(config, nodes).local_parameters() for nodes in (1, 2, 7))
+    assert first.shape == (TRAINING, 8)
+    assert len({row.tobytes() for row in first}) == TRAINING
+    for other in others:
+        np.testing.assert_allclose(other, first, rtol=0, atol=1e-6)
+    # Clients that have not been asked yet are as they will begin.
+    fresh = Attacked(config | {"rounds": 1, "step-size": 1e-30}).local_parameters()
+    assert 20 <= (first != fresh).any(axis=1).sum() < TRAINING
+
+
+def test_reading_the_truth_changes_nothing(attack_config: Config) -> None:
+    setup = Setup.parse(attack_config)
+    grid = ListeningGrid(app, attack_config)
+    roster = setup.fleet.roster(grid)
+    sent, state = len(grid.sent), dict(grid.contexts[100].state)
+    assert list(local_parameters(grid, roster, np.array([7, 3]))) == [7, 3]
+    assert (len(grid.sent), dict(grid.contexts[100].state)) == (sent, state)
+    assert local_parameters(RelayGrid(grid), roster, np.array([7, 3])) == {}
+
+
+def test_only_models_of_factors_have_a_vector_to_steal() -> None:
+    assert factors_of(load("factors items=30 size=7")) == 7
+    assert factors_of(load("linear")) == 0
+    assert factors_of(load("cnn", local="fc2.*")) == 0
+
+
+# --- what cannot be run
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("attack", "guess"), ("multipliers", ""), ("multipliers", "1,,2"), ("multipliers", "1,1"),
+        ("multipliers", "1,-2"), ("multipliers", "1,inf"), ("multipliers", "nan"), ("victims", 0), ("after", -1),
+        ("interactions", "many"), ("error", "nan"), ("budget", 1),
+    ],
+)  # fmt: skip
+def test_an_option_that_cannot_be_is_named(attack_config: Config, name: str, value: object) -> None:
+    with pytest.raises(ConfigError) as told:
+        Setup.parse(attack_config | {"rounds": 16} | options(**{name: value}))
+    assert "strategy" in told.value.text
+    assert name in told.value.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "part"),
+    [
+        ({"noise-multiplier": 1.0}, "config.multipliers", "noise-multiplier = 1"),
+        ({"rounds": 15}, "config.attack-rounds", "16 rounds"),
+        ({"rounds": 27} | options(multipliers="0,1"), "config.attack-rounds", "28 rounds"),
+        ({"patience": 3}, "config.attack-patience", "patience = 0"),
+        ({"resume": "yesterday"}, "config.attack-resume", 'resume = ""'),
+        ({"dataset": "synthetic", "model": "mlp", "local": "0.*"}, "config.strategy-model", "'mlp'"),
+    ],
+    ids=str,
+)
+def test_an_attack_that_cannot_be_run_says_why(attack_config: Config, changes: Config, code: str, part: str) -> None:
+    Setup.parse(attack_config | {"rounds": 16})
+    with raises(ConfigError, code, part):
+        Setup.parse(attack_config | changes)
+
+
+def test_the_documents_have_every_option_and_the_configuration_has_rounds_enough() -> None:
+    page = (ROOT / "docs" / "papers" / "attacks.md").read_text(encoding="utf-8")
+    for field in fields(AttackOptions):
+        default = ",".join(f"{nu:g}" for nu in field.default) if field.name == "multipliers" else field.default
+        assert f"| `{field.name}` | {default} |" in page
+    config = run_config("pac-attack")
+    Setup.parse(config)
+    own = parse_options(AttackOptions, config["strategy"].partition(" ")[2], "strategy")
+    assert own.rounds == config["rounds"]
+    assert AttackOptions().rounds == 30 + 3 * 1000 + 1

@@ -1,0 +1,147 @@
+"""Table 2 at full length: its grid, its early stop, and runs that are stopped."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import umbel.simulation.sweep
+from tests.helpers.datasets import manifest
+from tests.lab.experiments.conftest import read_csv
+from umbel.data import offsets_of, write_dataset
+from umbel.simulation.in_process import run_config
+from umbel.simulation.sweep import Result, resumable
+from umbel_lab.experiments import femnist_full
+from umbel_lab.experiments.__main__ import app
+
+pytestmark = pytest.mark.rest
+
+
+def entry(number: int, loss: float | None, metric: float = 0.0, asked: int = 10) -> dict[str, Any]:
+    return {"number": number, "loss": loss, "metric": metric if loss is not None else None, "asked": asked}
+
+
+def test_the_grid_is_the_papers_and_other_arms_have_larger_rounds_or_steps_or_other_writers(tmp_path: Path) -> None:
+    specs = femnist_full.specs(tmp_path)
+    found = [(c["loss"], c["noise-multiplier"], c["seed"]) for c in (s.config for s in specs[:54])]
+    nus = 0, 0.001, 0.01, 0.1, 1, 3, 5, 10, 15
+    assert set(found) == {*product(("cross-entropy", "rmse"), nus, range(2000, 2003))}
+    assert found[:3] == [("cross-entropy", nu, 2000) for nu in (3, 0, 5)], "those first that tell most"
+    assert {s.config["clients-per-round"] for s in specs[:54]} == {10}
+    assert [(s.config["noise-multiplier"], s.config["clients-per-round"]) for s in specs[58:]] == [
+        (10, 47), (10, 47), (15, 47), (15, 47),
+    ]  # fmt: skip
+    for other, (_, _, change) in zip(specs[54:58], femnist_full.REASONS, strict=True):
+        (same,) = (s.config for s in specs[:54] if s.config | change == other.config)
+        larger, others = {"step-size": 2 * same["step-size"]}, ({"dataset": "femnist-1"}, {"dataset": "femnist-2"})
+        assert change in (larger, *others)
+    for spec in specs:
+        assert (spec.config["rounds"], spec.config["patience"], spec.config["local-epochs"]) == (500, 0, 1)
+    assert len({spec.name for spec in specs}) == len(specs) == 62
+
+
+def test_patience_stops_after_five_validations_without_a_lower_loss() -> None:
+    # Validated every second round; the lowest loss so far is that of round 3, and the fifth after it is round 13.
+    losses = [2.0, 1.0, 1.5, 1.0, 1.2, 1.1, 3.0, 0.5]
+    history = [entry(2 * i + 1, loss, metric=i / 10) for i, loss in enumerate(losses)]
+    history[1:1] = [entry(2, None)]
+    assert femnist_full.with_patience(history) == (0.1, 13)
+    assert femnist_full.with_patience(history[:6]) == (0.1, 9), "not yet"
+    # The last entry evaluates what the last round left, and is no round.
+    assert femnist_full.with_patience([entry(1, 2.0), entry(2, 1.0, 0.7, asked=0)]) == (0.7, 1)
+
+
+def test_the_table_has_both_figures_of_one_run(tmp_path: Path) -> None:
+    spec = femnist_full.specs(tmp_path)[0]
+    losses = [3.0, 2.0, *[2.5] * 5, 1.0]
+    path = tmp_path / "runs" / spec.name
+    path.mkdir(parents=True)
+    lines = [json.dumps(entry(5 * i + 1, loss, metric=0.1 * i)) for i, loss in enumerate(losses)]
+    (path / "history.jsonl").write_text("\n".join(lines))
+    one = {"mean": 0.7, "worst_decile": 0.5, "rand_index": 1.0}
+    femnist_full.tables([Result(spec, {"best": one, "last": one, "best_round": 36}, path)], tmp_path)
+    (row,) = read_csv(tmp_path)
+    assert "Reasons" not in (tmp_path / "table.md").read_text()
+    assert (row["accuracy"], row["patience"], row["stopped"]) == ("0.7", "0.1", "31")
+    assert float(row["difference"]) == pytest.approx(0.7 - 0.835)
+    measures = {"best": one, "last": one, "best_round": 36}
+    larger_step, many = (femnist_full.specs(tmp_path)[place] for place in (55, -1))
+    for other in (larger_step, many):
+        shutil.copytree(path, path.with_name(other.name))
+    femnist_full.tables(
+        [Result(other, measures, path.with_name(other.name)) for other in (larger_step, many)], tmp_path
+    )
+    _, clients, reasons = re.split("## (?:Many clients|Reasons)", (tmp_path / "table.md").read_text())
+    assert "| rmse | 15 | 47 | 0.05 | 1 | 0.700 |" in clients
+    assert "| femnist | rmse | 10 | 10 | 0.2 | 1 | 0.700 |" in reasons
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
+def test_the_command_and_runs_that_are_packed_and_put_back(
+    umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = manifest(6, 2, name="femnist", model="cnn", feature_scale=1 / 255, groups=[0, 1] * 4)
+    images = np.random.default_rng(0).integers(0, 256, (32, 28, 28), np.uint8)
+    write_dataset(umbel_home / "data" / "femnist", own, images, np.arange(32) % 62, offsets_of([4] * 8))
+    done = CliRunner().invoke(app, ["femnist-full", "--quick"])
+    assert done.exit_code == 0, done.output
+    assert not list((umbel_home / "experiments" / "unfinished").iterdir())
+    table = (umbel_home / "experiments" / "femnist-full-quick" / "table.md").read_bytes()
+    # As on another machine: what was done is put back, and nothing is done again.
+    (umbel_home / "experiments" / "femnist-full-quick").rename(umbel_home / "experiments" / "femnist-full")
+    packed = tmp_path / "runs.jsonl"
+    assert CliRunner().invoke(app, ["pack", "femnist-full", str(packed)]).exit_code == 0
+    (umbel_home / "experiments" / "femnist-full").rename(tmp_path / "away")
+    assert CliRunner().invoke(app, ["unpack", "femnist-full", str(packed)]).stdout == "1 runs\n"
+    assert CliRunner().invoke(app, ["unpack", "femnist-full", str(packed)]).stdout == "0 runs\n"
+    monkeypatch.setattr(umbel.simulation.sweep, "_each", None)
+    place = ["--out", str(umbel_home / "experiments" / "femnist-full")]
+    for command in (["femnist-full", "--quick"], ["femnist-full", "--quick", "--tables"]):
+        again = CliRunner().invoke(app, [*command, *place])
+        assert again.exit_code == 0, again.output
+        assert (umbel_home / "experiments" / "femnist-full" / "table.md").read_bytes() == table
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_and_ends_as_if_it_had_not_been(
+    umbel_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run_config("synthetic", rounds=60, patience=0, seed=3)
+    whole = resumable(config)
+    assert whole.saved_in is not None
+    shutil.rmtree(whole.saved_in)
+
+    class Killed(BaseException):
+        pass
+
+    from umbel.server import rounds
+
+    plain, times = rounds._run_round, []
+
+    def run_round(*arguments: Any, **options: Any) -> Any:
+        times.append(arguments[1])
+        if arguments[1] == 40 and times.count(40) == 1:
+            raise Killed
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(rounds, "_run_round", run_round)
+    with pytest.raises(Killed):
+        resumable(config)
+    resumed = resumable(config)
+    assert times[39:42] == [40, 26, 27], "after the last round that was saved"
+    assert resumed.measures == whole.measures
+    assert whole.state is not None
+    assert resumed.state is not None
+    for name, value in whole.state.hypotheses.items():
+        np.testing.assert_array_equal(resumed.state.hypotheses[name], value)
+    assert [one.loss for one in resumed.state.history] == [one.loss for one in whole.state.history]
+    np.testing.assert_array_equal(resumed.participations, whole.participations)

@@ -1,0 +1,251 @@
+"""The page of results is what its text and the experiments' tables make, and says where the code has moved on."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.helpers.errors import raises
+from tests.helpers.sources import ROOT
+from umbel.protocol.errors import ConfigError
+from umbel_lab.experiments import audits, dlg, pac, page, synthetic
+from umbel_lab.experiments.__main__ import app
+
+TABLE = """\
+# Two linear models
+
+## What was found
+
+One line.
+
+| who | error |
+| --- | --- |
+| FedAvg | 3.06 |
+
+## Something else
+
+No table.
+"""
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "table.md").write_text(TABLE)
+    page.stamp("synthetic", made, "umbel experiment synthetic", [2000, 2001, 2002, 7], "0123456789")
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "reproduce.md.j2").write_text(
+        "# Results\n\n{{ made('synthetic') }}\n{{ text('synthetic', 'What was found') }}\n\n"
+        "{{ table('synthetic', 'What was found') }}\n"
+    )
+    page.take("synthetic", made, folder)
+    return folder
+
+
+def test_the_page_has_the_experiments_tables_and_what_made_them(docs: Path) -> None:
+    [path] = page.write(docs)
+    assert path == docs / "reproduce.md"
+    written = path.read_text().splitlines()
+    assert written[0] == "# Results"
+    assert written[2].startswith("Made by `umbel experiment synthetic` at commit 0123456789, seeds ")
+    assert written[2].endswith(", seeds 7, 2000 to 2002.")
+    assert written[3:] == ["One line.", "", "| who | error |", "| --- | --- |", "| FedAvg | 3.06 |"]
+
+
+def test_a_page_may_take_some_rows_and_leave_columns_out(docs: Path) -> None:
+    """All rows that begin with a word, in the order of the words."""
+    rows = ["| A | 1 | x |", "| B | 2 | y |", "| A | 3 |  |", "| C | 4 | z |"]
+    table = "\n".join(["| who | error | note |", "| --- | --- | --- |", *rows])
+    (docs / "results" / "synthetic" / "table.md").write_text(f"# Title\n\n## Errors\n\n{table}\n")
+    template = docs / "reproduce.md.j2"
+    template.write_text("{{ table('synthetic', 'Errors') }}\n")
+    assert page.render(docs)[docs / "reproduce.md"] == f"{table}\n"
+    template.write_text("{{ table('synthetic', 'Errors', 'C', 'A', without=('error',)) }}\n")
+    kept = ["| who | note |", "| --- | --- |", "| C | z |", "| A | x |", "| A |  |"]
+    assert page.render(docs)[docs / "reproduce.md"].splitlines() == kept
+    template.write_text("{{ table('synthetic', 'Errors', without=('price',)) }}")
+    with raises(ConfigError, "config.unknown-table", "price", "who, error, note"):
+        page.render(docs)
+
+
+def test_a_table_whose_settings_have_changed_says_so(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "have changed since" not in page.render(docs)[docs / "reproduce.md"]
+    monkeypatch.setattr(page, "digest", lambda name: "another")
+    assert "**Settings, recipes or pinned numbers have changed since.**" in page.render(docs)[docs / "reproduce.md"]
+
+
+def test_the_digest_is_of_settings_and_of_what_pins_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, patterns in page.SOURCES.items():
+        assert all(list(ROOT.glob(pattern)) for pattern in patterns), name
+    assert page.digest("synthetic") != page.digest("hospital")
+    for file in (page._PINNED, *page.SOURCES["synthetic"]):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_bytes((ROOT / file).read_bytes())
+    monkeypatch.setattr(page, "source", lambda name: tmp_path / name)
+    before = page.digest("synthetic")
+    module, config, recipe = (tmp_path / file for file in page.SOURCES["synthetic"])
+
+    def edited(file: Path, old: str, new: str) -> bool:
+        """Whether the digest is another after an edit, which is taken back."""
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new, 1))
+        changed = page.digest("synthetic") != before
+        file.write_text(text)
+        return changed
+
+    assert edited(module, "NEAR = 1.0", "NEAR = 2.0")
+    assert edited(recipe, "DECIMALS = 6", "DECIMALS = 5")
+    assert edited(config, "rounds = 100", "rounds = 101")
+    assert not edited(module, "def tables(", "# A comment.\ndef tables_of(")
+    assert not edited(recipe, "OPTIMA = ", "TEXT = 'An error.'\nOPTIMA = ")
+    assert not edited(config, "rounds = 100", "# A comment.\nrounds = 100")
+    (tmp_path / page._PINNED).write_bytes(b"other numbers")
+    assert page.digest("synthetic") != before
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A checkout with a module, a test and a setting."""
+    for file in ("umbel/core.py", "configs/a.toml", "tests/test_core.py"):
+        path = tmp_path / "tree" / file
+        path.parent.mkdir(parents=True)
+        path.write_text("rounds = 3\n")
+    (tmp_path / "tree" / ".gitignore").write_text("__pycache__\n")
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "First"]):
+        git(tmp_path / "tree", "-c", "user.name=A", "-c", "user.email=a@example.org", *words)
+    return tmp_path / "tree"
+
+
+def git(tree: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=tree, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_result_names_the_commit_of_a_tree_without_changes(tree: Path, tmp_path: Path) -> None:
+    commit = git(tree, "rev-parse", "--short=10", "HEAD")
+    assert page.commit_of(tree) == page.commit_of(tree, quick=True) == commit
+    (tree / "tests" / "test_core.py").write_text("")  # makes no result
+    (tree / "umbel" / "__pycache__").mkdir()
+    (tree / "umbel" / "__pycache__" / "core.pyc").write_bytes(b"")
+    assert page.commit_of(tree) == commit
+    assert page.commit_of(tmp_path) == "unknown", "where umbel is installed"
+
+
+@pytest.mark.parametrize("file", ["umbel/core.py", "umbel/new.py", "configs/a.toml"])
+@pytest.mark.parametrize("added", [False, True])
+def test_no_result_comes_from_a_modified_tree(tree: Path, file: str, added: bool) -> None:
+    (tree / file).write_text("rounds = 4\n")
+    if added:
+        git(tree, "add", ".")
+    with raises(ConfigError, "config.modified-tree", file, "--quick"):
+        page.commit_of(tree)
+    assert page.commit_of(tree, quick=True) == git(tree, "rev-parse", "--short=10", "HEAD") + "+"
+
+
+@pytest.mark.parametrize("command", ["synthetic", "pac", "audits", "dlg"])
+def test_an_experiment_in_a_modified_tree_starts_no_work(command: str, tree: Path, monkeypatch: Any) -> None:
+    (tree / "umbel" / "new.py").write_text("")
+    monkeypatch.setattr(page, "commit_of", partial(page.commit_of, tree))
+    for module in (synthetic, pac, audits, dlg):
+        for work in ("specs", "tables"):
+            monkeypatch.setattr(module, work, None, raising=False)
+    done = CliRunner().invoke(app, [command])
+    assert done.exit_code == 2
+    assert "[config.modified-tree]" in done.stderr
+
+
+def test_what_was_not_made_is_named(docs: Path, tmp_path: Path) -> None:
+    (docs / "reproduce.md.j2").write_text("{{ table('synthetic', 'Nothing') }}")
+    with raises(ConfigError, "config.unknown-table", "Nothing", "What was found, Something else"):
+        page.render(docs)
+    (docs / "reproduce.md.j2").write_text("{{ made('hospital') }}")
+    with raises(ConfigError, "config.not-done", "umbel experiment page hospital"):
+        page.render(docs)
+    with raises(ConfigError, "config.not-done", "table.md", "umbel experiment hospital"):
+        page.take("hospital", tmp_path / "nowhere", docs)
+    with raises(ConfigError, "config.unknown-experiment", "cifar"):
+        page.take("cifar", tmp_path, docs)
+
+
+def test_numbers_in_sentences_come_from_the_tables(docs: Path) -> None:
+    (docs / "results" / "synthetic" / "table.md").write_text(
+        "# T\n\n## Claims\n\nTwo of 3 (1 to 2 %) do. Not 0.5 of them. The rest: none.\n\n"
+        "| who | where | last | so here? | best | so here? |\n| --- | --- | --- | --- | --- | --- |\n"
+        "| A | x | 1 | yes | 9 | no |\n| A | y | 2 | no | 9 | no |\n| B | x | 3 | no | 9 | no |\n"
+    )
+
+    def said(text: str) -> str:
+        (docs / "reproduce.md.j2").write_text(text)
+        return page.render(docs)[docs / "reproduce.md"]
+
+    assert said("{{ cell('synthetic', 'Claims', ('A', 'y'), 'last') }}") == "2"
+    assert said("{{ sentence('synthetic', 'Claims', 'Not') }}") == "Not 0.5 of them."
+    assert said("{{ answers('synthetic', 'Claims') }}") == "1 yes, 2 no, 0 open"
+    for wrong in (
+        "cell('synthetic', 'Claims', ('A',), 'last')", "cell('synthetic', 'Claims', ('C',), 'last')",
+        "cell('synthetic', 'Claims', ('B',), 'first')", "sentence('synthetic', 'Claims', 'nowhere')",
+    ):  # fmt: skip
+        with raises(ConfigError, "config.unknown-table", "Claims"):
+            said(f"{{{{ {wrong} }}}}")
+
+
+def test_the_papers_figures_stand_beside_the_tables(docs: Path, tmp_path: Path) -> None:
+    """Figures with a number are taken over, those of an earlier time removed, and a missing one is named."""
+    made, kept = tmp_path / "made", docs / "results" / "synthetic"
+    (kept / "figure-9.svg").write_text("<svg>old</svg>")
+    for name in ("figure-1.svg", "figure-1.png", "curve.svg"):
+        (made / name).write_text("<svg/>")
+    page.take("synthetic", made, docs)
+    assert sorted(file.name for file in kept.iterdir()) == ["figure-1.svg", "made.toml", "table.md"]
+    (docs / "reproduce.md.j2").write_text("{{ picture('synthetic', 'figure-1', 'Releases') }}")
+    assert page.render(docs)[docs / "reproduce.md"] == "![Releases](../results/synthetic/figure-1.svg)"
+    (docs / "reproduce.md.j2").write_text("{{ picture('synthetic', 'figure-2', 'Releases') }}")
+    with raises(ConfigError, "config.not-done", "figure-2.svg"):
+        page.render(docs)
+
+
+def test_figures_in_docs_are_small() -> None:
+    large = [file for file in (page.DOCS / "results").rglob("*.svg") if file.stat().st_size > 150_000]
+    assert large == []
+
+
+def test_the_pages_in_docs_are_what_their_text_and_the_kept_tables_make() -> None:
+    pages = page.render()
+    assert {path.name for path in pages} == {"reproduce.md", "when.md", "audit.md", "hospital.svg"}
+    for path, text in pages.items():
+        assert text == path.read_text(encoding="utf-8"), "umbel experiment page"
+
+
+def test_all_that_is_on_the_page_says_its_command_commit_and_seeds() -> None:
+    for folder in (page.DOCS / "results").iterdir():
+        said = tomllib.loads((folder / "made.toml").read_text(encoding="utf-8"))
+        assert said["command"].startswith(("umbel experiment ", "python "))
+        assert said["commit"].strip("+").isalnum()
+        assert said["seeds"]
+        if folder.name not in page.FROZEN:
+            assert said["settings"] == page.digest(folder.name), "its settings have changed since: run it again"
+        assert f"made('{folder.name}')" in (page.DOCS / "papers" / "reproduce.md.j2").read_text(encoding="utf-8")
+
+
+def test_the_commit_of_each_result_is_part_of_this_history() -> None:
+    if not (ROOT / ".git").exists() or git(ROOT, "rev-parse", "--is-shallow-repository") == "true":
+        pytest.skip("the history is not here")
+    kept = sorted((page.DOCS / "results").glob("*/made.toml"))
+    commits = {file: tomllib.loads(file.read_text(encoding="utf-8"))["commit"].rstrip("+") for file in kept}
+    assert commits
+    unknown = [
+        file.parent.name
+        for file, commit in commits.items()
+        if subprocess.run(
+            ["git", "merge-base", "--is-ancestor", commit, "HEAD"], cwd=ROOT, capture_output=True
+        ).returncode
+    ]
+    assert unknown == [], "these cite commits that are not there: run them again"

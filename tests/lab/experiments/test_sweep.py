@@ -1,0 +1,351 @@
+"""A sweep does each run once, saves it at once, and goes on where it was."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from typer.testing import CliRunner
+
+import umbel.simulation.sweep
+import umbel_lab.experiments.synthetic
+from tests.helpers.clusters import cluster
+from tests.helpers.errors import raises
+from tests.helpers.sources import ROOT
+from umbel.data import find_dataset, open_dataset, write_dataset
+from umbel.protocol.errors import DiskError, SweepError
+from umbel.protocol.home import private_scratch
+from umbel.simulation.in_process import run_config
+from umbel.simulation.measured import Finished, Spec, finish
+from umbel.simulation.sweep import (
+    Result,
+    _attempt,
+    _digest,
+    _pack,
+    _unpack,
+    made_by,
+    resumable,
+    sweep,
+    unpack,
+)
+from umbel_lab.experiments import centaur, frontier, synthetic
+from umbel_lab.experiments.__main__ import app
+from umbel_lab.experiments.tables import page
+
+pytestmark = pytest.mark.rest
+
+# As they are before tests put others in their place.
+EACH, SAVE = umbel.simulation.sweep._each, umbel.simulation.sweep._save
+SPECS = [Spec(f"seed{seed}", run_config("synthetic", rounds=2, seed=seed)) for seed in range(3)]
+
+
+def test_each_run_leaves_what_a_run_of_the_app_leaves(in_process: list[str], tmp_path: Path) -> None:
+    (result,) = sweep(SPECS[:1], tmp_path)
+    assert {file.name for file in result.folder.iterdir()} == {
+        "config.toml", "history.jsonl", "hypotheses.safetensors", "latest.safetensors", "ledger.csv", "outcome.json",
+        "participations.jsonl", "result.json", "trace.npz",
+    }  # fmt: skip
+    finished = finish(SPECS[0].config)
+    assert finished.state is not None
+    np.testing.assert_array_equal(result.hypotheses["weight"], finished.state.best["weight"])
+    assert [entry["loss"] for entry in result.history] == [entry.loss for entry in finished.state.history]
+    assert result.trace.keys() == finished.trace.keys()
+    for name, kept in result.trace.items():
+        np.testing.assert_array_equal(kept, finished.trace[name])
+
+
+def test_a_long_run_could_resume_until_its_result_is_saved(
+    umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a full disk would cost the hours that it took."""
+    spec = Spec("long", run_config("synthetic", rounds=1))
+    finished = resumable(spec.config)
+    assert finished.saved_in is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        with raises(DiskError, "disk.full", tmp_path):
+            SAVE(spec, finished, "", tmp_path, resumable)
+    assert finished.saved_in.is_dir()
+    SAVE(spec, finished, "", tmp_path, resumable)
+    assert not finished.saved_in.exists()
+    elsewhere, _ = _attempt(resumable, spec.config, _pack(find_dataset("synthetic")))
+    assert elsewhere is not None
+    assert elsewhere.saved_in is not None
+    assert not elsewhere.saved_in.exists(), "another machine saves it"
+
+
+def test_two_sweeps_do_not_share_an_unfinished_run(umbel_home: Path) -> None:
+    """Their results are in two folders, but both would write to the folder from which the run resumes."""
+    config = run_config("synthetic", rounds=1)
+    folder = resumable(config).saved_in
+    assert folder is not None
+    with FileLock(folder / ".lock"), raises(SweepError, "sweep.running", folder):
+        resumable(config)
+
+
+def test_what_is_done_is_not_done_again(in_process: list[str], tmp_path: Path) -> None:
+    first = sweep(SPECS[:2], tmp_path)
+    second = sweep(SPECS, tmp_path)
+    assert in_process == ["seed0", "seed1", "seed2"]
+    assert [result.spec for result in second] == SPECS, "in the order asked for"
+    assert [result.measures for result in second[:2]] == [result.measures for result in first]
+
+
+@pytest.mark.parametrize("other", ["configuration", "code", "data", "result"])
+def test_what_is_torn_or_made_in_another_way_is_done_again(
+    other: str, in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data.json"
+    data.write_bytes(find_dataset("synthetic").read_bytes())
+    spec = Spec("seed0", SPECS[0].config | {"dataset": str(data)})
+    (result,) = sweep([spec], tmp_path)
+    if other == "code":
+        monkeypatch.setattr(umbel.simulation.sweep, "_digest", lru_cache(lambda *_: "changed"))
+    elif other == "data":
+        data.write_text(data.read_text().replace("Sec. 5.1", "Section 5.1"))
+    elif other == "result":
+        file = result.folder / "result.json"
+        file.write_text(file.read_text()[: file.stat().st_size // 2])
+    changes = {"noise-multiplier": 1.0} if other == "configuration" else {}
+    sweep([Spec("seed0", spec.config | changes)], tmp_path)
+    assert in_process == ["seed0", "seed0"]
+
+
+@pytest.mark.parametrize("other", ["code", "new setting", "changed setting", "data"])
+def test_runs_of_earlier_code_are_kept_when_asked_and_the_tables_tell(
+    other: str, in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data.json"
+    data.write_bytes(find_dataset("synthetic").read_bytes())
+    specs = [Spec(spec.name, spec.config | {"dataset": str(data)}) for spec in SPECS[:2]]
+    (first,) = sweep(specs[:1], tmp_path)
+    monkeypatch.setattr(umbel.simulation.sweep, "_digest", lru_cache(lambda *_: "changed"))
+    file = first.folder / "result.json"
+    document = json.loads(file.read_text())
+    if other == "new setting":
+        del document["config"]["patience"]  # it has its default
+    elif other == "changed setting":
+        del document["config"]["rounds"]  # it has not
+    elif other == "data":
+        document["made_by"]["data"] = "changed"
+    file.write_text(json.dumps(document))
+    kept = sweep(specs, tmp_path, keep=True)
+    assert in_process == ["seed0", *([] if other in ("code", "new setting") else ["seed0"]), "seed1"]
+    said = [section.title for section in page("Runs", [], [], kept).sections]
+    assert ("Code" in said) == (kept[0].code == first.code) == (other in ("code", "new setting"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"name": "../out", "history": []}', '{"name": "", "history": []}', "[]", "{}", "{", "[" * 100_000,
+        '{"name": "a", "history": 3}', r'{"name": "a\u0000", "history": []}', r'{"name": "a\u001b[2J", "history": []}',
+    ],
+)  # fmt: skip
+def test_packed_runs_of_somebody_else_stay_in_the_folder(line: str, tmp_path: Path) -> None:
+    with raises(SweepError, "sweep.not-packed"):
+        unpack(['{"name": "good", "history": []}', line], tmp_path / "sweep")
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_sweeps_do_not_share_a_folder(in_process: list[str], tmp_path: Path) -> None:
+    with FileLock(tmp_path / ".lock"), raises(SweepError, "sweep.running", tmp_path):
+        sweep(SPECS, tmp_path)
+    assert in_process == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("strategy", "umbel_test_variant:Mine"),
+        ("strategy", "flower:umbel_test_variant:Theirs"),
+        ("model", "umbel_test_variant:network width=3"),
+        ("loss", "umbel_test_variant:absolute"),
+        ("metric", "umbel_test_variant:close"),
+        ("mechanism", "umbel_test_variant:Coordinates"),
+        ("observers", "umbel_lab.attacks.audit:Audit canaries=400; umbel_test_variant:Watch"),
+    ],
+)
+def test_what_is_the_users_own_is_part_of_the_code(
+    key: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "umbel_test_variant.py").write_text("a = 1\n")
+    config = SPECS[0].config | {key: value}
+    _digest.cache_clear()
+    before = made_by(config)["code"]
+    (tmp_path / "umbel_test_variant.py").write_text("a = 2\n")
+    _digest.cache_clear()
+    assert made_by(config)["code"] != before
+    assert made_by(config)["code"] != made_by(SPECS[0].config)["code"]
+
+
+@pytest.mark.parametrize("key", ["pretrained", "start-from"])
+def test_so_are_the_weights_that_a_run_starts_from(key: str, in_process: list[str], tmp_path: Path) -> None:
+    weights = tmp_path / "hypotheses.safetensors"
+    weights.write_bytes(b"some")
+    config = SPECS[0].config | {key: str(weights if key == "pretrained" else tmp_path)}
+    sweep([Spec("one", config)], tmp_path, only_says_that_it_ran)
+    sweep([Spec("one", config)], tmp_path, only_says_that_it_ran)
+    assert in_process == ["one"]
+    weights.write_bytes(b"other")
+    sweep([Spec("one", config)], tmp_path, only_says_that_it_ran)
+    assert in_process == ["one", "one"], "in the same process, as in a notebook"
+
+
+def only_says_that_it_ran(_: Mapping[str, Any]) -> Finished:
+    return Finished({})
+
+
+def test_runs_of_one_name_would_take_each_others_results(in_process: list[str], tmp_path: Path) -> None:
+    with raises(SweepError, "sweep.same-name", "2 runs", "'seed0'"):
+        sweep([SPECS[0], Spec("seed0", SPECS[1].config)], tmp_path)
+    assert in_process == []
+
+
+def test_so_is_the_module_that_does_the_runs() -> None:
+    assert len({made_by(SPECS[0].config, task)["code"] for task in (finish, frontier.play, centaur.play)}) == 3
+
+
+def test_the_code_that_makes_results_is_there() -> None:
+    assert all((ROOT / name).exists() for name in umbel.simulation.sweep._CODE)
+
+
+def fragile(config: Mapping[str, Any]) -> Finished:
+    """Fail for seed 1."""
+    if config["seed"] == 1:
+        raise ValueError("no such luck")
+    return finish(config)
+
+
+def repaired(config: Mapping[str, Any]) -> Finished:
+    return finish(config)
+
+
+def test_a_run_that_fails_stops_no_other_and_is_tried_again(in_process: list[str], tmp_path: Path) -> None:
+    results = sweep(SPECS, tmp_path, fragile)
+    assert [bool(result.error) for result in results] == [False, True, False]
+    assert "ValueError: no such luck" in results[1].error
+    assert (tmp_path / "failed" / "seed1.txt").read_text() == results[1].error
+    again = sweep(SPECS, tmp_path, repaired)
+    assert in_process == ["seed0", "seed1", "seed2", "seed1"]
+    assert not again[1].error
+    assert not list((tmp_path / "failed").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_dataset_travels_to_another_machine(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    source = find_dataset("synthetic")
+    if kind == "folder":
+        opened = open_dataset(source)
+        source = tmp_path / "source" / "data"
+        write_dataset(source, opened.manifest, opened.features, opened.targets, opened.offsets)
+    data = _pack(source)
+    path = _unpack(data)
+    assert path != source
+    np.testing.assert_array_equal(open_dataset(path).features, open_dataset(source).features)
+    assert open_dataset(path).manifest == open_dataset(source).manifest
+    assert _unpack(data) == path
+
+
+# --- with Ray
+
+
+def die(config: Mapping[str, Any]) -> Finished:
+    """Kill the worker for seed 1, as running out of memory does."""
+    if config["seed"] == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return finish(config)
+
+
+def test_workers_import_nothing_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray puts the folder where it starts before all that is installed."""
+    started: list[Path] = []
+    monkeypatch.setattr("ray.init", lambda *_, **__: started.append(Path.cwd()))
+    monkeypatch.chdir(tmp_path)
+    with umbel.simulation.sweep._cluster():
+        assert Path.cwd() == tmp_path
+    assert started == [private_scratch()]
+
+
+@pytest.mark.slow
+def test_runs_on_ray_give_what_they_give_in_process_and_a_worker_that_dies_is_a_failed_run(tmp_path: Path) -> None:
+    # Two, for each of which there is a core: to start a worker takes longer than a run.
+    lost, one = sweep([SPECS[1], SPECS[0]], tmp_path, die)
+    assert not one.error
+    assert "died" in lost.error
+    assert one.measures == json.loads(json.dumps(finish(one.spec.config).measures))
+
+
+def made(folder: Path) -> dict[str, bytes]:
+    """Return the tables, and of each run the arrays, from which figures are drawn."""
+    tables, runs = folder.glob("table.*"), folder.glob("runs/*/*")
+    files = [*tables, *(file for file in runs if file.suffix in (".npz", ".safetensors"))]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+@contextmanager
+def interrupted(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Press Ctrl-C in a sweep as soon as its first run is saved."""
+
+    def save(*arguments: Any) -> Result:
+        result = SAVE(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+    patch.setattr(umbel.simulation.sweep, "_save", save)
+    # What a shell starts in the background ignores interrupts, and so would this.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_stopped_on_a_cluster_goes_on_without_one_and_gives_the_same_tables_and_arrays(
+    in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compared with one that was neither stopped nor had a cluster; that Ray gives the same is the test above."""
+    for name in ("_figure_1", "_figure_2"):  # which take longer than the runs
+        monkeypatch.setattr(umbel_lab.experiments.synthetic, name, lambda *_: None)
+    monkeypatch.setattr("umbel.simulation.baselines.LOCAL_EPOCHS", 2)
+    for setting, rounds in ((synthetic.PAPER, 4), (synthetic.LONG, 2)):
+        monkeypatch.setitem(synthetic.SETTINGS, setting, {"rounds": rounds, "patience": 0, "restarts": 1})
+    command = ["synthetic", "--quick", "--seeds", "1", "--out"]
+    alone = CliRunner().invoke(app, [*command, str(tmp_path / "alone")])
+    assert alone.exit_code == 0, alone.output
+    assert len(in_process) == 11
+    assert {"table.md", "table.csv"} <= set(made(tmp_path / "alone"))
+    # Two files of hypotheses and a trace for each run that trains together, and neither for the others.
+    assert len(made(tmp_path / "alone")) == 2 + 5 * 3
+
+    folder = tmp_path / "stopped"
+    with cluster(tmp_path) as there, monkeypatch.context() as patch, interrupted(patch):
+        patch.setattr(umbel.simulation.sweep, "_each", EACH)
+        patch.setenv("RAY_ADDRESS", there.address)
+        stopped = CliRunner().invoke(app, [*command, str(folder)])
+    assert stopped.exit_code == 130, stopped.output
+    assert str(folder) in stopped.stderr
+    assert not (folder / "table.md").exists()
+    (before,) = ((path, path.stat().st_mtime_ns) for path in folder.glob("runs/*/result.json"))
+
+    in_process.clear()
+    done = CliRunner().invoke(app, [*command, str(folder)])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.strip().endswith("table.md")
+    assert len(in_process) == 11 - 1
+    assert (before[0], before[0].stat().st_mtime_ns) == before
+    assert made(folder) == made(tmp_path / "alone")

@@ -1,0 +1,206 @@
+"""Predictions by the nearest rows, whose weights and shares can be computed by hand."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import exp, log
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.client.test_personal import HYPOTHESES, LEARNER, STEP, cohort
+from tests.helpers.cohorts import CLOSE, all_engines, cohort_of, draw_client, learner_of
+from tests.helpers.errors import raises
+from tests.helpers.models import TINY_CNN, Turned, draw_hypotheses, headed
+from umbel import models
+from umbel.client.cohort import Cohort
+from umbel.client.exports import OwnNetwork
+from umbel.client.learner import Learner
+from umbel.client.personal import Own, make_own
+from umbel.models import LOSSES, METRICS, Model
+from umbel.privacy.gate.randomness import streams
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.errors import ConfigError, ModelError
+from umbel_lab.personal.memory import Memory, Remembering, check_memory, last_input
+
+
+def memory(keys: list[float], values: list[float]) -> Memory:
+    """Return the memory of one client, of one number a row."""
+    return Memory(
+        np.array(keys, np.float32)[:, None], np.array(values)[:, None], np.array([len(keys)]), np.array([0.5])
+    )
+
+
+def made(learner: Learner, hypotheses: Arrays, clients: Cohort) -> Own:
+    draws = partial(streams, 0, "shuffle", 0, range(len(clients)))
+    return make_own("umbel_lab.personal:knn_per", learner, hypotheses, clients, STEP, draws)
+
+
+def shares(own: Own) -> list[float]:
+    assert isinstance(own, Remembering)
+    return own.memory.shares.tolist()
+
+
+def test_nearer_rows_count_more() -> None:
+    """Of keys 0, 1 and 3, seen from 1: at distances 1, 0 and 2."""
+    found = memory([0.0, 1, 3], [10.0, 20, 50]).nearest(torch.tensor([[1.0]]))
+    weights = np.array([exp(-1), 1, exp(-2)])
+    assert found.item() == pytest.approx(weights @ [10, 20, 50] / weights.sum())
+
+
+def test_all_rows_far_away_still_say_something() -> None:
+    """Where exp(-d) is 0 in floating point, the ratio of two of them is not."""
+    found = memory([0.0, 1], [10.0, 20]).nearest(torch.tensor([[-5000.0]]))
+    assert found.item() == pytest.approx((10 + 20 * exp(-1)) / (1 + exp(-1)))
+
+
+def test_ten_rows_are_read_and_the_earlier_of_equals() -> None:
+    assert memory([0.0] * 12, [*range(12)]).nearest(torch.zeros(1, 1)).item() == pytest.approx(4.5)
+
+
+def test_a_row_that_is_left_out_reads_none_of_its_own_keys() -> None:
+    """Two rows of two keys each, all in one place: each row reads the other's values."""
+    one = memory([0.0] * 4, [1.0, 3, 10, 30])
+    assert one.nearest(torch.zeros(4, 1), without=2).ravel().tolist() == pytest.approx([20, 20, 2, 2])
+
+
+def test_the_share_is_what_suits_rows_left_out() -> None:
+    """The hypothesis says 1. Rows of 3 and 3 agree, and it needs no help with 1 and 1.
+
+    Of rows 1 and 3, the first is told 3, which is worse, and the second is told 1, as by the hypothesis. A single row
+    has no other.
+    """
+    own = made(LEARNER, HYPOTHESES, cohort([3.0, 3], [1.0, 1], [1.0, 3], [3.0]))
+    assert shares(own) == pytest.approx([0.99, 0, 0, 0])
+    asked = cohort([0.0], [0.0], [0.0], [0.0])
+    assert own.outputs(LEARNER, asked).ravel().tolist() == pytest.approx([0.99 * 3 + 0.01, 1, 1, 1])
+
+
+def test_a_share_in_between() -> None:
+    """Of a hypothesis of 0 and rows (1, 0) of 1 and (2, 0) of 2, errors are 1 - 2 share and 2 - share: least at .8."""
+    clients = cohort_of(([[1.0, 0.0], [2.0, 0.0]], [1.0, 2.0]))
+    own = made(LEARNER, {"weight": np.zeros((1, 1, 2), np.float32)}, clients)
+    assert shares(own) == pytest.approx([0.8])
+    near = 1 / (1 + exp(-1))
+    expected = [0.8 * (near + 2 * (1 - near)), 0.8 * (2 * near + 1 - near)]
+    assert own.outputs(LEARNER, clients).ravel().tolist() == pytest.approx(expected)
+
+
+def test_classes_are_mixed_as_probabilities() -> None:
+    """Two rows of class 1 in one place: it has .99, and a third of .01 as the hypothesis knows nothing."""
+    model = models.load("linear inputs=1 outputs=3", loss="cross-entropy")
+    learner, hypotheses = learner_of("batched", model), {"1.weight": np.zeros((1, 3, 1)), "1.bias": np.zeros((1, 3))}
+    clients = cohort_of(([[1.0], [1.0]], np.array([1, 1])))
+    own = made(learner, {name: value.astype(np.float32) for name, value in hypotheses.items()}, clients)
+    rare = 0.01 / 3
+    np.testing.assert_allclose(own.outputs(learner, clients).exp(), [[rare, 0.99 + rare, rare]] * 2, rtol=1e-4)
+    loss, metric = own.score(learner, clients)
+    assert (loss.item(), metric.item()) == pytest.approx((-log(0.99 + rare), 1), rel=1e-4)
+
+
+def test_a_score_is_the_logarithm_of_the_odds() -> None:
+    """Labels 1 and -1 far apart, with two rows each; the hypothesis gives both a half."""
+    learner = learner_of("batched", models.load("linear", loss="log"))
+    clients = cohort_of(([[0.0, 9.0]] * 2 + [[900.0, 9.0]] * 2, [1.0, 1, -1, -1]))
+    own = made(learner, {"weight": np.zeros((1, 1, 2), np.float32)}, clients)
+    odds = log(0.995 / 0.005)
+    assert own.outputs(learner, clients).ravel().tolist() == pytest.approx([odds, odds, -odds, -odds], rel=1e-5)
+
+
+@all_engines
+@pytest.mark.parametrize("model", [headed(local=""), TINY_CNN])
+def test_a_representation_is_the_input_of_the_last_layer(engine: str, model: Model) -> None:
+    """So the last layer makes the outputs of it."""
+    learner, own = learner_of(engine, model), model.initial(1)
+    clients = cohort_of(draw_client(model, 5, np.random.default_rng(0)))
+    last = [name for name in own if name.endswith("weight")][-1]
+    found = last_input(model, lambda: learner.outputs(own, clients.features)).numpy()
+    outputs = found @ own[last].T + own[last.replace("weight", "bias")]
+    np.testing.assert_allclose(outputs, learner.outputs(own, clients.features), **CLOSE)
+
+
+class Raw(nn.Module):
+    """A head whose parameters the network uses without calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 3), nn.Linear(3, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.body(rows) @ self.head.weight.T + self.head.bias
+
+
+def test_of_a_layer_that_is_not_called_it_is_the_input_of_the_module_around_it() -> None:
+    model = Model("raw", Raw, LOSSES["mse"], METRICS["rmse"])
+    rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert torch.equal(last_input(model, lambda: model.apply({}, rows)), rows)
+
+
+class Next(nn.Module):
+    """Classes of each of a row's three tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Embedding(5, 2), nn.Linear(2, 5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.body(tokens))
+        return outputs
+
+
+def test_each_token_of_a_row_has_its_own_neighbours() -> None:
+    """A client always writes 1 after 0, and 0 after 1."""
+    model = Model("next", Next, LOSSES["cross-entropy"], METRICS["accuracy"])
+    tokens = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
+    clients = Cohort(tokens, 1 - tokens, np.array([3]))
+    learner = learner_of("batched", model)
+    hypotheses = draw_hypotheses(model, 1)
+    own = made(learner, hypotheses, clients)
+    assert isinstance(own, Remembering)
+    assert (own.memory.keys.shape, own.memory.values.shape, own.memory.lengths.tolist()) == ((9, 2), (9, 5), [9])
+    assert own.score(learner, clients)[1].item() == 1
+    assert made(learner, hypotheses, clients).outputs(learner, clients).shape == (3, 3, 5)
+
+
+def test_a_memory_without_a_share_is_not_written() -> None:
+    own = made(LEARNER, HYPOTHESES, cohort([1.0, 1], [3.0, 3]))
+    assert [*own.arrays(0)] == ["weight"]
+    assert {"own:keys", "own:values", "own:share"} < own.arrays(1).keys()
+    assert own.arrays(1)["own:values"].tolist() == [[3.0], [3.0]]
+
+
+def test_a_client_may_have_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are compared a few at a time, to the same result."""
+    draw = np.random.default_rng(3)
+    clients = cohort_of((draw.normal(size=(40, 2)), draw.normal(size=40)))
+    whole = made(LEARNER, HYPOTHESES, clients)
+    monkeypatch.setattr("umbel_lab.personal.memory._AT_ONCE", 50)
+    assert torch.equal(made(LEARNER, HYPOTHESES, clients).outputs(LEARNER, clients), whole.outputs(LEARNER, clients))
+
+
+class Spread(nn.Module):
+    """A mean and a variance for each target."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.head(rows)
+        return outputs
+
+
+@pytest.mark.parametrize("network", [Spread, Turned])
+def test_a_model_whose_rows_cannot_be_remembered_is_refused(network: type[nn.Module]) -> None:
+    model = Model("odd", network, LOSSES["mse"], METRICS["rmse"])
+    clients = cohort([1.0, 2])
+    with raises(ModelError, "model.no-neighbours", "'odd'", "choose another method"):
+        check_memory(model, clients.features, clients.targets)
+
+
+def test_a_network_for_other_programs_holds_no_rows() -> None:
+    own = made(LEARNER, HYPOTHESES, cohort([3.0, 3]))
+    with raises(ConfigError, "config.rows-in-file", "choose another method"):
+        OwnNetwork(LEARNER.model, own)

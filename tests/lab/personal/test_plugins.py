@@ -1,0 +1,45 @@
+"""The lab's methods do what every method of personalisation does, by their import paths."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import umbel
+from tests.client import test_own
+from tests.client.test_own import LINEAR, MODELS, TWO, made, rows
+from tests.helpers.cohorts import cohort_of, learner_of
+from umbel import models
+from umbel_lab.personal.memory import Remembering
+
+ALL = pytest.mark.parametrize(
+    "how", [f"umbel_lab.personal:{name}" for name in ("ditto", "mr_mtl", "apfl", "fedrep", "knn_per")]
+)
+
+
+@ALL
+@MODELS
+def test_a_client_of_no_rows_has_a_hypothesis(how: str, model: models.Model) -> None:
+    test_own.test_a_client_of_no_rows_has_a_hypothesis(how, model)
+
+
+@ALL
+@MODELS
+def test_clients_do_not_depend_on_each_other(how: str, model: models.Model) -> None:
+    test_own.test_clients_do_not_depend_on_each_other(how, model)
+
+
+@ALL
+def test_a_predictor_is_read_as_it_was_written(how: str) -> None:
+    learner, cohort = learner_of("batched", LINEAR), cohort_of(rows(2.0, 3.0, 1.0), rows(-1.0))
+    own = made(how, learner, TWO, cohort)
+    for c in range(2):
+        one = cohort.part(slice(c, c + 1))
+        read = Remembering.read(own.arrays(c))
+        assert torch.equal(read.outputs(learner, one), own.part(slice(c, c + 1)).outputs(learner, one))
+
+
+def test_a_run_predicts_by_them(umbel_home: object) -> None:
+    run = umbel.run("synthetic", rounds=1, restarts=1, clients_per_round=5)
+    told = [run.predict("synthetic", [0], personalise=how)["prediction"] for how in ("umbel_lab.personal:ditto", "no")]
+    assert not told[0].equals(told[1])

@@ -1,0 +1,73 @@
+"""The lab is a package of its own: umbel works without it, and a site need not review it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tests.helpers.errors import ended
+from tests.helpers.sources import LAB, ROOT, files, packages_imported
+from umbel.cli import main
+from umbel.data import find
+from umbel.protocol.flower import build_bundle
+from umbel_lab.commands import COMMANDS
+
+
+def test_nothing_in_umbel_imports_it() -> None:
+    assert not [file for file in files() if "umbel_lab" in packages_imported(file)]
+
+
+def test_a_change_in_it_leaves_the_bundle_as_it_is(tmp_path: Path) -> None:
+    for name in ("umbel", "lab"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    before = build_bundle(tmp_path)
+    changed = tmp_path / LAB / "output.py"
+    changed.write_text(f"{changed.read_text(encoding='utf-8')}# A comment.\n")
+    assert build_bundle(tmp_path) == before == build_bundle(ROOT)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_its_commands_stand_beside_umbels(name: str) -> None:
+    assert name in main.LAB
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    assert isinstance(getattr(import_module(module), attribute), typer.Typer)
+    told = CliRunner().invoke(main.app, [name, "--help"], prog_name="umbel")
+    assert told.exit_code == 0
+    assert f"umbel {name}" in told.output
+    assert f"│ {name} " in CliRunner().invoke(main.app, ["--help"], prog_name="umbel").output
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No package adds commands."""
+    monkeypatch.setattr(main, "entry_points", lambda group: [])
+    main.installed.cache_clear()
+    yield
+    main.installed.cache_clear()
+
+
+@pytest.mark.usefixtures("without")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_hint_names_it_where_it_is_not_installed(name: str) -> None:
+    told = CliRunner().invoke(main.app, [name, "--help"])
+    ended(told.exit_code, told.output, "config.not-installed", "pip install umbel-lab")
+    assert f"│ {name} " not in CliRunner().invoke(main.app, ["--help"], prog_name="umbel").output
+
+
+def test_its_recipes_stand_beside_umbels(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"femnist_features", "qmnist", "qmnist_features"}
+    assert names | {"femnist", "hospital", "movielens", "preferences", "synthetic"} == find.recipes().keys()
+    monkeypatch.setattr(find, "entry_points", lambda group: [])
+    find.recipes.cache_clear()
+    for name in names:
+        told = CliRunner().invoke(main.app, ["data", "make", name, "--help"], prog_name="umbel")
+        ended(told.exit_code, told.output, "config.not-installed", f"data make {name}", "pip install umbel-lab")
+    find.recipes.cache_clear()

@@ -1,0 +1,225 @@
+"""A report can be made from what a run left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+import umbel.client.app
+import umbel.server.app
+from tests.helpers.errors import raises
+from umbel.data import Manifest, offsets_of, write_dataset
+from umbel.protocol.errors import ConfigError
+from umbel.server.observer import Observer, Section
+from umbel.server.result import Result
+from umbel.server.run_folder import RunFolder, _digest
+from umbel.server.setup import Setup
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import run_config
+from umbel.simulation.measured import Spec, finish
+from umbel.simulation.report import _needs_data, app
+from umbel.simulation.sweep import _save
+
+pytestmark = pytest.mark.rest
+
+
+def report(run: Path | str, *against: str) -> Any:
+    return CliRunner().invoke(app, [str(run), *(word for one in against for word in ("--against", one))])
+
+
+def run_app(home: Path, **changes: Any) -> Path:
+    """Do a run of the app and return its folder."""
+    config = run_config("synthetic", **changes)
+    umbel.server.app.app(InProcessGrid(umbel.client.app.app, config), Context(1, 1, {}, RecordDict(), config))
+    return max((home / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime_ns)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the app, which tests take a copy of."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UMBEL_HOME", str(home))
+        return run_app(home, rounds=5, observers=f"{__name__}:Talkative")
+
+
+@pytest.fixture
+def run(done: Path, umbel_home: Path) -> Path:
+    """A run of the app."""
+    return shutil.copytree(done, umbel_home / "runs" / done.name)
+
+
+class Talkative(Observer):
+    """Has something for the report."""
+
+    def section(self) -> Section:
+        """Return it."""
+        return Section("What I saw", ("Little.",))
+
+
+@pytest.fixture
+def unvalidated(umbel_home: Path, tmp_path: Path) -> Path:
+    """A run of the app on a dataset in which nobody validates."""
+    x = np.random.default_rng(0).uniform(-1, 1, (16, 2)).astype(np.float32)
+    split = {"train": 8, "validation": 0}
+    manifest = Manifest(name="few", clients=8, split=split, model="linear", loss="mse")
+    write_dataset(tmp_path / "few", manifest, x, x.sum(1), offsets_of([2] * 8))
+    return run_app(umbel_home, dataset=str(tmp_path / "few"), rounds=2)
+
+
+@pytest.mark.parametrize("kind", ["run", "unvalidated"])
+def test_it_is_the_report_that_the_run_itself_writes(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for what only a simulation can measure."""
+    run = request.getfixturevalue(kind)
+    monkeypatch.setattr("umbel.simulation.report._measured", lambda setup, view: None)
+    written = (run / "report.html").read_bytes()
+    (run / "report.html").unlink()
+    done = CliRunner().invoke(app, [str(run), "--no-baselines"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.strip() == str(run / "report.html")
+    assert (run / "report.html").read_bytes() == written
+    assert ("What I saw" in written.decode()) == (kind == "run")
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_a_simulation_says_whom_its_hypotheses_fit(umbel_home: Path) -> None:
+    """Each of the two fits one of the two kinds of which there are about 50 validation clients each."""
+    run = run_app(umbel_home, rounds=25)
+    assert "RMSE held out" not in (run / "report.html").read_text(), "of which the server knows nothing"
+    assert report(run.name).exit_code == 0, "by its name"
+    page = (run / "report.html").read_text()
+    assert "RMSE held out" in page
+    table = page.partition("Validation clients that it fits best")[2].partition("</table>")[0]
+    picked = [int(cells[2]) for row in table.split("</tr>")[1:3] if (cells := re.findall(r"<td>([^<]*)</td>", row))]
+    assert sum(picked) == 100
+    assert min(picked) > 40
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_of_what_sites_trained_on_nothing_is_measured_and_an_interrupted_run_says_so(run: Path) -> None:
+    (node,) = json.loads((run / "nodes.json").read_text())
+    (run / "nodes.json").write_text(json.dumps([node | {"first": -1, "step": -1}]))
+    latest = run / "latest.safetensors"
+    save_file(arrays := load_file(latest), latest, {"rounds": f"3 {_digest(arrays, '3')} new"})
+    (run / "outcome.json").write_text(json.dumps({"stopped": ""}))
+    assert report(run).exit_code == 0
+    page = (run / "report.html").read_text()
+    assert "RMSE held out" not in page
+    assert "it was interrupted" in page
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_runs_and_baselines_stand_beside_it(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.simulation.baselines.LOCAL_EPOCHS", 2)
+    run, other = (run_app(umbel_home, rounds=4, seed=seed) for seed in (0, 1))
+    done = report(run.name, other.name, "fedavg", "local-only")
+    assert done.exit_code == 0, done.output
+    page = (run / "report.html").read_text()
+    rows = re.findall(r'<tr><th scope="row">([^<]*)</th>', page)
+    assert "Was it worth it?" in page
+    assert rows[:3] == ["this run, 2 seeds", "fedavg", "each client alone"]
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_what_cannot_be_compared_is_said(run: Path, unvalidated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = report(run, unvalidated.name)
+    assert done.exit_code == 2
+    assert unvalidated.name in done.stderr
+    assert "'nowhere'" in report("nowhere").stderr
+    monkeypatch.setattr("umbel.simulation.report.MAX_KINDS", 0)
+    assert "[config.too-many-runs]" in report(run, "fedavg").stderr
+
+
+def test_baselines_need_the_clients_rows(run: Path) -> None:
+    with raises(ConfigError, "config.no-data-here", "fedavg"):
+        _needs_data(RunFolder(run), Setup.parse({"dataset": "", "model": "linear"}), "fedavg")
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_runs_of_other_rows_under_the_same_name_are_not_compared(run: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(run, tmp_path / "other")
+    config = (other / "config.toml").read_text()
+    (other / "config.toml").write_text(re.sub(r'(?m)^data = ".*"$', 'data = "other"', config))
+    assert "[config.compare]" in report(run, str(other)).stderr
+    for baseline in ("fedavg", "local-only"):
+        assert "[config.no-data-here]" in report(other, baseline).stderr
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_a_run_of_a_sweep_gets_one_too(tmp_path: Path) -> None:
+    spec = Spec("one", run_config("synthetic", rounds=7, patience=2))
+    result = _save(spec, finish(spec.config), "", tmp_path)
+    assert report(result.folder).exit_code == 0
+    page = (result.folder / "report.html").read_text()
+    assert "no better hypotheses in 2 validations" in page or "all 7 rounds done" in page
+
+
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    done = report(tmp_path)
+    assert done.exit_code == 2
+    assert "config.toml" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_names_more_clients_than_its_data_have_is_damaged(run: Path) -> None:
+    with (run / "participations.jsonl").open("a") as file:
+        file.write('{"99999": 3}\n')
+    done = report(run)
+    assert done.exit_code == 2
+    assert "[config.run-damaged]" in done.stderr
+    assert "client 99999" in done.stderr
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_what_a_run_of_flowers_was_worth_is_measured_with_its_report(run: Path) -> None:
+    assert not (run / "worth.json").exists()
+    assert report(run).exit_code == 0
+    first = (run / "worth.json").read_bytes()
+    assert "Was it worth it?" in (run / "report.html").read_text()
+    (run / "worth.json").write_bytes(first.replace(b'"rounds": 6', b'"rounds": 5'))
+    assert report(run).exit_code == 0, "of fewer rounds than there are now"
+    assert (run / "worth.json").read_bytes() == first
+    (run / "worth.json").write_text('{"level": 3}')
+    done = report(run)
+    assert done.exit_code == 2
+    assert "[config.worth]" in done.stderr
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_of_other_data_than_the_runs_nothing_is_measured(run: Path) -> None:
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(re.sub(r'(?m)^data = ".*"$', 'data = "other"', config))
+    assert report(run).exit_code == 0
+    assert not (run / "worth.json").exists()
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_a_dataset_with_other_units_since_the_run_changes_none_of_its_figures(umbel_home: Path, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).uniform(-1, 1, (20, 2)).astype(np.float32)
+    told = {"name": "few", "clients": 10, "split": {"train": 8, "validation": 2}, "model": "linear", "loss": "mse"}
+    spent = "Scales of x were estimated from the training clients' rows with epsilon 3 a client."
+    then = Manifest(**told, units={"target": {"scale": 1000.0, "unit": "dollars"}}, provenance=spent)
+    write_dataset(tmp_path / "few", then, x, x.sum(1), offsets_of([2] * 10))
+    run = run_app(umbel_home, dataset=str(tmp_path / "few"), rounds=1)
+    before = Result(run)
+    figures = before.last_loss, before.unit, before.guarantee
+    shutil.rmtree(tmp_path / "few")
+    now = Manifest(**told, units={"target": {"scale": 1.0, "unit": "cents"}})
+    write_dataset(tmp_path / "few", now, x, 1000 * x.sum(1), offsets_of([2] * 10))
+    after = Result(run)
+    assert (after.last_loss, after.unit, after.guarantee) == figures
+    assert after.unit == "dollars"
+    assert "epsilon 3" in after.guarantee[-1]
+    assert report(run).exit_code == 0
+    assert "cents" not in (run / "report.html").read_text()

@@ -1,0 +1,214 @@
+"""``umbel site journal`` and ``umbel site backup``: a site's ledger and log, and what its clients have spent."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from umbel.client.checks import entries_of
+from umbel.console.books import Books
+from umbel.console.page import render
+from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words
+from umbel.privacy.accounting.odometer import clients_to_date
+from umbel.privacy.accounting.rows import row_guarantee, rows_to_date
+from umbel.privacy.gate.charges import paper_spent
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.site_log import SiteLog
+from umbel.privacy.gate.store import beside
+from umbel.protocol.cli import command_line, console, csv_cell, errors_in_one_line, printable
+from umbel.protocol.errors import ConfigError, LedgerError, LogError
+from umbel.protocol.home import umbel_home, write_atomically
+from umbel.protocol.words import count_of
+
+LedgerPath = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="PATH", envvar="UMBEL_LEDGER_PATH", help="The ledger; by default $UMBEL_HOME/ledger.sqlite."
+    ),
+]
+Kept = StrEnum("Kept", ["charges", "clients", "evaluations", "sent", "ended", "requests", "signed"])
+"""Tables that can be exported."""
+
+
+def _journal(
+    path: LedgerPath = None,
+    delta: Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (epsilon, delta) guarantee.")] = DELTA,
+    to_date: Annotated[
+        bool, typer.Option("--to-date", help="Add the epsilon to date, for releases that were not planned in advance.")
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print as JSON what each client spent, each run's messages and charges, and requests with prices.",
+        ),
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the same into this file, as one page that needs no other file.")
+    ] = None,
+    node_config: Annotated[
+        str,
+        typer.Option(
+            help="With --json or --html: the node's configuration, to show how much of its budget a client used."
+        ),
+    ] = "",
+    table: Annotated[
+        Kept | None,
+        typer.Option("--csv", help="Print as CSV the charges, or another of the ledger's tables, oldest first."),
+    ] = None,
+    create: Annotated[
+        bool,
+        typer.Option(
+            "--create",
+            help="Make a new, empty ledger: if the policy sets a limit, the node does not make one by itself.",
+        ),
+    ] = False,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Charge again what the log records and an older copy of the ledger lacks. Until then, a site with an "
+            "older ledger refuses everything. If the ledger is lost, first restore a backup, or create an empty one.",
+        ),
+    ] = False,
+) -> None:
+    """Check that a site's ledger and log are intact and agree, and print what each client has spent."""
+    path = path or umbel_home() / "ledger.sqlite"
+    with errors_in_one_line():
+        if sum(map(bool, (as_json, html, table, create, repair))) > 1:
+            text = "choose one of --json, --html, --csv, --create and --repair"
+            raise ConfigError(text, code="config.both-ways")
+        if create:
+            if path.exists():
+                raise LedgerError(f"{path} exists already", code="ledger.exists")
+            Ledger.create(path)
+        ledger = opened(path)
+        if repair:
+            SiteLog(beside(path)).restored()
+        if as_json or html:
+            books = Books(path, Site.of(entries_of(node_config)) if node_config else None, delta)
+            if html:
+                write_atomically(html, render(books).encode(), private=True)
+            typer.echo(html or json.dumps(books.as_json(), indent=1, default=str))
+            return
+        if table:
+            _export(ledger, table)
+            return
+        _show(ledger, _checked(ledger), delta, to_date)
+
+
+def _checked(ledger: Ledger) -> list[str]:
+    """Return lines that say that the ledger and its log are intact, or raise the error."""
+    charges, log = _charges_in(ledger), SiteLog(beside(ledger.path))
+    told = [f"{ledger.path} is an intact ledger with {count_of(charges, 'charge')}"]
+    if not log.path.exists():
+        return told
+    lines = paid = 0
+    last = "none"
+    for line in log.lines():
+        lines, last, paid = line["number"], line["hash"], paid + line["paid"]
+    if charges < paid:
+        text = f"{log.path} has {paid} charges, but {ledger.path} only {charges}: the ledger may be an older copy"
+        raise LogError(f"{text}; umbel site journal --repair charges them", code="log.ledger-behind")
+    return [
+        *told,
+        f"{log.path} is an intact log of {count_of(lines, 'line')}; its last hash is {last}",
+        f"It records {paid:,} of the ledger's {count_of(charges, 'charge')}",
+    ]
+
+
+def _show(ledger: Ledger, checked: list[str], delta: float, to_date: bool) -> None:
+    """Print what each client has spent, by the guarantee and, separately, by the paper's heuristic."""
+    accounts = ledger.accounts()
+    # A ledger in which no release hid rows says the same of a row as of its client.
+    rows = any(release.by_rows for account in accounts.values() for release in account)
+    heads = ["client", "participations", "epsilon", f"epsilon at delta {delta:g}"]
+    heads += ["epsilon to date"] * to_date + [f"a row's epsilon at delta {delta:g}"] * rows
+    heads += ["a row's epsilon to date"] * (rows and to_date) + ["paper's budget"]
+    table = Table(*heads, title=Text(printable(str(ledger.path))))
+    for client, account in accounts.items():
+        cells = [str(client), str(sum(account.values())), *in_words(guarantee(account, delta))]
+        cells += [amount(clients_to_date(account, delta))] * to_date
+        cells += [in_words(row_guarantee(account, delta))[1]] * rows
+        cells += [amount(rows_to_date(account, delta))] * (rows and to_date)
+        table.add_row(*cells, amount(paper_spent(account)))
+    for line in checked:
+        typer.echo(line)
+    terminal = console()
+    terminal.print(table)
+    terminal.print(
+        "epsilon: the guarantee between any two data sets of a client, over all its releases, for tasks fixed in "
+        "advance. Gaussian noise has an epsilon only at a delta. A client has no guarantee after a release without a "
+        "public clip norm, or with an open choice. "
+        "paper's budget: the sum of n/nu, a heuristic that guarantees nothing.",
+        soft_wrap=True,
+    )
+    if rows:
+        terminal.print(
+            "a row's epsilon: the guarantee between two data sets of a client that differ by one row, added or "
+            "removed. It hides each single row, and not what the client's rows have in common.",
+            soft_wrap=True,
+        )
+    if to_date:
+        terminal.print(
+            f"to date: an epsilon at delta {delta:g} that holds at all times at once, even if servers choose each "
+            "release after they have seen the earlier ones. The other figures hold for tasks fixed in advance.",
+            soft_wrap=True,
+        )
+    if messages := sum(row["messages"] for row in ledger.table("evaluations") if row["run"]):
+        terminal.print(
+            f"Servers asked for reports in {count_of(messages, 'message')}. This ledger does not count exact losses of "
+            "validation clients (exact-losses, or no budget).",
+            soft_wrap=True,
+        )
+
+
+def _export(ledger: Ledger, table: Kept) -> None:
+    writer = None
+    for row in ledger.rows() if table is Kept.charges else ledger.table(table):
+        if writer is None:
+            writer = csv.DictWriter(sys.stdout, list(row))
+            writer.writeheader()
+        # A run's name, and what a request asks, are its server's.
+        plain = {name: printable(value) if isinstance(value, str) else value for name, value in row.items()}
+        writer.writerow({name: csv_cell(value) for name, value in plain.items()})
+
+
+def _backup(
+    path: Annotated[Path, typer.Argument(metavar="PATH", envvar="UMBEL_LEDGER_PATH", help="The ledger.")],
+    copy: Annotated[Path, typer.Argument(metavar="COPY", help="A new file; the copy of the log lies beside it.")],
+) -> None:
+    """Copy the ledger and its log, also while the site runs, and check the copies."""
+    with errors_in_one_line():
+        if copy.exists():
+            raise LedgerError(f"{copy} exists already; name another file", code="ledger.exists")
+        ledger, log, lines = opened(path), SiteLog(beside(path)), 0
+        # The log first: then the copied ledger has all charges that the copied log records.
+        if log.path.exists():
+            lines = log.copy_to(beside(copy))
+        ledger.copy_to(copy)
+        charges = _charges_in(Ledger(copy, whole=True))
+    typer.echo(f"{copy} is a copy of {path}, with {count_of(charges, 'charge')}; its log has {count_of(lines, 'line')}")
+
+
+def _charges_in(ledger: Ledger) -> int:
+    """Return the number of charges in a ledger."""
+    return sum(sum(account.values()) for account in ledger.accounts().values())
+
+
+def opened(path: Path) -> Ledger:
+    """Return an intact ledger, or end the command. It may be another site's."""
+    with errors_in_one_line():
+        return Ledger(path, whole=True).distrust()
+
+
+journal, backup = command_line(_journal), command_line(_backup)

@@ -1,1 +1,0 @@
-"""Attacks by a curious or malicious server on releases, audits, and the leak meter. No lower floor imports them."""

@@ -1,0 +1,166 @@
+"""Observers that follow a run in a tool: ``track = "mlflow"`` or ``"tensorboard"`` in the run config.
+
+They tell nothing beyond the run's folder: for each round its seconds, validation losses in the target's unit if there
+is one, and releases; at the end its guarantees. Only this machine says to whom: TensorBoard's events lie in the run's
+folder, and MLflow's environment variables name a server and an experiment.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from logging import WARNING
+from typing import Any
+
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.flower import log
+from umbel.server.observer import Observer, Run
+from umbel.server.summary import Summary
+
+_RUN = "umbel.run"
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """Return the run config, the number of parameters, and the unit of losses."""
+    unit = Summary.of(run.setup).scale[1]
+    told = {**run.setup.config.entries(), "parameters": run.setup.model.num_parameters}
+    return told | {"validation_loss_unit": unit} if unit else told
+
+
+def figures(run: Run) -> dict[str, float]:
+    """Return the figures of the last round."""
+    entry, summary = run.state.history[-1], Summary.of(run.setup)
+    values: dict[str, float] = {"seconds": entry.seconds}
+    if entry.loss is not None and entry.metric is not None:
+        values["validation_loss"] = entry.loss * summary.factor
+        values["best_validation_loss"] = run.state.best_loss * summary.factor
+        values[f"validation_{summary.model.metric.name}"] = entry.metric * summary.metric_factor
+    if spread := entry.loss_spread:
+        values["validation_loss_p10"] = spread[0] * summary.factor
+        values["validation_loss_p90"] = spread[-1] * summary.factor
+    if entry.asked:
+        values |= {"asked": entry.asked, "releases": entry.releases, "lost_nodes": entry.lost_nodes}
+        values["max_participations"] = entry.max_participations
+    return {name: value for name, value in values.items() if math.isfinite(value)}  # not every tool takes others
+
+
+def spent(run: Run) -> dict[str, float]:
+    """Return the run's guarantees to a client and to a row, and the busiest client's part of the paper's budget."""
+    summary, times = Summary.of(run.setup), int(run.state.history[-1].max_participations)
+    left = summary.left(run.state.history)
+    bounds = {"epsilon": summary.of_client(times, left), "row_epsilon": summary.of_row(times, left)}
+    values = {name: float(bound.epsilon) for name, bound in bounds.items() if bound and math.isfinite(bound.epsilon)}
+    if summary.release.paper_cost is not None:
+        values["paper_budget"] = float(summary.release.paper_spend(times))
+    return values
+
+
+class TensorBoard(Observer):
+    """Writes events into the run's folder; repeated rounds of a resumed run replace the earlier ones."""
+
+    def begin(self, run: Run) -> None:
+        """Open the file, and write the settings."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        if run.folder is None:
+            text = 'track = "tensorboard" writes into the run\'s folder, and this run leaves none; leave track out'
+            raise ConfigError(text, code="config.track-where")
+        folder = str(run.folder.path / "tensorboard")
+        self._writer = SummaryWriter(folder, purge_step=len(run.state.history) + 1)
+        rows = "\n".join(f"| {name} | {value} |" for name, value in settings(run).items())
+        self._writer.add_text("run config", f"| key | value |\n|---|---|\n{rows}")
+
+    def after_round(self, run: Run) -> None:
+        """Write the round."""
+        self._write(run, figures(run))
+
+    def at_end(self, run: Run) -> None:
+        """Write what was spent, and why the run ended."""
+        self._write(run, spent(run))
+        self._writer.add_text("stopped", run.state.stopped)
+        self._writer.close()
+
+    def _write(self, run: Run, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, run.state.history[-1].number)
+        self._writer.flush()
+
+
+class MLflow(Observer):
+    """Logs to an MLflow server, where a resumed run stays one run. ``mlflow-skinny``, MLflow's client, is enough.
+
+    A server that fails later ends no run: umbel warns once, and continues without it.
+    """
+
+    def begin(self, run: Run) -> None:
+        """Make a run with the settings, or find the one of this name."""
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            # MLflow's default is a file in the working directory, which in a Flower app is not the user's.
+            text = 'track = "mlflow" needs a server: set MLFLOW_TRACKING_URI=http://HOST:5000'
+            raise ConfigError(text, code="config.track-where")
+        # Without telemetry; and a server that cannot be reached should not delay a run for minutes.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self._client, self._failed, name = MlflowClient(), False, os.environ.get("MLFLOW_EXPERIMENT_NAME", "umbel")
+        try:
+            there = self._client.get_experiment_by_name(name)
+            experiment = there.experiment_id if there else self._client.create_experiment(name)
+            same = self._client.search_runs([experiment], f"tags.`{_RUN}` = '{run.name}'") if run.name else []
+            if same:
+                self._run = same[0].info.run_id
+                self._client.update_run(self._run, status="RUNNING")
+                return  # its parameters cannot be set again
+            self._run = self._client.create_run(experiment, tags={_RUN: run.name}, run_name=run.name).info.run_id
+            self._client.log_batch(self._run, params=[Param(key, str(value)) for key, value in settings(run).items()])
+        except Exception as error:
+            text = f"track: MLflow does not work: {_first_line(error)}; repair that, or leave track out"
+            raise ConfigError(text, code="config.track-failed") from error
+
+    def after_round(self, run: Run) -> None:
+        """Send the round."""
+        self._send(run, figures(run))
+
+    def at_end(self, run: Run) -> None:
+        """Send what was spent, and why the run ended."""
+        self._send(run, spent(run), run.state.stopped)
+
+    def _send(self, run: Run, values: Mapping[str, float], stopped: str = "") -> None:
+        from mlflow.entities import Metric
+
+        now, number = int(time.time() * 1000), run.state.history[-1].number
+        try:
+            if not self._failed:
+                metrics = [Metric(name, float(value), now, number) for name, value in values.items()]
+                self._client.log_batch(self._run, metrics=metrics)
+                if stopped:
+                    self._client.set_tag(self._run, "umbel.stopped", stopped)
+                    self._client.set_terminated(self._run)
+        except Exception as error:
+            self._failed = True
+            log(WARNING, "track: MLflow failed, and the run continues without it: %s", _first_line(error))
+
+
+TRACKERS: Mapping[str, type[Observer]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
+"""By name, which is also that of the library, and of the extra that installs it."""
+
+
+def load_tracker(name: str) -> tuple[Observer, ...]:
+    """Return the tracker in the run config; none if it names none. Raise `ConfigError` if its library is missing."""
+    if not name:
+        return ()
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:  # a folder of that name is no library
+        text = f"track = {name!r} needs a library that is not installed: pip install 'umbel[{name}]'"
+        raise ConfigError(text, code="config.missing-library")
+    return (TRACKERS[name](),)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,363 @@
+"""Many runs on all cores, or on a Ray cluster; each is saved when it is done, so that a stopped sweep can resume."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import safetensors.numpy
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from umbel.data import digest_of, find_dataset, read_manifest
+from umbel.models.model import find_weights
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.errors import SweepError
+from umbel.protocol.home import make_folder, private_scratch, umbel_home, write_atomically
+from umbel.protocol.plugins import names_in
+from umbel.protocol.project import PACKAGE, source
+from umbel.protocol.run_config import RunConfig
+from umbel.server.run_folder import RunFolder, versions
+from umbel.simulation import cluster
+from umbel.simulation.measured import Finished, Spec, finish
+
+Task = Callable[[Mapping[str, Any]], Finished]
+
+FIRST_SEED = 2000
+"""Runs in results have seeds from here on; settings were chosen with lower ones."""
+
+# Inputs of a result besides its configuration.
+_CODE = (
+    "umbel/protocol", "umbel/data", "umbel/client", "umbel/models", "umbel/privacy", "umbel/strategies",
+    "umbel/server/nodes", "umbel/server/setup.py", "umbel/server/rounds.py", "umbel/server/history.py",
+    "umbel/server/observer.py", "umbel/server/observers.py", "umbel/server/run_folder.py", "umbel/simulation/grid.py",
+    "umbel/simulation/in_process.py", "umbel/simulation/measured.py", "umbel/simulation/baselines.py",
+)  # fmt: skip
+PACKAGES = ("umbel", "flwr", "numpy", "torch", "ray")
+# One thread for each worker. Workers also keep the memory that they free: returning it and taking it again
+# costs a third of a round's time for models with a million parameters.
+_WORKER = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 33), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
+_RESULT, _TRACE, _HISTORY = "result.json", "trace.npz", "history.jsonl"
+_PACKED = ("number", "asked", "loss", "metric", "groups")  # of each validated round
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished or failed run."""
+
+    spec: Spec
+    measures: dict[str, Any]  # see `umbel.simulation.measured.finish`; empty for a run that failed
+    folder: Path
+    error: str = ""  # the reason of a failure
+    code: str = ""  # digest of the code that made it
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One dict for each round, see `umbel.server.rounds.Round`."""
+        lines = (self.folder / _HISTORY).read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    @property
+    def hypotheses(self) -> Arrays:
+        """The best hypotheses, each array (k, \\*shape)."""
+        return safetensors.numpy.load_file(self.folder / "hypotheses.safetensors")
+
+    @property
+    def latest(self) -> Arrays:
+        """The hypotheses of the last round, each array (k, \\*shape), and its strategy's state."""
+        return safetensors.numpy.load_file(self.folder / "latest.safetensors")
+
+    @property
+    def trace(self) -> dict[str, NDArray[Any]]:
+        """See `umbel.simulation.measured.Trace.arrays`."""
+        with np.load(self.folder / _TRACE) as arrays:
+            return dict(arrays)
+
+
+def sweep(
+    specs: Sequence[Spec], folder: Path, task: Task = finish, workers: int | None = None, keep: bool = False
+) -> list[Result]:
+    """Do all runs that are not done yet, and return the results of all in the order of `specs`.
+
+    On this machine `workers` runs are parallel, by default as many as there are cores.
+
+    A run is done if its folder ``runs/NAME`` holds the result of the same configuration, made from the same data by the
+    same code and versions. With `keep`, code and versions may be others, and settings that the run did not know must
+    have their defaults. A failed run does not stop the others, and is tried again the next time.
+    """
+    names = Counter(spec.name for spec in specs)
+    if twice := [name for name, times in names.items() if times > 1]:
+        text = f"{names[twice[0]]} runs of the sweep would be called {twice[0]!r}"
+        text += "; give each value once, and values that differ in letters or digits"
+        raise SweepError(text, code="sweep.same-name")
+    for known in (_named_by, _fingerprint, _digest):
+        known.cache_clear()  # files may have changed since an earlier sweep in this process
+    make_folder(folder)
+    with _alone(folder):
+        return _sweep(specs, folder, task, workers, keep)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a folder, which only one sweep at a time may write to."""
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise SweepError(f"another sweep is running in {folder}; wait until it ends", code="sweep.running") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def resumable(config: Mapping[str, Any]) -> Finished:
+    """Do a long run, or the rest of a stopped one; see `finish`. It could resume until its sweep has saved it."""
+    what = json.dumps([dict(config), made_by(config, resumable)], sort_keys=True)
+    folder = umbel_home() / "experiments" / "unfinished" / hashlib.sha256(what.encode()).hexdigest()[:16]
+    make_folder(folder.parent)
+    with _alone(RunFolder(folder).path):
+        return finish(config, saved_in=folder)
+
+
+def done(specs: Sequence[Spec], folder: Path, task: Task = finish, keep: bool = False) -> list[Result]:
+    """Return the results of finished runs, in the order of `specs`, also while others are running; see `sweep`."""
+    return [result for spec in specs if (result := _read(spec, folder, task, keep)) is not None]
+
+
+def pack(folder: Path) -> Iterator[str]:
+    """Yield a line of JSON for each finished run of a sweep: everything except its arrays."""
+    for file in sorted(folder.glob(f"runs/*/{_RESULT}")):
+        history = file.with_name(_HISTORY)
+        lines = history.read_text(encoding="utf-8").splitlines() if history.exists() else []
+        entries = [
+            {key: entry[key] for key in _PACKED} for entry in map(json.loads, lines) if entry["loss"] is not None
+        ]
+        yield json.dumps({"name": file.parent.name, **json.loads(file.read_text(encoding="utf-8")), "history": entries})
+
+
+def unpack(lines: Iterable[str], folder: Path) -> list[str]:
+    """Put runs from `pack` where a sweep finds them, unless they are there; return their names."""
+    names = []
+    try:
+        runs = [(doc.pop("name"), list(doc.pop("history")), doc) for doc in map(json.loads, lines)]
+        outside = [name for name, *_ in runs if not name.isprintable() or not name or "/" in name or name[0] == "."]
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as broken:
+        raise SweepError(f"no runs that umbel experiment pack wrote: {broken!r}", code="sweep.not-packed") from broken
+    if outside:
+        text = f"{outside[0]!r} is not the name of a run; unpack only files that umbel experiment pack wrote"
+        raise SweepError(text, code="sweep.not-packed")
+    for name, history, document in runs:
+        path = folder / "runs" / name
+        if not (path / _RESULT).exists():
+            path.mkdir(parents=True, exist_ok=True)
+            write_atomically(path / _HISTORY, "".join(f"{json.dumps(entry)}\n" for entry in history).encode())
+            write_atomically(path / _RESULT, json.dumps(document, indent=1).encode())
+            names.append(path.name)
+    return names
+
+
+def _sweep(specs: Sequence[Spec], folder: Path, task: Task, workers: int | None, keep: bool) -> list[Result]:
+    results = {result.spec.name: result for result in done(specs, folder, task, keep)}
+    missing = [spec for spec in specs if spec.name not in results]
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as progress:
+        bar = progress.add_task(folder.name, total=len(specs), completed=len(results))
+        for spec, finished, error in _each(missing, task, workers) if missing else ():
+            results[spec.name] = _save(spec, finished, error, folder, task)
+            progress.advance(bar)
+            if error:
+                progress.console.print(f"[red]{spec.name} failed:[/red] {error.strip().splitlines()[-1]}")
+    return [results[spec.name] for spec in specs]
+
+
+def _each(specs: Sequence[Spec], task: Task, workers: int | None = None) -> Iterator[tuple[Spec, Finished | None, str]]:
+    """Yield each run with its result or the reason of its failure, in the order in which they end."""
+    with _cluster(workers) as remote:
+        data: dict[str, Any] = dict.fromkeys(spec.config["dataset"] for spec in specs)
+        if remote:
+            data = {name: ray.put(_pack(find_dataset(name))) for name in data}
+        there = ray.cluster_resources()
+        # Each GPU serves as many runs as there are cores for it.
+        gpus = there.get("GPU", 0) / there["CPU"]
+        run: Any = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus), max_retries=0)(_work)
+        pending = {run.remote(task, spec.config, data[spec.config["dataset"]]): spec for spec in specs}
+        while pending:
+            (done,), _ = ray.wait(list(pending), num_returns=1)
+            spec = pending.pop(done)
+            try:
+                finished, error = ray.get(done)
+            except ray.exceptions.RayError as lost:  # the worker itself died
+                finished, error = None, str(lost)
+            yield spec, finished, error
+
+
+@contextmanager
+def _cluster(workers: int | None = None) -> Iterator[bool]:
+    """Start Ray on this machine, or join the cluster that ``RAY_ADDRESS`` names; yield whether it is a cluster."""
+    if cluster.address():
+        with cluster.joined(_WORKER):
+            yield True
+        return
+    cluster.quiet()
+    environment = _WORKER | {"PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), *sys.path[1:]])}
+    options: Any = {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False}
+    with cluster.private():
+        # Ray's workers import first of all from the folder where it starts. Somebody may have sent the working folder.
+        with chdir(private_scratch()):
+            # "local": not a cluster that happens to run here, which may be busy or have another version.
+            ray.init("local", num_cpus=workers, runtime_env={"env_vars": environment}, **options)
+        try:
+            yield False
+        finally:
+            ray.shutdown()
+
+
+def _work(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Finished | None, str]:
+    """Do a run in a worker, where Flower's log would be lost."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    return _attempt(task, config, data)
+
+
+def _attempt(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Finished | None, str]:
+    """Do a run; return its result, or the reason of its failure."""
+    try:
+        if data is None:
+            return task(config), ""
+        finished = task({**config, "dataset": str(_unpack(data))})
+        _forget(finished)  # here: the sweep is on another machine
+        return finished, ""
+    except Exception:
+        return None, traceback.format_exc()
+
+
+def _pack(path: Path) -> bytes:
+    """Return a dataset, a folder or a file, as bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            archive.write(file, file.name)
+    return buffer.getvalue()
+
+
+def _unpack(data: bytes) -> Path:
+    """Write a packed dataset to a private folder of this machine, once, and return its path."""
+    folder = private_scratch() / hashlib.sha256(data).hexdigest()[:16]
+    if not folder.exists():
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent))
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            archive.extractall(scratch)
+        try:
+            scratch.rename(folder)
+        except OSError:  # another worker was first
+            shutil.rmtree(scratch)
+    files = list(folder.iterdir())
+    return folder if len(files) > 1 else files[0]
+
+
+def _save(spec: Spec, finished: Finished | None, error: str, folder: Path, task: Task = finish) -> Result:
+    """Save a run, its result last, which marks it as done."""
+    path, failure = folder / "runs" / spec.name, folder / "failed" / f"{spec.name}.txt"
+    if finished is None:
+        failure.parent.mkdir(exist_ok=True)
+        write_atomically(failure, error.encode())
+        return Result(spec, {}, path, error)
+    run = RunFolder(path)
+    run.write_config(spec.config)
+    if finished.state is not None and finished.release is not None:
+        run.write_round(finished.state, finished.participations, finished.release, finished.kept)
+        run.write_sections(finished.sections)
+    if finished.trace:
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **finished.trace)  # type: ignore[arg-type]
+        write_atomically(path / _TRACE, buffer.getvalue())
+    by = made_by(spec.config, task)
+    document = {"made_by": by, "config": spec.config, "measures": finished.measures}
+    write_atomically(path / _RESULT, json.dumps(document, indent=1).encode())
+    failure.unlink(missing_ok=True)
+    _forget(finished)
+    return Result(spec, finished.measures, path, code=by["code"])
+
+
+def _forget(finished: Finished) -> None:
+    """Remove what a run would need to resume."""
+    if finished.saved_in is not None:
+        shutil.rmtree(finished.saved_in, ignore_errors=True)
+
+
+def _read(spec: Spec, folder: Path, task: Task, keep: bool) -> Result | None:
+    """Return an earlier run with the same configuration and data, and by the same code unless `keep`."""
+    path = folder / "runs" / spec.name
+    try:
+        document = json.loads((path / _RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    config, by, now = document.get("config"), document.get("made_by"), made_by(spec.config, task)
+    if keep and isinstance(config, dict) and isinstance(by, dict):
+        config, now = RunConfig().entries() | config, {**by, "data": now["data"]}
+    if config != spec.config or by != now:
+        return None
+    return Result(spec, document["measures"], path, code=by.get("code", ""))
+
+
+def made_by(config: Mapping[str, Any], task: Task = finish) -> dict[str, str]:
+    """Return the inputs of a result besides its configuration: versions, data, and code, the user's included.
+
+    The data include the file of initial weights, and the hypotheses of a run to start from.
+    """
+    path = find_dataset(config["dataset"])
+    *texts, pretrained = _named_by(path)
+    # An experiment's own task may have few of umbel's settings.
+    texts += [config.get(key, "") for key in ("strategy", "model", "loss", "metric", "mechanism", "observers")]
+    own = tuple(sorted({name.partition(":")[0] for name in names_in(texts)}))
+    more = getattr(sys.modules[task.__module__], "CODE", ())
+    files = [path]
+    if start := config.get("start-from"):
+        files.append(Path(start) / "hypotheses.safetensors")
+    if weights := config.get("pretrained") or pretrained:
+        files.append(find_weights(weights))
+    data = "".join(_fingerprint(file) for file in files if file.exists())
+    return {**versions(PACKAGES), "code": _digest((*own, task.__module__), more), "data": data}
+
+
+@lru_cache
+def _named_by(path: Path) -> tuple[str, str, str, str]:
+    """Return what a dataset names: model, loss, metric and file of initial weights."""
+    manifest = read_manifest(path)
+    return manifest.model, manifest.loss, manifest.metric, manifest.pretrained
+
+
+_fingerprint = lru_cache(digest_of)  # many runs share a dataset, and reading it may take long
+
+
+@lru_cache
+def _digest(modules: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> str:
+    """Return a digest of the code that makes results, with additional modules and files or folders."""
+    paths = [source(name) for name in (*_CODE, *more)]
+    files = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
+    files += [Path(found.origin) for module in modules if (found := find_spec(module)) and found.origin]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
