@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
-from tests.cli.commands.test_approvals import Site
+from tests.cli.commands.test_requests import Site
 from typer.testing import CliRunner
 
 import umbel.privacy.gate.consent
