@@ -497,7 +497,7 @@ def test_who_approves_a_run_of_a_site_that_releases_sums_alone_approves_its_sums
     site = Asking(tmp_path, run_config, "site")
     site.query()
     [digest] = site.waiting
-    told = site.run("list")
+    told = site.run("requests")
     # nu = 5 at a distance of 2 radii, whatever is chosen.
     least = proven({Release(Kind.SITE, 2, 5.0, Clipping.PUBLIC, mechanism="gaussian", hypotheses=2): 1})
     assert f"at delta 1e-05: {least.epsilon:.4g};" in told
@@ -512,7 +512,7 @@ def test_a_site_that_accepts_either_is_asked_for_its_sums_by_themselves(
     site.query()
     site.run("approve", site.waiting[0])
     assert refused(site.sums())
-    assert "otherwise: release-by" in site.run("list")
+    assert "otherwise: release-by" in site.run("requests")
     site.run("approve", site.waiting[0])
     assert not refused(site.sums())
 
