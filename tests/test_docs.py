@@ -332,7 +332,7 @@ def test_the_figures_in_the_readme_are_those_of_saved_results() -> None:
     page = " ".join((DOCS / "papers" / "reproduce.md").read_text(encoding="utf-8").split())
     [alike] = re.findall(r"train for 40 local epochs, .* With 20, as the others, they have (\d+)\.", page)
     assert f"error of {alike} dollars, and one model with the same settings {one}" in readme
-    assert f"The default limit is ε {Policy.model_fields['budget'].default:g}." in readme
+    assert f"The default limit is ε {Policy.model_fields['budget'].default.epsilon:g}." in readme
     shown = [row for row in table("attacks.md", "| setting | claimed, pure | shown | claimed at 10⁻⁵ | shown |")]
     assert ["4", "3.85"] in [row[1:3] for row in shown]
     assert all(float(row[2]) <= float(row[1]) for row in shown if row[1] != "none")

@@ -663,7 +663,7 @@ def test_a_site_answers_what_it_accepts(accepted: str, release_by: str) -> None:
 
 def test_a_gaussian_choice_needs_no_price_whatever_the_site_accepts_of_one() -> None:
     new_ledger()
-    context = of_node(TRUSTED | {"max-choice-epsilon": 0.1, "budget": 20, "delta": 1e-5})
+    context = of_node(TRUSTED | {"max-choice-epsilon": 0.1, "budget": "20 delta=1e-5"})
     content = request(BOTH, 12, mechanism="gaussian", choice_epsilon=0.0)
     what_left(through_gate(content, context, STAY), 12, 2, 1)
 
