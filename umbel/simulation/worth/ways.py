@@ -18,6 +18,7 @@ from torch import Tensor
 
 from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner, best_hypothesis
+from umbel.client.loop import LoopLearner
 from umbel.client.prediction import DEFAULT
 from umbel.data import Dataset
 from umbel.models.fit import look
@@ -43,7 +44,8 @@ of a row."""
 MOST_STEPS = 20_000
 """Maximum number of steps of a client's own training."""
 SMALL = 10_000
-"""Numbers of a row up to which clients try all step sizes, and personalise by the method of predictions."""
+"""Numbers of a row up to which clients try all step sizes, and personalise by the method of predictions, if they can
+train together."""
 _LONGEST = 4  # trainings on end of clients alone, before they count as never settled
 _RISES = 0.02  # share of their gain over a constant that one more training may add, if they have settled
 _FRESH_SEED = 0  # of measured clients' initial local parameters
@@ -84,7 +86,8 @@ class Ways:
 
     @property
     def _small(self) -> bool:
-        return numbers_of_a_row(self.setup.model, self.dataset) <= SMALL
+        one_by_one = isinstance(self.learner, LoopLearner)
+        return not one_by_one and numbers_of_a_row(self.setup.model, self.dataset) <= SMALL
 
     @property
     def _how(self) -> Personal:
@@ -114,7 +117,7 @@ class Ways:
 
         They predict a constant, train alone with one of some step sizes, fit a ridge regression if the model is linear,
         or personalise an untrained hypothesis as they would personalise the run's. If the best way is a training, it
-        goes on until more epochs hardly add to what it gains over the constant of all clients.
+        continues until more epochs hardly add to what it gains over the constant of all clients.
         """
         run, model = self.setup.config, self.setup.model
         if not self._trains:
